@@ -9,7 +9,7 @@ ARG PYTHON_IMAGE=python:3.11.15-slim-bookworm
 FROM ${PYTHON_IMAGE} AS wheel
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
-# The compiler makes nothing that is in an image but these modules, so its version is the distribution's.
+# The compiler builds only these modules of the image, so the distribution's version is enough.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
@@ -35,7 +35,7 @@ COPY worker/ worker/
 COPY scripts/image/ scripts/image/
 RUN sh scripts/image/install.sh wheel /dist
 
-# ---- What Baton needs: large, and the same from one commit to the next ----
+# ---- Baton's dependencies: large, and rarely changed ----
 FROM ${PYTHON_IMAGE} AS dependencies
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
@@ -47,7 +47,7 @@ ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 ARG TORCH_CPU_SHA256=""
 RUN TORCH_INDEX="${TORCH_CPU_INDEX}" TORCH_SHA256="${TORCH_CPU_SHA256}" sh scripts/image/install.sh dependencies /opt/baton
 
-# PyPI's torch is the CUDA build and brings CUDA's libraries; nixl brings UCX. The driver is the node's.
+# PyPI's torch is the CUDA build and includes CUDA's libraries; nixl includes UCX. The node provides the driver.
 FROM dependencies AS dependencies-cuda
 ARG TORCH_CUDA_INDEX=""
 ARG TORCH_CUDA_SHA256=""
@@ -55,10 +55,10 @@ RUN TORCH_INDEX="${TORCH_CUDA_INDEX}" TORCH_SHA256="${TORCH_CUDA_SHA256}" sh scr
 ARG FLASHINFER_INDEX=https://flashinfer.ai/whl/cu130
 RUN FLASHINFER_INDEX="${FLASHINFER_INDEX}" sh scripts/image/install.sh gpu /opt/baton
 
-# ---- What runs ----
+# ---- Runtime images ----
 FROM ${PYTHON_IMAGE} AS runtime
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-# KubeRay starts pods with bash, in some versions by a login shell (which forgets PATH), and looks at them with wget.
+# KubeRay starts pods with bash, in some versions as a login shell (which resets PATH), and probes them with wget.
 # hadolint ignore=DL3008,SC2016
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends wget \
@@ -66,8 +66,8 @@ RUN apt-get update \
     && groupadd --gid 1000 baton \
     && useradd --uid 1000 --gid 1000 --no-create-home --home-dir /tmp --shell /bin/bash baton \
     && echo 'PATH=/opt/baton/bin:$PATH' > /etc/profile.d/baton.sh
-# All that is written goes below /tmp: the rest of the file system may be read-only. The user may be one that no file
-# knows (OpenShift gives each namespace its own): then LOGNAME says what it is called, which libraries ask.
+# Baton writes only below /tmp, because the rest of the file system may be read-only. The user id may be missing in
+# /etc/passwd (OpenShift assigns one to each namespace); LOGNAME then provides the user name that libraries ask for.
 ENV PATH=/opt/baton/bin:$PATH \
     HOME=/tmp \
     LOGNAME=baton \
@@ -91,9 +91,9 @@ RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
 USER 1000:1000
 
 FROM runtime AS cuda
-# What NVIDIA's container runtime gives a container of the driver.
+# Driver capabilities that NVIDIA's container runtime exposes.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-# Triton and FlashInfer compile small modules of C when they first run a kernel; Python's headers are the base image's.
+# Triton and FlashInfer compile small C modules on first use; Python's headers are in the base image.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \

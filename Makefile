@@ -1,5 +1,5 @@
-# Everything is installed into .venv, in the versions of constraints.txt. Without an NVIDIA driver torch is the build for
-# CPUs, which is much smaller; TORCH and TORCH_INDEX choose another: make serve TORCH=torch==2.12.0 TORCH_INDEX=
+# Everything is installed into .venv with the versions of constraints.txt. Without an NVIDIA driver, torch is the much
+# smaller CPU build; TORCH and TORCH_INDEX choose another: make serve TORCH=torch==2.12.0 TORCH_INDEX=
 PYTHON ?= python3
 TORCH ?= $(shell grep '^torch==' constraints.txt)
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi 2> /dev/null),,https://download.pytorch.org/whl/cpu)
@@ -14,7 +14,7 @@ CHECKOV := 3.3.30
 .PHONY: setup serve test test-all fuzz lint audit bench engines-peers gpu-bundle gpu-check chaos protos constraints dist \
 	base-check image-check
 
-# What serving needs, and nothing else.
+# Only the dependencies for serving.
 .venv/.base: pyproject.toml setup.py constraints.txt \
 		$(wildcard */native/*.cpp */*/native/*.cpp */native/*.hpp */*/native/*.hpp */native/*/*.hpp */native/*/*.inl)
 	@echo "Step 1 of 4: a virtual environment, .venv, with $$($(PYTHON) --version)"
@@ -23,12 +23,12 @@ CHECKOV := 3.3.30
 	@echo "Step 2 of 4: PyTorch (for CPUs 190 MB to download, for GPUs 3 GB)"
 	@$(PIP) --no-deps --retries 1 $(addprefix --extra-index-url ,$(TORCH_INDEX)) "$(TORCH)"
 	@echo "Step 3 of 4: the other dependencies (for CPUs 90 MB), and Baton with its kernels, compiled (a minute or two)"
-	@grep -v '^torch==' constraints.txt > .venv/constraints.txt # TORCH may be another
+	@grep -v '^torch==' constraints.txt > .venv/constraints.txt # TORCH may differ
 	@$(PIP) --constraint .venv/constraints.txt --editable .
 	@echo "Step 4 of 4: done, .venv has $$(du -sm .venv | cut -f1) MB"
 	@touch $@
 
-# Baton is there already: pip adds what the extra has.
+# Baton is already installed: pip adds the packages of the extra.
 .venv/.dev: .venv/.base
 	@echo "Tools and optional packages for development (760 MB to download)"
 	@$(PIP) --quiet --constraint .venv/constraints.txt "baton-serve[dev]"
@@ -39,7 +39,7 @@ setup: .venv/.dev
 serve: .venv/.base
 	$(BIN)/baton serve $(MODEL) --port $(PORT)
 
-# Checkov does not go together with our pytest: it has an environment of its own, and a test that uses it.
+# Checkov conflicts with our pytest, so it has a separate environment, which a test uses.
 .venv/checkov/$(CHECKOV).done: .venv/.dev
 	$(PYTHON) -m venv .venv/checkov
 	.venv/checkov/bin/python -m pip install --quiet "checkov==$(CHECKOV)"
@@ -77,15 +77,15 @@ bench: setup
 	$(BIN)/python -m benchmarks.simulator --json benchmarks/results/simulator.json
 	$(BIN)/python -m benchmarks.disaggregation --json benchmarks/results/disaggregation.json
 
-# The engines that ours is compared with, each in an environment of its own, outside of this folder.
+# The peer engines of the benchmarks, each in a separate environment outside of this folder.
 engines-peers: setup
 	$(BIN)/python -m benchmarks.engines.peers "$(PEERS)"
 
-# What a GPU machine without a network needs for the check, built on a machine without a GPU; may take an hour.
+# Bundle for the GPU check on a machine without network access, built without a GPU; may take an hour.
 gpu-bundle: setup
 	PYTHON=$(BIN)/python sh scripts/gpu_bundle.sh
 
-# On a machine with a GPU: with the bundle, under any python3 that has torch and transformers; else in this environment.
+# On a machine with a GPU: with the bundle, any python3 with torch and transformers; otherwise this environment.
 gpu-check:
 	sh scripts/gpu_check.sh
 
@@ -107,7 +107,7 @@ dist: setup
 	$(BIN)/python scripts/image/check_wheel.py dist/*.whl
 	$(BIN)/python -m twine check --strict dist/*
 
-# The wheel with the base dependencies alone, in an environment of its own: serves once.
+# Serve once with the wheel and only its base dependencies, in a separate environment.
 base-check: dist
 	PYTHON=$(PYTHON) TORCH_INDEX=$(TORCH_INDEX) sh scripts/base_check.sh dist/*.whl
 

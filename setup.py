@@ -1,25 +1,25 @@
-"""Builds the compiled twins of Python modules. Where that fails, the install goes on and the Python twins serve."""
+"""Build of optional compiled modules. If it fails, the installation continues with their Python versions."""
 
 from pathlib import Path
 
 from setuptools import Extension, setup
 
-# A product and a sum are one instruction where the kernel says so and nowhere else: bits would depend on the compiler.
-# The warnings that are left out are false ones, about the compiler's own headers.
+# Fused multiply-add only where a kernel asks for it; otherwise results would depend on the compiler.
+# The disabled warnings are false positives in the compiler's own headers.
 NO_FALSE_WARNINGS = ("-Wno-psabi", "-Wno-ignored-attributes", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
 VECTORISED = ["-O3", "-ffp-contract=off", *NO_FALSE_WARNINGS]
 VECTORISED_MODULES = ("paged_attention", "layer_ops", "products")
-CXX_STANDARD = {"thread_team": 20}  # atomics that can be waited for
+CXX_STANDARD = {"thread_team": 20}  # for std::atomic::wait
 ENGINE, INDEX = Path("baton/engine/native"), Path("baton/router/index/native")
-SHARED = tuple(f"{name}.hpp" for name in ("exponential", "threads", "shared_threads"))  # by those
+SHARED = tuple(f"{name}.hpp" for name in ("exponential", "threads", "shared_threads"))  # headers of several kernels
 
 
 def extensions() -> list[Extension]:
-    """The extensions, each of which may fail to build; none where what they are built with is not there."""
+    """Return the optional extensions; none if pybind11 is missing."""
     try:
         from pybind11.setup_helpers import Pybind11Extension
     except ImportError:
-        print("pybind11 is not installed: nothing is compiled, the Python twins serve")
+        print("pybind11 is not installed: nothing is compiled, the Python versions are used")
         return []
     sources = [
         (INDEX, "prefix_index", ("block_map.hpp", "block_table.hpp", "holders.hpp")),
@@ -43,7 +43,7 @@ def extensions() -> list[Extension]:
 
 
 def headers(subfolder: str) -> list[str]:
-    """What a kernel includes, some of it once for each instruction set."""
+    """Return the headers of a kernel, some of which are included once for each instruction set."""
     return sorted(f"{subfolder}/{path.name}" for path in (ENGINE / subfolder).iterdir())
 
 

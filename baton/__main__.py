@@ -8,28 +8,27 @@ COMMANDS = {
     "serve": "Serve a model on this machine: router, prefill and decode workers.",
     "chat": "Chat with a running server in the terminal.",
     "status": "Show a running server's workers.",
-    "bench": "Load any OpenAI server and measure what its users would see.",
-    "doctor": "Check this machine, or a running cluster and its links.",
+    "bench": "Benchmark any OpenAI-compatible server: latency, throughput and goodput.",
+    "doctor": "Check this machine, or a running cluster and its links, for problems.",
     "drain": "Take a worker out of service without losing a request.",
     "undrain": "Put a drained worker back into service.",
     "worker": "Run one worker in this process.",
     "router": "Run a router: one process, or several that share its ports.",
-    "rendezvous": "Manage the membership of groups of workers that step together.",
+    "rendezvous": "Run the membership service for worker groups that step together.",
     "fetch": "Download a model into a directory.",
-    "key": "Make API keys for clients.",
-    "simulate": "Run simulated workers, or the twin of a whole deployment under a trace.",
+    "key": "Create and check API keys for clients.",
+    "simulate": "Run simulated workers, or replay a trace on a simulated deployment.",
 }
-MAX_WIDTH = 100  # columns of a help text
+MAX_WIDTH = 100  # columns of help output
 
 
 class Commands(click.RichGroup):
-    """Imports a command's module (baton/cli/<command>.py) when the command is run: until then it has a name and a line
-    of help, so that help appears at once."""
+    """Commands whose module (baton/cli/<command>.py) is imported only when the command runs, so that help is fast."""
 
-    main = click.Command.main  # errors stay one line that a script can read, and not a frame
+    main = click.Command.main  # print errors as one line that a script can read, not in rich's frame
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands, the most used first."""
+        """Return the command names, the most used first."""
         return list(self.commands)
 
     def resolve_command(
@@ -53,13 +52,13 @@ class Commands(click.RichGroup):
             padding_helptext_first_line=(0, 0, 1, 0),
             append_metavars_help_string="{}",
             default_string="\\[default: {}]",
-            delimiter_slash=" / ",  # a place to break the line at
+            delimiter_slash=" / ",  # with spaces, so that a line can break here
         ),
     },
 )
 @click.version_option(metadata.version("baton-serve"), prog_name="baton")
 def main() -> None:
-    """Baton serves large language models with prefill and decode on separate workers."""
+    """Serve large language models with prefill and decode on separate workers."""
 
 
 if __name__ == "__main__":

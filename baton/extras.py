@@ -20,9 +20,9 @@ class OptionalPackage:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the module is found. It is not imported, which takes seconds for some.
+        """Whether the module can be found. It is not imported, because some take seconds to import.
 
-        A folder of its name without an `__init__.py` does not count: an uninstalled package may leave one behind.
+        A folder with its name but without an `__init__.py` does not count: an uninstalled package may leave one.
         """
         if self.module in sys.modules:
             return sys.modules[self.module] is not None
@@ -35,12 +35,12 @@ class OptionalPackage:
         return f'pip install "baton-serve[{self.extra}]"'
 
     def require(self, feature: str) -> None:
-        """Raise MissingExtra if the package is not installed; `feature` is what the user asked for."""
+        """Raise MissingExtra if the package is not installed. `feature` is the requested feature, for the message."""
         if not self.is_installed:
             raise MissingExtra(self.missing(feature), name=self.module)
 
     def missing(self, feature: str) -> str:
-        """One line for a user whose feature needs the package."""
+        """Return the one-line error for a feature that needs this package."""
         return f"{feature} needs {self.distribution}, which is not installed: {self.command}"
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks; their own workers and clients use gRPC as Baton's processes do."""
+"""Benchmarks. Their workers and clients use gRPC like Baton's processes."""
 
 from baton.process.environment import prepare_environment
 

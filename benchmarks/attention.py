@@ -1,11 +1,11 @@
-"""What attention over the paged KV cache takes on this CPU: the compiled kernel beside the torch reference.
+"""Time of attention over the paged KV cache on this CPU: the compiled kernel compared with the torch reference.
 
     python -m benchmarks.attention [--json FILE] [--repeats N] [--threads N] [--instructions NAME]
                                    [--kv-cache-dtype int8]
 
-Decode steps and prefill chunks, one layer a call. Every call is for another layer of a pool that no cache holds, as in
-a model; the two that are compared take turns, and their medians count. With `--kv-cache-dtype int8` these are the
-kernel over KV in the type that is computed in, and the kernel over KV in int8.
+Decode steps and prefill chunks, one layer a call. Each call uses another layer of a pool larger than the CPU's caches,
+as in a model. The two candidates alternate, and medians are reported. With `--kv-cache-dtype int8`, the candidates are
+the kernel with KV in the compute dtype and the kernel with KV in int8.
 """
 
 import os
@@ -32,9 +32,9 @@ from benchmarks.machine import MachineLimits, measure_limits
 from benchmarks.report import Report
 
 BLOCK_SIZE = 16
-POOL_BYTES = 384 << 20  # of the layers together, at least: more than a CPU's caches
+POOL_BYTES = 384 << 20  # minimum size of all layers: larger than a CPU's caches
 MAX_LAYERS = 28
-MAX_PREFILL_LAYERS = 4  # chunks compute more than they read
+MAX_PREFILL_LAYERS = 4  # chunks are compute-bound
 COMPARED = {"auto": ("torch us", "native us", "torch / native"), "int8": ("own us", "int8 us", "own / int8")}
 RATES = ("GB/s", "% of read bandwidth", "GFLOP/s", "% of GEMM rate")  # of the second
 
@@ -55,12 +55,12 @@ class Heads:
         return self.value_width < self.key_width
 
     def cached_bytes(self, dtype: torch.dtype, is_quantised: bool = False) -> int:
-        """Of one token in one layer."""
+        """Return the KV bytes of one token in one layer."""
         row_bytes = self.key_width + SCALE_BYTES if is_quantised else self.key_width * dtype.itemsize
         return (1 if self.is_latent else 2) * self.num_kv_heads * row_bytes
 
     def here(self, dtype: torch.dtype, is_quantised: bool) -> AttentionHeads:
-        """As the kernel takes them."""
+        """Return them as the kernel's heads."""
         return AttentionHeads(
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
@@ -73,7 +73,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is computed."""
+    """One measured step."""
 
     name: str
     query_lens: list[int]
@@ -109,7 +109,7 @@ STEPS = (
 
 
 class Layers:
-    """Owns a pool of some layers, and what their attention is called with."""
+    """Pool of some layers, and the inputs of their attention."""
 
     def __init__(self, heads: Heads, dtype: torch.dtype, step: Step, is_quantised: bool = False) -> None:
         self.heads, self.dtype, self.step, self.is_quantised = heads, dtype, step, is_quantised
@@ -127,7 +127,7 @@ class Layers:
         self.k, self.v = self._random(2, num_tokens, heads.num_kv_heads, heads.key_width)
 
     def seconds(self, backend: AttentionBackend) -> float:
-        """A layer's, with a share of the plan that is made once for all of them."""
+        """Return the seconds of one layer, with its share of the plan that all layers use."""
         started_s = time.perf_counter()
         backend.plan(self.batch)
         for layer in range(self.num_layers):
@@ -149,14 +149,14 @@ class Layers:
 
 
 def block_tables(step: Step) -> list[list[int]]:
-    """Scattered blocks, as of a pool long in use."""
+    """Return scattered blocks, as in a fragmented pool."""
     lens = [-(-length // BLOCK_SIZE) for length in step.context_lens]
     ids = random.Random(0).sample(range(1, sum(lens) + 1), sum(lens))
     return [[ids.pop() for _ in range(length)] for length in lens]
 
 
 def make_batch(step: Step, tables: Sequence[Sequence[int]]) -> Batch:
-    """The step's batch; only what attention reads of it means anything."""
+    """Return the step's batch; only the fields that attention reads are meaningful."""
     longest = max(map(len, tables))
     lens = list(zip(step.query_lens, step.context_lens, strict=True))
     positions = [torch.arange(context - query, context) for query, context in lens]
@@ -180,7 +180,7 @@ def make_batch(step: Step, tables: Sequence[Sequence[int]]) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An attention, and what it is called with."""
+    """An attention backend with its inputs."""
 
     backend: AttentionBackend
     layers: Layers
@@ -189,7 +189,7 @@ class Candidate:
 def candidates(
     heads: Heads, dtype: torch.dtype, step: Step, kv_dtype: str, instructions: str | None
 ) -> tuple[Candidate, Candidate]:
-    """The two that are compared."""
+    """Return the two candidates."""
     scale, usual = heads.key_width**-0.5, Layers(heads, dtype, step)
     native = Candidate(NativeAttention(scale, BLOCK_SIZE, heads.here(dtype, False), instructions), usual)
     if kv_dtype == "int8":
@@ -205,7 +205,7 @@ def candidates(
 
 
 def measure(report: Report, compared: tuple[Candidate, Candidate], limits: MachineLimits, repeats: int) -> None:
-    """Adds a row."""
+    """Add a row."""
     layers = compared[1].layers
     heads, step = layers.heads, layers.step
     times: tuple[list[float], list[float]] = ([], [])
@@ -232,16 +232,16 @@ def measure(report: Report, compared: tuple[Candidate, Candidate], limits: Machi
 
 
 @click.command(help=__doc__)
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Writes the table there.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the table as JSON.")
 @click.option("--repeats", default=5, show_default=True)
 @click.option("--threads", default=os.cpu_count() or 1, show_default=True)
-@click.option("--instructions", help="Of the kernel; unset: the best that are here.")
+@click.option("--instructions", help="Instruction set of the kernel. Default: the best available.")
 @click.option("--kv-cache-dtype", "kv_dtype", type=click.Choice(list(COMPARED)), default="auto", show_default=True)
-@click.option("--only", default="", help="Steps whose name has this in it.")
+@click.option("--only", default="", help="Only steps whose name contains this.")
 def main(
     json_file: Path | None, repeats: int, threads: int, instructions: str | None, kv_dtype: str, only: str
 ) -> None:
-    """Measures and prints."""
+    """Measure and print the tables."""
     columns = ("heads", "dtype", "step", *COMPARED[kv_dtype], *RATES)
     report = Report("Attention over the paged KV cache, one layer", columns)
     for dtype in (torch.bfloat16, torch.float32):

@@ -1,4 +1,4 @@
-"""The least time that any engine needs for a wave of requests on a machine."""
+"""Lower bound of any engine's time for a wave of requests on a machine."""
 
 import json
 import struct
@@ -14,14 +14,14 @@ DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFloor:
-    """What a model must read and compute, from its files."""
+    """Bytes and parameters that a model must read and compute, from its files."""
 
     weight_bytes: int
-    active_parameters: float  # that take part in one token's computation; the embedding table is only looked up
+    active_parameters: float  # used per token, without the embedding table
 
     @classmethod
     def of(cls, directory: Path) -> "CheckpointFloor":
-        """Reads the headers of the checkpoint's safetensors files."""
+        """Read the headers of the checkpoint's safetensors files."""
         config = read_model_config(directory)
         share = config.moe.num_experts_per_token / config.moe.num_experts if config.moe else 1.0
         num_bytes, active = 0, 0.0
@@ -39,7 +39,7 @@ class CheckpointFloor:
         return cls(num_bytes, active)
 
     def wave_s(self, limits: MachineLimits, prompt_len: int, num_requests: int, num_output_tokens: int) -> float:
-        """Prompts at the matrix rate, then each step at the rate at which the weights can be read; attention free."""
+        """Return the bound: prompts at the GEMM rate, then each step at memory bandwidth; attention is free."""
         prefill_s = 2 * self.active_parameters * prompt_len * num_requests / limits.gemm_flop_per_s
         step_s = max(
             self.weight_bytes / limits.read_bytes_per_s,

@@ -1,4 +1,4 @@
-"""Workers that do nothing but tell of their prefix caches, in a process of their own."""
+"""Workers that only send prefix cache events, in a separate process."""
 
 import asyncio
 import random
@@ -13,25 +13,25 @@ from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.peers import Context
 
-NUM_PREPARED = 64  # different messages of a worker; they go round
+NUM_PREPARED = 64  # distinct messages of a worker, sent cyclically
 
 
 @dataclass(frozen=True, slots=True)
 class EventRate:
-    """What the sources send."""
+    """Rate of the sent events."""
 
     num_workers: int
-    blocks_per_s: float  # stored and removed, of all workers together
+    blocks_per_s: float  # stored plus removed, over all workers
     interval_s: float  # between two messages of a worker
 
     @property
     def blocks_per_message(self) -> int:
-        """Half of them stored, half of them removed."""
+        """Blocks in a message, half of them stored and half removed."""
         return max(2, round(self.blocks_per_s * self.interval_s / self.num_workers / 2) * 2)
 
 
 def prepared_updates(incarnation: str, blocks_per_message: int, rng: random.Random) -> list[worker_pb2.WorkerUpdate]:
-    """Messages of which each stores new blocks and removes what the one before the last stored."""
+    """Return messages that each store new blocks and remove those stored two messages earlier."""
     parts = [rng.randbytes(16 * (blocks_per_message // 2)) for _ in range(NUM_PREPARED)]
     return [
         worker_pb2.WorkerUpdate(
@@ -44,7 +44,7 @@ def prepared_updates(incarnation: str, blocks_per_message: int, rng: random.Rand
 
 
 class EventSource(worker_pb2_grpc.WorkerServicer):
-    """Sends each watcher another worker's messages, at the rate."""
+    """Server that sends each watcher the messages of a different worker, at the rate."""
 
     def __init__(self, rate: EventRate) -> None:
         self._rate = rate
@@ -53,25 +53,25 @@ class EventSource(worker_pb2_grpc.WorkerServicer):
     async def Describe(  # noqa: N802
         self, request: worker_pb2.DescribeRequest, context: Context
     ) -> worker_pb2.WorkerDescription:
-        """A worker that runs nothing."""
+        """Describe an idle worker."""
         return worker_pb2.WorkerDescription(worker_id="source")
 
     async def Drain(  # noqa: N802
         self, request: worker_pb2.DrainRequest, context: Context
     ) -> worker_pb2.DrainResponse:
-        """It has no requests to wait for."""
+        """Return at once: there are no requests."""
         return worker_pb2.DrainResponse()
 
     async def Undrain(  # noqa: N802
         self, request: worker_pb2.UndrainRequest, context: Context
     ) -> worker_pb2.UndrainResponse:
-        """It never stops."""
+        """Do nothing: it never drains."""
         return worker_pb2.UndrainResponse()
 
     async def Watch(  # noqa: N802
         self, request: worker_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[worker_pb2.WorkerUpdate]:
-        """Until the watcher goes; messages that are late are made up for."""
+        """Send messages until the watcher disconnects; late messages are caught up."""
         number, self._num_watchers = self._num_watchers, self._num_watchers + 1
         updates = prepared_updates(f"source-{number}", self._rate.blocks_per_message, random.Random(number))
         clock = asyncio.get_running_loop().time
@@ -83,7 +83,7 @@ class EventSource(worker_pb2_grpc.WorkerServicer):
 
 
 def serve(rate: EventRate, ready: Connection) -> None:
-    """Entry of the process: tells its port, and serves until it is ended."""
+    """Run the process: send the port through `ready`, and serve until terminated."""
     uvloop.run(_serve(rate, ready))
 
 

@@ -1,12 +1,12 @@
-"""What a handover adds to a request.
+"""Overhead of a handover.
 
     python -m benchmarks.handover [--json FILE] [--requests N] [--model DIR]
 
-For each prompt length and transport, requests go one after the other through one prefill and one decode worker. Per
-request the decode worker reports the time from "last prefill chunk computed" (the prefill worker's clock) to "request
-schedulable" (its last block in and checked; the same host's clock), and how long the blocks' bytes took. Overhead is
-the first less the part of the second that fell into it. Hidden is the share of the transfer that was over before the
-prompt was computed. Beside it stands the time that a plain copy of the same bytes takes in the same run.
+For each prompt length and transport, requests go one after the other through one prefill and one decode worker. For
+each request the decode worker reports the time from the end of the last prefill chunk (on the prefill worker's clock)
+until the request is schedulable (last block received and checked; same host's clock), and the transfer time of the
+blocks. Overhead is the former minus the part of the latter that falls into it. Hidden is the fraction of the transfer
+that overlapped with prefill. For comparison, the time of a plain copy of the same bytes is measured in the same run.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from benchmarks.server import free_port, served
 
 PROMPT_LENS = (128, 512, 4096)
 NUM_OUTPUT_TOKENS = 4
-LONG_PROMPT = 2048  # from here on a third of the requests
+LONG_PROMPT = 2048  # from this length on, only a third of the requests are run
 TRANSPORTS = ("shared_memory", "nixl", "tcp")
 COLUMNS = ("transport", "prompt", "MB", "overhead p50 ms", "overhead p99 ms", "transfer ms", "plain copy ms",
            "copy / transfer", "hidden %", "TTFT p50 ms")  # fmt: skip
@@ -38,7 +38,7 @@ COLUMNS = ("transport", "prompt", "MB", "overhead p50 ms", "overhead p99 ms", "t
 async def one_request(
     stub: "router_pb2_grpc.InferenceAsyncStub", prompt: list[int]
 ) -> tuple[common_pb2.ServedBy, float]:
-    """Runs a request; returns how it was served and its time to first token in seconds."""
+    """Run a request, and return how it was served and its TTFT in seconds."""
     request = router_pb2.GenerateRequest(
         token_ids=router_pb2.TokenIds(ids=prompt),
         sampling=common_pb2.SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True),
@@ -55,7 +55,7 @@ async def one_request(
 
 
 def copy_s(num_bytes: int) -> float:
-    """Median time of copying so many bytes from one place to another, on one thread."""
+    """Return the median seconds to copy this many bytes in memory, on one thread."""
     torch.set_num_threads(1)
     source, target = torch.ones(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
     times = []
@@ -67,7 +67,7 @@ def copy_s(num_bytes: int) -> float:
 
 
 async def measure(model: Path, transport: str, num_requests: int, report: Report) -> None:
-    """Adds the rows of one transport."""
+    """Add the rows of one transport."""
     config = read_model_config(model)
     rng = random.Random(0)
     port = free_port()
@@ -77,7 +77,7 @@ async def measure(model: Path, transport: str, num_requests: int, report: Report
         for prompt_len in (min(prompt_len, config.max_model_len - NUM_OUTPUT_TOKENS) for prompt_len in PROMPT_LENS):
             count = 1 + (num_requests if prompt_len < LONG_PROMPT else max(3, num_requests // 3))
             prompts = [[rng.randrange(config.vocab_size) for _ in range(prompt_len)] for _ in range(count)]
-            results = [await one_request(stub, prompt) for prompt in prompts][1:]  # the first one warms up
+            results = [await one_request(stub, prompt) for prompt in prompts][1:]  # the first is a warmup
             overheads = [1e3 * (served_by.handover_s - served_by.exposed_transfer_s) for served_by, _ in results]
             transfers = [1e3 * served_by.transfer_s for served_by, _ in results]
             exposed = [1e3 * served_by.exposed_transfer_s for served_by, _ in results]
@@ -93,10 +93,10 @@ async def measure(model: Path, transport: str, num_requests: int, report: Report
 
 @click.command()
 @click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--requests", "num_requests", default=10, show_default=True, help="Measured requests of each row.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
+@click.option("--requests", "num_requests", default=10, show_default=True, help="Measured requests per row.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON.")
 def main(model: Path | None, num_requests: int, json_file: Path | None) -> None:
-    """Measures a random model of Qwen3-0.6B's shape, or the given one."""
+    """Measure a random model with the shape of Qwen3-0.6B, or the given model."""
     report = Report("Handover from a prefill to a decode worker on one host", COLUMNS)
     report.notes.append("beside it: 197 ms from prefill to decode, as users of vLLM's NixlConnector reported")
 

@@ -1,5 +1,6 @@
-"""Prepared HTTP requests over kept connections, at given times or as fast as answers come; cheap enough to measure
-routers that share its core.
+"""HTTP client that sends prepared requests over keep-alive connections, in an open or closed loop.
+
+It is cheap enough to share a core with the measured router.
 """
 
 import asyncio
@@ -12,12 +13,12 @@ from typing import cast
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and the times of its answer, by the machine's monotonic clock (uvloop's own is rounded to ms)."""
+    """One request and the times of its response, on the monotonic clock (uvloop's clock is rounded to ms)."""
 
     request_id: str
     payload: bytes
     due_s: float = 0.0  # from the load's start; 0 in a closed loop
-    may_be_refused: bool = False  # any other status than 200 is an error
+    may_be_refused: bool = False  # otherwise any status other than 200 is an error
     status: int = 0
     sent_s: float = 0.0
     first_s: float = 0.0  # first bytes of the body
@@ -26,7 +27,7 @@ class Exchange:
 
 
 def post(path: str, request_id: str, body: bytes) -> bytes:
-    """A POST request as it goes over the wire."""
+    """Return the bytes of a POST request."""
     head = (
         f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"x-request-id: {request_id}\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -35,7 +36,7 @@ def post(path: str, request_id: str, body: bytes) -> bytes:
 
 
 class HttpConnection(asyncio.Protocol):
-    """One connection with at most one exchange on it."""
+    """Connection for one exchange at a time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -45,16 +46,16 @@ class HttpConnection(asyncio.Protocol):
         self._body_start = self._num_expected = 0  # 0 expected: chunked
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the connection stands."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class
+        """Handle the start of the connection (asyncio)."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: the connection is over."""
+        """Handle the end of the connection (asyncio)."""
         if self._done is not None and not self._done.done():
             self._done.set_exception(exc or ConnectionError("the server closed the connection"))
 
     async def run(self, exchange: Exchange) -> None:
-        """Sends the request and waits for the whole answer."""
+        """Send the request and wait for the whole response."""
         assert self._transport is not None
         self._exchange, self._body_start = exchange, 0
         self._done = self._loop.create_future()
@@ -63,7 +64,7 @@ class HttpConnection(asyncio.Protocol):
         await self._done
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: bytes came."""
+        """Handle received bytes (asyncio)."""
         exchange = self._exchange
         assert exchange is not None
         answer = exchange.answer
@@ -78,7 +79,7 @@ class HttpConnection(asyncio.Protocol):
             self._done.set_result(None)
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
@@ -98,7 +99,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 async def run_load(port: int, exchanges: Sequence[Exchange], num_connections: int, timed: bool) -> None:
-    """Runs all exchanges: each at its time if `timed` (or when a connection is free), else one after the other."""
+    """Run all exchanges: if `timed`, each at its time or once a connection is free, otherwise as fast as possible."""
     loop = asyncio.get_running_loop()
     connections = [(await loop.create_connection(HttpConnection, "127.0.0.1", port))[1] for _ in range(num_connections)]
     waiting = deque(exchanges)

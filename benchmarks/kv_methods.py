@@ -1,4 +1,4 @@
-"""Ways to move blocks from one process to another, and what to hold them against."""
+"""Methods to move blocks between processes, and baselines."""
 
 import os
 import socket
@@ -15,14 +15,14 @@ from baton.kvtransfer.base import KVTransport, PeerId
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to move the peer's blocks `remote` into ours, `local`."""
+    """A method to move the peer's blocks `remote` into the local blocks `local`."""
 
     name: str
     move: Callable[[list[int], list[int]], Awaitable[None]]
 
 
 def memcpy(source: NDArray[np.uint8], target: NDArray[np.uint8]) -> Method:
-    """Copies within this process, one thread, one block after the other."""
+    """Copy block by block within this process, on one thread."""
 
     async def move(remote: list[int], local: list[int]) -> None:
         for theirs, ours in zip(remote, local, strict=True):
@@ -32,7 +32,7 @@ def memcpy(source: NDArray[np.uint8], target: NDArray[np.uint8]) -> Method:
 
 
 def raw_socket(address: tuple[str, int], target: NDArray[np.uint8]) -> Method:
-    """Receives block after block from a plain socket, in this thread."""
+    """Receive block by block from a plain socket, on this thread."""
     sock = socket.create_connection(address)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -46,7 +46,7 @@ def raw_socket(address: tuple[str, int], target: NDArray[np.uint8]) -> Method:
 
 
 def transport_method(name: str, transport: KVTransport, peer: PeerId) -> Method:
-    """Reads as a worker does."""
+    """Read through a transport, as a worker does."""
 
     async def move(remote: list[int], local: list[int]) -> None:
         await transport.read(peer, remote, local, 60.0)
@@ -55,7 +55,7 @@ def transport_method(name: str, transport: KVTransport, peer: PeerId) -> Method:
 
 
 def serve_raw(listener: socket.socket, blocks: NDArray[np.uint8]) -> None:
-    """Sends the blocks whose ids come in; the simplest thing that can be done with a socket."""
+    """Send the blocks whose ids are received, over a plain socket."""
     sock, _ = listener.accept()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     while header := sock.recv(4, socket.MSG_WAITALL):
@@ -65,7 +65,7 @@ def serve_raw(listener: socket.socket, blocks: NDArray[np.uint8]) -> None:
 
 
 def copy_limit(source: NDArray[np.uint8], target: NDArray[np.uint8]) -> float:
-    """GB/s that all cores together copy, best of several: what this machine's memory can do."""
+    """Return the GB/s that all cores together copy, best of several: the machine's memory bandwidth."""
     num_threads = os.cpu_count() or 1
     parts = np.array_split(np.arange(source.shape[0]), num_threads)
     best_s = float("inf")

@@ -1,9 +1,9 @@
-"""How fast blocks move between two processes, beside a memcpy and a raw socket in the same run.
+"""Bandwidth of block transfers between two processes, compared with memcpy and a raw socket in the same run.
 
     python -m benchmarks.kv_transfer --seconds 10 --json benchmarks/results/kv_transfer.json
 
-Every figure is a median over interleaved rounds: a burst of other load hits all of them alike. A round of each method
-moves the same number of random blocks; the latency is that of one block, as a caller of `read` sees it.
+Results are medians over interleaved rounds, so that other load affects all methods equally. A round of each method
+moves the same number of random blocks; latency is that of one block, as a caller of `read` sees it.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ from benchmarks.machine import MachineInfo, describe
 HOST = "127.0.0.1"
 TRANSPORTS = ("shared_memory", "nixl", "tcp")
 BASELINE = {"shared_memory": "memcpy", "nixl": "memcpy", "tcp": "raw socket"}
-TARGETS = {"shared_memory": 0.8, "nixl": 0.6, "tcp": 0.8}  # of the baseline, at 1 MiB
+TARGETS = {"shared_memory": 0.8, "nixl": 0.6, "tcp": 0.8}  # ratio to the baseline, at 1 MiB
 POOL_BYTES = 256 << 20
 ROUND_BYTES = 64 << 20
 MIN_ROUNDS = 7
-NUM_LATENCIES = 20  # a round
+NUM_LATENCIES = 20  # per round
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,19 @@ class Result:
     gb_per_s: float
     latency_us: float
     ratio: float | None  # to the baseline
-    memory_ratio: float  # to what all cores together copy
+    memory_ratio: float  # to the copy rate of all cores
 
 
 @dataclass(slots=True)
 class Samples:
-    """What was measured of one method."""
+    """Measurements of one method."""
 
     gb_per_s: list[float] = field(default_factory=list)
     latency_s: list[float] = field(default_factory=list)
 
 
 def serve(pipe: Connection, block_bytes: int) -> None:
-    """The other process: one pool, every transport that works here, and the raw socket."""
+    """Run the peer process: one pool, every available transport, and the raw socket."""
     torch.set_num_threads(1)
     asyncio.run(_serve(pipe, block_bytes))
 
@@ -86,7 +86,7 @@ async def _serve(pipe: Connection, block_bytes: int) -> None:
 
 
 def create_transports(incarnation: str, memory: SharedPool) -> dict[str, KVTransport]:
-    """The transports that work here."""
+    """Return the available transports."""
     transports: dict[str, KVTransport] = {}
     for name in TRANSPORTS:
         try:
@@ -99,7 +99,7 @@ def create_transports(incarnation: str, memory: SharedPool) -> dict[str, KVTrans
 async def connect(
     descriptions: dict[str, PoolDescription], transports: dict[str, KVTransport]
 ) -> dict[str, tuple[KVTransport, PeerId]]:
-    """The transports that reach the other process."""
+    """Return the transports that can reach the peer process."""
     connected: dict[str, tuple[KVTransport, PeerId]] = {}
     for name in transports.keys() & descriptions.keys():
         try:
@@ -110,7 +110,7 @@ async def connect(
 
 
 async def measure_block_size(block_bytes: int, seconds: float) -> list[Result]:
-    """All methods, interleaved, for one block size."""
+    """Measure all methods, interleaved, for one block size."""
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, block_bytes), daemon=True)
     process.start()
@@ -138,12 +138,12 @@ async def measure_block_size(block_bytes: int, seconds: float) -> list[Result]:
 
 
 async def measure(methods: list[Method], block_bytes: int, seconds: float) -> dict[str, Samples]:
-    """Runs rounds for so many seconds, each method once a round in a new order, with the same blocks."""
+    """Run rounds for `seconds`: each method once per round, in random order, with the same blocks."""
     rng = random.Random(1)
     num_blocks = POOL_BYTES // block_bytes
     samples = {method.name: Samples() for method in methods}
     end_s = time.perf_counter() + seconds
-    num_rounds = -1  # the first one warms up
+    num_rounds = -1  # the first is a warmup
     while num_rounds < MIN_ROUNDS or time.perf_counter() < end_s:
         remote = rng.sample(range(num_blocks), ROUND_BYTES // block_bytes)
         local = rng.sample(range(num_blocks), ROUND_BYTES // block_bytes)
@@ -162,14 +162,14 @@ def _few(count: int) -> list[int]:
 
 
 async def timed(work: Awaitable[None]) -> float:
-    """Seconds until it is done."""
+    """Return the seconds until it is done."""
     started_s = time.perf_counter()
     await work
     return time.perf_counter() - started_s
 
 
 def results(block_bytes: int, samples: dict[str, Samples], limit: float) -> list[Result]:
-    """Medians and ratios; a ratio is the median of the rounds' ratios, since both sides of it felt the same load."""
+    """Return medians and ratios. A ratio is the median over rounds, because both sides of a round had the same load."""
     lines = []
     for name, sample in samples.items():
         ratio = None
@@ -183,7 +183,7 @@ def results(block_bytes: int, samples: dict[str, Samples], limit: float) -> list
 
 
 def checksum_gb_per_s() -> float:
-    """How fast a block of 1 MiB is checked, median."""
+    """Return the median checksum rate for blocks of 1 MiB."""
     blocks = np.random.default_rng(1).integers(0, 256, (64, 1 << 20), np.uint8)
     speeds = []
     for _ in range(9):
@@ -195,7 +195,7 @@ def checksum_gb_per_s() -> float:
 
 
 def show(lines: list[Result], checksum: float, about: MachineInfo) -> None:
-    """The table."""
+    """Print the table."""
     table = Table(title=f"KV transfer between two processes, {about.cpu}, {about.num_cores} cores")
     for column in ("block", "method", "GB/s", "p50 of one", "ratio", "to reach", "of the limit"):
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
@@ -218,11 +218,11 @@ def show(lines: list[Result], checksum: float, about: MachineInfo) -> None:
 
 
 @click.command()
-@click.option("--seconds", default=10.0, show_default=True, help="Time for each block size.")
+@click.option("--seconds", default=10.0, show_default=True, help="Seconds per block size.")
 @click.option("--block-kib", default="64,256,1024,4096", show_default=True, help="Block sizes, comma-separated.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON.")
 def main(seconds: float, block_kib: str, json_file: Path | None) -> None:
-    """Measures KV transfer between two processes of this machine."""
+    """Measure KV transfer between two processes on this machine."""
     torch.set_num_threads(1)
     about = describe()
     load = os.getloadavg()[0]

@@ -1,4 +1,4 @@
-"""A closed-loop client of the OpenAI completions API, over streams, as a user would be."""
+"""Closed-loop streaming client of the OpenAI completions API."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ class RequestTimes:
 
     @property
     def tpot_s(self) -> float:
-        """Time per output token after the first."""
+        """Mean time per output token after the first."""
         return (self.end_to_end_s - self.ttft_s) / max(1, self.num_output_tokens - 1)
 
 
@@ -36,19 +36,19 @@ class Wave:
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Output tokens of all requests over the time to the last one's end."""
+        """Output tokens of all requests over the time until the last has ended."""
         return sum(request.num_output_tokens for request in self.requests) / self.elapsed_s
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Percentile by linear interpolation; the value itself if there is one only."""
+    """Return a percentile by linear interpolation; for a single value the value."""
     if len(values) == 1 or percent == 50:
         return median(values)
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 async def run_wave(url: str, prompts: Sequence[list[int]], num_output_tokens: int) -> Wave:
-    """Sends all prompts at once, greedy, each for exactly `num_output_tokens`."""
+    """Send all prompts concurrently, greedy, each for exactly `num_output_tokens`."""
     limits = httpx.Limits(max_connections=len(prompts))
     async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits, trust_env=False) as client:
         started_s = time.perf_counter()

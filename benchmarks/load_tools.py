@@ -1,11 +1,11 @@
-"""`baton bench` beside another load tool, aiperf: the same loads on the same server must give the same figures.
+"""`baton bench` compared with another load tool, aiperf: equal loads on the same server must give equal results.
 
     python -m benchmarks.load_tools [--json FILE] [--repeats N] [--peer-env DIR]
 
-The server is one router and simulated workers, which keep stated times, so that what differs is the tools' own. Runs
-are interleaved, each with prompts that no cache knows, and a cell is the median over them. An open loop sends at even
-distances, since two tools' random times would be two loads. aiperf is installed from PyPI, into an environment of its
-own.
+The server is one router with simulated workers, whose times are fixed, so that differences come from the tools. Runs
+are interleaved, each with uncached prompts, and a cell is the median over runs. The open loop sends at constant
+intervals, because random times would differ between the tools. aiperf is installed from PyPI into a separate
+environment.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ from benchmarks.server import free_port, wait_ready
 AIPERF = "aiperf==0.13.0"
 PEER_FOLDER = Path.home() / ".cache" / "baton" / "load_tools"
 MODEL = str(files("baton") / "bundled_model")
-# Slow ones: what this machine's other work takes is then little beside their times.
+# Slow workers, so that other load on this machine is small compared with their times.
 WORKERS = ("--both=2", "--step-s=0.05", "--prefill-tokens-per-s=2500", "--num-blocks=2048")
 NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS = 256, 32
-EVEN = 1e6  # burstiness: as good as constant
+EVEN = 1e6  # burstiness: practically constant intervals
 COLUMNS = ("load", "figure", "baton bench", "aiperf", "ratio")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One load, in both tools' words."""
+    """One load, as options of both tools."""
 
     name: str
     num_requests: int
@@ -52,7 +52,7 @@ LOADS = (
 )  # fmt: skip
 
 INPUT = "input tokens a request"
-# Name, where it is in our JSON, and in aiperf's.
+# Name, path in the JSON of `baton bench`, and path in aiperf's.
 FIGURES = (
     ("TTFT mean ms", ("ttft_ms", "mean"), ("time_to_first_token", "avg")),
     ("TTFT p50 ms", ("ttft_ms", "p50"), ("time_to_first_token", "p50")),
@@ -67,14 +67,14 @@ FIGURES = (
 
 @dataclass(slots=True)
 class Samples:
-    """The figures of both tools under one load, a list for each."""
+    """Results of both tools under one load, a list of runs for each metric."""
 
     ours: dict[str, list[float]] = field(default_factory=dict)
     theirs: dict[str, list[float]] = field(default_factory=dict)
 
 
 async def run(*command: str) -> None:
-    """Runs a command to its end. Raises RuntimeError with what it wrote if that is no good one."""
+    """Run a command. Raises RuntimeError with its output if it fails."""
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -84,7 +84,7 @@ async def run(*command: str) -> None:
 
 
 async def ensure_aiperf(folder: Path) -> Path:
-    """aiperf's command; installed into `folder` if it is not there."""
+    """Return aiperf's command; install it into `folder` if it is missing."""
     done = folder / "complete"
     if not done.exists():
         await run(sys.executable, "-m", "venv", "--clear", str(folder))
@@ -95,7 +95,7 @@ async def ensure_aiperf(folder: Path) -> Path:
 
 @asynccontextmanager
 async def simulated_server() -> AsyncIterator[str]:
-    """The URL of a router before simulated workers."""
+    """Start a router in front of simulated workers, and yield its URL."""
     workers = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "baton.simulation.workers", *WORKERS, stdout=asyncio.subprocess.PIPE, limit=1 << 22
     )
@@ -117,7 +117,7 @@ async def simulated_server() -> AsyncIterator[str]:
 
 
 async def run_ours(url: str, load: Load, seed: int, folder: Path) -> dict[str, float]:
-    """The figures of `baton bench`."""
+    """Return the results of `baton bench`."""
     report = folder / "ours.json"
     await run(
         sys.executable, "-m", "baton", "bench", f"--base-url={url}", f"--tokenizer={MODEL}", "--prompts=text",
@@ -130,7 +130,7 @@ async def run_ours(url: str, load: Load, seed: int, folder: Path) -> dict[str, f
 
 
 async def run_theirs(aiperf: Path, url: str, load: Load, seed: int, folder: Path) -> dict[str, float]:
-    """The figures of aiperf."""
+    """Return the results of aiperf."""
     artifacts = folder / "theirs"
     await run(
         str(aiperf), "profile", "--model", "bundled_model", "--url", url, "--endpoint-type", "completions",
@@ -155,7 +155,7 @@ def _find(content: object, path: Sequence[str]) -> float:
 
 
 async def measure(repeats: int, peer_env: Path, show: Callable[[str], None]) -> Report:
-    """All loads by both tools, in turns."""
+    """Run all loads with both tools, in turns."""
     aiperf = await ensure_aiperf(peer_env)
     samples = {load.name: Samples() for load in LOADS}
     with tempfile.TemporaryDirectory(prefix="load-tools-") as folder:
@@ -163,7 +163,7 @@ async def measure(repeats: int, peer_env: Path, show: Callable[[str], None]) -> 
             for repeat in range(repeats):
                 for place, load in enumerate(LOADS):
                     show(f"{load.name}, {repeat + 1} of {repeats}")
-                    each, seed = samples[load.name], repeat * len(LOADS) + place  # prompts that no cache knows
+                    each, seed = samples[load.name], repeat * len(LOADS) + place  # uncached prompts
                     _add(each.ours, await run_ours(url, load, seed, Path(folder)))
                     _add(each.theirs, await run_theirs(aiperf, url, load, seed, Path(folder)))
     report = Report("Load tools", COLUMNS)
@@ -184,12 +184,12 @@ def _add(samples: dict[str, list[float]], figures: dict[str, float]) -> None:
 
 
 @click.command()
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here too.")
-@click.option("--repeats", default=3, show_default=True, help="Runs of each cell.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Also write the results as JSON.")
+@click.option("--repeats", default=3, show_default=True, help="Runs per cell.")
 @click.option("--peer-env", default=PEER_FOLDER, show_default=True, type=click.Path(path_type=Path),
-              help="Environment of aiperf; made if it is not there.")  # fmt: skip
+              help="Directory of aiperf's environment; created if missing.")  # fmt: skip
 def main(path: Path | None, repeats: int, peer_env: Path) -> None:
-    """Compares `baton bench` with aiperf."""
+    """Compare `baton bench` with aiperf."""
     report = asyncio.run(measure(repeats, peer_env, lambda what: click.echo(what, err=True)))
     report.show()
     if path is not None:

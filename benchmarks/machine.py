@@ -1,4 +1,4 @@
-"""The machine that a benchmark ran on, and its physical limits, measured in the same run."""
+"""Description of the benchmark machine, and its physical limits, measured in the same run."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ GEMM_SIZE = 1536
 
 @dataclass(frozen=True, slots=True)
 class MachineInfo:
-    """What stands beside every result."""
+    """Machine description stored with every result."""
 
     cpu: str
     num_cores: int
@@ -29,14 +29,14 @@ class MachineInfo:
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """What no engine on this machine can exceed."""
+    """Upper bounds of any engine on this machine."""
 
-    read_bytes_per_s: float  # of memory, all cores together
-    gemm_flop_per_s: float  # in the model's dtype, all cores together
+    read_bytes_per_s: float  # memory bandwidth of all cores
+    gemm_flop_per_s: float  # of all cores, in the model's dtype
 
 
 def describe() -> MachineInfo:
-    """This machine."""
+    """Describe this machine."""
     return MachineInfo(
         cpu=_cpu_name(),
         num_cores=len(os.sched_getaffinity(0)),
@@ -48,7 +48,7 @@ def describe() -> MachineInfo:
 
 
 def measure_limits(dtype: torch.dtype, num_threads: int) -> MachineLimits:
-    """Median of a few reads of a large buffer, and of a few square matrix products."""
+    """Return medians of a few reads of a large buffer, and of a few square GEMMs."""
     torch.set_num_threads(num_threads)
     buffer = torch.ones(READ_BYTES // 8, dtype=torch.float64)
     read_s = _median_s(lambda: buffer.sum())

@@ -1,12 +1,11 @@
-"""Ten times the load that the workers can bear, and what becomes of those who are served.
+"""Overload: ten times the workers' capacity, and the latency of the requests that are served.
 
     python -m benchmarks.overload [--json FILE] [--seconds S] [--wait-s W]
 
-A real router in front of simulated workers, which speak the real protocol and compute nothing. What they can bear is
-measured first, in a closed loop. Then requests come at random moments (a Poisson process): at half of that, at nine
-tenths, at ten times that for a while, and at half again. Of those who were served: the time to the first token and the
-time per token after it; of those who were refused: whether they were told when to come back. The router's memory is
-its resident set at the end of each phase.
+A real router in front of simulated workers, which use the real protocol and compute nothing. Their capacity is measured
+first, in a closed loop. Then requests arrive as a Poisson process at half of the capacity, at nine tenths, at ten times
+for a while, and at half again. For served requests, TTFT and TPOT are reported; for rejected ones, whether the response
+had `Retry-After`. The router's memory is its resident set at the end of each phase.
 """
 
 import asyncio
@@ -33,11 +32,11 @@ from benchmarks.report import Report
 from benchmarks.server import free_port, wait_ready
 
 NUM_PROMPT_TOKENS = 200
-OUTPUT_TOKENS = (20, 100)  # the fewest and the most
+OUTPUT_TOKENS = (20, 100)  # minimum and maximum
 NUM_WORKERS, NUM_SEQS = 2, 8
 WORKERS = (f"--both={NUM_WORKERS}", f"--max-num-seqs={NUM_SEQS}", "--step-s=0.02", "--sequence-s=0.0005")
 CLOSED_LOOP_S = 10.0
-MOST_OPEN = 256  # connections of the client: more than the router takes on and lets wait
+MOST_OPEN = 256  # client connections: more than the router runs and queues
 FIRST_ID, NUM_IDS = 300, 3000
 COLUMNS = ("load", "of what they bear", "offered/s", "served/s", "refused", "with Retry-After", "TTFT p50 ms",
            "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms", "router MiB")  # fmt: skip
@@ -45,10 +44,10 @@ COLUMNS = ("load", "of what they bear", "offered/s", "served/s", "refused", "wit
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of even load."""
+    """Period of constant load."""
 
     name: str
-    share: float  # of what the workers can bear
+    share: float  # of the workers' capacity
     length: float = 1.0  # in units of the shortest phase
 
 
@@ -56,7 +55,7 @@ PHASES = (Phase("light", 0.5), Phase("full", 0.9), Phase("overload", 10.0, 3.0),
 
 
 def make_exchange(rng: random.Random, request_id: str, due_s: float) -> Exchange:
-    """A streamed completion of a prompt that nobody has cached."""
+    """Return a streamed completion of an uncached prompt."""
     body = {
         "prompt": [FIRST_ID + rng.randrange(NUM_IDS) for _ in range(NUM_PROMPT_TOKENS)],
         "max_tokens": rng.randint(*OUTPUT_TOKENS),
@@ -67,21 +66,21 @@ def make_exchange(rng: random.Random, request_id: str, due_s: float) -> Exchange
 
 
 def num_tokens(exchange: Exchange) -> int:
-    """Output tokens that were asked for, and so came."""
+    """Return the requested, and thus generated, output tokens."""
     body = orjson.loads(exchange.payload.partition(b"\r\n\r\n")[2])
     return int(body["max_tokens"])
 
 
 @dataclass(slots=True)
 class Bench:
-    """The processes under measurement."""
+    """Measured processes."""
 
     port: int
     router: psutil.Process
     rng: random.Random
 
     async def bearable(self) -> float:
-        """Requests a second with every place taken."""
+        """Return the capacity in requests per second, with all slots in use."""
         count = max(NUM_WORKERS * NUM_SEQS * 4, int(CLOSED_LOOP_S * 10))
         exchanges = [make_exchange(self.rng, f"closed-{number}", 0) for number in range(count)]
         started_s = monotonic()
@@ -89,7 +88,7 @@ class Bench:
         return count / (monotonic() - started_s)
 
     async def run(self, phase: Phase, bearable: float, seconds: float, report: Report) -> None:
-        """Adds a row."""
+        """Add a row."""
         rate, length_s = bearable * phase.share, seconds * phase.length
         exchanges, due_s = [], 0.0
         while (due_s := due_s + self.rng.expovariate(rate)) < length_s:
@@ -111,7 +110,7 @@ class Bench:
 
 @asynccontextmanager
 async def benched(wait_s: float) -> AsyncIterator[Bench]:
-    """Starts workers and a router."""
+    """Start workers and a router."""
     workers = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "baton.simulation.workers", *WORKERS, stdout=PIPE, limit=1 << 22
     )
@@ -133,7 +132,7 @@ async def benched(wait_s: float) -> AsyncIterator[Bench]:
 
 
 async def measure(phases: Sequence[Phase], seconds: float, wait_s: float) -> Report:
-    """The phases, one after the other, before the same router."""
+    """Run the phases one after the other on the same router."""
     report = Report("Overload", COLUMNS)
     async with benched(wait_s) as bench:
         bearable = await bench.bearable()
@@ -141,19 +140,19 @@ async def measure(phases: Sequence[Phase], seconds: float, wait_s: float) -> Rep
             await bench.run(phase, bearable, seconds, report)
     report.notes.append(
         f"{NUM_WORKERS} simulated workers of {NUM_SEQS} sequences bear {bearable:.1f} requests/s of "
-        f"{NUM_PROMPT_TOKENS} prompt and {OUTPUT_TOKENS[0]} to {OUTPUT_TOKENS[1]} output tokens; nobody is to wait "
-        f"for more than {wait_s:g} s."
+        f"{NUM_PROMPT_TOKENS} prompt and {OUTPUT_TOKENS[0]} to {OUTPUT_TOKENS[1]} output tokens; the longest "
+        f"allowed wait is {wait_s:g} s."
     )
     return report
 
 
 @click.command()
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here too.")
-@click.option("--seconds", default=20.0, show_default=True, help="Length of a phase; the overload has three of them.")
-@click.option("--wait-s", default=0.1, show_default=True, help="Longest wait in the router.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Also write the results as JSON.")
+@click.option("--seconds", default=20.0, show_default=True, help="Seconds of a phase; the overload lasts three.")
+@click.option("--wait-s", default=0.1, show_default=True, help="Maximum seconds of queueing in the router.")
 def main(path: Path | None, seconds: float, wait_s: float) -> None:
-    """Measures a router under more load than its workers bear."""
-    gc.disable()  # a collection here would stand in the times
+    """Measure a router under overload."""
+    gc.disable()  # a collection would distort the times
     report = uvloop.run(measure(PHASES, seconds, wait_s))
     report.show()
     if path is not None:

@@ -1,11 +1,12 @@
-"""What the router's prefix index takes at the scale of 1,000 workers and 10 million cached blocks.
+"""Cost of the router's prefix index at 1,000 workers and 10 million cached blocks.
 
     python -m benchmarks.prefix_index [--json FILE] [--workers N] [--blocks-each N] [--seconds S]
 
-Every worker holds ten system prompts (as prefixes) and the ends of conversations, each of which another worker holds
-too, as prefill and decode workers do. One prompt of 100,000 tokens is looked up: unknown to all, known to a few behind
-a system prompt, and to every worker as far as another block. Then a process of many workers sends cache events over
-gRPC, and one process takes them in while it hashes and looks up prompts of 750 tokens (3 KB) as a router does.
+Every worker holds ten system prompts (as prefixes) and conversation suffixes, each of which another worker holds too,
+as with prefill and decode workers. A prompt of 100,000 tokens is looked up: cached nowhere, cached by a few workers
+after a system prompt, and cached by every worker up to a different block. Then a process of many workers sends cache
+events over gRPC, and another process applies them while it hashes and looks up prompts of 750 tokens (3 KB), as a
+router does.
 """
 
 import asyncio
@@ -44,12 +45,12 @@ COLUMNS = ("what", "p50", "p99", "unit", "bound")
 
 
 def prompt_hashes(rng: random.Random, num_tokens: int) -> bytes:
-    """Of a prompt that nobody has seen."""
+    """Return the hashes of a new prompt."""
     return pack_hashes(root_hash(), [rng.randrange(150_000) for _ in range(num_tokens)], BLOCK_SIZE)
 
 
 def fill(index: PrefixIndex, num_workers: int, blocks_each: int, prompt: bytes, rng: random.Random) -> None:
-    """Gives every worker its cache: `prompt` as far as another block, system prompts, conversations."""
+    """Fill every worker's cache: `prompt` up to a different block each, system prompts and conversations."""
     systems = b"".join(prompt_hashes(rng, SYSTEM_BLOCKS * BLOCK_SIZE) for _ in range(NUM_SYSTEM_PROMPTS))
     neighbour = b""
     for number in range(num_workers):
@@ -64,7 +65,7 @@ def fill(index: PrefixIndex, num_workers: int, blocks_each: int, prompt: bytes, 
 
 
 def timed(report: Report, what: str, call: Callable[[], object], count: int, bound: str = "") -> None:
-    """Adds a row of a call's times in microseconds of CPU, which other processes on the machine lengthen little."""
+    """Add a row of a call's CPU microseconds, which other processes hardly affect."""
     times_us = []
     for _ in range(count):
         started_s = time.thread_time()
@@ -74,7 +75,7 @@ def timed(report: Report, what: str, call: Callable[[], object], count: int, bou
 
 
 def measure_lookups(report: Report, num_workers: int, blocks_each: int) -> PrefixIndex:
-    """Adds the rows of a filled index, and returns it."""
+    """Fill an index, add its rows, and return it."""
     rng = random.Random(0)
     process, index, prompt = psutil.Process(), PrefixIndex(), prompt_hashes(rng, LONG_TOKENS)
     before_bytes, started_s = process.memory_info().rss, time.process_time()
@@ -101,7 +102,7 @@ def measure_lookups(report: Report, num_workers: int, blocks_each: int) -> Prefi
 
 
 def measure_hashing(report: Report) -> None:
-    """Adds the rows of one pass over a prompt, beside the same in Python."""
+    """Add the rows of hashing a prompt, compiled and in Python."""
     rng, root = random.Random(1), root_hash()
     for num_tokens in (SHORT_TOKENS, LONG_TOKENS):
         tokens = [rng.randrange(150_000) for _ in range(num_tokens)]
@@ -111,22 +112,22 @@ def measure_hashing(report: Report) -> None:
 
 
 @dataclass(slots=True)
-class KVReceiver:
-    """Owns what one process does that takes events in and routes."""
+class EventReceiver:
+    """A process that applies cache events while it routes."""
 
     index: PrefixIndex
     num_blocks: int = 0
     lookup_us: list[float] = field(default_factory=list)
-    late_us: list[float] = field(default_factory=list)  # how long the event loop let a request wait
+    late_us: list[float] = field(default_factory=list)  # event loop delay of a request
 
     async def watch(self, channel: grpc.aio.Channel) -> None:
-        """Takes in one worker's events."""
+        """Apply one worker's events."""
         async for update in worker_pb2_grpc.WorkerStub(channel).Watch(worker_pb2.WatchRequest(interval_ms=10)):
             self.index.update(update.incarnation, update.cache.removed, update.cache.stored)
             self.num_blocks += (len(update.cache.removed) + len(update.cache.stored)) // HASH_BYTES
 
     async def route(self) -> None:
-        """Hashes and looks up a prompt again and again."""
+        """Hash and look up a prompt repeatedly."""
         rng, root = random.Random(2), root_hash()
         prompts = [[rng.randrange(150_000) for _ in range(SHORT_TOKENS)] for _ in range(16)]
         while True:
@@ -139,12 +140,12 @@ class KVReceiver:
 
 
 async def measure_intake(report: Report, index: PrefixIndex, rate: EventRate, port: int, seconds: float) -> None:
-    """Adds the rows of a process that takes in events at a rate while it routes."""
-    intake = KVReceiver(index)
+    """Add the rows of a process that applies events at a rate while it routes."""
+    intake = EventReceiver(index)
     tasks = []
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
         tasks = [asyncio.ensure_future(intake.watch(channel)) for _ in range(rate.num_workers)]
-        await asyncio.sleep(1.0)  # all streams are there; what they caught up does not count
+        await asyncio.sleep(1.0)  # until all streams are connected and have caught up
         tasks.append(asyncio.ensure_future(intake.route()))
         intake.num_blocks, started_s, spent_s = 0, time.perf_counter(), time.process_time()
         await asyncio.sleep(seconds)
@@ -167,12 +168,12 @@ async def measure_intake(report: Report, index: PrefixIndex, rate: EventRate, po
 
 
 @click.command()
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the results here too.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the results as JSON.")
 @click.option("--workers", default=1_000, show_default=True)
 @click.option("--blocks-each", default=10_000, show_default=True)
 @click.option("--seconds", default=10.0, show_default=True)
 def main(json_path: Path | None, workers: int, blocks_each: int, seconds: float) -> None:
-    """Measures the prefix index."""
+    """Measure the prefix index."""
     report = Report("prefix index", COLUMNS)
     if isinstance(create_index(), PythonIndex):
         report.notes.append("nothing was compiled when this was installed: these are the Python twins' figures")

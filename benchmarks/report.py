@@ -1,4 +1,4 @@
-"""How benchmarks print and keep their results."""
+"""Table of benchmark results."""
 
 import json
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ class Report:
     machine: MachineInfo = field(default_factory=describe)
 
     def add(self, *cells: Cell) -> None:
-        """Adds a row."""
+        """Add a row."""
         assert len(cells) == len(self.columns)
         self.rows.append(list(cells))
 
     def show(self) -> None:
-        """Prints the table, the machine and the notes."""
+        """Print the table, the machine and the notes."""
         table = Table(title=self.title)
         for index, column in enumerate(self.columns):
             numeric = bool(self.rows) and not isinstance(self.rows[0][index], str)
@@ -46,7 +46,7 @@ class Report:
             console.print(note, highlight=False)
 
     def write(self, path: Path) -> None:
-        """Writes everything as JSON."""
+        """Write the report as JSON."""
         result = {
             "title": self.title,
             "when": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,14 +1,13 @@
-"""What one router process costs: CPU per request, and the time it adds to a request.
+"""Cost of one router process: CPU per request, and added latency.
 
     python -m benchmarks.router_cost [--json FILE] [--repeats N] [--rate R]
 
 A real router (`python -m baton.router`) serves chat requests of 8 output tokens over loopback HTTP, in front of a
-worker without a model that makes a token every 10 ms (`benchmarks/step_worker.py`). CPU is what the operating system
-counted for the router's process: in a closed loop that keeps it busy, and at a moderate rate, where each wake-up from
-idleness counts too. Added time is what the client waited less what the worker spent, both by the same clock, at the
-moderate rate: to the first token for streams, to the end for whole answers. "new" prompts share nothing with any other;
-"chat" prompts are turns of conversations under one system prompt, each with the turns before it. Medians of interleaved
-repeats."""
+worker without a model that generates a token every 10 ms (`benchmarks/step_worker.py`). CPU is the process's time from
+the operating system: in a closed loop that keeps the router busy, and at a moderate rate, where wake-ups count too.
+Added latency is the client's wait minus the worker's time, on the same clock, at the moderate rate: to the first token
+for streams, to the end otherwise. "new" prompts share no prefix; "chat" prompts are turns of conversations with a
+common system prompt, each with the earlier turns. Results are medians of interleaved repeats."""
 
 import asyncio
 import gc
@@ -54,11 +53,11 @@ class Cell:
 
 @dataclass(slots=True)
 class Samples:
-    """What the runs of a cell gave."""
+    """Measurements of a cell's runs."""
 
-    busy_cpu_s: list[float] = field(default_factory=list)  # a request, by run
+    busy_cpu_s: list[float] = field(default_factory=list)  # per request, by run
     requests_per_s: list[float] = field(default_factory=list)  # by run, when busy
-    rate_cpu_s: list[float] = field(default_factory=list)  # a request, by run
+    rate_cpu_s: list[float] = field(default_factory=list)  # per request, by run
     added_s: list[float] = field(default_factory=list)  # of every request, at the rate
 
 
@@ -73,7 +72,7 @@ CELLS = (
 
 
 class Prompts:
-    """Texts made of this repository's own words in random order."""
+    """Random texts of words from this repository."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -82,7 +81,7 @@ class Prompts:
         self._system = self.text(1000)
 
     def text(self, num_bytes: int) -> str:
-        """About so many bytes."""
+        """Return a text of about this many bytes."""
         parts: list[str] = []
         left = num_bytes
         while left > 0:
@@ -91,7 +90,7 @@ class Prompts:
         return " ".join(parts)
 
     def messages(self, cell: Cell) -> Iterator[list[dict[str, str]]]:
-        """Conversations of one request each (new), or of many, each with the turns before it (chat)."""
+        """Yield conversations of one request each (new), or of many, each with the earlier turns (chat)."""
         while cell.kind == "new":
             yield [{"role": "user", "content": self.text(cell.num_bytes)}]
         while True:
@@ -104,7 +103,7 @@ class Prompts:
 
 
 def make_exchanges(cell: Cell, num_requests: int, rate: float, seed: int) -> list[Exchange]:
-    """Requests with exponential gaps between them."""
+    """Return requests with exponential gaps."""
     prompts, times, due_s = Prompts(seed), random.Random(seed), 0.0
     exchanges: list[Exchange] = []
     for place, messages in enumerate(islice(prompts.messages(cell), num_requests)):
@@ -117,14 +116,14 @@ def make_exchanges(cell: Cell, num_requests: int, rate: float, seed: int) -> lis
 
 @dataclass(slots=True)
 class Bench:
-    """The processes under measurement."""
+    """Measured processes."""
 
     worker: Process
     router: psutil.Process
     port: int
 
     async def run_busy(self, exchanges: Sequence[Exchange], samples: Samples) -> None:
-        """As many as the router serves."""
+        """Run a closed loop that keeps the router busy."""
         before_s, started_s = self._cpu_s(), monotonic()
         await run_load(self.port, exchanges, NUM_CONNECTIONS, timed=False)
         elapsed_s = monotonic() - started_s
@@ -133,7 +132,7 @@ class Bench:
         await self._worker_times()
 
     async def run_at_rate(self, cell: Cell, exchanges: Sequence[Exchange], samples: Samples) -> None:
-        """Each request at its time."""
+        """Run an open loop at the rate."""
         before_s = self._cpu_s()
         await run_load(self.port, exchanges, NUM_CONNECTIONS, timed=True)
         samples.rate_cpu_s.append((self._cpu_s() - before_s) / len(exchanges))
@@ -150,7 +149,7 @@ class Bench:
         return times.user + times.system
 
     async def _worker_times(self) -> dict[str, tuple[float, float, float]]:
-        """What the worker spent on each request since the last call, by the client's request id."""
+        """Return the worker's times of each request since the last call, by the client's request id."""
         assert self.worker.stdin is not None
         assert self.worker.stdout is not None
         self.worker.stdin.write(b"\n")
@@ -160,7 +159,7 @@ class Bench:
 
 @asynccontextmanager
 async def benched() -> AsyncIterator[Bench]:
-    """Starts a worker and a router."""
+    """Start a worker and a router."""
     worker = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.step_worker", stdin=PIPE, stdout=PIPE, limit=1 << 26
     )
@@ -182,11 +181,11 @@ async def benched() -> AsyncIterator[Bench]:
 
 
 async def measure(repeats: int, rate: float, seconds: float) -> Report:
-    """All cells, interleaved."""
+    """Measure all cells, interleaved."""
     samples = {cell: Samples() for cell in CELLS}
     seeds = count(1)
     async with benched() as bench:
-        for repeat in range(-1, repeats):  # the first is for warming up
+        for repeat in range(-1, repeats):  # the first is a warmup
             for cell in CELLS:
                 found = samples[cell] if repeat >= 0 else Samples()
                 cell_rate = rate * cell.share
@@ -206,13 +205,13 @@ async def measure(repeats: int, rate: float, seconds: float) -> Report:
 
 
 @click.command()
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here too.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Also write the results as JSON.")
 @click.option("--repeats", default=3, show_default=True)
-@click.option("--rate", default=100.0, show_default=True, help="Requests a second of 3 KB; longer ones come rarer.")
-@click.option("--seconds", default=4.0, show_default=True, help="Length of one run.")
+@click.option("--rate", default=100.0, show_default=True, help="Requests per second with 3 KB; longer ones are rarer.")
+@click.option("--seconds", default=4.0, show_default=True, help="Seconds of one run.")
 def main(path: Path | None, repeats: int, rate: float, seconds: float) -> None:
-    """Measures a router process of its own."""
-    gc.disable()  # a collection here would stand in the router's times
+    """Measure a separate router process."""
+    gc.disable()  # a collection would distort the router's times
     report = uvloop.run(measure(repeats, rate, seconds))
     report.show()
     if path is not None:

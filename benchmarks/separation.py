@@ -1,9 +1,9 @@
-"""Split pools against the same number of colocated workers, in the twin of `baton simulate --trace`.
+"""Split pools compared with the same number of colocated workers, by `baton simulate --trace`.
 
     python -m benchmarks.separation [--json FILE] [--only TRACE] [--seconds S]
 
-Each cell runs `baton simulate` once with each token budget of a step. A row has the budget with the most good requests,
-so that neither deployment is held back by the other's setting. Times are virtual: the speed of this machine does not
+Each cell runs `baton simulate` once with each token budget of a step. A row has the budget with the most requests
+within the SLO, so that each deployment has its best setting. Times are virtual: the speed of this machine does not
 matter.
 """
 
@@ -30,7 +30,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A trace at some multiple of its own rate, on some GPUs."""
+    """A trace at a multiple of its rate, on a number of GPUs."""
 
     trace: str
     slo: str
@@ -49,7 +49,7 @@ CELLS = (
 
 
 def commands(cell: Cell, seconds: float | None) -> Iterator[list[str]]:
-    """The arguments of `baton`, for each token budget."""
+    """Yield the arguments of `baton` for each token budget."""
     for budget in TOKEN_BUDGETS:
         yield [
             *("simulate", "--trace", str(DATA / cell.trace), "--slo", cell.slo, "--gpus", str(cell.num_gpus)),
@@ -59,7 +59,7 @@ def commands(cell: Cell, seconds: float | None) -> Iterator[list[str]]:
 
 
 def simulated(arguments: list[str]) -> dict[str, Any]:
-    """The figures that `baton simulate --json` writes."""
+    """Run `baton simulate --json` and return its results."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "figures.json"
         command = [sys.executable, "-m", "baton", *arguments, "--json", str(path)]
@@ -90,9 +90,9 @@ def add_cell(report: Report, cell: Cell, seconds: float | None) -> None:
 
 
 @click.command()
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures here.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the results as JSON.")
 @click.option("--only", type=click.Choice(["azure", "mooncake"]), help="Only this trace.")
-@click.option("--seconds", type=float, help="Only the trace's beginning.")
+@click.option("--seconds", type=float, help="Only the first seconds of the trace.")
 def main(json_path: Path | None, only: str | None, seconds: float | None) -> None:
     """Compare split pools with colocated workers in simulation."""
     report = Report("Split pools and colocated workers, simulated", COLUMNS)

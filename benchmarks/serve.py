@@ -1,10 +1,10 @@
-"""Colocated against disaggregated serving on the same cores, beside transformers' continuous batching.
+"""Colocated and disaggregated serving on the same cores, compared with transformers' continuous batching.
 
     python -m benchmarks.serve [--json FILE] [--repeats N] [--model DIR ...]
 
-Every cell is the median of waves that are interleaved over the systems: one wave of each, then the next. A wave is so
-many requests started at once, each with a random prompt that no cache knows, greedy, for exactly so many output tokens.
-Ours are measured at the client of `baton serve`, over HTTP streams; transformers is measured inside its own process.
+A cell is the median of waves that are interleaved over the systems. A wave is a number of requests started at once,
+each with a random, uncached prompt, greedy, and with a fixed number of output tokens. Baton is measured at the client
+of `baton serve`, over HTTP streams; transformers is measured inside its process.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ Prompts = Sequence[list[int]]
 
 @dataclass(slots=True)
 class Samples:
-    """What the waves of one system in one cell gave."""
+    """Measurements of one system's waves in one cell."""
 
     tokens_per_s: list[float] = field(default_factory=list)
     requests: list[RequestTimes] = field(default_factory=list)
@@ -51,7 +51,7 @@ RunWave = Callable[[Prompts, Samples], Awaitable[None]]
 
 @asynccontextmanager
 async def transformers_peer(model: Path, num_threads: int) -> AsyncIterator[RunWave]:
-    """transformers in a process of its own."""
+    """Run transformers in a separate process."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.transformers_peer", str(model), str(num_threads),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
@@ -85,7 +85,7 @@ async def transformers_peer(model: Path, num_threads: int) -> AsyncIterator[RunW
 
 @asynccontextmanager
 async def baton(model: Path, *flags: str) -> AsyncIterator[RunWave]:
-    """A cluster of ours."""
+    """Run a Baton cluster."""
     async with served(str(model), *flags) as url:
 
         async def run(prompts: Prompts, samples: Samples) -> None:
@@ -97,7 +97,7 @@ async def baton(model: Path, *flags: str) -> AsyncIterator[RunWave]:
 
 
 async def measure(model: Path, name: str, repeats: int, report: Report) -> None:
-    """Adds the rows of one model."""
+    """Add the rows of one model."""
     config, floor = read_model_config(model), CheckpointFloor.of(model)
     num_cores = describe().num_cores
     limits = measure_limits(getattr(torch, config.dtype), num_cores)
@@ -115,7 +115,7 @@ async def measure(model: Path, name: str, repeats: int, report: Report) -> None:
                     prompts = [
                         [rng.randrange(config.vocab_size) for _ in range(prompt_len)] for _ in range(num_requests)
                     ]
-                    await run(prompts, samples[system] if repeat else Samples())  # the first one warms up
+                    await run(prompts, samples[system] if repeat else Samples())  # the first is a warmup
             limit = num_requests * NUM_OUTPUT_TOKENS / floor.wave_s(limits, prompt_len, num_requests, NUM_OUTPUT_TOKENS)
             _add_rows(report, (name, prompt_len, num_requests), samples, limit)
             report.show()
@@ -133,10 +133,10 @@ def _add_rows(report: Report, cell: tuple[str, int, int], samples: dict[str, Sam
 
 @click.command()
 @click.option("--model", "models", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--repeats", default=3, show_default=True, help="Measured waves of each system in each cell.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
+@click.option("--repeats", default=3, show_default=True, help="Measured waves per system and cell.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON.")
 def main(models: tuple[Path, ...], repeats: int, json_file: Path | None) -> None:
-    """Measures the bundled model and a random model of Qwen3-0.6B's shape, or the given ones."""
+    """Measure the bundled model and a random model with the shape of Qwen3-0.6B, or the given models."""
     report = Report(f"Serving, {NUM_OUTPUT_TOKENS} output tokens", COLUMNS)
     report.notes.append("limit: matrix rate for prompts, then memory reads of the weights, both measured in this run")
 
@@ -154,7 +154,7 @@ def main(models: tuple[Path, ...], repeats: int, json_file: Path | None) -> None
 
 
 async def random_model(directory: Path) -> tuple[str, Path]:
-    """A random checkpoint of Qwen3-0.6B's shape with a small vocabulary."""
+    """Create a random checkpoint with the shape of Qwen3-0.6B and a small vocabulary."""
     target = directory / "qwen3-0.6b-random"
     script = Path(__file__).parent.parent / "scripts" / "make_random_checkpoint.py"
     process = await asyncio.create_subprocess_exec(sys.executable, str(script), "--shape", "qwen3-0.6b", str(target))

@@ -1,4 +1,4 @@
-"""A served cluster under measurement: the real command, in processes of its own."""
+"""Measured cluster: the real `baton serve` command."""
 
 import asyncio
 import sys
@@ -13,14 +13,14 @@ READY_TIMEOUT_S = 180.0
 
 
 def free_port() -> int:
-    """A port that nobody uses now, nor gets for a connection of his own before it is listened on."""
+    """Return a free port outside of the ephemeral range, so that no outgoing connection takes it before it is used."""
     [port] = free_ports("127.0.0.1", 1)
     return port
 
 
 @asynccontextmanager
 async def served(model: str, *flags: str) -> AsyncIterator[str]:
-    """`baton serve MODEL FLAGS` ("": the bundled model); yields the URL once all workers are ready."""
+    """Run `baton serve MODEL FLAGS` ("": the bundled model), and yield the URL once all workers are ready."""
     port = free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "baton", "serve", *([model] if model else []), "--port", str(port), *flags,
@@ -37,7 +37,7 @@ async def served(model: str, *flags: str) -> AsyncIterator[str]:
 
 
 async def wait_ready(url: str, process: asyncio.subprocess.Process) -> None:
-    """Returns once the process, a router or a cluster, has every worker. Raises RuntimeError if it ends before."""
+    """Wait until the router or cluster has every worker. Raises RuntimeError if the process ends before."""
     async with asyncio.timeout(READY_TIMEOUT_S), httpx.AsyncClient(base_url=url, trust_env=False) as client:
         while not await _all_ready(client):
             if process.returncode is not None:
@@ -46,7 +46,7 @@ async def wait_ready(url: str, process: asyncio.subprocess.Process) -> None:
 
 
 async def _all_ready(client: httpx.AsyncClient) -> bool:
-    """Whether every worker is attached; /ready alone says that a request would be served by somebody."""
+    """Whether every worker is attached; /ready requires only one."""
     try:
         workers = (await client.get("/workers")).json()["workers"]
     except httpx.TransportError:

@@ -1,20 +1,20 @@
-"""Whether the twin of `baton simulate --trace` tells what a real deployment does, and how fast it is.
+"""Accuracy of `baton simulate --trace` compared with a real deployment, and its speed.
 
     python -m benchmarks.simulator [--json FILE] [--seconds S] [--repeats N]
     python -m benchmarks.simulator --simulated-workers [--json FILE] [--seconds S] [--repeats N]
     python -m benchmarks.simulator --speed [--workers N] [--requests N]
 
-1. The bundled model is served by one prefill and one decode worker, each a process of its own, behind a real router.
-2. `baton bench --profile` sends it the beginning of the conversation trace, scaled down, several times, with other
+1. The bundled model is served by one prefill and one decode worker process behind a real router.
+2. `baton bench --profile` sends it the beginning of the conversation trace, scaled down, several times, with different
    prompts each time.
-3. The workers' times are fitted to every other run; the twin gets the requests of those between.
-4. The table has the times of those between as a client measured them, as the twin says them, and the ratio of both.
+3. The workers' times are fitted to every other run; the simulator gets the requests of the remaining runs.
+4. The table compares the client's measurements of the remaining runs with the simulated ones.
 
-With --simulated-workers there are three of each, which compute nothing and keep stated times, so that a machine that
-is busy with other things disturbs less: router, protocols, reports and handovers are the real ones.
+With --simulated-workers there are three workers of each role, which compute nothing and have fixed times, so that other
+load on the machine matters less; router, protocols, reports and handovers are real.
 
-With --speed nothing is served: the twin runs as many requests, before as many workers, as are asked for; and beside it
-engines that make every step, for as long as a few requests take.
+With --speed nothing is served: the simulator runs the given numbers of requests and workers, and is compared with
+engines that execute every step, on a few requests.
 """
 
 import asyncio
@@ -61,14 +61,14 @@ NUM_WARMUPS = 12
 
 @dataclass(frozen=True, slots=True)
 class RealDeployment:
-    """What is served, and what the twin is told of it beside its times."""
+    """A real deployment, and its parameters for the simulator, apart from its times."""
 
     title: str
     spec: WorkerSpec
-    num_each: int  # prefill workers, and as many decode workers
+    num_each: int  # number of prefill workers, and of decode workers
     lengths: Lengths
     local_prefill_below: int | None
-    serve: Callable[[], AbstractAsyncContextManager[str]]  # its URL
+    serve: Callable[[], AbstractAsyncContextManager[str]]  # yields its URL
 
 
 # A block has 16 tokens, 4 layers of 2 heads, in bf16.
@@ -83,19 +83,19 @@ BUNDLED_SPEC = WorkerSpec(
 SIMULATED_SPEC = WorkerSpec(step_s=0.03, sequence_s=0.001, prefill_tokens_per_s=4000.0, block_bytes=1 << 17)
 CALIBRATION_COLUMNS = ("time", "real ms", "simulated ms", "simulated / real")
 SPEED_COLUMNS = ("what", "workers", "requests", "CPU s", "requests / CPU s", "simulated s")
-NUM_EXACT = 200  # requests for engines that make every step
-RATE_A_WORKER = 3.0  # requests a second: about 60% of what the default machine bears
+NUM_EXACT = 200  # requests for engines that execute every step
+RATE_A_WORKER = 3.0  # requests per second: about 60% of the default machine's capacity
 
 
 def bundled() -> AbstractAsyncContextManager[str]:
-    """The bundled model, by `baton serve`."""
+    """Serve the bundled model by `baton serve`."""
     batch = ("--max-num-batched-tokens", str(BUNDLED_SPEC.max_num_batched_tokens))
     return served("", "--prefill", "1", "--decode", "1", *batch, "--max-num-seqs", str(BUNDLED_SPEC.max_num_seqs))
 
 
 @asynccontextmanager
 async def simulated_workers(num_each: int) -> AsyncIterator[str]:
-    """A real router before simulated workers. Raises RuntimeError if one of the processes ends before it serves."""
+    """Run a real router with simulated workers. Raises RuntimeError if a process ends before it serves."""
     async with AsyncExitStack() as stack:
         workers = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "baton.simulation.workers", "--prefill", str(num_each), "--decode", str(num_each),
@@ -117,7 +117,7 @@ async def simulated_workers(num_each: int) -> AsyncIterator[str]:
 
 
 async def end(process: Process) -> None:
-    """Returns once it has ended, by SIGTERM if it has not yet."""
+    """Send SIGTERM unless it has ended, and wait for it."""
     if process.returncode is None:
         process.terminate()
     await process.wait()
@@ -128,7 +128,7 @@ BUNDLED = RealDeployment(
     spec=BUNDLED_SPEC,
     num_each=1,
     lengths=Lengths(1 / 8, max_input=3500, max_output=200),
-    local_prefill_below=64,  # as `baton serve` has it
+    local_prefill_below=64,  # the default of `baton serve`
     serve=bundled,
 )
 SIMULATED = RealDeployment(
@@ -142,7 +142,7 @@ SIMULATED = RealDeployment(
 
 
 async def bench(url: str, profile: Path, lengths: Lengths, seconds: float, seed: int) -> list[ProfiledRequest]:
-    """One run of the load tool."""
+    """Run `baton bench` once, and return its profile."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "baton", "bench", "--base-url", url, "--dataset", "mooncake",
         "--dataset-path", str(TRACE), "--scale-lengths", str(lengths.scale), "--max-input-len", str(lengths.max_input),
@@ -159,7 +159,7 @@ async def bench(url: str, profile: Path, lengths: Lengths, seconds: float, seed:
 
 
 async def measure(real: RealDeployment, seconds: float, num_runs: int) -> list[list[ProfiledRequest]]:
-    """The runs, one after the other, before the same real deployment."""
+    """Run the load several times on the same deployment."""
     with tempfile.TemporaryDirectory() as directory:
         async with real.serve() as url:
             profiles = [Path(directory) / f"{seed}.json" for seed in range(num_runs)]
@@ -168,7 +168,7 @@ async def measure(real: RealDeployment, seconds: float, num_runs: int) -> list[l
 
 
 def calibrate(real: RealDeployment, seconds: float, num_repeats: int) -> Report:
-    """The real times beside the simulated ones."""
+    """Compare real and simulated times."""
     runs = asyncio.run(measure(real, seconds, 2 * num_repeats))
     fit = fit_machine(list(chain.from_iterable(runs[::2])), real.spec)
     others = list(chain.from_iterable(runs[1::2]))
@@ -184,14 +184,14 @@ def calibrate(real: RealDeployment, seconds: float, num_repeats: int) -> Report:
 
 
 def compare(report: Report, name: str, real_s: Sequence[float], simulated_s: Sequence[float]) -> None:
-    """Adds a row for each percentile."""
+    """Add a row for each percentile."""
     for percent in (50, 90):
         real, simulated = float(np.percentile(real_s, percent)), float(np.percentile(simulated_s, percent))
         report.add(f"{name} p{percent}", 1e3 * real, 1e3 * simulated, simulated / real)
 
 
 def notes(fit: Fit, real: Sequence[ProfiledRequest], num_sent: int, outcome: Outcome) -> list[str]:
-    """What stands below the table."""
+    """Return the notes below the table."""
     num_tokens = sum(each.prompt_tokens for each in real)
     cached = sum(each.cached_tokens for each in real) / num_tokens
     remote = sum(each.prefill_worker != each.decode_worker for each in real) / len(real)
@@ -206,13 +206,13 @@ def notes(fit: Fit, real: Sequence[ProfiledRequest], num_sent: int, outcome: Out
 
 
 def chats(num_requests: int, num_workers: int, seed: int) -> list[TraceRequest]:
-    """Prompts of about 2,000 tokens behind one of a few hundred beginnings, and answers of about 200."""
+    """Return requests of about 2,000 prompt tokens with one of a few hundred shared prefixes, and about 200 outputs."""
     rng = random.Random(seed)
     root, due_s, requests = root_hash(), 0.0, []
     for number in range(num_requests):
         due_s += rng.expovariate(RATE_A_WORKER * num_workers)
         num_prompt = min(16_000, max(16, round(rng.lognormvariate(7.4, 0.6))))
-        # A block's content is told by one number: how many the prompt shares with others, and then its own.
+        # A block's content is one number: first the shared blocks, then the prompt's own.
         shared = [rng.randrange(300), 1][: rng.randint(0, 2)]
         blocks = [*shared, 1000 + number, *range(40)][: num_prompt // HASH_TOKENS]
         num_output = min(2000, max(1, round(rng.lognormvariate(5.1, 0.7))))
@@ -221,7 +221,7 @@ def chats(num_requests: int, num_workers: int, seed: int) -> list[TraceRequest]:
 
 
 def speed(num_workers: int, num_requests: int) -> Report:
-    """Simulated requests in a second of one core."""
+    """Measure simulated requests per second of one core."""
     report = Report("Speed of the simulation", SPEED_COLUMNS)
     half = num_workers // 2
     plan = DeploymentPlan(machine=Machine().with_block_size(HASH_TOKENS), prefill=half, decode=num_workers - half)
@@ -238,7 +238,7 @@ def speed(num_workers: int, num_requests: int) -> Report:
 
 
 async def make_every_step(requests: Sequence[TraceRequest]) -> float:
-    """One colocated engine with the real scheduler, without a router; returns the time of the last token."""
+    """Run one colocated engine with the real scheduler and no router; return the time of the last token."""
     engine, loop, rng = SimulatedEngine(WorkerSpec()), asyncio.get_running_loop(), random.Random(0)
 
     async def live(number: int, request: TraceRequest) -> None:
@@ -255,11 +255,11 @@ async def make_every_step(requests: Sequence[TraceRequest]) -> float:
 
 
 @click.command()
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
-@click.option("--seconds", default=60.0, show_default=True, help="Of the trace, in each run.")
-@click.option("--repeats", default=2, show_default=True, help="Pairs of runs, of which one is fitted.")
-@click.option("--simulated-workers", "is_simulated", is_flag=True, help="Before workers that compute nothing.")
-@click.option("--speed", "is_speed", is_flag=True, help="Measure the simulation's speed instead.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON.")
+@click.option("--seconds", default=60.0, show_default=True, help="Seconds of the trace in each run.")
+@click.option("--repeats", default=2, show_default=True, help="Pairs of runs; one of each pair is used for fitting.")
+@click.option("--simulated-workers", "is_simulated", is_flag=True, help="Use workers that compute nothing.")
+@click.option("--speed", "is_speed", is_flag=True, help="Measure the speed of the simulation instead.")
 @click.option("--workers", default=1000, show_default=True, help="With --speed: half of them prefill.")
 @click.option("--requests", default=100_000, show_default=True, help="With --speed.")
 def main(
@@ -271,7 +271,7 @@ def main(
     workers: int,
     requests: int,
 ) -> None:
-    """Holds the twin against a real deployment, or measures its speed."""
+    """Compare the simulator with a real deployment, or measure its speed."""
     real = SIMULATED if is_simulated else BUNDLED
     report = speed(workers, requests) if is_speed else calibrate(real, seconds, repeats)
     report.show()

@@ -1,8 +1,8 @@
-"""A worker without a model for measuring routers: one token for each request every step, and its own times.
+"""Worker without a model for measuring routers: one token per request and step.
 
     python -m benchmarks.step_worker --step-ms 10
 
-Prints its address, then, for each line on stdin, one JSON object: what it spent on each request since the last line.
+Prints its address; then, for each line on stdin, one JSON object with its time of each request since the last line.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ INCARNATION = "step-worker/1"
 
 @dataclass(slots=True)
 class RequestTimes:
-    """When a request came and its tokens went, by the machine's monotonic clock."""
+    """Arrival and token times of a request, on the monotonic clock."""
 
     received_s: float
     first_s: float = 0.0
@@ -45,26 +45,26 @@ class _Running:
 
 @dataclass(slots=True)
 class _Router:
-    """One router's stream."""
+    """Stream of one router."""
 
     running: dict[str, _Running] = field(default_factory=dict)
     work: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class StepWorker(WorkerServicer, DecodeServicer):
-    """Serves routers; owns the times of the requests that ended."""
+    """Server for routers; owns the times of ended requests."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
         self.ended: dict[str, RequestTimes] = {}
-        self._taken: list[int] = []  # numbers of commands that no report has told of
+        self._taken: list[int] = []  # commands that are not in a report yet
 
     async def Describe(  # noqa: N802
         self,
         request: worker_pb2.DescribeRequest,
         context: grpc.aio.ServicerContext[worker_pb2.DescribeRequest, worker_pb2.WorkerDescription],
     ) -> worker_pb2.WorkerDescription:
-        """A decode worker that takes everything."""
+        """Describe a decode worker without limits."""
         return worker_pb2.WorkerDescription(
             worker_id="step-worker", incarnation=INCARNATION, role=worker_pb2.WORKER_ROLE_BOTH, model="any",
             fingerprint="step", block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, max_model_len=MAX_MODEL_LEN,
@@ -76,7 +76,7 @@ class StepWorker(WorkerServicer, DecodeServicer):
         request: worker_pb2.WatchRequest,
         context: grpc.aio.ServicerContext[worker_pb2.WatchRequest, worker_pb2.WorkerUpdate],
     ) -> AsyncIterator[worker_pb2.WorkerUpdate]:
-        """An empty cache; then the load as often as a real worker tells it while it works."""
+        """Send an empty cache, then load reports as often as a busy real worker."""
         update = self._update()
         update.cache.sequence = 0
         yield update
@@ -90,7 +90,7 @@ class StepWorker(WorkerServicer, DecodeServicer):
         request_iterator: AsyncIterator[worker_pb2.RouterMessage],
         context: grpc.aio.ServicerContext[worker_pb2.RouterMessage, worker_pb2.WorkerMessage],
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
-        """One message a step."""
+        """Send one message per step."""
         router = _Router()
         reader = asyncio.create_task(self._read(request_iterator, router))
         try:
@@ -148,7 +148,7 @@ async def _serve(step_s: float) -> None:
     add_DecodeServicer_to_server(worker, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    gc.disable()  # a collection would stand in the router's times
+    gc.disable()  # a collection would distort the router's times
     print(f"127.0.0.1:{port}", flush=True)
     try:
         while await asyncio.to_thread(sys.stdin.readline):
@@ -162,7 +162,7 @@ async def _serve(step_s: float) -> None:
 @click.command()
 @click.option("--step-ms", type=float, default=10.0, show_default=True)
 def main(step_ms: float) -> None:
-    """Serves until stdin is closed."""
+    """Serve until stdin is closed."""
     uvloop.run(_serve(step_ms / 1e3))
 
 

@@ -1,11 +1,11 @@
-"""Load for any server that speaks OpenAI's HTTP API, and what it measures: `baton bench`.
+"""Load generator for OpenAI-compatible servers: `baton bench`.
 
 The life of a load:
 
-1. `datasets` say what is asked for: prompts, how many tokens of answer, and in a trace also when.
-2. `first_contact` learns the server's model and asks it one small thing, to find a wrong name or key before the load.
-3. `plan` makes each request's bytes, before the clock runs.
-4. `dispatch` sends them: each at its time whatever the answers do (open loop), or one when another ended (closed loop).
-5. `connection` stamps an answer's bytes as they come, `answer` reads their events into the request's `record`.
-6. `summary` turns records into figures; `terminal`, `json_report`, `page` and `profile` show and keep them.
+1. `datasets` provide the requests: prompts, output lengths and, for traces, times.
+2. `first_contact` reads the server's model name and sends one small request, to find a wrong name or key early.
+3. `plan` builds each request's bytes before the clock starts.
+4. `dispatch` sends each request at its time (open loop), or when an earlier one has ended (closed loop).
+5. `connection` timestamps a response's bytes on arrival, and `answer` parses their events into the request's `record`.
+6. `summary` computes statistics from the records; `terminal`, `load_report`, `page` and `profile` output them.
 """

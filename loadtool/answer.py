@@ -1,4 +1,4 @@
-"""Reads one answer into its record, as its bytes come."""
+"""Streaming parser of one response into its record."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from baton.loadtool.record import Failure, RequestRecord, read_path
 
 
 class EventSplitter:
-    """Holds what came of an event that is not whole."""
+    """Buffer of a stream's incomplete event."""
 
     __slots__ = ("_data", "_rest")
 
@@ -17,7 +17,7 @@ class EventSplitter:
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of the events that end in this piece."""
+        """Return the data of the events that end in this piece."""
         lines = (self._rest + piece).split(b"\n")
         self._rest = lines.pop()
         events = []
@@ -39,26 +39,26 @@ DELTA_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")  # of a
 
 
 class AnswerReader:
-    """A stream of completion or chat chunks, or an error in its place."""
+    """Parser of a stream of completion or chat chunks, or of an error response."""
 
     def __init__(self, record: RequestRecord, started_s: float) -> None:
-        """`started_s`: the run's start by the clock that stamps the bytes."""
+        """Write into `record`. `started_s` is the run's start on the clock of the timestamps."""
         self._record = record
         self._started_s = started_s
-        self._splitter: EventSplitter | None = None  # None: it is no stream of events
+        self._splitter: EventSplitter | None = None  # None: not an event stream
         self._kept = bytearray()
-        self._finish_s: float | None = None  # of an event that only says why the output ends
+        self._finish_s: float | None = None  # of an event with only a finish reason
         self._is_done = False
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
-        """The answer begins."""
+        """Start the response."""
         self._record.status = status
         self._record.path = read_path(headers)
         if status == 200 and headers.get("content-type", "").startswith("text/event-stream"):
             self._splitter = EventSplitter()
 
     def body(self, piece: bytes, now_s: float) -> None:
-        """A piece of the body came."""
+        """Parse a piece of the body."""
         if self._splitter is None:
             self._kept += piece[: MAX_KEPT_BYTES - len(self._kept)]
             return
@@ -69,10 +69,10 @@ class AnswerReader:
                 self._event(data, now_s - self._started_s)
 
     def end(self) -> None:
-        """Nothing more comes: what the record says now stays."""
+        """Complete the record at the end of the response."""
         record = self._record
         if not record.token_times_s and self._finish_s is not None:
-            record.token_times_s.append(self._finish_s)  # all tokens were ones without text
+            record.token_times_s.append(self._finish_s)  # all tokens decoded to empty text
         if record.failure is not None:
             return
         if self._splitter is None:
@@ -117,7 +117,7 @@ class AnswerReader:
 
 def _refusal(status: int | None, body: bytes) -> Failure:
     if status == 200:
-        return Failure("no stream", "the server answered 200, but with no event stream")
+        return Failure("no stream", "the server returned 200 without an event stream")
     try:
         message = _message(orjson.loads(body))
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""An HTTP client for loads: prepared requests over kept connections, as many as are needed at once."""
+"""HTTP client for loads: prepared requests over keep-alive connections, without a limit of connections."""
 
 import asyncio
 import ssl
@@ -6,21 +6,21 @@ from time import perf_counter
 
 from baton.loadtool.connection import Connection, Reader
 
-KEEP_IDLE_S = 2.0  # servers close idle connections, some after 5 s; a request must not meet that
+KEEP_IDLE_S = 2.0  # servers close idle connections, some after 5 s; a request must not race with that
 
 
 class HttpClient:
-    """Owns the connections to one server."""
+    """Owner of the connections to one server."""
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float) -> None:
         self._host = host
         self._port = port
         self._tls = tls
         self._timeout_s = timeout_s
-        self._idle: list[Connection] = []  # the last used at the end
+        self._idle: list[Connection] = []  # most recently used last
 
     async def ask(self, payload: bytes, reader: Reader) -> None:
-        """Sends a request and reads its answer. Raises OSError or TimeoutError if that does not come whole."""
+        """Send a request and read its response. Raises OSError or TimeoutError if the response is incomplete."""
         async with asyncio.timeout(self._timeout_s):
             connection = await self._take()
             try:
@@ -35,7 +35,7 @@ class HttpClient:
             connection.close()
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Close the connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()

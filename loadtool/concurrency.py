@@ -1,4 +1,4 @@
-"""How many requests were on their way at each time."""
+"""Number of in-flight requests over time."""
 
 from collections.abc import Sequence
 
@@ -11,24 +11,24 @@ Array = NDArray[np.float64]
 
 
 class Concurrency:
-    """A step function of time, from the times at which requests were sent and ended."""
+    """Step function of the number of in-flight requests."""
 
     def __init__(self, begins_s: Sequence[float], ends_s: Sequence[float]) -> None:
         times = np.concatenate((np.asarray(begins_s, float), np.asarray(ends_s, float)))
         steps = np.concatenate((np.ones(len(begins_s)), -np.ones(len(ends_s))))
-        order = np.lexsort((steps, times))  # an end before a beginning at the same time
+        order = np.lexsort((steps, times))  # at equal times, ends sort before starts
         self.times_s: Array = times[order]
-        self.counts: Array = np.cumsum(steps[order])  # from each time to the next
+        self.counts: Array = np.cumsum(steps[order])  # from each time until the next
         lengths = np.diff(self.times_s)
         self._integral: Array = np.concatenate(([0.0], np.cumsum(lengths * self.counts[:-1])))
 
     @property
     def highest(self) -> int:
-        """The most at any time."""
+        """Return the maximum."""
         return int(self.counts.max(initial=0))
 
     def mean(self, begin_s: float, end_s: float) -> float:
-        """The mean between two times; at one moment what was there then, including who was just sent."""
+        """Return the mean between two times; for equal times the value then, including a request sent just then."""
         if not len(self.times_s):
             return 0.0
         if end_s <= begin_s:
@@ -40,5 +40,5 @@ class Concurrency:
 
 
 def concurrency_of(records: Sequence[RequestRecord]) -> Concurrency:
-    """Requests between sending and the end of the answer."""
+    """Return the concurrency of requests, from sending to the end of the response."""
     return Concurrency([record.sent_s for record in records], [record.ended_s for record in records])

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection with at most one request on it; a piece of an answer costs microseconds."""
+"""HTTP/1.1 connection for one request at a time; reading a piece of a response takes microseconds."""
 
 import asyncio
 from collections.abc import Mapping
@@ -9,23 +9,23 @@ import httptools
 
 
 class Reader(Protocol):
-    """Takes an answer as it comes."""
+    """Receiver of a streaming response."""
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
-        """The status and the headers, their names in small letters."""
+        """Handle the status and the headers, whose names are in lower case."""
         ...
 
     def body(self, piece: bytes, now_s: float) -> None:
-        """A piece of the body, and when it came (`time.perf_counter`)."""
+        """Handle a piece of the body, with its arrival time (`time.perf_counter`)."""
         ...
 
 
 class Connection(asyncio.Protocol):
-    """Owns the parser of its answers; httptools calls its `on_...` methods."""
+    """Connection and parser of its responses; httptools calls the `on_...` methods."""
 
     def __init__(self) -> None:
         self.is_open = True
-        self.idle_since_s = 0.0  # the client's
+        self.idle_since_s = 0.0  # set by the client
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._reader: Reader | None = None
@@ -35,7 +35,7 @@ class Connection(asyncio.Protocol):
         self._now_s = 0.0
 
     async def ask(self, payload: bytes, reader: Reader) -> None:
-        """Sends a request; returns when its answer has been read. Raises ConnectionError if it does not come whole."""
+        """Send a request and read its response. Raises ConnectionError if the response is incomplete."""
         assert self._transport is not None
         self._reader, self._headers, self._has_head = reader, {}, False
         self._done = asyncio.get_running_loop().create_future()
@@ -43,29 +43,29 @@ class Connection(asyncio.Protocol):
         await self._done
 
     def close(self) -> None:
-        """Ends the connection; what still comes is not read."""
+        """Close the connection without reading further data."""
         self.is_open = False
         self._reader = None
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: it stands."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class
+        """Handle the start of the connection (asyncio)."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: bytes came."""
+        """Handle received bytes (asyncio)."""
         self._now_s = perf_counter()
         if self._reader is None:
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(ConnectionError(f"no HTTP: {error}"))
+            self._fail(ConnectionError(f"invalid HTTP: {error}"))
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: it is over, which is also how a body without a length ends."""
+        """Handle the end of the connection (asyncio), which also ends a body without a length."""
         self.is_open = False
         has_length = "content-length" in self._headers or "transfer-encoding" in self._headers
         if exc is None and self._has_head and not has_length:
@@ -74,11 +74,11 @@ class Connection(asyncio.Protocol):
             self._fail(exc or ConnectionError("the server closed the connection"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """httptools: a header."""
+        """Handle a header (httptools)."""
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """httptools: the head is whole."""
+        """Handle the end of the headers (httptools)."""
         status = self._parser.get_status_code()
         if status < 200:  # a word in advance
             self._headers = {}
@@ -88,12 +88,12 @@ class Connection(asyncio.Protocol):
             self._reader.head(status, self._headers)
 
     def on_body(self, body: bytes) -> None:
-        """httptools: a piece of the body."""
+        """Handle a piece of the body (httptools)."""
         if self._reader is not None:
             self._reader.body(body, self._now_s)
 
     def on_message_complete(self) -> None:
-        """httptools: the answer is whole."""
+        """Handle the end of the response (httptools)."""
         if self._has_head:
             self.is_open = self.is_open and self._parser.should_keep_alive()
             self._finish()

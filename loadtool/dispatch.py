@@ -1,7 +1,7 @@
-"""Sends a run's requests.
+"""Dispatcher of a run's requests.
 
-In an open loop each goes out at its time whatever became of those before it. How much later than due it went is kept:
-if that is much, the client was the bottleneck. In a closed loop each client sends one when its last has ended.
+In an open loop each request is sent at its time, whatever happens to earlier ones; its lag is recorded, because a large
+lag means that the client was the bottleneck. In a closed loop each client sends a request when its previous one ended.
 """
 
 import asyncio
@@ -19,33 +19,33 @@ from baton.loadtool.record import Failure, RequestRecord
 
 
 class Watcher(Protocol):
-    """Sees how a run goes, for a progress bar."""
+    """Observer of a run, for a progress bar."""
 
     def sent(self) -> None:
-        """A request goes out."""
+        """Handle a request that was sent."""
         ...
 
     def ended(self, record: RequestRecord) -> None:
-        """Its answer has ended, well or not."""
+        """Handle a request that has ended, successful or not."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """What a run gave."""
+    """Result of a run."""
 
     arrivals: Arrivals
-    records: list[RequestRecord]  # of the requests that ended, in this order
+    records: list[RequestRecord]  # of the requests that have ended, in the order of their ends
     started_unix_s: float
     elapsed_s: float
-    client_cpu_s: float  # of this process in the time
-    is_whole: bool  # False: interrupted, and what was on its way is left out
+    client_cpu_s: float  # CPU time of this process
+    is_whole: bool  # False: interrupted; in-flight requests are left out
 
 
 async def run_load(
     client: HttpClient, requests: Iterable[PlannedRequest], arrivals: Arrivals, limits: Limits, watcher: Watcher
 ) -> LoadRun:
-    """Sends the requests and waits for their answers. Cancelled, it returns what has ended so far."""
+    """Send the requests and wait for their responses. If cancelled, return those that have ended so far."""
     dispatcher = _Dispatcher(client, watcher)
     started_unix_s, started_cpu_s = time.time(), time.process_time()
     is_whole = True
@@ -67,7 +67,7 @@ async def run_load(
 
 
 class _Dispatcher:
-    """Owns the records of one run."""
+    """Owner of the records of one run."""
 
     def __init__(self, client: HttpClient, watcher: Watcher) -> None:
         self.records: list[RequestRecord] = []
@@ -76,14 +76,14 @@ class _Dispatcher:
         self._started_s = perf_counter()
 
     def now_s(self) -> float:
-        """Since the start."""
+        """Return the seconds since the start."""
         return perf_counter() - self._started_s
 
     async def open_loop(self, requests: Iterable[PlannedRequest]) -> None:
         async with asyncio.TaskGroup() as tasks:
             for request in requests:
                 assert request.due_s is not None
-                await asyncio.sleep(max(0.0, request.due_s - self.now_s()))  # also when late: answers must be read
+                await asyncio.sleep(max(0.0, request.due_s - self.now_s()))  # yields even if late
                 tasks.create_task(self._send(request))
 
     async def closed_loop(self, requests: Iterable[PlannedRequest], num_clients: int, duration_s: float | None) -> None:
@@ -108,7 +108,7 @@ class _Dispatcher:
             await self._client.ask(request.payload, reader)
             reader.end()
         except TimeoutError:
-            record.failure = Failure("timed out", "the answer did not end in time")
+            record.failure = Failure("timed out", "the response did not end in time")
         except OSError as error:
             record.failure = Failure("connection", str(error) or type(error).__name__)
         record.ended_s = self.now_s()

@@ -1,23 +1,23 @@
-"""What can be wrong before a load runs.
+"""Errors that prevent a load from running.
 
 LoadToolError
-    DatasetError    a file is missing, or is not what it is said to be
-    SettingError    options that cannot be, or do not go together
-    TargetError     the server cannot be reached, or refuses what the load would ask
+    DatasetError    a file is missing or invalid
+    SettingError    options are invalid, or conflict
+    TargetError     the server cannot be reached, or rejects the load's requests
 """
 
 
 class LoadToolError(Exception):
-    """The load cannot be run; the text says what would be right."""
+    """The load cannot run; the text has the remedy."""
 
 
 class DatasetError(LoadToolError):
-    """A dataset cannot be read."""
+    """The dataset cannot be read."""
 
 
 class SettingError(LoadToolError):
-    """Settings are impossible, or contradict each other."""
+    """Settings are invalid, or conflict."""
 
 
 class TargetError(LoadToolError):
-    """The server cannot be loaded."""
+    """The server cannot be reached, or rejects the load's requests."""

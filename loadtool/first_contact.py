@@ -1,4 +1,4 @@
-"""One small request before a load, which finds a wrong name, key or field, and what the server takes as a prompt."""
+"""Probe request before a load: checks model name, key and fields, and whether the server accepts token ids."""
 
 from dataclasses import replace
 
@@ -17,16 +17,16 @@ GREETING = "Hello"
 
 
 def reach(target: Target, vocabulary: Vocabulary) -> Target:
-    """The target with its model's name, and whether it takes token ids, after one small request that it answered.
+    """Return the target with its model name and whether it takes token ids, after a successful probe request.
 
-    Raises TargetError in the server's words if it refuses, and says what may be wrong if nobody answers.
+    Raises TargetError with the server's error if it rejects the request, or with the likely cause if it is unreachable.
     """
     try:
         with _connect(target) as http:
             if target.model is None:
                 target = replace(target, model=_first_model(http))
             return _try(http, target, vocabulary)
-    except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:  # the last for names that no host can have
+    except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: invalid host name
         raise TargetError(_unreachable(target.base_url, error)) from error
 
 
@@ -45,7 +45,7 @@ def _first_model(http: httpx.Client) -> str:
     match _json(answer):
         case {"data": [{"id": str() as name}, *_]} if answer.is_success:
             return name
-    raise TargetError(f"the server names no model ({_words(answer)}); name it by --model")
+    raise TargetError(f"the server lists no models ({_error_text(answer)}); set --model")
 
 
 def _try(http: httpx.Client, target: Target, vocabulary: Vocabulary) -> Target:
@@ -68,12 +68,12 @@ def _ask(http: httpx.Client, target: Target, request: LoadRequest, vocabulary: V
     body = target.body(request, vocabulary)
     answer = http.post(target.path, content=body, headers={"content-type": "application/json"})
     if not answer.is_success:
-        raise TargetError(f"the server refuses a first small request to {target.path}: {_words(answer)}")
+        raise TargetError(f"the server rejects a probe request to {target.path}: {_error_text(answer)}")
     if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-        raise TargetError(f"the server answers {target.path} with no event stream; only streams can be timed")
+        raise TargetError(f"the server's response to {target.path} is not an event stream; only streams can be timed")
 
 
-def _words(answer: httpx.Response) -> str:
+def _error_text(answer: httpx.Response) -> str:
     match _json(answer):
         case {"error": {"message": str() as message}} | {"message": str() as message} | {"detail": str() as message}:
             return f"{answer.status_code}: {message}"
@@ -82,8 +82,8 @@ def _words(answer: httpx.Response) -> str:
 
 def _unreachable(url: str, error: Exception) -> str:
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return f"{url}: {error}; name who signed its certificate by --ssl-ca-certs"
-    return f"no server answers at {url} ({error}); set --url"
+        return f"{url}: {error}; set --ssl-ca-certs to the CA that signed its certificate"
+    return f"no server responds at {url} ({error}); set --url"
 
 
 def _json(answer: httpx.Response) -> object:

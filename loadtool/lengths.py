@@ -1,4 +1,4 @@
-"""How a dataset's lengths are fitted to a model."""
+"""Scaling and truncation of a dataset's lengths."""
 
 from dataclasses import dataclass
 
@@ -7,23 +7,23 @@ from baton.loadtool.errors import SettingError
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Every length times the scale; what is still longer than the limit is cut to it."""
+    """Scale and limits of lengths, in tokens. Lengths are scaled first, then truncated."""
 
     scale: float = 1.0
     max_input: int | None = None  # tokens
     max_output: int | None = None
-    output: int | None = None  # this many for every request, whatever the dataset says
+    output: int | None = None  # of every request, instead of the dataset's
 
     def __post_init__(self) -> None:
         if not 0 < self.scale < float("inf"):
-            raise SettingError(f"--scale-lengths {self.scale:g}: it must be above 0")
+            raise SettingError(f"--scale-lengths {self.scale:g}: must be above 0")
 
     def num_input(self, num_tokens: int) -> int:
-        """Tokens of a prompt."""
+        """Return the prompt tokens for a dataset's length."""
         return _fitted(num_tokens * self.scale, self.max_input)
 
     def num_output(self, num_tokens: int) -> int:
-        """Tokens of an answer."""
+        """Return the output tokens for a dataset's length."""
         return self.output or _fitted(num_tokens * self.scale, self.max_output)
 
 

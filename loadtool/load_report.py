@@ -1,4 +1,4 @@
-"""All that a load gave, and what was asked for."""
+"""Report of a load: its settings and results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ FORMAT = "baton bench, version 1"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """A run and its figures."""
+    """A run and its summary."""
 
     run: LoadRun
     summary: RunSummary
@@ -24,26 +24,26 @@ class MeasuredRun:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The runs of a sweep, in their order."""
+    """Runs of a sweep, in order."""
 
     target: Target
     dataset: str
-    settings: Mapping[str, object]  # the options that were given, by name; no secrets
-    when: str  # of the start, ISO 8601
+    settings: Mapping[str, object]  # options set by the user, without secrets
+    when: str  # start time, ISO 8601
     runs: Sequence[MeasuredRun]
 
     @property
     def model(self) -> str:
-        """As the server names it."""
+        """Model name at the server."""
         return self.target.model or ""
 
     @property
     def endpoint(self) -> str:
-        """The whole URL."""
+        """Full URL of the API endpoint."""
         return self.target.base_url + self.target.path
 
     def to_json(self, with_requests: bool) -> dict[str, object]:
-        """For programs: every figure, and with `with_requests` every request's."""
+        """Return all results as JSON; `with_requests` includes every request."""
         return {
             "format": FORMAT,
             "when": self.when,
@@ -64,12 +64,12 @@ class LoadReport:
 
 
 def measured(run: LoadRun, slo: Slo | None) -> MeasuredRun:
-    """The run with its figures."""
+    """Summarize a run."""
     return MeasuredRun(run, summarise(run, slo))
 
 
 def _request(record: RequestRecord) -> dict[str, object]:
-    """A request's own figures; times in seconds from its run's start, what is unknown is null."""
+    """Return a request as JSON. Times are in seconds from the run's start; unknown values are null."""
     has_output = bool(record.token_times_s)
     return {
         "due_s": record.due_s,

@@ -1,4 +1,4 @@
-"""How a Baton server made the answers of a run, by its own word."""
+"""Prefill location and KV transports of a run's requests, as a Baton server reports them."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +11,8 @@ from baton.loadtool.record import RequestRecord
 class PathSummary:
     """Counts of requests, and of prompt tokens."""
 
-    num_remote: int  # requests whose prompt another worker computed
-    num_local: int  # the others
+    num_remote: int  # requests prefilled by another worker than the decode worker
+    num_local: int  # requests prefilled by their decode worker
     num_handed_over_tokens: int
     by_transport: Mapping[str, int]
     by_prefill_worker: Mapping[str, int]
@@ -20,7 +20,7 @@ class PathSummary:
 
 
 def summarise_paths(records: Sequence[RequestRecord]) -> PathSummary | None:
-    """Of the requests whose server said; None if none did."""
+    """Summarize the requests with such headers; None if there are none."""
     paths = [record.path for record in records if record.path is not None]
     if not paths:
         return None

@@ -1,4 +1,4 @@
-"""A run's requests as bytes, and when each is due."""
+"""Planned requests of a run: their bytes and due times."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ class PlannedRequest:
     """One request, ready to be sent."""
 
     payload: bytes
-    num_prompt_tokens: int | None  # None: it is a text
+    num_prompt_tokens: int | None  # None: a text prompt
     num_output_tokens: int
-    due_s: float | None = None  # from the run's start; None: when another has ended
+    due_s: float | None = None  # from the run's start; None: when an earlier request has ended
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a run goes on sending; whatever comes first ends it, or the dataset."""
+    """Length of a run; the first limit reached ends it, or the end of the dataset."""
 
     num_requests: int | None = None
     duration_s: float | None = None
@@ -32,19 +32,19 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Turns a dataset into what goes over the wire."""
+    """Builder of requests from a dataset."""
 
     dataset: Dataset
     target: Target
     vocabulary: Vocabulary
 
     def plan(self, arrivals: Arrivals, limits: Limits, seed: int) -> Iterable[PlannedRequest]:
-        """The requests of a run: all made now, unless nobody knows how many clients in a closed loop will need.
+        """Return the requests of a run, built in advance unless a closed loop has no fixed number of requests.
 
-        Raises SettingError for a trace's times without a trace, or a chat's text without a tokenizer.
+        Raises SettingError for trace times without a trace, or for text prompts without a tokenizer.
         """
         if isinstance(arrivals, RequestRate) and arrivals.per_s == float("inf") and limits.num_requests is None:
-            raise SettingError("--request-rate inf: say how many by --num-prompts")
+            raise SettingError("--request-rate inf needs --num-prompts")
         planned = islice(self._timed(arrivals, seed), limits.num_requests)
         if isinstance(arrivals, MaxConcurrency):
             return planned if limits.num_requests is None else list(planned)

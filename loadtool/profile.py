@@ -1,7 +1,7 @@
-"""What each request took, beside what it asked for and what went on meanwhile: what a model of step times is fitted to.
+"""Step profile of a load: each request's latency, size and concurrent load, to fit step times to.
 
 The file is JSON: `format`, `model`, `endpoint`, `when`, and `requests`, a list of objects with the fields of
-`ProfiledRequest`. Means "while" are over the time from sending to the first token, or from the first token to the last.
+`ProfiledRequest`. `*_while_prefill` is a mean from sending to the first token, `*_while_decode` from there to the last.
 """
 
 from collections.abc import Sequence
@@ -16,33 +16,33 @@ FORMAT = "baton step profile, version 1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledRequest:
-    """One request that was answered whole."""
+    """One completed request."""
 
-    run: int  # its place in the sweep
+    run: int  # index in the sweep
     sent_s: float  # from the run's start
     prompt_tokens: int
-    cached_tokens: int  # of the prompt, which nobody had to compute
-    uncached_tokens: int  # the others
-    handed_over_tokens: int  # of the prompt, from a prefill worker; 0: prefilled where it was decoded
+    cached_tokens: int  # prompt tokens from a prefix cache
+    uncached_tokens: int  # the other prompt tokens
+    handed_over_tokens: int  # prompt tokens from a prefill worker; 0: prefilled by the decode worker
     output_tokens: int
     ttft_s: float
-    tpot_s: float | None  # None: one token only
-    prefilling_while_prefill: float  # mean number of requests without a first token, this one included
-    decoding_while_prefill: float  # mean number of requests that had theirs
+    tpot_s: float | None  # None: only one output token
+    prefilling_while_prefill: float  # mean number of requests without a first token, including this one
+    decoding_while_prefill: float  # mean number of requests with a first token
     prefilling_while_decode: float
-    decoding_while_decode: float  # this one included
-    prefill_worker: str  # empty: the server does not say
+    decoding_while_decode: float  # the same, including this one
+    prefill_worker: str  # empty: not reported
     decode_worker: str
     kv_transport: str
 
 
 def profile(runs: Sequence[LoadRun]) -> list[ProfiledRequest]:
-    """The requests whose server said how many of their tokens were cached."""
+    """Return the requests whose server reported cached tokens."""
     return [request for place, run in enumerate(runs) for request in _profile_run(place, run)]
 
 
 def profile_file(requests: Sequence[ProfiledRequest], model: str, endpoint: str, when: str) -> dict[str, object]:
-    """The content of the file."""
+    """Return the content of the profile file."""
     return {
         "format": FORMAT,
         "model": model,

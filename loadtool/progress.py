@@ -1,4 +1,4 @@
-"""A progress bar of one run."""
+"""Progress bar of one run."""
 
 from types import TracebackType
 from typing import Self
@@ -10,13 +10,13 @@ from baton.loadtool.record import RequestRecord
 
 
 class ProgressBar:
-    """A `Watcher` that shows what was sent, what is on its way, and what failed; nothing where no person looks."""
+    """`Watcher` that shows ended, in-flight and failed requests. Shows nothing if the console is not a terminal."""
 
     def __init__(self, console: Console, label: str, total: int | None) -> None:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed} ended, {task.fields[inflight]} on their way{task.fields[failed]}"),
+            TextColumn("{task.completed} ended, {task.fields[inflight]} in flight{task.fields[failed]}"),
             TimeElapsedColumn(),
         )
         self._progress = Progress(
@@ -35,12 +35,12 @@ class ProgressBar:
         self._progress.stop()
 
     def sent(self) -> None:
-        """A request goes out."""
+        """Count a sent request."""
         self._num_inflight += 1
         self._show()
 
     def ended(self, record: RequestRecord) -> None:
-        """Its answer has ended."""
+        """Count an ended request."""
         self._num_inflight -= 1
         self._num_ended += 1
         self._num_failed += record.failure is not None

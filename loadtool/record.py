@@ -1,4 +1,4 @@
-"""What is known of one request once it has ended."""
+"""Record of one request."""
 
 from array import array
 from collections.abc import Mapping
@@ -7,40 +7,40 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request has no whole answer."""
+    """Reason why a request did not complete."""
 
-    kind: str  # few and stable: "status 503", "timed out", ...
-    message: str  # the server's or the system's words
+    kind: str  # one of a few stable texts: "status 503", "timed out", ...
+    message: str  # from the server or the system
 
 
 @dataclass(frozen=True, slots=True)
 class ServedPath:
-    """How a Baton server says that it made an answer."""
+    """Workers and transport that served a request, from a Baton server's headers."""
 
     prefill_worker: str
     decode_worker: str
-    kv_transport: str  # empty: nothing was handed over
+    kv_transport: str  # empty: no handover
     num_cached_tokens: int
     num_handed_over_tokens: int
 
     @property
     def is_remote(self) -> bool:
-        """Whether another worker than the one that decoded computed the prompt."""
+        """Whether another worker than the decode worker prefilled the prompt."""
         return self.prefill_worker != self.decode_worker
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request; times in seconds from its run's start."""
+    """One request. Times are in seconds from its run's start."""
 
-    num_asked_tokens: int  # of output
-    due_s: float | None  # None: it was sent when another had ended
+    num_asked_tokens: int  # requested output tokens
+    due_s: float | None  # None: closed loop
     sent_s: float
     ended_s: float = 0.0
-    token_times_s: "array[float]" = field(default_factory=lambda: array("d"))  # of each event with news of the output
-    num_prompt_tokens: int | None = None  # None: nobody said
+    token_times_s: "array[float]" = field(default_factory=lambda: array("d"))  # of each event with output
+    num_prompt_tokens: int | None = None  # None: unknown
     num_output_tokens: int = 0
-    is_counted: bool = False  # by the server; else an event counts as one token
+    is_counted: bool = False  # whether the server reported output tokens; otherwise an event is one
     num_cached_tokens: int | None = None
     status: int | None = None
     path: ServedPath | None = None
@@ -48,12 +48,12 @@ class RequestRecord:
 
     @property
     def first_s(self) -> float:
-        """When the first token came."""
+        """Arrival time of the first token."""
         return self.token_times_s[0]
 
     @property
     def last_s(self) -> float:
-        """When the last token came."""
+        """Arrival time of the last token."""
         return self.token_times_s[-1]
 
     @property
@@ -68,17 +68,17 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None if there is only one."""
+        """Mean time per output token after the first; None for a single token."""
         return (self.last_s - self.first_s) / (self.num_output_tokens - 1) if self.num_output_tokens > 1 else None
 
     @property
     def lag_s(self) -> float:
-        """How much later than due it was sent, which is the client's own fault."""
+        """Delay of sending behind the due time, caused by the client."""
         return self.sent_s - self.due_s if self.due_s is not None else 0.0
 
 
 def read_path(headers: Mapping[str, str]) -> ServedPath | None:
-    """What a Baton server's headers say; None for another server's."""
+    """Return the path in a Baton server's headers; None for other servers."""
     try:
         return ServedPath(
             prefill_worker=headers["x-baton-prefill"],

@@ -7,8 +7,8 @@ from baton.loadtool.vocabulary import TokenIds
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """What is asked for, before it has an API's shape."""
+    """A request, independent of the API."""
 
     prompt: TokenIds | str
     num_output_tokens: int
-    due_s: float | None = None  # from the trace's start, in its own time; None: the dataset has no times
+    due_s: float | None = None  # from the trace's start, unscaled; None: the dataset has no times

@@ -20,13 +20,13 @@ from baton.loadtool.progress import ProgressBar
 from baton.loadtool.slo import Slo
 from baton.loadtool.terminal import show_run
 
-WARMUP_SEED = 1 << 20  # beyond those of the runs
+WARMUP_SEED = 1 << 20  # above the seeds of the runs
 MAX_WARMUP_CLIENTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What is run; each load with prompts of its own, or all with the same."""
+    """Sequence of runs, each with different prompts or (`same_prompts`) all with the same."""
 
     planner: Planner
     arrivals: Sequence[Arrivals]
@@ -38,7 +38,7 @@ class Sweep:
     slo: Slo | None
 
     def run(self, console: Console, notes: Console) -> list[MeasuredRun]:
-        """Runs all, and shows each on `console` when it has ended. Ctrl-C ends the run, and is the last of it."""
+        """Run all loads, and print each result to `console`. Ctrl-C ends the current run and skips the rest."""
         _allow_many_connections()
         runs: list[MeasuredRun] = []
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -55,13 +55,13 @@ class Sweep:
         return runs
 
     async def _run(self, arrivals: Arrivals, limits: Limits, seed: int, label: str, notes: Console) -> LoadRun:
-        with notes.status(f"{label}: making the requests"):
+        with notes.status(f"{label}: preparing requests"):
             requests = self.planner.plan(arrivals, limits, seed)
         total = len(requests) if isinstance(requests, list) else None
         if total == 0:
             raise SettingError(f"{label}: no request is due within the duration")
         gc.collect()
-        gc.freeze()  # what was made before need not be looked through while times are taken
+        gc.freeze()  # keep the garbage collector off these objects during the measurement
         try:
             with ProgressBar(notes, label, total) as bar:
                 return await self._send(requests, arrivals, limits, bar)
@@ -84,7 +84,7 @@ class Sweep:
 
 
 def _allow_many_connections() -> None:
-    """An open loop may have thousands of requests on their way."""
+    """Raise the limit of open files: an open loop may have thousands of requests in flight."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""What a request must keep to count as good."""
+"""Service level objectives for goodput."""
 
 import re
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ class Slo:
     e2el_s: float | None = None
 
     def is_good(self, record: RequestRecord) -> bool:
-        """Whether the answer came whole and kept every limit."""
+        """Whether the request completed within every limit."""
         if record.failure is not None:
             return False
         measured = ((self.ttft_s, record.ttft_s), (self.tpot_s, record.tpot_s or 0.0), (self.e2el_s, record.e2e_s))
@@ -34,7 +34,7 @@ class Slo:
 
 
 def parse_slo(parts: Iterable[str]) -> Slo | None:
-    """`ttft=1s,tpot=50ms`, or as vLLM's bench has it `ttft:1000 tpot:50`; None for nothing. Raises SettingError."""
+    """Parse `ttft=1s,tpot=50ms`, or vLLM's form `ttft:1000 tpot:50`; None if empty. Raises SettingError."""
     words = [word for text in parts for word in text.replace(",", " ").split()]
     if not words:
         return None

@@ -1,4 +1,4 @@
-"""A run in figures."""
+"""Summary statistics of a run."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from baton.loadtool.slo import Slo
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Milliseconds; percentiles by linear interpolation."""
+    """Statistics in milliseconds; percentiles by linear interpolation."""
 
     count: int
     mean: float
@@ -28,7 +28,7 @@ class Distribution:
 
 
 def distribution(values_s: Iterable[float]) -> Distribution | None:
-    """Of seconds; None if there are none."""
+    """Return the statistics of values in seconds; None if there are none."""
     values = np.fromiter(values_s, float) * 1000
     if not len(values):
         return None
@@ -37,53 +37,53 @@ def distribution(values_s: Iterable[float]) -> Distribution | None:
 
 
 REJECTED = 429
-LATE_MS = 20.0  # of the 99th percentile of the lag: above it the client did not keep the times
-BUSY_SHARE = 0.9  # of a core: above it the client measures itself
+LATE_MS = 20.0  # p99 of the lag above which the client did not keep the send times
+BUSY_SHARE = 0.9  # of a core; above this the client may be the bottleneck
 
 
 @dataclass(frozen=True, slots=True)
 class FailureSummary:
-    """Requests that failed in one way."""
+    """Failed requests of one kind."""
 
     count: int
-    example: str  # the first one's words
+    example: str  # message of the first
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Requests that kept the limits."""
+    """Requests within the SLOs."""
 
     slo: str
     num_good: int
-    share: float  # of all that were sent
+    share: float  # of all requests sent
     per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """Times are of requests that were answered whole; rates over the time from the first sending to the last end."""
+    """Summary of a run. Latencies are of completed requests; rates are over the time from first send to last end."""
 
     label: str
     num_sent: int
     num_completed: int
     num_rejected: int  # status 429
-    num_failed: int  # in any other way
-    failures: Mapping[str, FailureSummary]  # by kind, the rejected ones among them
+    num_failed: int  # other failures
+    failures: Mapping[str, FailureSummary]  # by kind, including rejected requests
     duration_s: float
-    offered_per_s: float | None  # at which requests were sent in an open loop
+    offered_per_s: float | None  # send rate of an open loop
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
     num_input_tokens: int
     num_output_tokens: int
-    num_uncounted: int  # requests whose output the server did not count: an event stands for a token
-    num_short: int  # requests that ended before the tokens that were asked for
-    num_cached_tokens: int | None  # of the input; None: the server does not say
+    num_uncounted: int  # requests without a token count from the server: one token per event is assumed
+    num_short: int  # requests with fewer output tokens than requested
+    num_cached_tokens: int | None  # input tokens from a prefix cache; None: not reported
     ttft_ms: Distribution | None
     tpot_ms: Distribution | None
     itl_ms: Distribution | None
     e2e_ms: Distribution | None
-    lag_ms: Distribution | None  # by which requests went out late, in an open loop
+    lag_ms: Distribution | None  # delay of sending, in an open loop
     mean_concurrency: float
     max_concurrency: int
     client_busy_share: float  # of one core
@@ -93,23 +93,23 @@ class RunSummary:
 
     @property
     def warnings(self) -> list[str]:
-        """What makes the figures worth less than they look."""
+        """Reasons to distrust the results."""
         found = []
         if self.lag_ms is not None and self.lag_ms.p99 > LATE_MS:
-            found.append(f"requests went out late (p99 {self.lag_ms.p99:.0f} ms): the client did not keep the times")
+            found.append(f"requests were sent late (p99 {self.lag_ms.p99:.0f} ms): the client is too slow")
         if self.client_busy_share > BUSY_SHARE:
-            found.append(f"the client was busy {self.client_busy_share:.0%} of a core: it measures itself, too")
+            found.append(f"the client used {self.client_busy_share:.0%} of a core: it may be the bottleneck")
         if self.num_uncounted:
-            found.append(f"the server did not count the tokens of {self.num_uncounted} answers: one for each event")
+            found.append(f"{self.num_uncounted} responses had no token count: one token per event was assumed")
         if self.num_short:
-            found.append(f"{self.num_short} answers were shorter than asked for")
+            found.append(f"{self.num_short} outputs were shorter than requested")
         if not self.is_whole:
-            found.append("interrupted: what had not ended is left out")
+            found.append("interrupted: unfinished requests are left out")
         return found
 
 
 def summarise(run: LoadRun, slo: Slo | None) -> RunSummary:
-    """The figures of a run."""
+    """Summarize a run."""
     records = run.records
     done = [record for record in records if record.failure is None]
     begin_s = min((record.sent_s for record in records), default=0.0)

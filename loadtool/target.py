@@ -1,4 +1,4 @@
-"""The server under load: where requests go, and what every one of them says."""
+"""Server under load, and the fields that all requests have in common."""
 
 import ssl
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ PATHS = (COMPLETIONS, CHAT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server, and the part of a request that is the same in all."""
+    """A server, and the common fields of all requests."""
 
-    base_url: str  # scheme://host[:port], perhaps a path before /v1
+    base_url: str  # scheme://host[:port], optionally with a path in front of /v1
     path: str = COMPLETIONS
-    model: str | None = None  # None: the first that the server names
-    takes_token_ids: bool | None = None  # as prompts; None: is tried
+    model: str | None = None  # None: the first in the server's /v1/models
+    takes_token_ids: bool | None = None  # as prompts; None: probed
     headers: Mapping[str, str] | None = None
     ignore_eos: bool = True
     temperature: float = 0.0
-    extra_body: Mapping[str, object] | None = None  # fields beside these, or in their place; null leaves one out
-    https: ssl.SSLContext | None = None  # how an https:// server is checked; None: by the system's certificates
+    extra_body: Mapping[str, object] | None = None  # extra or overriding fields; null removes a field
+    https: ssl.SSLContext | None = None  # TLS context for an https:// server; None: the system's CA certificates
 
     def __post_init__(self) -> None:
         try:
@@ -36,24 +36,24 @@ class Target:
         except ValueError:
             is_url = False
         if not is_url:
-            raise SettingError(f"--url {self.base_url}: must be like http://127.0.0.1:8000")
+            raise SettingError(f"--url {self.base_url}: must be a URL like http://127.0.0.1:8000")
         for name, value in (self.headers or {}).items():
             if not (name.isascii() and name.isprintable() and value.isprintable() and value.isascii()):
-                raise SettingError(f"the header {name!r} has characters that no header can have")
+                raise SettingError(f"the header {name!r} has invalid characters")
 
     @property
     def is_chat(self) -> bool:
-        """Whether requests are chats."""
+        """Whether requests are chat completions."""
         return self.path == CHAT
 
     @property
     def host(self) -> str:
-        """Without the port."""
+        """Host name without the port."""
         return urlsplit(self.base_url).hostname or ""
 
     @property
     def port(self) -> int:
-        """The scheme's own if the URL has none."""
+        """Port of the URL, or the scheme's default."""
         return urlsplit(self.base_url).port or (443 if self.is_tls else 80)
 
     @property
@@ -62,11 +62,11 @@ class Target:
         return urlsplit(self.base_url).scheme == "https"
 
     def tls(self) -> ssl.SSLContext | None:
-        """How the server is checked; None: the connection is not encrypted."""
+        """TLS context; None: the connection is not encrypted."""
         return (self.https or ssl.create_default_context()) if self.is_tls else None
 
     def body(self, request: LoadRequest, vocabulary: Vocabulary) -> bytes:
-        """A request's JSON. Raises SettingError if its prompt must be text, and there is no tokenizer."""
+        """Return a request's JSON body. Raises SettingError if its prompt must be text and there is no tokenizer."""
         prompt = request.prompt
         if not isinstance(prompt, str) and (self.is_chat or not self.takes_token_ids):
             prompt = vocabulary.text(prompt)
@@ -84,7 +84,7 @@ class Target:
         return orjson.dumps(whole, option=orjson.OPT_SERIALIZE_NUMPY)
 
     def payload(self, body: bytes) -> bytes:
-        """The bytes of a request with this body."""
+        """Return the bytes of an HTTP request with this body."""
         parts = urlsplit(self.base_url)
         head = {
             "host": parts.netloc.rpartition("@")[2],

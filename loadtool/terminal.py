@@ -1,4 +1,4 @@
-"""A run's figures for people: tables of rich."""
+"""Tables of results for the terminal."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def show_run(summary: RunSummary, console: Console) -> None:
-    """Prints one run."""
+    """Print one run."""
     console.print(Text(f"\n{summary.label}", "bold"), _times(summary), sep="\n")
     for line in lines_of(summary):
         console.print(Text(line), soft_wrap=True)
@@ -24,7 +24,7 @@ def show_run(summary: RunSummary, console: Console) -> None:
 
 
 def show_sweep(summaries: Sequence[RunSummary], console: Console) -> None:
-    """Prints the runs beside each other."""
+    """Print a comparison of the runs."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("load", no_wrap=True)
     names = ("done", "failed", "req/s", "output tok/s", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "in flight", "good")
@@ -46,7 +46,7 @@ def show_sweep(summaries: Sequence[RunSummary], console: Console) -> None:
 
 
 def lines_of(summary: RunSummary) -> list[str]:
-    """What is no distribution, a line each."""
+    """Return one line for each statistic that is not a distribution."""
     sent = f" (sent at {number(summary.offered_per_s)})" if summary.offered_per_s is not None else ""
     late = f", late by p99 {number(summary.lag_ms.p99)} ms" if summary.lag_ms is not None else ""
     lines = [
@@ -77,7 +77,7 @@ def _paths(paths: PathSummary) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits or more."""
+    """Format with at least three significant digits."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -90,7 +90,7 @@ def _times(summary: RunSummary) -> RenderableType:
     for name, times in rows:
         if times is not None:
             table.add_row(name, *(number(getattr(times, column)) for column in COLUMNS))
-    return table if table.row_count else Group(Text("no answer came whole", "red"))
+    return table if table.row_count else Group(Text("no request completed", "red"))
 
 
 def _ends(times: Distribution | None) -> tuple[str, str]:

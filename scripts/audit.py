@@ -1,8 +1,8 @@
-"""Looks what Baton ships for known vulnerabilities, and fails if it finds one or cannot look.
+"""Check of everything that Baton ships for known vulnerabilities; fails on a finding, or if the check is impossible.
 
-Installed packages are compared with PyPI's list. Container images and embedded binaries (components.json), which no
-service here lists, are compared with the committed advisories.json. `--fallback` compares packages with that file too
-where PyPI's list cannot be read.
+Installed packages are compared with PyPI's advisories. Container images and embedded binaries (components.json) are not
+listed there and are compared with the committed advisories.json. With `--fallback`, packages are compared with that
+file too if PyPI's list cannot be read.
 """
 
 import argparse
@@ -25,11 +25,11 @@ ROOT = Path(__file__).resolve().parents[1]
 ADVISORIES = Path(__file__).with_name("advisories.json")
 COMPONENTS = Path(__file__).with_name("components.json")
 PYPI = "https://pypi.org"
-PROBE = "/pypi/requests/2.19.0/json"  # has some: a mirror may list none at all
+PROBE = "/pypi/requests/2.19.0/json"  # a release with known vulnerabilities, because a mirror may list none
 TIMEOUT_S = 15
-OLD_DAYS = 90  # the committed advisories are then due for renewal
+OLD_DAYS = 90  # age at which the committed advisories need an update
 OURS = "baton-serve"
-IGNORED: Mapping[str, str] = {}  # why a vulnerability, by its id, is none here
+IGNORED: Mapping[str, str] = {}  # reason why a vulnerability does not apply, by id
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Advisory:
 
     product: str
     id: str
-    fixed: tuple[str, ...]  # the first good version of each branch
+    fixed: tuple[str, ...]  # first fixed version of each branch
     since: str = "0"
 
     def has(self, version: Version) -> bool:
-        """Whether the version has it; one of a branch without a fix has it unless it is newer than all fixes."""
+        """Whether the version is affected. In a branch without a fix, it is unless it is newer than all fixes."""
         fixed = [Version(each) for each in self.fixed]
         of_branch = [each for each in fixed if each.release[:2] == version.release[:2]]
         return Version(self.since) <= version < min(of_branch, default=max(fixed))
@@ -50,7 +50,7 @@ class Advisory:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A product that Baton ships, and the text of the file that says its version."""
+    """A product that Baton ships, and the text in a file that sets its version."""
 
     product: str
     version: str
@@ -63,20 +63,20 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class AdvisoryList:
-    """The committed advisories, as of a date."""
+    """Committed advisories, as of a date."""
 
     date: date
     advisories: tuple[Advisory, ...]
 
     @classmethod
     def read(cls, path: Path) -> "AdvisoryList":
-        """The list in a file."""
+        """Read the list from a file."""
         values = json.loads(path.read_text(encoding="utf-8"))
         advisories = (Advisory(**{**each, "fixed": tuple(each["fixed"])}) for each in values["advisories"])
         return cls(date.fromisoformat(values["date"]), tuple(advisories))
 
     def check(self, components: Iterable[Component]) -> list[str]:
-        """Return what they have, in words."""
+        """Return a line for each vulnerability of the components."""
         return [
             f"{each} has {advisory.id}, fixed in {', '.join(advisory.fixed)}"
             for each in components
@@ -85,7 +85,7 @@ class AdvisoryList:
         ]
 
     def unknown(self, components: Iterable[Component]) -> list[str]:
-        """Return what no advisory is about: its name may be wrong."""
+        """Return a line for each component without any advisory, whose name may be wrong."""
         known = {each.product for each in self.advisories}
         return [f"{each}: no advisory names the product" for each in components if each.product not in known]
 
@@ -96,16 +96,16 @@ def read_components(path: Path) -> list[Component]:
 
 
 def stale(components: Iterable[Component], root: Path) -> list[str]:
-    """Return the components whose files name another version by now."""
+    """Return the components whose files no longer have the listed version."""
     return [
-        f"{each}: the file has no {each.text!r}; mend {COMPONENTS.name}"
+        f"{each}: the file has no {each.text!r}; update {COMPONENTS.name}"
         for each in components
         if not re.search(re.escape(each.text) + r"(?!\.?\d)", (root / each.file).read_text(encoding="utf-8"))
     ]
 
 
 def installed() -> list[Component]:
-    """Return the installed packages; a build's local label (+cpu) is not PyPI's."""
+    """Return the installed packages, without local version labels such as +cpu, which PyPI does not have."""
     versions = {canonicalize_name(found.metadata["Name"]): found.version for found in distributions()}
     return [Component(name, each.partition("+")[0]) for name, each in sorted(versions.items()) if name != OURS]
 
@@ -121,7 +121,7 @@ def unreadable(pypi: str) -> str | None:
 
 
 def ask_pypi(packages: Iterable[Component]) -> bool:
-    """Print what PyPI's list has of the packages, and return whether it has nothing; a package that it lacks fails."""
+    """Print PyPI's findings, and return whether there are none. A package that PyPI lacks counts as a finding."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(f"{each.product}=={each.version}" for each in packages))
         file.flush()
@@ -131,11 +131,13 @@ def ask_pypi(packages: Iterable[Component]) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status."""
+    """Run the script, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fallback", action="store_true", help="without PyPI's list, the committed advisories will do")
-    parser.add_argument("--pypi", default=PYPI, help="where PyPI is")
-    parser.add_argument("--components", type=Path, default=COMPONENTS, help="the images and binaries")
+    parser.add_argument(
+        "--fallback", action="store_true", help="use the committed advisories if PyPI's list is unreadable"
+    )
+    parser.add_argument("--pypi", default=PYPI, help="URL of PyPI")
+    parser.add_argument("--components", type=Path, default=COMPONENTS, help="list of images and binaries")
     options = parser.parse_args(argv)
     listed, components, packages = AdvisoryList.read(ADVISORIES), read_components(options.components), installed()
     print(f"audit: {len(components)} images and binaries, {len(listed.advisories)} advisories of {listed.date}")

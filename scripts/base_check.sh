@@ -1,10 +1,9 @@
 #!/bin/sh
-# `make base-check`: a wheel with the base dependencies alone, in an environment and a directory of its own, serves a chat
-# with a handover.
+# `make base-check`: serve a chat with a handover from a wheel with only its base dependencies, in a new environment.
 #
 #     sh scripts/base_check.sh WHEEL
 #
-# TORCH_INDEX: the package index that has the wanted build of torch; unset, pip's own alone.
+# TORCH_INDEX: package index with the build of torch. Default: pip's index.
 set -eu
 
 MOST_MB=1300

@@ -1,6 +1,6 @@
-"""Write helm/baton/README.md from the chart's schema, values and Chart.yaml; with --check, only compare it.
+"""Generator of helm/baton/README.md from the chart's schema, values and Chart.yaml; --check only compares.
 
-The schema has the meaning of each key, and values.yaml its default.
+Descriptions come from the schema, defaults from values.yaml.
 """
 
 import json
@@ -48,7 +48,7 @@ time (`healthCheckPeriodSeconds`, `startTimeoutSeconds`), and replaces that work
 
 
 def rows(schema: Mapping[str, Any], values: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield key, default and meaning of every value below; a section precedes its contents."""
+    """Yield key, default and description of every value; a section comes before its values."""
     for name, found in schema["properties"].items():
         if name not in values:
             continue
@@ -62,7 +62,7 @@ def rows(schema: Mapping[str, Any], values: Mapping[str, Any], root: Mapping[str
 
 
 def resolved(entry: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry, with its reference resolved."""
+    """Return the schema entry with its `$ref` resolved."""
     if "$ref" not in entry:
         return dict(entry)
     target: Any = root
@@ -72,7 +72,7 @@ def resolved(entry: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any
 
 
 def shown(value: object) -> str:
-    """Return a default in short form."""
+    """Return a short form of a default."""
     if value is None or value == "":
         return ""
     text = json.dumps(value, ensure_ascii=False).strip('"')
@@ -80,7 +80,7 @@ def shown(value: object) -> str:
 
 
 def readme() -> str:
-    """Return the page's text."""
+    """Return the page."""
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def readme() -> str:
 
 
 def main() -> int:
-    """Write or compare the page; return the exit status."""
+    """Run the script, and return the exit status."""
     file = CHART / "README.md"
     if "--check" not in sys.argv[1:]:
         file.write_text(readme(), encoding="utf-8")

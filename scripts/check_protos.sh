@@ -1,5 +1,5 @@
 #!/bin/sh
-# Fails if the generated code is not what the .proto files give.
+# Fails if the generated code does not match the .proto files.
 set -eu
 cd "$(dirname "$0")/.."
 fresh=$(mktemp -d)

@@ -1,4 +1,4 @@
-"""Write the tested versions, those of this environment: `make constraints`.
+"""Writer of the tested versions, which are those of this environment: `make constraints`.
 
 `constraints.txt` has the versions of all extras but `gpu`, for pip's --constraint. `scripts/image/constraints.txt` has
 those of the images with the hashes of their files, as PyPI has them for x86-64 Linux and this Python. torch has no
@@ -34,7 +34,7 @@ def needed(name: str, extras: frozenset[str] = frozenset()) -> Iterator[Requirem
 
 
 def versions(extra: str) -> dict[str, str]:
-    """The public version of each package that an extra of Baton needs, whichever build of it is installed."""
+    """Return the public version, without a build label, of each package that an extra of Baton needs."""
     found: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     todo = list(needed(ROOT, frozenset({extra})))
@@ -50,7 +50,7 @@ def versions(extra: str) -> dict[str, str]:
 
 
 def hashes(pinned: Mapping[str, str]) -> dict[str, str]:
-    """The SHA-256 of each package's file; asks PyPI and no other index, and downloads nothing."""
+    """Return the SHA-256 of each package's file, from PyPI's metadata without downloading it."""
     elsewhere = ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL")
     environment = {key: value for key, value in os.environ.items() if key not in elsewhere}
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps"]
@@ -68,7 +68,7 @@ def hashes(pinned: Mapping[str, str]) -> dict[str, str]:
 
 
 def lines(pinned: Mapping[str, str], known: Mapping[str, str]) -> str:
-    """pip's requirements, with the hashes that are known."""
+    """Return pip requirements with the known hashes."""
     made = "# Made by `make constraints` from an environment whose tests passed.\n"
     for name, version in sorted(pinned.items()):
         made += f"{name}=={version}" + (f" --hash=sha256:{known[name]}" if name in known else "") + "\n"

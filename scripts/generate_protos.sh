@@ -1,5 +1,5 @@
 #!/bin/sh
-# Generates the code beside the .proto files, into the folder given (default: here).
+# Generates code next to the .proto files, in the given folder (default: this one).
 set -eu
 out=${1:-.}
 cd "$(dirname "$0")/.."

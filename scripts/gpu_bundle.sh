@@ -1,12 +1,12 @@
 #!/bin/sh
-# Builds the folder that a GPU machine without a network needs for `make gpu-check`: wheels of what it lacks, trimmed, and
-# FlashInfer's kernels, compiled here, where no GPU is needed.
+# Builds the bundle for `make gpu-check` on a GPU machine without network access: trimmed wheels, and FlashInfer's
+# kernels, which are compiled here without a GPU.
 #
 #     sh scripts/gpu_bundle.sh [BUNDLE]
 #
-# BUNDLE, .gpu_bundle by default, gets one file, site.tar.xz. What is made on the way stays in $BUILD (.gpu_build), so that
-# a run that was broken off goes on where it was. $PYTHON is one that has torch, of any build. $MAX_JOBS compilers run at a
-# time, as many as there are cores by default. $CUDA_HOME is a CUDA 13.0 toolkit; where there is none, nvcc comes as wheels.
+# BUNDLE, .gpu_bundle by default, gets one file, site.tar.xz. Intermediate files stay in $BUILD (.gpu_build), so that an
+# interrupted run can continue. $PYTHON must have torch, of any build. $MAX_JOBS compilers run at a time (default: the
+# number of cores). $CUDA_HOME is a CUDA 13.0 toolkit; without one, nvcc is installed from wheels.
 set -eu
 
 BUNDLE=${1:-.gpu_bundle}
@@ -21,7 +21,7 @@ TOOLKIT="nvidia-cuda-nvcc==13.0.* nvidia-nvvm==13.0.* nvidia-cuda-crt==13.0.* nv
     nvidia-cuda-cccl==13.0.*"
 export MAX_JOBS FLASHINFER_CUDA_ARCH_LIST
 
-once() { # runs a command, unless it was done before
+once() { # runs a command unless it has succeeded before
     [ -e "$BUILD/$1.done" ] && return
     echo "$1"
     "$1"
@@ -37,7 +37,7 @@ download_wheels() {
     done
 }
 
-install_compiler() { # FlashInfer as it runs here, to write down what is to be compiled
+install_compiler() { # FlashInfer on this machine, to generate the sources to compile
     "$PYTHON" -m pip install --quiet --no-deps --target "$BUILD/tools" \
         "flashinfer-python==0.7.2" "apache-tvm-ffi>=0.1.11,<0.2" nvidia-ml-py
 }
@@ -52,7 +52,7 @@ install_toolkit() {
     done
 }
 
-add_headers() { # headers that FlashInfer includes, of libraries of which it calls nothing
+add_headers() { # headers that FlashInfer includes from libraries that it does not call
     for package in "nvidia-cublas>=13,<14" "nvidia-curand>=10,<11"; do
         "$PYTHON" -m pip download --quiet --no-deps --dest "$BUILD/headers" "$package"
     done
@@ -64,7 +64,7 @@ add_headers() { # headers that FlashInfer includes, of libraries of which it cal
     rm -r "$BUILD/headers"
 }
 
-add_driver() { # what the linker takes for the driver's library; the loader finds the real one
+add_driver() { # stub of the driver's library for the linker; the loader finds the real one
     mkdir -p "$BUILD/stubs"
     echo "" | cc -shared -fPIC -x c - -Wl,-soname,libcuda.so.1 -o "$BUILD/stubs/libcuda.so"
 }

@@ -1,4 +1,4 @@
-"""Packs wheels and compiled kernels into what a GPU machine without a network needs, and no more.
+"""Packer of wheels and compiled kernels into a minimal bundle for a GPU machine without network access.
 
     python scripts/gpu_bundle_pack.py WHEELS KERNELS SITE ARCHIVE [--max-mib 60]
 
@@ -47,7 +47,7 @@ MIB = 1 << 20
 
 
 def unpack(wheel: Path, site: Path) -> None:
-    """What of a wheel is needed."""
+    """Unpack the needed files of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if not any(fnmatch(name, pattern) for pattern in LEFT_OUT):
@@ -55,13 +55,13 @@ def unpack(wheel: Path, site: Path) -> None:
 
 
 def needed_by(library: Path) -> list[str]:
-    """Names of the libraries that the loader looks for."""
+    """Return the names of the shared libraries that the loader needs."""
     output = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True, check=True).stdout
     return NEEDED.findall(output)
 
 
 def trim_nixl(site: Path) -> None:
-    """Removes the libraries that nothing from the roots on needs."""
+    """Remove libraries that no root library needs."""
     there = {path for pattern in NIXL_LIBRARIES for folder in site.glob(pattern) for path in files_in(folder)}
     by_name: dict[str, list[Path]] = {}
     for path in there:
@@ -78,12 +78,12 @@ def trim_nixl(site: Path) -> None:
 
 
 def files_in(folder: Path) -> Iterator[Path]:
-    """All of them, however deep."""
+    """Yield all files, recursively."""
     return (path for path in folder.rglob("*") if path.is_file())
 
 
 def add_kernels(kernels: Path, site: Path) -> int:
-    """Puts compiled kernels where FlashInfer looks; returns how many there are."""
+    """Copy compiled kernels to FlashInfer's search path, and return their number."""
     target = site / "flashinfer" / "data" / "aot"
     libraries = sorted(kernels.glob("*/*.so"))
     for library in libraries:
@@ -93,14 +93,14 @@ def add_kernels(kernels: Path, site: Path) -> int:
 
 
 def sizes(site: Path) -> str:
-    """The largest entries, a line each."""
+    """Return the largest entries, one line each."""
     found = [(sum(path.stat().st_size for path in [entry, *files_in(entry)] if path.is_file()), entry.name)
              for entry in site.iterdir()]  # fmt: skip
     return "\n".join(f"{size / MIB:8.1f} MiB  {name}" for size, name in sorted(found, reverse=True)[:15])
 
 
 def main() -> None:
-    """Packs, and says how large it has become."""
+    """Pack the bundle and print its size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("wheels", "kernels", "site", "archive"):
         parser.add_argument(name, type=Path)

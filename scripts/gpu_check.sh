@@ -1,10 +1,10 @@
 #!/bin/sh
-# `make gpu-check`: runs the engine on a GPU, holds it against references and measures it; see docs/gpu.md.
+# `make gpu-check`: compares the engine on a GPU with references and benchmarks it; see docs/gpu.md.
 #
 #     sh scripts/gpu_check.sh [BUNDLE] [OPTIONS OF python -m benchmarks.gpu]
 #
-# With BUNDLE/site.tar.xz, see scripts/gpu_bundle.sh, $PYTHON (python3) needs torch and transformers only, and nothing is
-# compiled. Without it $PYTHON is one in which baton-serve[gpu] is installed, and FlashInfer compiles its kernels at first use.
+# With BUNDLE/site.tar.xz, see scripts/gpu_bundle.sh, $PYTHON (python3) needs only torch and transformers, and nothing is
+# compiled. Otherwise $PYTHON needs baton-serve[gpu], and FlashInfer compiles its kernels on first use.
 set -eu
 
 BUNDLE=.gpu_bundle
@@ -16,7 +16,7 @@ if [ -e "$BUNDLE/site.tar.xz" ]; then
     PYTHON=${PYTHON:-python3}
     "$PYTHON" -m tarfile -e "$BUNDLE/site.tar.xz" "$SITE"
     export PYTHONPATH="$SITE${PYTHONPATH:+:$PYTHONPATH}" FLASHINFER_WORKSPACE_BASE="$SITE"
-    export FLASHINFER_DISABLE_JIT=1 FLASHINFER_USE_CUDA_NORM=1 # the norms that were compiled, not those of a DSL
+    export FLASHINFER_DISABLE_JIT=1 FLASHINFER_USE_CUDA_NORM=1 # use the compiled norms, not those of a DSL
 else
     PYTHON=${PYTHON:-.venv/bin/python}
 fi

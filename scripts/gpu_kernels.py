@@ -1,9 +1,9 @@
-"""Compiles the FlashInfer kernels that the engine calls, ahead of time and without a GPU, for one architecture.
+"""Ahead-of-time compilation of the engine's FlashInfer kernels for one architecture, without a GPU.
 
     FLASHINFER_CUDA_ARCH_LIST=9.0a python scripts/gpu_kernels.py DIRECTORY [--only PART-OF-A-NAME] [--list]
 
-Each becomes DIRECTORY/NAME/NAME.so, stripped: as FlashInfer looks for it below its own `data/aot`. What is there is
-kept, so that a run that was broken off goes on where it was; `scripts/gpu_bundle.sh` sets the rest of the environment.
+Each kernel becomes a stripped DIRECTORY/NAME/NAME.so, the layout of FlashInfer's `data/aot`. Existing files are kept,
+so that an interrupted run can continue; `scripts/gpu_bundle.sh` sets the rest of the environment.
 """
 
 import argparse
@@ -30,7 +30,7 @@ PLAIN = (0, False, False)  # no rotation in the kernel, no sliding window, no ca
 
 
 def specs() -> Iterator[Any]:
-    """What the engine's calls ask FlashInfer for on Hopper: the quickest to compile first, bf16 before fp8."""
+    """Yield the kernels that the engine needs on Hopper: the fastest to compile first, bf16 before fp8."""
     yield gen_page_module()
     yield gen_norm_module()
     yield gen_act_and_mul_module("silu")
@@ -48,7 +48,7 @@ def specs() -> Iterator[Any]:
 
 
 def compile_one(spec: Any, directory: Path) -> None:
-    """Compiles, strips and puts in place, the last in one step."""
+    """Compile and strip a kernel, and move it into place atomically."""
     spec.build()
     target = directory / spec.name / f"{spec.name}.so"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -59,11 +59,11 @@ def compile_one(spec: Any, directory: Path) -> None:
 
 
 def main() -> None:
-    """Compiles what is missing, and prints each one's time and size."""
+    """Compile missing kernels, and print the time and size of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--only", default="", help="those whose name has this in it")
-    parser.add_argument("--list", action="store_true", help="names what there is to compile, and ends")
+    parser.add_argument("--only", default="", help="only kernels whose name contains this")
+    parser.add_argument("--list", action="store_true", help="list the kernels and exit")
     arguments = parser.parse_args()
     for spec in specs():
         target = arguments.directory / spec.name / f"{spec.name}.so"

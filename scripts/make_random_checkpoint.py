@@ -1,9 +1,9 @@
-"""Makes a checkpoint of random weights, with a tokenizer and a chat template, that can be served and measured.
+"""Generator of a random checkpoint with a tokenizer and a chat template, for serving and benchmarks.
 
     python scripts/make_random_checkpoint.py --shape qwen3-0.6b DIRECTORY
     python scripts/make_random_checkpoint.py --shape tiny-deepseek-v3 DIRECTORY
 
-Tensors are written one at a time, so that memory holds the largest of them and no more.
+Tensors are written one at a time, so that memory holds only the largest one.
 """
 
 import argparse
@@ -45,7 +45,7 @@ QWEN3_06B = {
 
 
 def main() -> None:
-    """Reads the command line."""
+    """Parse the command line and run."""
     shapes = ["qwen3-0.6b", *(f"tiny-{name}" for name in ARCHITECTURES)]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=shapes, required=True)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def write_weights(config: transformers.PreTrainedConfig, path: Path, seed: int) -> None:
-    """Writes random bf16 weights of a transformers model in the safetensors format, tensor by tensor."""
+    """Write random bf16 weights of a transformers model in the safetensors format, tensor by tensor."""
     with torch.device("meta"):
         shapes = {name: tensor.shape for name, tensor in build(config).state_dict().items()}
     if config.tie_word_embeddings:
@@ -87,20 +87,20 @@ def write_weights(config: transformers.PreTrainedConfig, path: Path, seed: int) 
 
 
 def build(config: transformers.PreTrainedConfig) -> torch.nn.Module:
-    """The model of a configuration."""
+    """Build the model of a configuration."""
     model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(config)
     return model
 
 
 def random_tensor(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Norms near one; matrices keep the size of what passes through them."""
+    """Return a random tensor: norms near one, matrices that preserve the scale of activations."""
     if name.endswith("norm.weight"):
         return torch.empty(shape).uniform_(0.8, 1.2, generator=generator).bfloat16()
     return torch.empty(shape).normal_(0, 1 / math.sqrt(shape[-1]), generator=generator).bfloat16()
 
 
 def save_tokenizer(directory: Path, vocab_size: int, max_length: int) -> None:
-    """A byte-level BPE tokenizer in which every id of the vocabulary is text, and a chat template."""
+    """Write a byte-level BPE tokenizer in which every id decodes to text, and a chat template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = [*SPECIAL_TOKENS, *alphabet]
     merges = list(islice(letter_merges(), max(vocab_size - len(names), 0)))
@@ -121,8 +121,8 @@ def save_tokenizer(directory: Path, vocab_size: int, max_length: int) -> None:
 
 
 def letter_merges() -> Iterator[tuple[str, str]]:
-    """All strings of two letters, then of three, and so on, each made of a known one and a letter."""
-    known = ["\u0120", *LETTERS]  # the first is how byte-level BPE writes a space
+    """Yield merges for all strings of two letters, then of three, and so on: a known string and a letter each."""
+    known = ["\u0120", *LETTERS]  # the first is a space in byte-level BPE
     while True:
         merges = [(token, letter) for token in known for letter in LETTERS]
         yield from merges

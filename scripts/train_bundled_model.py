@@ -1,4 +1,4 @@
-"""Trains Baton's bundled model on the documentation strings of Python's standard library.
+"""Training of Baton's bundled model on the docstrings of Python's standard library.
 
     python scripts/train_bundled_model.py [--output baton/bundled_model] [--seed 0]
 
@@ -26,7 +26,7 @@ MAX_LENGTH = 4096
 
 
 def main() -> None:
-    """Reads the command line and trains."""
+    """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("baton/bundled_model"))
     parser.add_argument("--held-out", type=Path, help="JSON file to write pages to that were not trained on")
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def train(output: Path, held_out: Path | None, seed: int) -> None:
-    """The whole of it: text, tokenizer, model, training, measuring, model card."""
+    """Run all steps: text, tokenizer, model, training, evaluation, model card."""
     text = collect_text()
     tokenizer = train_tokenizer(text.one_pass(seed), VOCAB_SIZE, MAX_LENGTH)
     corpus = Corpus(text.streams, tokenizer)

@@ -1,4 +1,4 @@
-"""`baton bench`: load for a server, and what its users would see."""
+"""`baton bench`: benchmark of an OpenAI-compatible server."""
 
 import re
 import ssl
@@ -29,7 +29,7 @@ from baton.loadtool.target import Target
 from baton.loadtool.terminal import show_sweep
 from baton.loadtool.vocabulary import Vocabulary
 
-NOT_TOLD = frozenset({"headers", "slo", "words"})  # headers may hold secrets; limits are reported as one
+NOT_REPORTED = frozenset({"headers", "slo", "words"})  # headers may hold secrets; SLOs are reported together
 FILE_WIDTH = 130
 
 
@@ -40,23 +40,23 @@ FILE_WIDTH = 130
 @arrival_flags
 @https_flags
 @length_flags
-@click.option("--num-warmups", type=click.IntRange(0), default=0, show_default=True, help="Unmeasured requests before.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of prompts and times.")
-@click.option("--same-prompts", is_flag=True, help="Every run of a sweep asks the same: caches will know it.")
+@click.option("--num-warmups", type=click.IntRange(0), default=0, show_default=True, help="Warmup requests.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Random seed.")
+@click.option("--same-prompts", is_flag=True, help="Reuse the prompts in every run of a sweep; caches will hit.")
 @click.option(
     "--request-timeout",
     "timeout_s",
     type=click.FloatRange(0, min_open=True),
     default=600.0,
     show_default=True,
-    help="Seconds in which an answer must end.",
+    help="Seconds until a request fails.",
 )
 @click.option(
     "--slo",
     "--goodput",
     "slo",
     multiple=True,
-    help="Limits of good answers: ttft=1s,tpot=50ms,e2el=10s, or as in vLLM ttft:1000 tpot:50.",
+    help="SLOs for goodput: ttft=1s,tpot=50ms,e2el=10s, or vLLM's form ttft:1000 tpot:50 (ms).",
 )
 @click.argument("words", nargs=-1, metavar="[MODEL]")
 @output_flags
@@ -75,9 +75,9 @@ def command(
     words: Sequence[str],
     outputs: Outputs,
 ) -> None:
-    """Load a server that speaks OpenAI's API, and measure what its users would see.
+    """Benchmark an OpenAI-compatible server: latency, throughput and goodput.
 
-    MODEL is the model's name; default: the first that the server names.
+    MODEL is the model's name. Default: the first in the server's /v1/models.
 
     \b
     Examples:
@@ -90,7 +90,7 @@ def command(
     console, notes = _console(), Console(stderr=True, highlight=False)
     when = datetime.now(UTC).isoformat(timespec="seconds")
     try:
-        limits_of_good = parse_slo((*slo, *more_slo))
+        slo_limits = parse_slo((*slo, *more_slo))
         dataset = make_dataset(vocabulary)
         loads = _loads(arrivals, dataset)
         with notes.status(f"reaching {target.base_url}"):
@@ -103,7 +103,7 @@ def command(
             seed=seed,
             same_prompts=same_prompts,
             timeout_s=timeout_s,
-            slo=limits_of_good,
+            slo=slo_limits,
         )
         runs = sweep.run(console, notes)
     except LoadToolError as error:
@@ -112,14 +112,14 @@ def command(
         show_sweep([each.summary for each in runs], console)
     context = get_current_context()
     try:
-        outputs.write(LoadReport(target, dataset.name, _settings(context, limits_of_good), when, runs))
+        outputs.write(LoadReport(target, dataset.name, _settings(context, slo_limits), when, runs))
     except OSError as error:
         raise click.ClickException(str(error)) from error
-    context.exit(0 if _has_answers(runs) else 1)
+    context.exit(0 if _has_completed_requests(runs) else 1)
 
 
 def _split(words: Sequence[str], has_slo: bool) -> tuple[list[str], str | None]:
-    """Return the rest of a `--slo ttft=1s tpot=50ms`, and MODEL. Raises UsageError for any other word."""
+    """Split the arguments into further limits of `--slo ttft=1s tpot=50ms`, and MODEL. Raises UsageError for others."""
     limits = [word for word in words if re.split("[:=]", word)[0] in NAMES]
     names = [word for word in words if word not in limits]
     if stray := names[1:] + ([] if has_slo else limits):
@@ -128,13 +128,13 @@ def _split(words: Sequence[str], has_slo: bool) -> tuple[list[str], str | None]:
 
 
 def _console() -> Console:
-    """For the tables; a file gets them as wide as they are."""
+    """Return the console for tables: fixed width if the output is not a terminal."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=FILE_WIDTH)
 
 
 def _loads(arrivals: Sequence[Arrivals], dataset: Dataset) -> Sequence[Arrivals]:
-    """What was asked for, or else a trace's own times."""
+    """Return the given arrivals. Default: the trace's times. Raises SettingError if the dataset has none."""
     if not dataset.has_times and (not arrivals or isinstance(arrivals[0], TraceTimes)):
         raise SettingError(
             f"the {dataset.name} dataset has no times: give --request-rate N (open loop) or --max-concurrency N "
@@ -144,26 +144,26 @@ def _loads(arrivals: Sequence[Arrivals], dataset: Dataset) -> Sequence[Arrivals]
 
 
 def _for_texts(target: Target, dataset: Dataset) -> Target:
-    """Conversations are texts: whether the server would take token ids is nothing to them."""
+    """Send text prompts for a dataset of conversations, without probing whether the server takes token ids."""
     if dataset.name == "sharegpt" and not target.is_chat:
         return replace(target, takes_token_ids=False)
     return target
 
 
-def _has_answers(runs: Sequence[MeasuredRun]) -> bool:
+def _has_completed_requests(runs: Sequence[MeasuredRun]) -> bool:
     return any(each.summary.num_completed for each in runs)
 
 
 def _settings(context: click.Context, slo: Slo | None) -> Mapping[str, object]:
-    """The options that were given."""
+    """Return the options that were set, for the report."""
     return {
-        name: _told(value)
+        name: _plain_value(value)
         for name, value in context.params.items()
-        if name not in NOT_TOLD and context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        if name not in NOT_REPORTED and context.get_parameter_source(name) is not ParameterSource.DEFAULT
     } | ({"slo": str(slo)} if slo is not None else {})
 
 
-def _told(value: object) -> object:
+def _plain_value(value: object) -> object:
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     return value if isinstance(value, bool | int) else str(value)

@@ -15,11 +15,11 @@ from baton.cli.options.model_argument import model_argument
 from baton.cli.options.server import key_flag, url_flag
 from baton.rpc.router_client import ServerError, check, connect, unreachable
 
-HELP = "/clear forgets the conversation, /exit ends, Ctrl-C stops an answer."
+HELP = "/clear starts a new conversation, /exit quits, Ctrl-C stops a response."
 
 
 class Conversation:
-    """The turns so far, and the server that gives the next one."""
+    """Messages so far, and the client that requests the next one."""
 
     def __init__(self, client: httpx.Client, model: str, system: str | None, options: dict[str, float | int]) -> None:
         self._client = client
@@ -29,19 +29,19 @@ class Conversation:
         self._messages = list(self._start)
 
     def clear(self) -> None:
-        """Forgets all turns but the system's."""
+        """Remove all messages except the system message."""
         self._messages = list(self._start)
 
     def say(self, text: str, console: Console, verbose: bool) -> None:
-        """Prints the answer as it comes. Ctrl-C stops it; what came stays part of the conversation.
+        """Send a user message and print the response as it streams. Ctrl-C stops it and keeps the partial response.
 
-        Raises ServerError or httpx.TransportError, and then the conversation is as before.
+        Raises ServerError or httpx.TransportError; the conversation is then unchanged.
         """
-        asked = [*self._messages, Message("user", text)]
+        messages = [*self._messages, Message("user", text)]
         pieces: list[str] = []
         note = ""
         try:
-            with ask(self._client, self._model, asked, self._options) as answer:
+            with ask(self._client, self._model, messages, self._options) as answer:
                 for piece in answer.text():
                     pieces.append(piece)
                     console.out(piece, end="", highlight=False)
@@ -51,7 +51,7 @@ class Conversation:
         console.print()
         if note:
             console.print(Text(f"({note})", style="dim"))
-        self._messages = [*asked, Message("assistant", "".join(pieces))]
+        self._messages = [*messages, Message("assistant", "".join(pieces))]
 
 
 @click.command(name="chat")
@@ -59,13 +59,13 @@ class Conversation:
 @key_flag
 @https_flags
 @model_argument
-@click.option("--model", help="Name of the model; by default the first that the server names.")
+@click.option("--model", help="Model name. Default: the first in the server's /v1/models.")
 @click.option("--system", help="System message.")
-@click.option("--temperature", type=click.FloatRange(0, 2), help="0 always takes the most probable token.")
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Sample from this much of the probability.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer in tokens.")
-@click.option("--seed", type=click.IntRange(0), help="The same seed gives the same answers.")
-@click.option("--verbose", is_flag=True, help="Say after each answer which workers served it, and how.")
+@click.option("--temperature", type=click.FloatRange(0, 2), help="Sampling temperature; 0 is greedy.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Nucleus sampling: cumulative probability.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Maximum output tokens.")
+@click.option("--seed", type=click.IntRange(0), help="Random seed for sampling.")
+@click.option("--verbose", is_flag=True, help="Print which workers served each response, and token counts.")
 def command(
     url: str,
     api_key: str | None,
@@ -77,7 +77,7 @@ def command(
 ) -> None:
     """Chat with a running server in the terminal.
 
-    MODEL is the model's name; default: the first that the server names.
+    MODEL is the model's name. Default: the first in the server's /v1/models.
 
     \b
     Examples:
@@ -102,13 +102,13 @@ def _first_model(client: httpx.Client) -> str:
     match response.json():
         case {"data": [{"id": str() as name}, *_]}:
             return name
-    raise ServerError("the server names no model")
+    raise ServerError("the server lists no models")
 
 
 def _talk(conversation: Conversation, console: Console, verbose: bool) -> None:
     interactive = sys.stdin.isatty()
     if interactive:
-        importlib.import_module("readline")  # gives input() line editing and a history
+        importlib.import_module("readline")  # gives input() line editing and history
         console.print(Text(HELP, style="dim"))
     while True:
         try:
@@ -116,8 +116,8 @@ def _talk(conversation: Conversation, console: Console, verbose: bool) -> None:
         except EOFError:
             console.print()
             return
-        except KeyboardInterrupt:  # meant for an answer that has just ended, or for the line
-            console.print(Text("\n/exit or Ctrl-D ends.", style="dim"))
+        except KeyboardInterrupt:  # aimed at a response that has just ended, or at the input line
+            console.print(Text("\n/exit or Ctrl-D quits.", style="dim"))
             continue
         if text in ("/exit", "/quit"):
             return

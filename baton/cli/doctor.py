@@ -1,4 +1,4 @@
-"""`baton doctor`: this machine and a running cluster, examined."""
+"""`baton doctor`: checks of this machine and of a running cluster."""
 
 import json
 import ssl
@@ -24,16 +24,16 @@ def _parse_registry(_context: click.Context, _parameter: click.Parameter, url: s
 
 
 @click.command(name="doctor")
-@click.option("--url", "--base-url", "url", callback=clean_url, help="A router, whose cluster is examined too.")
+@click.option("--url", "--base-url", "url", callback=clean_url, help="Also check the cluster of this router.")
 @key_flag
-@click.option("--registry", callback=_parse_registry, help="URL of the registry, which is examined too.")
+@click.option("--registry", callback=_parse_registry, help="Also check this registry (redis://...).")
 @click.option(
-    "--transport", type=click.Choice(TRANSPORTS), default="auto", show_default=True, help="What workers here will use."
+    "--transport", type=click.Choice(TRANSPORTS), default="auto", show_default=True, help="KV transport to check."
 )
 @click.option(
-    "--max-links", type=click.IntRange(0), default=64, show_default=True, help="Most links of a cluster to measure."
+    "--max-links", type=click.IntRange(0), default=64, show_default=True, help="Maximum cluster links to measure."
 )
-@click.option("--strict", is_flag=True, help="Count warnings as failures.")
+@click.option("--strict", is_flag=True, help="Treat warnings as failures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @https_flags
 @tls_flags
@@ -48,9 +48,9 @@ def command(
     https: ssl.SSLContext | None,
     security: Security,
 ) -> None:
-    """Measure whether this machine, and a running cluster, are as serving needs them; say what is wrong and what to do.
+    """Check that this machine, or a running cluster, is ready to serve, and report what to fix.
 
-    Ends with status 1 if anything failed.
+    Exits with status 1 if any check failed.
 
     \b
     Examples:
@@ -58,13 +58,13 @@ def command(
     $ baton doctor --url http://127.0.0.1:8000
     $ baton doctor --registry redis://cache:6379/0 --strict
     """
-    from baton.doctor.cluster import RouterAddress  # these import torch: help must not wait for it
+    from baton.doctor.cluster import RouterAddress  # these import torch, which --help must not wait for
     from baton.doctor.examination import examine
     from baton.doctor.report import Report, show
 
     router = RouterAddress(url, api_key, security, https) if url is not None else None
     errors = Console(stderr=True)
-    with errors.status("examining this machine") as status:
+    with errors.status("checking this machine") as status:
         sections = examine(router, registry, transport, max_links, status.update)
     report = Report(sections, strict)
     if as_json:

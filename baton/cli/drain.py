@@ -1,4 +1,4 @@
-"""`baton drain`: a worker, or all of a host, get no more requests, and give away what does not end in time."""
+"""`baton drain`: take one worker, or all workers of a host, out of service."""
 
 import asyncio
 import ssl
@@ -31,7 +31,7 @@ READ_TIMEOUT_S = 10.0
 
 
 class LastWorker(click.ClickException):
-    """A drain would leave no worker of its role that takes requests."""
+    """Rejected drain: no other worker of the role accepts requests."""
 
     exit_code = 3
 
@@ -44,9 +44,9 @@ class LastWorker(click.ClickException):
 @click.option(
     "--timeout-s",
     type=click.FloatRange(min=0.001),
-    help="Seconds in which running requests may finish; then others go on with them. Unset: the worker's own time.",
+    help="Seconds to let running requests finish; the rest migrate to other workers. Default: the worker's setting.",
 )
-@click.option("--force", is_flag=True, help="Drain though no other worker of the role takes requests.")
+@click.option("--force", is_flag=True, help="Drain even if no other worker of the role accepts requests.")
 @https_flags
 @tls_flags
 def command(
@@ -60,11 +60,11 @@ def command(
     https: ssl.SSLContext | None,
     security: Security,
 ) -> None:
-    """Drain WORKER, by its id or its address, and return once it may be stopped without anybody noticing.
+    """Drain WORKER, given by id or address, and return when it can be stopped safely.
 
-    No request is lost: those that do not end in time go on at other workers, which take over their KV. `baton undrain`
-    puts a drained worker back into service. The command is refused, with status 3, if no other worker of the role takes
-    requests: they would wait until one does.
+    No request is lost: requests that do not finish in time migrate to other workers together with their KV. `baton
+    undrain` puts a drained worker back into service. Exits with status 3, without draining, if no other worker of the
+    role accepts requests.
 
     \b
     Examples:
@@ -89,18 +89,18 @@ def command(
 
 
 def check_others_serve(workers: Sequence[KnownWorker], addresses: Collection[str]) -> None:
-    """Raise LastWorker if no worker that takes requests would be left of a role, once those at `addresses` drain."""
+    """Raise LastWorker if draining `addresses` would leave a role without a worker that accepts requests."""
     serving = [each for each in workers if each.takes_requests]
     left = [each for each in serving if each.address not in addresses]
     for leaving in serving:
         if leaving.address in addresses and not any(_replaces(each, leaving) for each in left):
             raise LastWorker(
-                f"{leaving.name} is the last {leaving.role} worker that takes requests; add one, or put one back with "
-                f"`baton undrain`. --force drains it all the same; `baton undrain {leaving.name}` puts it back"
+                f"{leaving.name} is the last {leaving.role} worker that accepts requests; add one, or put one back "
+                f"with `baton undrain`. --force drains it anyway; `baton undrain {leaving.name}` puts it back"
             )
 
 
 def _replaces(worker: KnownWorker, leaving: KnownWorker) -> bool:
-    """Whether a worker does what the leaving one does; a worker of both roles prefills only what it decodes."""
-    does_it = worker.role in (leaving.role, "both") or (leaving.role == "both" and worker.role == "decode")
-    return does_it and worker.model == leaving.model
+    """Whether a worker can replace the leaving one. A worker of role `both` prefills only what it decodes."""
+    has_role = worker.role in (leaving.role, "both") or (leaving.role == "both" and worker.role == "decode")
+    return has_role and worker.model == leaving.model

@@ -1,4 +1,4 @@
-"""`baton fetch`: puts a model into a directory, for processes that get no model by themselves."""
+"""`baton fetch`: download of a model into a directory, for processes that do not download models themselves."""
 
 import asyncio
 import fcntl
@@ -16,27 +16,28 @@ from baton.cli.options.model_source import BUNDLED, HUB_PATTERNS, download, hub_
 from baton.rpc.backoff import Backoff
 
 BUNDLED_WORD = "bundled"
-MARKER = ".baton-fetched"  # in a directory that is complete; says what is there
+MARKER = ".baton-fetched"  # in a complete directory; its text is what was downloaded
 WHOLE, WITHOUT_WEIGHTS = "whole", "without weights"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 POLL_S = 2.0
 TRIES = 6
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 2.0, 60.0
-MAY_PASS = (408, 425, 429)  # answers that mean: later; else a refusal is one for good
+RETRYABLE = (408, 425, 429)  # client errors worth another attempt; the other 4xx are permanent
 
 
 @click.command(name="fetch")
 @click.argument("words", nargs=-1, required=True, metavar="[MODEL] DIRECTORY")
-@click.option("--model", help="MODEL, instead of the argument.")
-@click.option("--without-weights", is_flag=True, help="Only what a router needs.")
-@click.option("--wait", is_flag=True, help="Download nothing: wait until somebody else has put it there.")
+@click.option("--model", help="MODEL, as an option instead of an argument.")
+@click.option("--without-weights", is_flag=True, help="Skip the weights; enough for a router.")
+@click.option("--wait", is_flag=True, help="Do not download; wait until another process has.")
 @click.option(
-    "--tries", type=click.IntRange(min=1), default=TRIES, show_default=True, help="Downloads to begin if the hub fails."
+    "--tries", type=click.IntRange(min=1), default=TRIES, show_default=True, help="Maximum download attempts."
 )
 def command(words: tuple[str, ...], model: str | None, without_weights: bool, wait: bool, tries: int) -> None:
-    """Put MODEL, a Hugging Face id or `bundled`, into DIRECTORY, unless it is there.
+    """Download MODEL, a Hugging Face id or `bundled`, into DIRECTORY, unless it is already there.
 
-    Of several that fetch into one directory, also from several machines, one does and the others wait for it.
+    Processes that fetch into the same directory, even from different machines, take turns: one downloads, the others
+    wait.
 
     \b
     Examples:
@@ -53,13 +54,13 @@ def command(words: tuple[str, ...], model: str | None, without_weights: bool, wa
         directory.mkdir(parents=True, exist_ok=True)
         with _locked(directory.parent / f".{directory.name}.lock"):
             if _marked(directory) in enough:
-                click.echo(f"{model} is in {directory}")
+                click.echo(f"{model} is already in {directory}")
                 return
             _fetch(model, directory, without_weights, tries)
             _mark(directory, f"{wanted} {model}")
     except OSError as error:
         raise click.ClickException(f"{directory}: {error}") from error
-    click.echo(f"{model} was put into {directory}")
+    click.echo(f"downloaded {model} to {directory}")
 
 
 def _model_and_directory(words: tuple[str, ...], option: str | None) -> tuple[str, Path]:
@@ -67,29 +68,29 @@ def _model_and_directory(words: tuple[str, ...], option: str | None) -> tuple[st
     *names, directory = words
     model = one_model(names[0] if names else None, option)
     if len(names) > 1 or model is None:
-        raise click.UsageError(f"MODEL and DIRECTORY are needed; got {' '.join(words)}")
+        raise click.UsageError(f"MODEL and DIRECTORY are required; got {' '.join(words)}")
     if Path(directory).is_file():
-        raise click.UsageError(f"{directory} is a file; DIRECTORY is where the model goes")
+        raise click.UsageError(f"{directory} is a file; DIRECTORY must be the directory for the model")
     return model, Path(directory)
 
 
 def _await(directory: Path, model: str, enough: Collection[str]) -> None:
-    """Writes nothing, for the directory may be one that only others may write to."""
+    """Wait for the marker. Writes nothing: the directory may be read-only for this process."""
     if _marked(directory) not in enough:
-        click.echo(f"waiting until somebody else has put {model} into {directory}")
+        click.echo(f"waiting for another process to download {model} to {directory}")
     while _marked(directory) not in enough:
         time.sleep(POLL_S)
-    click.echo(f"{model} is in {directory}")
+    click.echo(f"{model} is already in {directory}")
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """The file's lock, which goes with the process that holds it."""
+    """Hold the file's lock, which the kernel releases if the process dies."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            click.echo(f"somebody else fetches: waiting for {path}")
+            click.echo(f"another process is downloading: waiting for the lock {path}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -100,41 +101,42 @@ def _fetch(model: str, directory: Path, without_weights: bool, tries: int) -> No
         shutil.copytree(BUNDLED, directory, ignore=ignored, dirs_exist_ok=True)
         return
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise click.UsageError(f"{model} is no hub id such as Qwen/Qwen3-0.6B, and not `{BUNDLED_WORD}`")
+        raise click.UsageError(f"{model} is neither a hub id such as Qwen/Qwen3-0.6B nor `{BUNDLED_WORD}`")
     patterns = [each for each in HUB_PATTERNS if not (without_weights and each in WEIGHTS)]
     asyncio.run(_download(model, patterns, directory, tries))
 
 
 async def _download(hub_id: str, patterns: list[str], directory: Path, tries: int) -> None:
-    """Begins anew after failures that may pass: a pod of Ray's is given up with its first container that fails."""
+    """Download, with retries after temporary failures: KubeRay gives a pod up when its first container fails."""
     backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
     for left in range(tries - 1, -1, -1):
         try:
             _download_all(hub_id, patterns, directory)
             return
         except click.ClickException as error:
-            if not left or _is_for_good(error.__cause__):
+            if not left or _is_permanent(error.__cause__):
                 raise
             click.echo(f"{error.message}; tries left: {left}", err=True)
         await backoff.wait()
 
 
 def _download_all(hub_id: str, patterns: list[str], directory: Path) -> None:
-    """Raises ClickException, also where the hub's client is content with a part: it takes a directory in which
-    something is for a whole one if it cannot ask the hub.
+    """Download and check that every file is there. Raises ClickException.
+
+    The hub's client accepts any non-empty directory as complete if it cannot reach the hub, so this checks the names.
     """
     names = hub_files(hub_id, patterns)
     download(hub_id, patterns, directory)
     if missing := sorted(name for name in names if not (directory / name).is_file()):
-        raise click.ClickException(f"{hub_id} is not whole: {', '.join(missing)} could not be downloaded from the hub")
+        raise click.ClickException(f"{hub_id} is incomplete: {', '.join(missing)} could not be downloaded from the hub")
 
 
-def _is_for_good(error: BaseException | None) -> bool:
-    """Whether the hub would say the same of another try: there is no such model, or it is not for us."""
+def _is_permanent(error: BaseException | None) -> bool:
+    """Whether a retry would fail too: the model does not exist, or access is denied."""
     if isinstance(error, ValueError):
         return True
     status = getattr(getattr(error, "response", None), "status_code", 500)
-    return bool(400 <= status < 500 and status not in MAY_PASS)
+    return bool(400 <= status < 500 and status not in RETRYABLE)
 
 
 def _marked(directory: Path) -> str:
@@ -145,7 +147,7 @@ def _marked(directory: Path) -> str:
 
 
 def _mark(directory: Path, text: str) -> None:
-    """Says that all is there, once it is: after a crash it either says so or not."""
+    """Mark the directory as complete. The rename is atomic, so a crash leaves either the whole marker or none."""
     fresh = directory / f"{MARKER}.new"
     with fresh.open("w", encoding="utf-8") as file:
         file.write(text)

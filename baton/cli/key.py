@@ -1,4 +1,4 @@
-"""`baton key`: API keys for the file that routers take them from."""
+"""`baton key`: API keys for a router's --api-keys-file."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -13,21 +13,21 @@ from baton.router.auth.keys_file import InvalidKeysFile, KeyEntry, KeysFile, rea
 
 @click.group(name="key")
 def command() -> None:
-    """Make API keys for clients."""
+    """Create and check API keys for clients."""
 
 
 @command.command(name="new")
-@click.option("--name", required=True, help="Whose key it is; it stands in logs.")
-@click.option("--priority", type=int, default=0, show_default=True, help="Of its requests; lower is served earlier.")
-@click.option("--max-inflight", type=click.IntRange(1), help="Most choices that wait or are generated.")
-@click.option("--requests-per-minute", type=click.IntRange(1), help="Requests a minute.")
-@click.option("--tokens-per-minute", type=click.IntRange(1), help="Tokens of prompts and outputs a minute.")
-@click.option("--cache-salt", help="Scope: keys of one scope find each other's prompts in caches.")
-@click.option("--expires-in-days", type=click.FloatRange(0, 36500, min_open=True), help="It is refused after that.")
+@click.option("--name", required=True, help="Owner of the key, for logs.")
+@click.option("--priority", type=int, default=0, show_default=True, help="Request priority; lower runs first.")
+@click.option("--max-inflight", type=click.IntRange(1), help="Maximum completions queued or running.")
+@click.option("--requests-per-minute", type=click.IntRange(1), help="Maximum requests a minute.")
+@click.option("--tokens-per-minute", type=click.IntRange(1), help="Maximum prompt and output tokens a minute.")
+@click.option("--cache-salt", help="Prefix-cache scope; only keys with the same salt share cached prompts.")
+@click.option("--expires-in-days", type=click.FloatRange(0, 36500, min_open=True), help="Days until it is rejected.")
 def new(expires_in_days: float | None, **fields: object) -> None:
-    """Print a new key and its entry for the file.
+    """Print a new key, and its entry for --api-keys-file.
 
-    The key is shown once and kept nowhere: the file has its digest.
+    The key is shown once and not stored: the file holds only its SHA-256 digest.
     """
     key = new_key()
     expires = None
@@ -41,14 +41,14 @@ def new(expires_in_days: float | None, **fields: object) -> None:
     except InvalidKeysFile as error:
         raise click.UsageError(str(error)) from error
     click.echo(key)
-    click.echo("\nOnly its digest is kept; add to the list `keys` of the file that --api-keys-file names:\n", err=True)
+    click.echo("\nThe key is not stored. Add this entry to the list `keys` of the --api-keys-file:\n", err=True)
     click.echo(text, nl=False)
 
 
 @command.command(name="check")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def check(file: Path) -> None:
-    """Say whether routers would take FILE, and which keys it has."""
+    """Check that FILE is a valid --api-keys-file, and print the names of its keys."""
     try:
         keys = KeysFile(str(file)).read()
     except InvalidKeysFile as error:
@@ -58,7 +58,7 @@ def check(file: Path) -> None:
 
 
 def _entry_text(entry: KeyEntry) -> str:
-    """The entry in YAML, without what is as it would be anyway."""
+    """Return the entry as YAML, without fields that have their default."""
     given = {name: value for name, value in asdict(entry).items() if value not in (None, 0)}
     lines = yaml.safe_dump([given], sort_keys=False).splitlines()
     return "".join(f"  {line}\n" for line in lines)

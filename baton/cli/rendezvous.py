@@ -1,4 +1,4 @@
-"""`baton rendezvous`: one rendezvous in this process, as `python -m baton.membership.rendezvous` runs it."""
+"""`baton rendezvous`: the same process as `python -m baton.membership.rendezvous`."""
 
 from baton.membership.rendezvous.__main__ import main
 

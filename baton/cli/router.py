@@ -1,4 +1,4 @@
-"""`baton router`: one router in this process, as `python -m baton.router` runs it, or several that share its ports."""
+"""`baton router`: one router in this process, like `python -m baton.router`, or several that share its ports."""
 
 import rich_click as click
 
@@ -22,7 +22,7 @@ from baton.settings.values import OptionError
 @process_flags
 @plain_errors
 def command(**flags: object) -> None:
-    """Take OpenAI HTTP and gRPC requests and send them to the workers of MODEL (a checkpoint directory).
+    """Route OpenAI HTTP and gRPC requests to the workers of MODEL (a checkpoint directory).
 
     \b
     Examples:
@@ -33,7 +33,7 @@ def command(**flags: object) -> None:
     config = read_config(process, flags)
     if not config.workers and config.registry is None:
         raise OptionError(
-            "workers: none are given; set --workers HOST:PORT,..., or --registry URL of the Redis where they register"
+            "workers: none given; set --workers HOST:PORT,..., or --registry to the Redis URL where they register"
         )
     if config.processes == 1 or config.process is not None:
         run_here(process, config)

@@ -1,4 +1,4 @@
-"""`baton serve`: a whole cluster on this machine, until it is told to end."""
+"""`baton serve`: a whole cluster on this machine."""
 
 import asyncio
 import os
@@ -52,11 +52,11 @@ from baton.settings.options import click_options
     "--config",
     "config_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML file of options.",
+    help="YAML file with options.",
 )
-@click.option("--ray", "on_ray", is_flag=True, help="Have Ray run the processes, on a Ray of its own.")
-@click.option("--ray-address", help="With --ray: the Ray to join, as HOST:PORT, or auto for the one of this node.")
-@click.option("--registry", help="With --ray: URL of a Redis (redis://...); unset: one of its own.")
+@click.option("--ray", "on_ray", is_flag=True, help="Run the processes on Ray. Default: start a local Ray cluster.")
+@click.option("--ray-address", help="With --ray: existing Ray cluster, HOST:PORT or auto for this node's.")
+@click.option("--registry", help="With --ray: registry URL (redis://...). Default: start a private Redis.")
 @click_options(cluster_options())
 @click_options(worker_options())
 @click_options(router_options())
@@ -64,10 +64,10 @@ from baton.settings.options import click_options
 @log_level_flag
 @plain_errors
 def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address: str | None, **flags: object) -> None:
-    """Serve MODEL (a checkpoint directory or a Hugging Face id; by default the model that comes with Baton).
+    """Serve MODEL (a checkpoint directory or a Hugging Face id; default: the bundled model).
 
-    Starts a router, prefill workers and decode workers as processes of this machine, restarts those that die, and ends
-    all of them on Ctrl-C (immediately on a second one). Names of options are vLLM's where vLLM has the option.
+    Starts a router, prefill workers and decode workers as processes on this machine, restarts processes that die, and
+    shuts down gracefully on Ctrl-C (immediately on the second). Options have vLLM's names if vLLM has the option.
 
     \b
     Examples:
@@ -80,7 +80,7 @@ def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address:
         _serve_on_ray(config_file, with_secrets(flags, os.environ), ray_address, log_level)
         return
     if ray_address is not None or flags["registry"] is not None:
-        raise click.UsageError("--ray-address and --registry are for --ray")
+        raise click.UsageError("--ray-address and --registry need --ray")
     settings = load_settings(config_file, with_secrets(flags, os.environ))
     with TemporaryDirectory(prefix="baton-sockets-", dir=socket_parent(), ignore_cleanup_errors=True) as sockets:
         _serve_here(settings, Path(sockets), log_level)
@@ -114,7 +114,7 @@ def _plan(settings: ClusterSettings, sockets: Path, log_level: str) -> tuple[Che
     plan = plan_cluster(settings, checkpoint, this_machine(), sockets, log_level)
     with servable(checkpoint.name):
         check_resources(plan, checkpoint.config, host_memory())
-    make_certificate(plan.router)  # wrong files are told before anything starts
+    make_certificate(plan.router)  # fail on invalid files before anything starts
     return checkpoint, plan
 
 

@@ -1,9 +1,9 @@
-"""`baton serve --ray`: the same cluster, its processes placed, watched and replaced by Ray.
+"""`baton serve --ray`: the same cluster, with processes that Ray places, watches and replaces.
 
-1. A Ray of our own starts, or the one at --ray-address is joined; and a Redis of our own, unless --registry names one.
-2. Ray brings up the workers and the router, each a replica that runs the process `baton serve` would run itself.
-3. The router's own port is open to clients, as without Ray.
-4. At the end the router drains, then the workers; then all that was started here ends.
+1. Start a local Ray, or join the one at --ray-address. Start a private Redis, unless --registry names one.
+2. Ray starts the workers and the router: each is a replica that runs the process that `baton serve` would run.
+3. Clients connect to the router's own port, as without Ray.
+4. At shutdown the router drains, then the workers; then everything that was started here is stopped.
 """
 
 import asyncio
@@ -36,26 +36,28 @@ from baton.settings.values import OptionError, Value
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what it warns of is decided by our own num_gpus
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # silences a warning: num_gpus is always set
 }
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # without clusters on these, Ray stays at 127.0.0.1: so here too
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # makes Ray bind to 127.0.0.1, as it does on these systems
 
 
 @dataclass(frozen=True, slots=True)
 class RayServing:
-    """What `baton serve --ray` runs."""
+    """Plan of one `baton serve --ray`."""
 
     settings: RaySettings
-    plan: ClusterPlan  # of the same cluster without Ray
+    plan: ClusterPlan  # the same cluster without Ray
     banner: Banner
-    address: str | None  # of a Ray to join; None: one of our own
+    address: str | None  # of the Ray cluster to join; None: start a local one
     log_dir: Path
-    watch_key: str | None = field(repr=False)  # with which the router is asked about its workers
+    watch_key: str | None = field(repr=False)  # authenticates requests for the router's /workers
 
 
 def auto_gpus(address: str | None) -> VisibleGpus:
-    """Return the GPUs by which `auto` chooses: this machine's, or those of the Ray at an address, of which this machine
-    may have none. Raises ClickException if that Ray cannot be reached."""
+    """Return the GPUs that `--device auto` considers: this machine's, or those of the Ray cluster at `address`.
+
+    Raises ClickException if that cluster cannot be reached.
+    """
     if address is None:
         return visible_gpus()
     _set_environment(QUIET)
@@ -67,31 +69,31 @@ def auto_gpus(address: str | None) -> VisibleGpus:
     except RayFailed as error:
         raise click.ClickException(str(error)) from error
     noun = "GPU" if count == 1 else "GPUs"
-    return VisibleGpus(count, f"the nodes of this Ray have {count or 'no'} {noun}")
+    return VisibleGpus(count, f"the nodes of this Ray cluster have {count or 'no'} {noun}")
 
 
 def read_settings(
     config_file: Path | None, flags: Mapping[str, object], address: str | None, gpus: VisibleGpus
 ) -> RaySettings:
-    """Settings from a file and flags; the file may have the keys of an application on Ray too. Raises OptionError."""
+    """Read settings from a file and flags; the file may also have the keys of a Ray application. Raises OptionError."""
     content = read_config_file(config_file) if config_file is not None else {}
     settings = read_ray_settings(content, flags, one_machine=address is None, auto_device=gpus.auto_device)
     if not settings.has_router:
-        raise OptionError("router: `baton serve` has one; an application without a router is for `serve run`")
+        raise OptionError("router: `baton serve` needs a router; deploy an application without one by `serve run`")
     if settings.num_replicas(ROUTER) != 1:
-        raise OptionError(f"{SECTIONS[ROUTER]}.num_replicas: `baton serve` has one router, at its port")
+        raise OptionError(f"{SECTIONS[ROUTER]}.num_replicas: must be 1: `baton serve` has one router, at its port")
     for name, options in settings.deployments.items():
         if options.autoscaling is not None:
             raise OptionError(f"{SECTIONS[name]}.autoscaling: `baton serve` has fixed sizes; use `serve deploy`")
     if address is not None and not settings.shared.has_registry:
-        raise OptionError("registry: with --ray-address name a Redis that every node reaches by --registry")
+        raise OptionError("registry: --ray-address needs --registry, with a Redis that every node can reach")
     return settings
 
 
 def plan_serving(
     settings: RaySettings, address: str | None, log_dir: Path, log_level: str, gpus: VisibleGpus
 ) -> RayServing:
-    """What to run. Raises OptionError, or ClickException for a model or a port that cannot be served."""
+    """Plan the cluster. Raises OptionError, or ClickException if the model or the port cannot be used."""
     cluster = replace(
         settings.cluster.cluster,
         prefill=settings.num_replicas("prefill"),
@@ -111,19 +113,21 @@ def plan_serving(
     )
     planned, watch_key = with_watch_key(replace(settings.cluster, cluster=cluster))
     plan = plan_cluster(planned, checkpoint, this_machine(), log_level=log_level)
-    make_certificate(plan.router)  # wrong files are told before anything starts
+    make_certificate(plan.router)  # fail on invalid files before anything starts
     if address is None:
         with servable(checkpoint.name):
             check_resources(plan, checkpoint.config, host_memory())
         planned = replace(planned, engine=_with_shares(settings, plan))
     settings = replace(settings, cluster=planned, host=cluster.host, port=cluster.port, log_level=log_level)
     with servable(checkpoint.name):
-        banner = Banner.of(plan, checkpoint, log_dir, _asked(settings.cluster.engine, gpus), gpus)
+        banner = Banner.of(plan, checkpoint, log_dir, _without_auto_device(settings.cluster.engine, gpus), gpus)
     return RayServing(settings, plan, banner, address, log_dir, watch_key)
 
 
-def _asked(engines: Mapping[str, Mapping[str, Value]], gpus: VisibleGpus) -> dict[str, Mapping[str, Value]]:
-    """Return the engines' options without a device that `auto` stands for: Ray's settings have resolved it."""
+def _without_auto_device(
+    engines: Mapping[str, Mapping[str, Value]], gpus: VisibleGpus
+) -> dict[str, Mapping[str, Value]]:
+    """Return the engine options without the device that `auto` was resolved to by the Ray settings."""
     return {
         role: {name: value for name, value in values.items() if (name, value) != ("device", gpus.auto_device)}
         for role, values in engines.items()
@@ -131,7 +135,7 @@ def _asked(engines: Mapping[str, Mapping[str, Value]], gpus: VisibleGpus) -> dic
 
 
 def _with_shares(settings: RaySettings, plan: ClusterPlan) -> dict[str, dict[str, Value]]:
-    """The engines' options with each worker's share of this machine, which a replica by itself could not know."""
+    """Add each worker's share of this machine to the engine options, because a replica cannot compute it."""
     engines = {role: dict(values) for role, values in settings.cluster.engine.items()}
     for worker in plan.workers:
         engine = worker.engine
@@ -143,11 +147,11 @@ def _with_shares(settings: RaySettings, plan: ClusterPlan) -> dict[str, dict[str
 
 
 def run(serving: RayServing) -> None:
-    """Serves until told to end. Raises ClickException."""
+    """Serve until SIGTERM or Ctrl-C. Raises ClickException."""
     with TemporaryDirectory(prefix="baton-ray-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         _set_environment(_environment(serving, directory))
-        # Only now: Ray is heavy, and looks at the environment when it is imported.
+        # Imported here because Ray is slow to import and reads the environment on import.
         from baton.deployment.ray.connection import RayFailed, cpus_of, joined_ray, own_ray, with_router_here
 
         try:
@@ -162,13 +166,13 @@ def run(serving: RayServing) -> None:
 
 
 def _set_environment(variables: Mapping[str, str]) -> None:
-    """Set what is not set yet, before Ray is imported."""
+    """Set the variables that are not set yet. Call it before Ray is imported."""
     for variable, value in variables.items():
         os.environ.setdefault(variable, value)
 
 
 def _environment(serving: RayServing, directory: Path) -> dict[str, str]:
-    """What Ray is told by its environment; a Ray of our own takes orders only from who can read our token."""
+    """Return Ray's environment variables. A local Ray accepts only clients that can read the token file."""
     if serving.address is not None:
         return QUIET
     token = directory / "token"
@@ -191,13 +195,13 @@ async def _serve(serving: RayServing) -> None:
             await redis.start()
             settings = settings.with_registry(redis.url)
             keeping = asyncio.create_task(redis.keep())
-            keeping.add_done_callback(lambda _: signals.stop.set())  # without a registry nothing new would be found
+            keeping.add_done_callback(lambda _: signals.stop.set())  # without a registry no new worker is found
             stack.push_async_callback(_ended, keeping)
         await RayCluster(settings, serving.plan.url, display.show, serving.watch_key).run(signals.stop, signals.kill)
 
 
 async def _ended(keeping: asyncio.Task[None]) -> None:
-    """Raises what it failed with, if it did."""
+    """Cancel the task, and raise its error if it has failed."""
     keeping.cancel()
     with suppress(asyncio.CancelledError):
         await keeping

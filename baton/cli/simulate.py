@@ -1,4 +1,4 @@
-"""`baton simulate`: simulated workers in this process, or with --trace a deployment's twin in virtual time."""
+"""`baton simulate`: simulated workers in this process, or with --trace a whole deployment in virtual time."""
 
 import rich_click as click
 
@@ -21,10 +21,11 @@ from baton.simulation.workers.options import SIMULATION_OPTIONS
 @process_flags
 @plain_errors
 def command(trace_options: TraceOptions | None, **flags: object) -> None:
-    """Run simulated workers for routers, or simulate a whole deployment under a trace.
+    """Run simulated workers, or replay a trace on a simulated deployment.
 
-    Workers have no model, stated speeds, and say tokens that follow from the prompt. With --trace nothing is served:
-    the real routing and scaling code runs in virtual time, and the best fixed split and colocated workers beside it.
+    Simulated workers have no model: they run at the given speeds and derive output tokens from the prompt. With --trace
+    nothing is served: the real routing and scaling code runs in virtual time and is compared with the best fixed split
+    and with colocated workers.
 
     \b
     Examples:

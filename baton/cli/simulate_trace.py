@@ -1,4 +1,4 @@
-"""The options of `baton simulate --trace`, and what they ask of the twin."""
+"""Options of `baton simulate --trace`, and the study that they describe."""
 
 import json
 import os
@@ -39,9 +39,9 @@ from baton.simulation.workers.options import SIMULATION_OPTIONS
 FILE = click.Path(dir_okay=False, path_type=Path)
 READ_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE_WIDTH = 200
-MIN_REQUESTS = 2000  # for which other processes are started
+MIN_REQUESTS = 2000  # with fewer, starting processes takes longer than it saves
 POOLS = ("prefill", "decode", "both")
-# Nobody can reach workers that serve nobody, nor read what they say.
+# Options for serving have no effect in virtual time: no client connects, and no client reads the tokens.
 ONLY_SERVING = {option.name for option in options_of(SimulationConfig, SIMULATION_OPTIONS).values()} - set(POOLS) | {
     "first_token_id",
     "num_token_ids",
@@ -51,7 +51,7 @@ ONLY_SERVING = {option.name for option in options_of(SimulationConfig, SIMULATIO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
-    """What is asked for, beside the workers' own options."""
+    """Options of a study, apart from the workers' options."""
 
     trace: Path
     slo: SLO
@@ -68,20 +68,18 @@ class TraceOptions:
     png_file: Path | None
 
     def run(self, config_file: Path | None, flags: Mapping[str, object]) -> None:
-        """Simulates, prints the comparison and writes its files; `flags` are those of the workers."""
+        """Simulate, print the comparison and write the files; `flags` are the workers' options."""
         console, notes = Console(highlight=False), Console(stderr=True, highlight=False)
         if not console.is_terminal:
             console = Console(highlight=False, width=FILE_WIDTH)
         try:
             with notes.status(f"reading {self.trace}") as status:
                 study = self._study(config_file, flags)
-                comparison = self._run(study, lambda label: status.update(f"{label} is through"))
+                comparison = self._run(study, lambda label: status.update(f"{label} is done"))
         except (LoadToolError, ValueError) as error:
             raise click.ClickException(str(error)) from error
         except BrokenProcessPool as error:
-            raise click.ClickException(
-                "a process that simulated a deployment was ended from outside; perhaps there was too little memory"
-            ) from error
+            raise click.ClickException("a simulation process was killed; the machine may be out of memory") from error
         show(comparison, console)
         try:
             self._write(comparison)
@@ -89,7 +87,7 @@ class TraceOptions:
             raise click.ClickException(str(error)) from error
 
     def _run(self, study: Study, note: NoteRun) -> Comparison:
-        """On all cores, if that is worth their start."""
+        """Run on all cores if the trace is long enough to pay for starting processes."""
         num_processes = len(os.sched_getaffinity(0))
         if num_processes == 1 or len(study.requests) < MIN_REQUESTS:
             return study.run(note=note)
@@ -109,10 +107,10 @@ class TraceOptions:
         if "block_size" in given:
             assert isinstance(given["block_size"], int)
             block_size = given["block_size"]
-        machine, words = self._machine(build(WorkerSpec, spec_options, given))
+        machine, description = self._machine(build(WorkerSpec, spec_options, given))
         base = DeploymentPlan(machine=machine.with_block_size(block_size), start_s=self.start_s, seed=self.seed)
         sizes = {name: value for name in POOLS if isinstance(value := counts.get(name, 0), int)}
-        asked = self._asked(base, sizes)
+        requested = self._requested(base, sizes)
         requests = read_trace(
             self.trace,
             lengths=self.lengths,
@@ -126,13 +124,13 @@ class TraceOptions:
             requests=requests,
             num_gpus=self.num_gpus,
             slo=self.slo,
-            asked=asked,
+            asked=requested,
             base=base,
-            machine=words,
+            machine=description,
         )
 
     def _machine(self, spec: WorkerSpec) -> tuple[Machine, str]:
-        """The machine, and what it is in words."""
+        """Return the machine and its description."""
         spec.check()
         if self.profile is not None:
             fit = fit_machine(read_profile(self.profile), spec)
@@ -142,14 +140,14 @@ class TraceOptions:
             f"{spec.prefill_tokens_per_s:,.0f} tokens/s"
         )
 
-    def _asked(self, base: DeploymentPlan, counts: Mapping[str, int]) -> DeploymentPlan | None:
-        """The deployment that is asked for, within the GPUs; None if none is."""
+    def _requested(self, base: DeploymentPlan, counts: Mapping[str, int]) -> DeploymentPlan | None:
+        """Return the requested deployment; None if only the reference deployments are wanted. Raises SettingError."""
         if sum(counts.values()) > self.num_gpus:
-            raise SettingError(f"--gpus {self.num_gpus}: the workers that are asked for are {sum(counts.values())}")
+            raise SettingError(f"--gpus {self.num_gpus}: too few for {sum(counts.values())} workers")
         if counts["both"] and (counts["prefill"] or self.is_autoscaled):
-            raise SettingError("--both: such workers are simulated alone or with --decode, and without --autoscale")
+            raise SettingError("--both: can only be combined with --decode, and not with --autoscale")
         if not counts["both"] and bool(counts["prefill"]) is not bool(counts["decode"]):
-            raise SettingError("--prefill and --decode: each pool needs the other")
+            raise SettingError("--prefill and --decode must be given together")
         if self.is_autoscaled:
             half = counts["prefill"] or max(1, self.num_gpus // 2)
             scaling = ScalingSettings(budget_gpus=self.num_gpus, slo=self.slo, start_s=self.start_s)
@@ -157,8 +155,8 @@ class TraceOptions:
             return replace(base, prefill=half, decode=counts["decode"] or self.num_gpus - half, scaling=scaling)
         if not any(counts.values()):
             return None
-        asked = replace(base, prefill=counts["prefill"], decode=counts["decode"], both=counts["both"])
-        return replace(asked, targets=Targets(self.slo.ttft_s, self.slo.tpot_s)) if asked.is_mixed else asked
+        plan = replace(base, prefill=counts["prefill"], decode=counts["decode"], both=counts["both"])
+        return replace(plan, targets=Targets(self.slo.ttft_s, self.slo.tpot_s)) if plan.is_mixed else plan
 
     def _write(self, comparison: Comparison) -> None:
         if self.json_file is not None:
@@ -170,7 +168,7 @@ class TraceOptions:
 
 
 def _slo(text: str | None) -> SLO:
-    """The promised times. Raises SettingError."""
+    """Parse --slo. Raises SettingError."""
     try:
         return SLO() if text is None else SLO.of(parse_slo(text))
     except OptionError as error:
@@ -178,7 +176,7 @@ def _slo(text: str | None) -> SLO:
 
 
 def _given(names: Collection[str]) -> list[str]:
-    """Those flags of the command line that have these names."""
+    """Return the flags with these parameter names that were given on the command line."""
     context = click.get_current_context()
     return [
         parameter.opts[0]
@@ -188,20 +186,20 @@ def _given(names: Collection[str]) -> list[str]:
 
 
 def _make_options(flags: Flags) -> TraceOptions | None:
-    """Refuses at once what could not be written after a long run."""
+    """Check the options before a long run, so that it does not end without its results. Raises SettingError."""
     if flags["trace"] is None:
-        if needless := _given(flags):
-            raise SettingError(f"{needless[0]} goes with --trace")
+        if given := _given(flags):
+            raise SettingError(f"{given[0]} needs --trace")
         return None
-    if needless := _given(ONLY_SERVING):
-        raise SettingError(f"{needless[0]} is for workers that serve; with --trace nobody is served")
+    if given := _given(ONLY_SERVING):
+        raise SettingError(f"{given[0]} cannot be combined with --trace, which serves no requests")
     if flags["gpus"] is None:
-        raise SettingError("--trace: say by --gpus how many there are")
+        raise SettingError("--trace needs --gpus")
     for path in (flags["json_file"], flags["html_file"], flags["png_file"]):
         if path is not None and not path.absolute().parent.is_dir():
             raise SettingError(f"{path}: there is no directory {path.parent}")
     if flags["png_file"] is not None and not can_draw():
-        raise SettingError("--png needs matplotlib, which is not installed; --html needs nothing")
+        raise SettingError("--png needs matplotlib, which is not installed; --html does not")
     return TraceOptions(
         trace=flags["trace"],
         slo=_slo(flags["slo"]),
@@ -224,24 +222,24 @@ POSITIVE = click.FloatRange(0, min_open=True)
 trace_flags = flag_group(
     "trace_options",
     _make_options,
-    click.option("--trace", type=READ_FILE, help="Simulate a deployment under this trace (Mooncake's or Azure's)."),
-    click.option("--slo", help="Limits of good answers [default: ttft=1s,tpot=50ms]."),
-    click.option("--gpus", type=click.IntRange(1), help="GPUs that there are, one a worker."),
-    click.option("--profile", type=READ_FILE, help="Fit the workers' times to what `baton bench --profile` wrote."),
-    click.option("--autoscale", is_flag=True, help="Let the autoscaler size the pools within --gpus."),
+    click.option("--trace", type=READ_FILE, help="Trace to replay (Mooncake or Azure format)."),
+    click.option("--slo", help="SLOs for goodput [default: ttft=1s,tpot=50ms]."),
+    click.option("--gpus", type=click.IntRange(1), help="Number of GPUs; each worker has one."),
+    click.option("--profile", type=READ_FILE, help="Fit step times to a file of `baton bench --profile`."),
+    click.option("--autoscale", is_flag=True, help="Size the pools with the autoscaler, up to --gpus."),
+    click.option("--rate-scale", type=POSITIVE, default=1.0, show_default=True, help="Factor for the request rate."),
+    click.option("--seconds", type=POSITIVE, help="Replay only the first seconds, after --rate-scale."),
+    click.option("--scale-lengths", type=POSITIVE, default=1.0, show_default=True, help="Factor for all lengths."),
+    click.option("--max-input-len", type=click.IntRange(1), help="Truncate longer prompts."),
+    click.option("--max-output-len", type=click.IntRange(1), help="Truncate longer outputs."),
     click.option(
-        "--rate-scale", type=POSITIVE, default=1.0, show_default=True, help="Times as many requests a second."
+        "--start-s", type=click.FloatRange(0), default=START_S, show_default=True, help="Start time of a worker in s."
     ),
-    click.option("--seconds", type=POSITIVE, help="Only the trace's beginning, so long after --rate-scale."),
-    click.option("--scale-lengths", type=POSITIVE, default=1.0, show_default=True, help="Every length times this."),
-    click.option("--max-input-len", type=click.IntRange(1), help="Cut longer prompts."),
-    click.option("--max-output-len", type=click.IntRange(1), help="Cut longer answers."),
     click.option(
-        "--start-s", type=click.FloatRange(0), default=START_S, show_default=True, help="Seconds that a start takes."
+        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Random seed of prompts and router."
     ),
-    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of prompts and of the router."),
-    click.option("--json", "json_file", type=FILE, help="Write the figures here."),
-    click.option("--html", "html_file", type=FILE, help="Write a page with charts here."),
-    click.option("--png", "png_file", type=FILE, help="Write the charts as a picture here; needs matplotlib."),
-    panel="Twin of a deployment",
+    click.option("--json", "json_file", type=FILE, help="Write the results as JSON."),
+    click.option("--html", "html_file", type=FILE, help="Write an HTML page with charts."),
+    click.option("--png", "png_file", type=FILE, help="Write the charts as an image; needs matplotlib."),
+    panel="Trace simulation",
 )

@@ -1,4 +1,4 @@
-"""`baton status`: the workers behind a router, live."""
+"""`baton status`: live table of a router's workers."""
 
 import json
 import ssl
@@ -24,13 +24,15 @@ READ_TIMEOUT_S = 10.0
 @url_flag
 @key_flag
 @https_flags
-@click.option("--once", is_flag=True, help="Print the table once and end (as when the output is no terminal).")
-@click.option("--json", "as_json", is_flag=True, help="Print the server's own answer once and end.")
-@click.option("--interval-s", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds between.")
+@click.option("--once", is_flag=True, help="Print the table once and exit. Default if the output is not a terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print the server's JSON response once and exit.")
+@click.option(
+    "--interval-s", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds between refreshes."
+)
 def command(
     url: str, api_key: str | None, once: bool, as_json: bool, interval_s: float, https: ssl.SSLContext | None
 ) -> None:
-    """Show a running server's workers: load, caches, and how KV travels between them.
+    """Show a running server's workers: load, caches, and the KV transports between them.
 
     \b
     Examples:
@@ -63,8 +65,8 @@ def _fetch(client: httpx.Client) -> object:
 def _render(content: object, url: str, width: int) -> RenderableType:
     rows = worker_rows(content)
     router = content.get("router") if isinstance(content, dict) else None
-    told = router.items() if isinstance(router, dict) else ()
-    facts = [fact for name, value in told if (fact := _fact(name, value))]
+    fields = router.items() if isinstance(router, dict) else ()
+    facts = [fact for name, value in fields if (fact := _fact(name, value))]
     transports = [Text(line, style="dim") for line in transport_lines(rows)]
     restarts = [Text(line, style="yellow") for report in process_reports(content) if (line := report.describe())]
     title = Text("  ".join([url, *facts]), style="bold")
@@ -72,7 +74,7 @@ def _render(content: object, url: str, width: int) -> RenderableType:
 
 
 def _fact(name: str, value: object) -> str:
-    """A plain value with its name, a state by its name alone while it lasts."""
+    """Return a field as `name value`; a true flag as its name, a false one as nothing."""
     if isinstance(value, bool):
         return name if value else ""
     return f"{name} {value}" if isinstance(value, str | int | float) and value != "" else ""
@@ -89,7 +91,7 @@ def _watch(client: httpx.Client, url: str, interval_s: float) -> None:
 
 
 def _snapshot(client: httpx.Client, url: str, width: int) -> RenderableType:
-    """The table, or why there is none now: a router may be starting again."""
+    """Return the table, or the error if the router cannot be read: it may be restarting."""
     try:
         return _render(_fetch(client), url, width)
     except (httpx.TransportError, ServerError) as error:

@@ -1,4 +1,4 @@
-"""`baton undrain`: a drained worker takes requests again."""
+"""`baton undrain`: put a drained worker back into service."""
 
 import asyncio
 import ssl
@@ -46,10 +46,10 @@ def command(
     https: ssl.SSLContext | None,
     security: Security,
 ) -> None:
-    """Put WORKER, by its id or its address, back into service after `baton drain`.
+    """Put WORKER, given by id or address, back into service after `baton drain`.
 
-    It is no error to undrain a worker that serves. A drain that is still going on is given up; requests that it has
-    handed to other workers stay there. A worker that is shutting down cannot be undrained.
+    Undraining a worker that is in service is not an error. A drain in progress is cancelled; requests that have
+    migrated to other workers stay there. A worker that is shutting down cannot be undrained.
     """
     check_target(worker, host, registry_file)
     if host is not None and registry_file is not None:
@@ -64,4 +64,4 @@ def command(
     def undrain(channel: grpc.aio.Channel) -> Awaitable[object]:
         return WorkerStub(channel).Undrain(UndrainRequest(), timeout=TIMEOUT_S)
 
-    report(asyncio.run(call_each(security, found, undrain)), "takes requests again")
+    report(asyncio.run(call_each(security, found, undrain)), "accepts requests again")

@@ -1,6 +1,4 @@
-"""`baton worker`: one worker in this process, of the role `both` or as `python -m baton.prefill_worker` and
-`python -m baton.decode_worker` run it.
-"""
+"""`baton worker`: one prefill, decode or colocated worker in this process."""
 
 from collections.abc import Coroutine
 from pathlib import Path
@@ -20,7 +18,7 @@ ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
 
 
 def start(config: WorkerConfig) -> Coroutine[object, object, None]:
-    """Make the worker of the config's role. Raises OptionError for experts that a model does not have."""
+    """Start the worker of the config's role. Raises OptionError if the model lacks the experts for its parallelism."""
     if config.expert_parallel > 1:
         model = read_model_config(Path(config.engine.model), config.engine.dtype)
         check_experts(model, config.engine.model, config.expert_parallel)

@@ -1,11 +1,11 @@
-"""HTTP transports for clients whose requests survive the loss of a router.
+"""HTTP transports for clients whose requests survive the failure of a router.
 
 The life of a request:
 
 1. `ResumingTransport` and `AsyncResumingTransport` send it, marked as resumable, through an ordinary httpx transport.
-2. `event_reader` cuts the response into events, and `resuming_stream` remembers the position that the last one had.
-3. A router is lost: `outage` decides whether and when to go on, and `router_list` at which router.
-4. The transport sends the request again with the position, and the response goes on behind the last event.
+2. `event_reader` splits the response into events, and `resuming_stream` stores the position of the last event.
+3. When a router fails, `outage` decides whether and when to retry, and `router_list` at which router.
+4. The transport sends the request again with the position, and the response continues after the last event.
 """
 
 from baton.client.async_transport import AsyncResumingTransport

@@ -11,7 +11,7 @@ from baton.client.router_list import RouterList
 
 
 class AsyncResumingTransport(httpx.AsyncBaseTransport):
-    """Transport whose completions go on at another router, or at the same one later, when a router is lost."""
+    """Transport that resumes completions at another router, or later at the same one, when a router fails."""
 
     def __init__(
         self,
@@ -23,15 +23,15 @@ class AsyncResumingTransport(httpx.AsyncBaseTransport):
     ) -> None:
         """Send through `inner`, by default an `httpx.AsyncHTTPTransport`.
 
-        `routers` are base URLs of further routers of the same cluster. A request fails after `max_outage_s` without a
-        new token since a loss. A router that sends nothing for `silence_s` on a stream counts as lost.
+        `routers` are base URLs of further routers of the same cluster. A request fails if no new token arrives within
+        `max_outage_s` of a failure. A router that sends nothing on a stream for `silence_s` counts as failed.
         """
         self._inner = httpx.AsyncHTTPTransport() if inner is None else inner
         self._routers = RouterList(routers)
         self._policy = ResumePolicy(max_outage_s, silence_s)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the response; raises TransportError when the request is given up."""
+        """Return the response. Raises TransportError after the last attempt."""
         if not is_generation(request):
             return await self._inner.handle_async_request(request)
         await request.aread()
@@ -55,7 +55,7 @@ class AsyncResumingTransport(httpx.AsyncBaseTransport):
         await self._inner.aclose()
 
     async def _open(self, resuming: ResumingStream) -> httpx.Response:
-        """Return a response that the client may have."""
+        """Send the request until a response can be passed to the client."""
         while True:
             await anyio.sleep(resuming.delay_s)
             try:
@@ -72,7 +72,7 @@ class AsyncResumingTransport(httpx.AsyncBaseTransport):
 
 
 class _ResumingBody(httpx.AsyncByteStream):
-    """The body of one response to the client, made of those of all attempts; owns the latest."""
+    """Body of the client's response, joined from the bodies of all attempts. Owns the latest attempt's response."""
 
     def __init__(
         self,

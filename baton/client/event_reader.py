@@ -1,4 +1,4 @@
-"""Server-sent events from bytes that arrive in any pieces (WHATWG HTML, section 9.2)."""
+"""Incremental parser of server-sent events (WHATWG HTML, section 9.2)."""
 
 import re
 from collections.abc import Iterator
@@ -12,25 +12,25 @@ LONGEST_END = len(b"\r\n\r\n")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event, without its `id` and without comments."""
+    """One event."""
 
-    raw: bytes  # up to its end, as the client reads it
+    raw: bytes  # the event with its end, without its `id` and comments: what the client reads
     id: str | None
-    data: bytes | None  # the value of its first `data` line; None: it has none
+    data: bytes | None  # value of the first `data` line; None: no such line
 
 
 class EventReader:
-    """Bytes of a stream up to the end of the event that they belong to."""
+    """Buffer of a stream's incomplete event."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._num_searched = 0
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """Yield the events that the chunk completes; those without a field are left out."""
+        """Yield the events that the chunk completes, except events without a field."""
         self._buffer += chunk
         begin = 0
-        # A carriage return at the end may be half of a line's end.
+        # A carriage return at the end may be the first half of \r\n.
         end = len(self._buffer) - self._buffer.endswith(b"\r")
         while found := END_OF_EVENT.search(self._buffer, max(begin, self._num_searched - LONGEST_END), end):
             event = _parse(bytes(self._buffer[begin : found.end()]))

@@ -1,4 +1,4 @@
-"""What a transport does when a router is lost, without the sending and receiving itself."""
+"""Resume logic of one request, without I/O."""
 
 import json
 import re
@@ -16,8 +16,8 @@ BEGINNING = "0"  # the position in front of the first token
 RESUMABLE = "x-baton-resumable"
 DONE = b"[DONE]"
 FINISH = re.compile(rb'"finish_reason":\s*"')  # within a string, the quotes would be escaped
-TAKEN_OVER = 409  # code with which a router gives a request up: an earlier attempt arrived late at another router
-TEMPORARY = (429, 503, "rate_limit_exceeded")  # codes of errors that the same request may not have later
+TAKEN_OVER = 409  # the router ended this attempt because an earlier attempt arrived late at another router
+TEMPORARY = (429, 503, "rate_limit_exceeded")  # error codes worth a retry
 
 
 def is_generation(request: httpx.Request) -> bool:
@@ -26,10 +26,10 @@ def is_generation(request: httpx.Request) -> bool:
 
 
 class ResumingStream:
-    """The state of one request over all its attempts: what the client has, and what was lost since then."""
+    """State of one request over all its attempts: the client's position, and the events after it."""
 
     def __init__(self, request: httpx.Request, routers: RouterList, policy: ResumePolicy) -> None:
-        """`request` has its whole body in memory."""
+        """Start at the first token. `request` must have its whole body in memory."""
         self.is_over = False  # the client has the whole response
         self._request = request
         self._routers = routers
@@ -40,23 +40,23 @@ class ResumingStream:
         self._url = request.url  # of the latest attempt
         self._num_attempts = 0
         self._position = BEGINNING
-        self._has_begun = False  # the client has the response's head
-        self._lost_by = ""  # the text of an error event
+        self._has_begun = False  # the client has the response's headers
+        self._error_text = ""  # of an error event that ended the attempt
         self._reader = EventReader()
-        self._held: list[Event] = []  # since the position, which the next attempt repeats
-        self._finished: set[int] = set()  # choices whose finish reason the client has
+        self._held: list[Event] = []  # after the position; the next attempt repeats them
+        self._finished: set[int] = set()  # completions whose finish reason the client has
 
     @property
     def delay_s(self) -> float:
-        """Seconds to wait in front of the next attempt."""
+        """Seconds to wait before the next attempt."""
         return self._outage.delay_s
 
     def attempt(self) -> httpx.Request:
-        """Return the request as the next router gets it."""
+        """Return the request for the next router, with the position to resume from."""
         self._url = self._routers.choose(self._request.url, self._num_attempts)
         self._reader = EventReader()
         self._held.clear()
-        self._lost_by = ""
+        self._error_text = ""
         headers = self._request.headers.copy()
         headers["host"] = self._url.netloc.decode("ascii")
         headers["x-request-id"] = self._id
@@ -69,33 +69,33 @@ class ResumingStream:
         return httpx.Request("POST", self._url, headers=headers, stream=self._request.stream, extensions=extensions)
 
     def accept(self, response: httpx.Response) -> bool:
-        """Whether the response is what the client gets; its body must have been read unless its status is 200."""
-        # In the middle of a stream, a router that cannot resume would begin from the first token.
+        """Whether to pass the response to the client. Its body must have been read unless its status is 200."""
+        # In the middle of a stream, a router that cannot resume would start again from the first token.
         if response.status_code == 200 and (RESUMABLE in response.headers or not self._has_begun):
             self._has_begun = self._has_begun or self.is_event_stream(response)
             return True
-        return not self._has_begun and not self._is_tried_again(response)
+        return not self._has_begun and not self._is_retryable(response)
 
     def refuse(self, response: httpx.Response) -> None:
-        """Prepare the next attempt after a response that was not accepted. Raises TransportError if there is none."""
-        is_tried_again = self._is_tried_again(response)
+        """Prepare the next attempt after a response that was not accepted. Raises TransportError if no time is left."""
+        is_retryable = self._is_retryable(response)
         self._outage.count(self._routers.num_routers(self._url), _retry_after_s(response))
-        if not is_tried_again:
+        if not is_retryable:
             text = f"status {response.status_code}: {response.text[:500]}" if response.is_error else "it cannot resume"
             raise self._outage.error(self._latest(text))
         if response.status_code not in (429, TAKEN_OVER):
             self._routers.lose(self._url)
 
     def is_resumable(self, response: httpx.Response) -> bool:
-        """Whether the response is a completion whose loss can be made good."""
+        """Whether the response is a completion that can be resumed."""
         return response.status_code == 200 and RESUMABLE in response.headers
 
     def is_event_stream(self, response: httpx.Response) -> bool:
-        """Whether the response's body goes through `receive`."""
+        """Whether the response is an event stream, whose chunks must go through `receive`."""
         return self.is_resumable(response) and str(response.headers.get("content-type")).startswith("text/event-stream")
 
     def lose(self, error: httpx.TransportError) -> None:
-        """Prepare the next attempt. Raises TransportError if there is none."""
+        """Prepare the next attempt after an error. Raises the error, or TransportError if no time is left."""
         if not self._is_loss(error):
             raise error
         has_time = self._outage.has_time()
@@ -105,28 +105,28 @@ class ResumingStream:
             raise self._outage.error(self._latest(f"{type(error).__name__}: {error}")) from error
 
     def receive(self, chunk: bytes) -> bytes:
-        """Return what the client may read now: whole events up to the latest position."""
+        """Return the bytes to pass to the client: whole events up to the latest position."""
         parts: list[bytes] = []
         for event in self._reader.feed(chunk):
-            if self.is_over or self._lost_by:
+            if self.is_over or self._error_text:
                 break
             parts += self._commit(event)
         return b"".join(parts)
 
     def end(self) -> None:
-        """Check that a response was whole when its body ended. Raises RemoteProtocolError."""
-        if self._lost_by:
-            raise httpx.RemoteProtocolError(self._lost_by)
+        """Check at the end of the body that the response is complete. Raises RemoteProtocolError."""
+        if self._error_text:
+            raise httpx.RemoteProtocolError(self._error_text)
         if not self.is_over:
-            raise httpx.RemoteProtocolError("the router closed the stream before its end")
+            raise httpx.RemoteProtocolError("the router closed the stream before its last event")
 
     def _commit(self, event: Event) -> list[bytes]:
-        """Return the events that the client may read after this one: none before the next position."""
-        if (error := _error_of(event)) is not None and self._is_left(error):
-            self._lost_by = str(error.get("message") or error)
+        """Hold the event, and return all held events once one has a position."""
+        if (error := _error_of(event)) is not None and self._is_retryable_event(error):
+            self._error_text = str(error.get("message") or error)
             return []
         if event.id is None and (finished := _finished_choices(event)) and finished <= self._finished:
-            return []  # the end of a choice comes again, without text
+            return []  # a repeated finish reason, without text
         self._held.append(event)
         self.is_over = error is not None or event.data == DONE
         if event.id is None and not self.is_over:
@@ -137,21 +137,21 @@ class ResumingStream:
         self._finished.update(*map(_finished_choices, held))
         return [each.raw for each in held]
 
-    def _is_left(self, error: dict[str, Any]) -> bool:
-        """Whether an error in the stream is the router's end, or in an outage one that another attempt may not have."""
+    def _is_retryable_event(self, error: dict[str, Any]) -> bool:
+        """Whether an error event means that the router is shutting down, or in an outage is worth another attempt."""
         if error.get("code") == "router_draining" or (error.get("code") == TAKEN_OVER and self._num_attempts > 1):
             return True
         return self._outage.num_losses > 0 and error.get("code") in TEMPORARY
 
     def _is_loss(self, error: httpx.TransportError) -> bool:
-        if isinstance(error, httpx.ReadTimeout):  # a client's own time limit is not ours to extend
+        if isinstance(error, httpx.ReadTimeout):  # the client's own read timeout must not be extended
             return self._is_streamed and self._timeouts()["read"] == self._silence_s
         return isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError | httpx.ConnectTimeout)
 
-    def _is_tried_again(self, response: httpx.Response) -> bool:
-        """Whether the same request may be served soon, here or by another router, and there is time for it."""
+    def _is_retryable(self, response: httpx.Response) -> bool:
+        """Whether the status is temporary and there is time for another attempt, at this router or another."""
         status = response.status_code
-        if status == 504:  # a router's own means that the request's time is over
+        if status == 504:  # with our request id it is the router's own: the request has timed out
             is_temporary = bool(response.headers.get("x-request-id") != self._id)
         elif self._num_attempts > 1 and (status == 429 or _code_of(response) == TAKEN_OVER):
             is_temporary = True
@@ -186,7 +186,7 @@ def _error_of(event: Event) -> dict[str, Any] | None:
 
 
 def _code_of(response: httpx.Response) -> object:
-    """Return the code of a response that is an error; None if it is none, or not a router's."""
+    """Return the error code of a router's response; None if it is not an error, or not a router's."""
     try:
         return response.json()["error"]["code"] if response.is_error else None
     except (ValueError, KeyError, TypeError):
@@ -200,7 +200,7 @@ def _finished_choices(event: Event) -> set[int]:
 
 
 def _retry_after_s(response: httpx.Response) -> float:
-    """The wait that a full router asks for; others may be asked at once."""
+    """Return the `retry-after` of a 429, default 1 s; 0 for other statuses."""
     if response.status_code != 429:
         return 0.0
     text = response.headers.get("retry-after", "")

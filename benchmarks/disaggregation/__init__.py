@@ -1,1 +1,1 @@
-"""Colocated serving, separate pools and the priced choice between them, on two engine processes each."""
+"""Colocated serving, separate pools, and the cost model's choice between them, on two engine processes each."""

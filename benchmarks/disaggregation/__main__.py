@@ -1,13 +1,12 @@
-"""Colocated serving, separate pools and the priced choice between them, on two engine processes each.
+"""Colocated serving, separate pools, and the cost model's choice between them, on two engine processes each.
 
     python -m benchmarks.disaggregation [--json FILE] [--seconds S] [--repeats N] [--load SHARE] [--only NAMES]
 
-1. Every system is `baton serve` with two workers of its own, of one thread each, and the bundled model. All are up, one
-   at a time is asked.
-2. For each trace, what an unloaded system takes, times a constant, is the limit of a good answer. All systems are
-   started anew and told these limits. A closed loop warms every system up and measures what it sustains; `--load` of
-   the best is offered to all.
-3. In each repeat the systems get the same requests at the same times, one system after the other.
+1. Every system is `baton serve` with the bundled model and two workers of one thread each. All systems run; one at a
+   time is loaded.
+2. For each trace, the SLO is the latency of an unloaded system times a constant. All systems are restarted with this
+   SLO. A closed loop warms up every system and measures its capacity; all get `--load` times the best capacity.
+3. In each repeat, the systems get the same requests at the same times, one system after the other.
 4. A cell is the median over the repeats.
 """
 
@@ -26,25 +25,25 @@ from benchmarks.report import Report
 
 
 async def compare(systems: list[System], traces: list[Trace], seconds: float, repeats: int, load: float) -> Report:
-    """Starts the systems and runs everything."""
+    """Start the systems and run all cells."""
     console = Console(stderr=True, highlight=False)
     return await Comparison(systems, running, traces, seconds, load, console).measure(repeats)
 
 
 @click.command()
-@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here too.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Also write the results as JSON.")
 @click.option("--seconds", default=30.0, show_default=True, type=click.FloatRange(0, min_open=True),
-              help="Length of a run.")  # fmt: skip
-@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Runs of each cell.")
+              help="Seconds of a run.")  # fmt: skip
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Runs per cell.")
 @click.option("--load", default=0.4, show_default=True, type=click.FloatRange(0, min_open=True),
-              help="Offered, as a share of what the best system sustains.")  # fmt: skip
+              help="Offered load as a fraction of the best system's capacity.")  # fmt: skip
 @click.option(
     "--only",
     default="",
-    help="Names of systems or traces, with commas between; all of the kind of which none is named.",
+    help="Systems or traces, comma-separated. Default: all.",
 )
 def main(path: Path | None, seconds: float, repeats: int, load: float, only: str) -> None:
-    """Compares where prompts are computed."""
+    """Compare where prompts are prefilled."""
     traces = make_traces()
     names = {name.strip() for name in only.split(",") if name.strip()}
     known = {system.name for system in SYSTEMS} | {trace.name for trace in traces}

@@ -1,4 +1,4 @@
-"""The runs of one system under one trace."""
+"""Runs of one system under one trace."""
 
 from collections.abc import Callable
 from statistics import median
@@ -7,32 +7,33 @@ from baton.loadtool.summary import Distribution, RunSummary
 
 
 class Cell:
-    """Owns the runs' summaries; figures are medians over them."""
+    """Summaries of the runs; results are medians over them."""
 
     def __init__(self, seconds: float) -> None:
-        """`seconds`: for which requests are sent."""
+        """Start empty. `seconds` is how long requests are sent."""
         self._seconds = seconds
         self._runs: list[RunSummary] = []
 
     def add(self, run: RunSummary) -> None:
-        """Another repeat."""
+        """Add a repeat."""
         self._runs.append(run)
 
     @property
     def goodputs(self) -> list[float]:
-        """Good answers a second of each run. What was offered in the time is its limit: the time to the last answer's
-        end, which one straggler makes long, is not in it.
+        """Return each run's requests within the SLO per second of sending.
+
+        The time to the end of the last request is not used, because one straggler would dominate it.
         """
         return [run.goodput.num_good / self._seconds for run in self._runs if run.goodput is not None]
 
     @property
     def last(self) -> str:
-        """The last run in words."""
+        """Description of the last run."""
         run, goodput = self._runs[-1], self.goodputs[-1]
         return f"goodput {goodput:.2f} of {run.num_sent / self._seconds:.2f} requests/s, {_errors(run)} errors"
 
     def rates(self, colocated: "Cell | None") -> tuple[float | str, ...]:
-        """Offered, goodput, that over the colocated system's in the same repeat, and spread."""
+        """Return offered rate, goodput, its ratio to the colocated system in the same repeat, and spread."""
         goodputs = self.goodputs
         offered = median(run.num_sent for run in self._runs) / self._seconds
         good = median(goodputs)
@@ -41,7 +42,7 @@ class Cell:
         return offered, good, median(ratios) if ratios else "", spread
 
     def times(self) -> tuple[float | str, ...]:
-        """TTFT p50 and p99, TPOT p50 and p99, in ms."""
+        """Return TTFT p50 and p99, and TPOT p50 and p99, in ms."""
         metrics: tuple[Callable[[RunSummary], Distribution | None], ...] = (
             lambda run: run.ttft_ms,
             lambda run: run.tpot_ms,
@@ -53,14 +54,14 @@ class Cell:
         return tuple(figures)
 
     def path(self) -> tuple[float, int]:
-        """Answers in the hundred whose prompt another worker computed, and what went wrong in all runs."""
+        """Return the percentage of requests prefilled by another worker, and the number of errors in all runs."""
         paths = [run.paths for run in self._runs if run.paths is not None]
         num_remote = sum(path.num_remote for path in paths)
         num_answers = num_remote + sum(path.num_local for path in paths)
         return 100 * num_remote / max(1, num_answers), sum(map(_errors, self._runs))
 
     def warnings(self) -> list[str]:
-        """What makes the figures worth less than they look, each once."""
+        """Return the distinct reasons to distrust the results."""
         return list(dict.fromkeys(warning for run in self._runs for warning in run.warnings))
 
 

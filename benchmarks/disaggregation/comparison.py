@@ -1,4 +1,4 @@
-"""The systems before the same loads, in turns."""
+"""Comparison of systems under the same loads, in turns."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +17,15 @@ from benchmarks.disaggregation.trace import Trace
 from benchmarks.report import Report
 
 Start = Callable[[Sequence[System], Slo | None, Console], AbstractAsyncContextManager[dict[str, Client]]]
-NUM_CLIENTS = 16  # of the closed loop: enough for both workers to be always busy
-TTFT_TIMES, TPOT_TIMES = 4, 3  # of an unloaded system's p90, since prompts differ in length, and p50
+NUM_CLIENTS = 16  # of the closed loop: enough to keep both workers busy
+TTFT_TIMES, TPOT_TIMES = 4, 3  # SLO as multiples of the unloaded p90 TTFT, as prompt lengths differ, and p50 TPOT
 WARM_SEED, BUSY_SEED, UNLOADED_SEED, FIRST_SEED = 0, 1, 2, 3
 COLUMNS = ("trace", "system", "offered/s", "goodput/s", "of colocated", "spread %", "TTFT p50 ms", "TTFT p99 ms",
            "TPOT p50 ms", "TPOT p99 ms", "handed over %", "errors")  # fmt: skip
 
 
 class Comparison:
-    """Owns the results."""
+    """Results of the comparison."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Comparison:
         load: float,
         console: Console,
     ) -> None:
-        """`start` runs systems for what is promised; `load` as a share of what the best system sustains."""
+        """`start` runs the systems with an SLO; `load` is a fraction of the best system's capacity."""
         self._systems = systems
         self._start = start
         self._traces = traces
@@ -49,7 +49,7 @@ class Comparison:
         )  # by trace, by system
 
     async def measure(self, repeats: int) -> Report:
-        """Runs everything, trace by trace: one run of each system, then all again."""
+        """Run all traces: one run of each system, then the next repeat."""
         for trace in self._traces:
             slo = await self._slo(trace)
             async with self._start(self._systems, slo, self._console) as clients:
@@ -63,7 +63,7 @@ class Comparison:
         return self._report(repeats)
 
     async def _slo(self, trace: Trace) -> Slo:
-        """What makes an answer good: measured at the first system, which is started for it alone."""
+        """Return the SLO, measured on the first system, which is started alone for this."""
         first = self._systems[0]
         async with self._start([first], None, self._console) as clients:
             client = clients[first.name]
@@ -80,7 +80,7 @@ class Comparison:
         return slo
 
     async def _rate_per_s(self, trace: Trace, clients: Mapping[str, Client]) -> float:
-        """A share of what the best system sustains."""
+        """Return the offered rate: `load` times the best system's capacity."""
         sustained: dict[str, float] = {}
         for name, client in clients.items():
             run = await client.run(trace, MaxConcurrency(NUM_CLIENTS), self._seconds / 2, BUSY_SEED)

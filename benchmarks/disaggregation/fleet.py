@@ -1,4 +1,4 @@
-"""The systems that run."""
+"""Running systems."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,6 +12,6 @@ from benchmarks.disaggregation.system import System
 
 @asynccontextmanager
 async def running(systems: Sequence[System], slo: Slo | None, console: Console) -> AsyncIterator[dict[str, Client]]:
-    """Starts systems whose routers know what is promised (None: nothing); yields their clients by name."""
+    """Start the systems with an SLO (None: without), and yield their clients by name."""
     async with AsyncExitStack() as stack:
         yield {system.name: Client(await stack.enter_async_context(system.running(slo)), console) for system in systems}

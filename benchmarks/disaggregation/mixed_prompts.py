@@ -1,4 +1,4 @@
-"""Requests of several kinds in turn."""
+"""Dataset that alternates between several kinds of requests."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ from baton.loadtool.vocabulary import Vocabulary
 
 
 class MixedPrompts:
-    """A dataset of random prompts: one of each kind, then the next of each."""
+    """Random prompts of several shapes, in turn."""
 
     name = "mixed"
     has_times = False
@@ -18,7 +18,7 @@ class MixedPrompts:
         self._kinds = [SyntheticPrompts(shape, vocabulary, Lengths()) for shape in shapes]
 
     def requests(self, seed: int) -> Iterator[LoadRequest]:
-        """They never end; no two kinds have the same tokens."""
+        """Yield requests without end; the kinds share no tokens."""
         kinds = [kind.requests(seed * len(self._kinds) + number) for number, kind in enumerate(self._kinds)]
         while True:
             for kind in kinds:

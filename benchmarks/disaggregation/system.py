@@ -1,4 +1,4 @@
-"""The systems that are compared: what their two workers are for, and who decides where a prompt is computed."""
+"""The compared systems: the roles of their two workers, and the policy that places prefills."""
 
 import asyncio
 import tempfile
@@ -15,7 +15,7 @@ from baton.loadtool.target import Target
 from benchmarks.disaggregation.trace import PROMPT_TOKENS
 from benchmarks.server import served
 
-# Of all systems: processes that are started alike, with memory for about 130,000 tokens each.
+# For all systems: equal processes, with KV memory for about 130,000 tokens each.
 ENGINE = ("--num-threads=1", "--kv-cache-memory-bytes=256MiB")
 
 
@@ -28,7 +28,7 @@ class System:
 
     @asynccontextmanager
     async def running(self, slo: Slo | None) -> AsyncIterator[Target]:
-        """Starts it; yields where requests go. `slo`: what is promised; None: nothing."""
+        """Start the system and yield its target. `slo` None: no SLO."""
         with tempfile.TemporaryDirectory(prefix="disaggregation-") as folder:
             config = Path(folder) / "baton.yaml"
             config.write_text(yaml.safe_dump({"router": self._router(slo)}))
@@ -36,7 +36,7 @@ class System:
                 yield await asyncio.to_thread(reach, Target(base_url=url), PROMPT_TOKENS)
 
     def _router(self, slo: Slo | None) -> dict[str, float | None]:
-        """On one machine short prompts are local and others remote unless this says otherwise; here prices decide."""
+        """Return router options that enable the cost model, instead of one machine's fixed length threshold."""
         router: dict[str, float | None] = {"local_prefill_below": None}
         if slo is not None and slo.ttft_s is not None and slo.tpot_s is not None:
             router |= {"target_ttft_ms": 1000 * slo.ttft_s, "target_tpot_ms": 1000 * slo.tpot_s}

@@ -1,4 +1,4 @@
-"""What is asked: two published traces, made to fit the bundled model, and a mix of two kinds of request."""
+"""Workloads: two published traces, scaled to the bundled model, and a mix of two kinds of requests."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -16,8 +16,8 @@ from benchmarks.disaggregation.mixed_prompts import MixedPrompts
 
 DATA = Path(__file__).parents[1] / "data"
 PROMPT_TOKENS = token_range(300, 3299)  # neither special nor single bytes
-MAX_INPUT, MAX_OUTPUT = 3500, 500  # together within the model's 4,096
-MOONCAKE_SCALE = 1 / 16  # a hash of the trace is then 32 tokens, two whole blocks
+MAX_INPUT, MAX_OUTPUT = 3500, 500  # together within the model's context of 4,096
+MOONCAKE_SCALE = 1 / 16  # a hash id of the trace is then 32 tokens, two whole blocks
 AZURE_SCALE = 1 / 2
 LONG_PROMPTS = SyntheticShape(input_len=1500, output_len=8, range_ratio=0.25)
 LONG_ANSWERS = SyntheticShape(input_len=64, output_len=192, range_ratio=0.25)
@@ -25,14 +25,15 @@ LONG_ANSWERS = SyntheticShape(input_len=64, output_len=192, range_ratio=0.25)
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests, and when they come."""
+    """Requests and their arrival times."""
 
     name: str
     dataset: Dataset
 
     def arrivals(self, rate_per_s: float, seconds: float) -> TraceTimes | RequestRate:
-        """So many requests a second on the average of a run: at the trace's own times multiplied by what that takes, or
-        at random ones (Poisson) if it has none. Raises SettingError if the trace has too few.
+        """Return arrivals with this mean rate: the trace's times rescaled, or Poisson if it has none.
+
+        Raises SettingError if the trace has too few requests.
         """
         if not self.dataset.has_times:
             return RequestRate(rate_per_s)
@@ -44,7 +45,7 @@ class Trace:
 
 
 def make_traces() -> list[Trace]:
-    """Long prompts that share much and short answers; chats; and both extremes."""
+    """Return the traces: long shared prompts with short outputs, chats, and a mix of both extremes."""
     mooncake, azure = (Lengths(scale, MAX_INPUT, MAX_OUTPUT) for scale in (MOONCAKE_SCALE, AZURE_SCALE))
     return [
         Trace("mooncake", MooncakeTrace(DATA / "mooncake_conversation.csv", PROMPT_TOKENS, mooncake)),

@@ -1,1 +1,1 @@
-"""Engines compared on one machine: ours in its process, and its peers each in an environment of its own."""
+"""Engines compared on one machine: Baton's, and peers in separate environments."""

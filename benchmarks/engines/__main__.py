@@ -1,13 +1,13 @@
-"""Our engine beside OpenVINO GenAI, vLLM, llama.cpp and transformers, each in its process, on the same cores.
+"""Baton's engine compared with OpenVINO GenAI, vLLM, llama.cpp and transformers, each in a process, on the same cores.
 
     make engines-peers                                          once: the peers' environments
     python -m benchmarks.engines [--json FILE] [--series NAMES] [--only NAMES] [--prompts LENGTHS]
                                  [--concurrency NUMBERS] [--repeats N] [--threads N]
-    python -m benchmarks.engines --profile                      ours alone: where a step's time goes
+    python -m benchmarks.engines --profile                      Baton only: time profile of a decode step
 
-Random weights of Qwen3-0.6B's shape, and of a small mixture of experts. So many clients each send a prompt of random
-tokens, get 64 tokens, greedy, and send their next one. In a cell the engines take turns; a run during which something
-else had more than a few percent of the cores is thrown away and taken again.
+Random weights with the shape of Qwen3-0.6B, and of a small mixture of experts. A number of clients each send a random
+prompt, get 64 tokens, greedy, and send the next one. In a cell the engines take turns; a run during which other
+processes used more than a few percent of the cores is discarded and repeated.
 """
 
 import os
@@ -45,26 +45,26 @@ def _joined(numbers: tuple[int, ...]) -> str:
 
 
 @click.command()
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON.")
 @click.option("--series", default="", callback=_names,
-              help=f"Of {', '.join(each.name for each in SERIES)}; all if empty.")  # fmt: skip
+              help=f"Series from {', '.join(each.name for each in SERIES)}. Default: all.")  # fmt: skip
 @click.option("--only", default="", callback=_names,
-              help=f"Of {', '.join(each.name for each in CONTESTANTS)}; all if empty.")  # fmt: skip
+              help=f"Engines from {', '.join(each.name for each in CONTESTANTS)}. Default: all.")  # fmt: skip
 @click.option("--prompts", default=_joined(PROMPT_LENS), show_default=True, callback=_numbers, help="Tokens.")
 @click.option("--concurrency", default=_joined(CONCURRENCY), show_default=True, callback=_numbers, help="Clients.")
-@click.option("--repeats", default=3, show_default=True, help="Runs of each engine in each cell.")
-@click.option("--retakes", default=3, show_default=True, help="Of a disturbed run, at most.")
-@click.option("--threads", default=2, show_default=True, help="Cores, from the first that this process may use.")
+@click.option("--repeats", default=3, show_default=True, help="Runs per engine and cell.")
+@click.option("--retakes", default=3, show_default=True, help="Maximum repeats of a disturbed run.")
+@click.option("--threads", default=2, show_default=True, help="Number of cores, starting at the first usable one.")
 @click.option("--directory", default=CACHE / "models", show_default=True, type=click.Path(path_type=Path),
-              help="Checkpoints, and what the engines make of them.")  # fmt: skip
+              help="Directory for checkpoints and converted models.")  # fmt: skip
 @click.option("--peers", default=CACHE / "peers", show_default=True, type=click.Path(path_type=Path),
-              help="The peers' environments.")  # fmt: skip
-@click.option("--profile", "is_profile", is_flag=True, help="Only our engine: where a decode step's time goes.")
+              help="Directory of the peers' environments.")  # fmt: skip
+@click.option("--profile", "is_profile", is_flag=True, help="Only profile a decode step of Baton's engine.")
 def main(
     json_file: Path | None, series: list[str], only: list[str], prompts: list[int], concurrency: list[int],
     repeats: int, retakes: int, threads: int, directory: Path, peers: Path, is_profile: bool,
 ) -> None:  # fmt: skip
-    """Compares engines."""
+    """Compare engines."""
     cores = sorted(os.sched_getaffinity(0))[:threads]
     if len(cores) < threads:
         raise click.BadParameter(f"there are {len(cores)} cores, {threads} were asked for", param_hint="--threads")
@@ -97,7 +97,7 @@ def _compare(cells: list[Cell], only: list[str], options: Options, json_file: Pa
     for cell in cells:
         comparison.measure(cell)
         if json_file is not None:
-            report.write(json_file)  # after each cell: all of them take hours
+            report.write(json_file)  # after each cell, because all of them take hours
     report.show()
 
 

@@ -1,4 +1,4 @@
-"""What is asked of the engines."""
+"""Cells of the engine comparison."""
 
 import random
 from collections.abc import Sequence
@@ -10,22 +10,22 @@ from benchmarks.engines.drivers.driver import Setting
 NUM_OUTPUT_TOKENS = 64
 PROMPT_LENS = (128, 512, 2048)
 CONCURRENCY = (1, 8, 32)
-FIRST_TOKEN = 300  # ids below are special, or bytes
-LONG_WAVE = 8192  # prompt tokens at a time, from which on each client asks once
+FIRST_TOKEN = 300  # lower ids are special tokens or bytes
+LONG_WAVE = 8192  # with this many concurrent prompt tokens, each client sends only one request
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A model, how its numbers are kept, and whether prompts share their beginning."""
+    """A model, its dtypes, and whether prompts share a prefix."""
 
     name: str
     shape: Shape
     weights: str = "bf16"
     kv_cache: str = "bf16"
-    num_shared: int = 0  # tokens at the beginning of all prompts; the prefix cache is on if there are any
+    num_shared: int = 0  # tokens of the shared prefix; above 0 the prefix cache is on
 
     def prompt_lens(self, asked: Sequence[int]) -> Sequence[int]:
-        """The prompts' lengths: those asked for, or the only one that shares so much."""
+        """Return the prompt lengths: the requested ones, or the single one of a shared prefix."""
         return (self.num_shared + 64,) if self.num_shared else asked
 
 
@@ -42,7 +42,7 @@ SERIES = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Clients that each send their next prompt when the last answer is whole."""
+    """A number of clients that each send the next prompt when their response is complete."""
 
     series: Series
     prompt_len: int
@@ -50,7 +50,7 @@ class Cell:
 
     @property
     def num_requests(self) -> int:
-        """Few clients ask several times, so that a figure rests on some answers; many with long prompts once."""
+        """Number of requests: several per client if there are few clients, one for many clients with long prompts."""
         if self.concurrency == 1:
             return 4
         return self.concurrency * (1 if self.concurrency * self.prompt_len >= LONG_WAVE else 2)
@@ -61,18 +61,18 @@ class Cell:
         return f"{self.series.name}, {self.prompt_len} x {self.concurrency}"
 
     def prompts(self, vocab_size: int, seed: int) -> list[list[int]]:
-        """Random tokens; with another seed all are others, those that are shared too."""
+        """Return random prompts; a new seed changes all tokens, including the shared prefix."""
         rng = random.Random(f"{self.description}, {seed}")
         shared = _tokens(rng, vocab_size, self.series.num_shared)
         num_own = self.prompt_len - len(shared)
         return [[*shared, *_tokens(rng, vocab_size, num_own)] for _ in range(self.num_requests)]
 
     def warm_up(self, vocab_size: int) -> list[list[int]]:
-        """Prompts that are answered first, and not measured."""
+        """Return the warmup prompts."""
         return self.prompts(vocab_size, seed=-1)[: min(self.concurrency, 8)]
 
     def setting(self, model: str, num_threads: int) -> Setting:
-        """What an engine is loaded with for this cell."""
+        """Return the settings to load an engine with."""
         return Setting(
             model=model,
             weights=self.series.weights,
@@ -89,7 +89,7 @@ def _tokens(rng: random.Random, vocab_size: int, count: int) -> list[int]:
 
 
 def chosen_cells(series: Sequence[Series], prompt_lens: Sequence[int], concurrency: Sequence[int]) -> list[Cell]:
-    """All cells of these series."""
+    """Return all cells of these series."""
     return [
         Cell(each, prompt_len, clients)
         for each in series

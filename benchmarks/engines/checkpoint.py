@@ -1,4 +1,4 @@
-"""The random checkpoints that the engines are compared on."""
+"""Random checkpoints for the engine comparison."""
 
 import json
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ from scripts.make_random_checkpoint import QWEN3_06B, random_tensor, save_tokeni
 
 SEED = 0
 DONE = "complete"
-# Of the norms of queries and keys. With plain norms attention is a mean of all values, so that each token follows from
-# the last one alone and answers soon go in circles; with twice this gain a rounding in bf16 makes other tokens.
+# Gain of the query and key norms. Without it, attention averages all values, so that each token depends only on the
+# last one and outputs soon repeat; with twice this gain, bf16 rounding changes tokens.
 ATTENTION_GAIN = 1.4
-TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # which readers of older versions know too
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # also known to readers of older versions
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model's architecture and sizes; `name` is that of its folder."""
+    """A model's architecture and sizes; `name` is also its folder's name."""
 
     name: str
     config_class: str
@@ -48,7 +48,7 @@ MOE = Shape(
 
 
 def ensure_checkpoint(shape: Shape, directory: Path) -> Path:
-    """The checkpoint's folder in `directory`; made if it is not there."""
+    """Return the checkpoint's folder in `directory`; create it if it is missing."""
     target = directory / shape.name
     if not (target / DONE).exists():
         make_checkpoint(shape, target)
@@ -57,9 +57,9 @@ def ensure_checkpoint(shape: Shape, directory: Path) -> Path:
 
 
 def make_checkpoint(shape: Shape, target: Path) -> None:
-    """Weights in bf16 whose matrices keep the size of what passes through them; always the same ones."""
+    """Write deterministic bf16 weights whose matrices preserve the scale of activations."""
     config = getattr(transformers, shape.config_class)(**shape.options, dtype="bfloat16")
-    with torch.device("meta"):  # there is nothing to initialise
+    with torch.device("meta"):  # skip initialisation
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.to_empty(device="cpu").tie_weights()
     generator = torch.Generator().manual_seed(SEED)
@@ -70,7 +70,7 @@ def make_checkpoint(shape: Shape, target: Path) -> None:
     model.save_pretrained(target)
     transformers.GenerationConfig(eos_token_id=[2, 0]).save_pretrained(target)
     save_tokenizer(target, config.vocab_size, config.max_position_embeddings)
-    # Some readers know the names of older versions only.
+    # Some readers know only the names of older versions.
     _set(target / "config.json", **shape.options, torch_dtype="bfloat16")
     _set(target / "tokenizer_config.json", tokenizer_class=TOKENIZER_CLASS)
 

@@ -1,4 +1,4 @@
-"""Cells measured: the engines take turns, and what was disturbed is thrown away and taken again."""
+"""Measurement of cells: engines take turns, and disturbed samples are repeated."""
 
 import sys
 import tempfile
@@ -23,27 +23,27 @@ from benchmarks.engines.samples import Sample, Samples
 from benchmarks.machine import MachineLimits
 from benchmarks.report import Report
 
-PAUSE_S = 5.0  # before a disturbed sample is taken again
+PAUSE_S = 5.0  # before a disturbed sample is repeated
 NUM_WARM_UP_TOKENS = 8
-ENGINE_BYTES = 1 << 30  # of an engine beside its weights and KV
-WEIGHT_COPIES = 2  # some keep the checkpoint's beside their own
-MEMORY_SHARE = 0.9  # of what is free
+ENGINE_BYTES = 1 << 30  # memory of an engine without weights and KV
+WEIGHT_COPIES = 2  # some engines keep the checkpoint's in addition to their own
+MEMORY_SHARE = 0.9  # of the free memory
 ATTEMPTS = 1000  # more than there are: seeds of different repeats are apart
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How cells are measured."""
+    """Measurement options."""
 
-    directory: Path  # checkpoints, and what was made of them
+    directory: Path  # checkpoints and converted models
     peers: Path  # environments
     cores: Sequence[int]
     repeats: int
-    retakes: int  # of a disturbed sample, at most
+    retakes: int  # maximum repeats of a disturbed sample
 
 
 class Comparison:
-    """Owns the table, and the order in which it is filled."""
+    """Table of results, and the order in which it is filled."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Comparison:
         self._report = report
 
     def measure(self, cell: Cell) -> None:
-        """Adds a cell's rows. An engine that lacks something or fails gets a note instead."""
+        """Add a cell's rows. An engine that lacks a feature or fails gets a note instead."""
         checkpoint = ensure_checkpoint(cell.series.shape, self._options.directory)
         contestants = [each for each in self._contestants if not self._is_lacking(each, cell)]
         samples = {each.name: Samples(cell) for each in contestants}
@@ -90,7 +90,7 @@ class Comparison:
     def _take_turns_loaded(
         self, contestants: Sequence[Contestant], cell: Cell, checkpoint: Path, samples: Mapping[str, Samples]
     ) -> None:
-        """All are loaded all the time; one computes."""
+        """Keep all engines loaded; one at a time computes."""
         with ExitStack() as stack:
             engines: dict[str, EngineProcess] = {}
             for contestant in contestants:
@@ -106,7 +106,7 @@ class Comparison:
     def _take_turns_loading(
         self, contestants: Sequence[Contestant], cell: Cell, checkpoint: Path, samples: Mapping[str, Samples]
     ) -> None:
-        """For large caches: each is loaded anew for each of its turns."""
+        """Load each engine for each of its turns, for caches too large to keep all engines loaded."""
         for repeat in range(self._options.repeats):
             for contestant in in_turn(contestants, repeat):
                 with self._noted(contestant, cell), self._loaded(contestant, cell, checkpoint) as engine:
@@ -166,9 +166,9 @@ class Comparison:
 
 
 def least_disturbed(take: Callable[[int], Sample], retakes: int, pause_s: float) -> Sample:
-    """The first sample that nothing disturbed; after so many more attempts, the one disturbed least.
+    """Return the first undisturbed sample, or after `retakes` more attempts the least disturbed one.
 
-    `take` is told the number of the attempt, from 0.
+    `take` gets the number of the attempt, from 0.
     """
     samples: list[Sample] = []
     for attempt in range(1 + retakes):
@@ -181,6 +181,6 @@ def least_disturbed(take: Callable[[int], Sample], retakes: int, pause_s: float)
 
 
 def in_turn(contestants: Sequence[Contestant], repeat: int) -> list[Contestant]:
-    """Each repeat begins with another one."""
+    """Return the contestants rotated, so that each repeat starts with another one."""
     start = repeat % max(1, len(contestants))
     return [*contestants[start:], *contestants[:start]]

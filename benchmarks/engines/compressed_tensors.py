@@ -1,6 +1,6 @@
-"""A checkpoint whose matrices are int8, in the format of compressed-tensors, which vLLM's CPU backend reads.
+"""Int8 checkpoints in the compressed-tensors format, which vLLM's CPU backend reads.
 
-Weights have one scale a row, activations get one a token while the model runs.
+Weights have one scale per row; activations get one per token at run time.
 """
 
 import json
@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 WEIGHTS = "model.safetensors"
-LAST = 127  # of int8, both ways
+LAST = 127  # largest magnitude in int8
 NOT_QUANTISED = "lm_head"
 QUANTISATION = {
     "quant_method": "compressed-tensors",
@@ -32,7 +32,7 @@ QUANTISATION = {
 
 
 def write_int8(checkpoint: Path, target: Path) -> None:
-    """Another checkpoint beside one in bf16, of which everything but the layers' matrices is kept."""
+    """Write a copy of a bf16 checkpoint with the layers' matrices in int8 and everything else unchanged."""
     target.mkdir(parents=True)
     for path in checkpoint.iterdir():
         if path.suffix != ".safetensors" and path.name != "config.json":

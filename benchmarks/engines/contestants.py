@@ -1,4 +1,4 @@
-"""The engines that are compared, and what each needs before it can load a checkpoint."""
+"""The compared engines, and the conversions that their checkpoints need."""
 
 import os
 import shutil
@@ -20,26 +20,26 @@ OURS = "baton"
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """An engine with its driver."""
+    """An engine and its driver."""
 
     name: str
     driver: str
-    peer: PeerEnvironment | None  # None: it runs in our own environment
-    variables: Mapping[str, str] = field(default_factory=dict)  # of its process; {folder} is that of its environment
-    convert: Callable[[Path, Path, str, Path], None] | None = None  # Python, checkpoint, weights, target
-    lacks: Callable[[Series], str] = lambda series: ""  # why it cannot do a series; empty if it can
+    peer: PeerEnvironment | None  # None: runs in this environment
+    variables: Mapping[str, str] = field(default_factory=dict)  # {folder}: its environment's folder
+    convert: Callable[[Path, Path, str, Path], None] | None = None  # arguments: Python, checkpoint, weights, target
+    lacks: Callable[[Series], str] = lambda series: ""  # why it cannot run a series; empty if it can
 
     def python(self, peers: Path) -> Path:
-        """Raises FileNotFoundError if its environment is not there."""
+        """Return its Python. Raises FileNotFoundError if its environment is missing."""
         return Path(sys.executable) if self.peer is None else self.peer.python(peers)
 
     def environment(self, peers: Path) -> dict[str, str]:
-        """The variables of its process beside those that all have."""
+        """Return the additional environment variables of its process."""
         folder = peers / self.peer.name if self.peer is not None else ROOT
         return {name: value.format(folder=folder) for name, value in self.variables.items()}
 
     def model(self, checkpoint: Path, series: Series, peers: Path, directory: Path) -> Path:
-        """The checkpoint as the engine wants it; converted into `directory` the first time."""
+        """Return the checkpoint in the engine's format; converted into `directory` the first time."""
         if self.convert is None:
             return checkpoint
         target = directory / "converted" / f"{checkpoint.name}-{self.name}-{series.weights}"
@@ -95,8 +95,8 @@ CONTESTANTS = (
         VLLM,
         {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the process has its cores
-            "LD_PRELOAD": "{folder}/lib/libiomp5.so",  # as its documentation asks for
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the process is already pinned to its cores
+            "LD_PRELOAD": "{folder}/lib/libiomp5.so",  # as its documentation recommends
             "VLLM_CACHE_ROOT": "{folder}/cache",
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
@@ -110,7 +110,7 @@ CONTESTANTS = (
 
 
 def contestants_by_name(names: Sequence[str]) -> list[Contestant]:
-    """Those named, in the order above; all if none is. Raises ValueError for a name that is unknown."""
+    """Return the named contestants, in the order above; all if none is named. Raises ValueError for unknown names."""
     known = [each.name for each in CONTESTANTS]
     if unknown := set(names) - set(known):
         raise ValueError(f"{', '.join(sorted(unknown))}: there is no such engine, only {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""An engine's process, from the benchmark's side."""
+"""Client of an engine's process."""
 
 import json
 import os
@@ -19,30 +19,30 @@ from benchmarks.engines.drivers.driver import Answer, Setting
 
 DRIVERS = Path(__file__).parent / "drivers"
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 1800.0  # of one line's answer
+TIMEOUT_S = 1800.0  # of one response line
 NUM_LOG_CHARACTERS = 3000
-PEAK_RESET = "5"  # what /proc/PID/clear_refs is told
+PEAK_RESET = "5"  # written to /proc/PID/clear_refs
 
 
 class EngineFailed(Exception):
-    """An engine did not answer; says what it wrote."""
+    """The engine failed or did not respond; the text has the end of its log."""
 
 
 class EngineProcess:
-    """Owns a driver's process on some cores, and its children."""
+    """Owner of a driver's process, pinned to some cores, and its children."""
 
     def __init__(
         self, python: Path, driver: str, variables: Mapping[str, str], cores: Sequence[int], log: IO[bytes]
     ) -> None:
-        """`driver` is the name of a script in `drivers/`; what the process prints goes to `log`."""
+        """`driver` is the name of a script in `drivers/`; the process's output goes to `log`."""
         self._log = log
         threads = str(len(cores))
-        inherited = {name: value for name, value in os.environ.items() if name not in OPENMP_SPINS}  # our own choice
+        inherited = {name: value for name, value in os.environ.items() if name not in OPENMP_SPINS}  # for Baton only
         environment = {**inherited, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **variables}
         self._process = subprocess.Popen(
             [str(python), str(DRIVERS / f"{driver}.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
             text=True, env=environment, cwd=tempfile.gettempdir(), start_new_session=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores),  # before any library looks at the cores
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),  # before any library counts the cores
         )  # fmt: skip
 
     def __enter__(self) -> "EngineProcess":
@@ -55,31 +55,31 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Of the driver; the engine may have children."""
+        """Process id of the driver; the engine may have children."""
         return self._process.pid
 
     def load(self, setting: Setting) -> str:
-        """Loads the engine; returns its name and version."""
+        """Load the engine, and return its name and version."""
         return str(self._ask({"load": asdict(setting)})["version"])
 
     def run(self, prompts: Sequence[Sequence[int]], num_output_tokens: int, concurrency: int) -> list[Answer]:
-        """So many clients until all prompts are answered; answers in the prompts' order."""
+        """Run `concurrency` clients until all prompts are done; return the answers in the order of the prompts."""
         run = {"prompts": prompts, "num_output_tokens": num_output_tokens, "concurrency": concurrency}
         answers = self._ask({"run": run})["answers"]
         assert isinstance(answers, list)
         return [Answer(**answer) for answer in answers]
 
     def reset_peak(self) -> None:
-        """From now on `peak_bytes` counts what is resident from now on."""
+        """Reset the peak that `peak_bytes` returns."""
         for process in self._processes():
             Path(f"/proc/{process.pid}/clear_refs").write_text(PEAK_RESET)
 
     def peak_bytes(self) -> int:
-        """The most memory that was resident in the processes, each counted at its own peak."""
+        """Return the sum of the processes' peak resident memory."""
         return sum(_peak_bytes(process.pid) for process in self._processes())
 
     def close(self) -> None:
-        """Ends the process, and what it started."""
+        """End the process and its children."""
         with suppress(psutil.NoSuchProcess):
             children = self._processes()[1:]
             self._process.kill()
@@ -97,7 +97,7 @@ class EngineProcess:
         return [process, *process.children(recursive=True)]
 
     def _ask(self, message: dict[str, object]) -> dict[str, object]:
-        """Raises EngineFailed if the engine fails, ends, or answers nothing for very long."""
+        """Send a message and return the response. Raises EngineFailed if the engine fails, ends or times out."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         timer = threading.Timer(TIMEOUT_S, self._process.kill)
@@ -124,4 +124,4 @@ def _peak_bytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
-    return 0  # it has ended meanwhile
+    return 0  # the process has ended

@@ -1,4 +1,4 @@
-"""The comparison's table."""
+"""Table of the engine comparison."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ FLOOR = "(floor)"
 
 @dataclass(frozen=True, slots=True)
 class CellFloor:
-    """What no engine can beat in a cell."""
+    """Lower bound of the times in a cell."""
 
-    ttft_s: float  # the median of prompts that are computed one after the other
+    ttft_s: float  # median, with prompts prefilled one after the other
     tpot_s: float
     tokens_per_s: float
     prefill_tokens_per_s: float
 
     @classmethod
     def of(cls, floor: Floor, cell: Cell, limits: Mapping[str, MachineLimits]) -> "CellFloor":
-        """`limits` by what the weights are kept as: the GEMM rate differs."""
+        """Compute the bound. `limits` are by weight dtype, because the GEMM rate differs."""
         series, limit = cell.series, limits[cell.series.weights]
         num_shared = series.num_shared
         shared_s = floor.prefill_s(limit, num_shared) if num_shared else 0.0
@@ -46,7 +46,7 @@ class CellFloor:
 
 
 def new_report(limits: Mapping[str, MachineLimits]) -> Report:
-    """An empty table with its notes."""
+    """Return an empty table with its notes."""
     report = Report(f"Engines, {NUM_OUTPUT_TOKENS} output tokens", COLUMNS)
     for weights, limit in limits.items():
         report.notes.append(
@@ -57,7 +57,7 @@ def new_report(limits: Mapping[str, MachineLimits]) -> Report:
 
 
 def add_rows(report: Report, cell: Cell, floor: CellFloor, samples: Mapping[str, Samples]) -> None:
-    """A row for the floor, and one for each engine that has samples."""
+    """Add a row for the lower bound, and one for each engine with samples."""
     place = (cell.series.name, cell.prompt_len, cell.concurrency)
     report.add(
         *place, FLOOR, 1e3 * floor.ttft_s, 1e3 * floor.tpot_s, floor.tokens_per_s, "", floor.prefill_tokens_per_s,

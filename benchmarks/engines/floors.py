@@ -1,4 +1,4 @@
-"""The least time that any engine needs for a cell on a machine: what must be computed, and what must be read."""
+"""Lower bound of any engine's time for a cell on a machine, from the arithmetic and memory traffic needed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,24 +12,24 @@ ELEMENT_BYTES = {"bf16": 2, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """A model's work. Scales of quantised weights, norms and activations are left out: they weigh little."""
+    """Work of a model, without the small cost of quantisation scales, norms and activations."""
 
-    shared_parameters: int  # that every token is multiplied with, the head aside
-    head_parameters: int  # that every sampled token is multiplied with
+    shared_parameters: int  # used for every token, without the head
+    head_parameters: int  # used for every sampled token
     expert_parameters: int  # of one expert in all layers
     num_experts: int
     num_experts_per_token: int
-    kv_values: int  # that a token leaves in the cache, all layers together
-    attention_flop: int  # of a token for each token that it sees, all layers together
+    kv_values: int  # cached per token in all layers
+    attention_flop: int  # per token and attended token, in all layers
 
     @classmethod
     def of(cls, checkpoint: Path) -> "Floor":
-        """From the sizes in the checkpoint's config.json."""
+        """Make it from the checkpoint's config.json."""
         return cls.of_config(read_model_config(checkpoint))
 
     @classmethod
     def of_config(cls, config: ModelConfig) -> "Floor":
-        """Of a model of plain attention, whose layers are all dense or all experts."""
+        """Make it for a model with standard attention whose layers are all dense or all MoE."""
         query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         layer = config.hidden_size * (2 * query + 2 * kv)
         moe = config.moe
@@ -51,16 +51,16 @@ class Floor:
         )
 
     def prefill_s(self, limits: MachineLimits, num_new: int, num_before: int = 0) -> float:
-        """Of one prompt's tokens after others: products at the matrix rate, and so is attention."""
+        """Return the seconds of a prefill of `num_new` tokens after `num_before`, at the GEMM rate."""
         active = self.shared_parameters + self.num_experts_per_token * self.expert_parameters
         num_seen = num_new * num_before + num_new * (num_new + 1) // 2
         flop = 2 * (active * num_new + self.head_parameters) + self.attention_flop * num_seen
         return flop / limits.gemm_flop_per_s
 
     def decode_s(self, limits: MachineLimits, batch: int, context: float, weights: str, kv_cache: str) -> float:
-        """Of a step: its weights and its KV out of memory, or its products, whichever takes longer.
+        """Return the seconds of a decode step: reads of weights and KV, or arithmetic, whichever takes longer.
 
-        Of the experts, those that a batch needs on average when each is as likely as any other.
+        Counts the experts that a batch needs on average under uniform routing.
         """
         needed = self.num_experts * (1 - (1 - self.num_experts_per_token / self.num_experts) ** batch)
         read = self.shared_parameters + self.head_parameters + needed * self.expert_parameters

@@ -1,4 +1,4 @@
-"""Whether something else ran on the cores while an engine was measured, by the system's own counters."""
+"""Interference by other processes during a measurement, from the system's CPU counters."""
 
 import os
 from collections.abc import Collection
@@ -10,54 +10,54 @@ import psutil
 
 STAT = Path("/proc/stat")
 MAX_OTHERS, MAX_STEAL = 0.03, 0.02  # of the cores' time
-IDLE, IOWAIT, STEAL = 3, 4, 7  # places in a core's line
-NUM_TIMES = 8  # what follows, guests' time, is in the others already
+IDLE, IOWAIT, STEAL = 3, 4, 7  # positions in a core's line of /proc/stat
+NUM_TIMES = 8  # guest times follow, which are already included
 
 
 @dataclass(frozen=True, slots=True)
 class CoreTimes:
-    """Seconds since the machine's start, summed over some cores, and those of the processes that may run there."""
+    """CPU seconds since boot: summed over some cores, and of the benchmark's own processes."""
 
     at_s: float
-    busy_s: float  # steal left out
+    busy_s: float  # without steal
     steal_s: float
     ours_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """Shares of some cores' time."""
+    """Fractions of the cores' time."""
 
-    others: float  # in processes that are not ours
-    steal: float  # taken by the machine's host
+    others: float  # used by other processes
+    steal: float  # taken by the hypervisor
 
     @property
     def is_much(self) -> bool:
-        """Whether what was measured meanwhile is to be thrown away."""
+        """Whether the measurement must be discarded."""
         return self.others > MAX_OTHERS or self.steal > MAX_STEAL
 
     @property
     def total(self) -> float:
-        """Both together."""
+        """Sum of both."""
         return self.others + self.steal
 
 
 def between(before: CoreTimes, after: CoreTimes, num_cores: int) -> Interference:
-    """What happened from one look to the next."""
+    """Return the interference between two readings."""
     seconds = (after.at_s - before.at_s) * num_cores
     others = (after.busy_s - before.busy_s) - (after.ours_s - before.ours_s)
     return Interference(max(0.0, others / seconds), (after.steal_s - before.steal_s) / seconds)
 
 
 def look(cores: Collection[int]) -> CoreTimes:
-    """The counters now; this process and all that it started are ours."""
+    """Read the counters; this process and its descendants count as own."""
     busy, steal = parse_stat(STAT.read_text(), cores)
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     return CoreTimes(perf_counter(), busy * tick_s, steal * tick_s, _cpu_s(psutil.Process()))
 
 
 def parse_stat(text: str, cores: Collection[int]) -> tuple[int, int]:
-    """Busy and stolen ticks of these cores, from the text of /proc/stat."""
+    """Return the busy and stolen ticks of these cores from the text of /proc/stat."""
     names = {f"cpu{core}" for core in cores}
     busy = steal = 0
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""The machine's limits for each way of keeping weights."""
+"""The machine's limits for each weight dtype."""
 
 import time
 from dataclasses import replace
@@ -13,13 +13,13 @@ ZERO_POINT = 128  # of unsigned activations
 
 
 def measure_all_limits(num_threads: int) -> dict[str, MachineLimits]:
-    """By bf16 and int8, on so many threads of this process."""
+    """Measure the limits for bf16 and int8 with this many threads."""
     plain = measure_limits(torch.bfloat16, num_threads)
     return {"bf16": plain, "int8": replace(plain, gemm_flop_per_s=_int8_rate())}
 
 
 def _int8_rate() -> float:
-    """Operations a second of the fastest int8 product that torch has on a CPU: oneDNN's, its weights packed."""
+    """Return the operations per second of torch's fastest int8 GEMM on a CPU: oneDNN's with packed weights."""
     weight = torch.randint(-127, 128, (GEMM_SIZE, GEMM_SIZE), dtype=torch.int8)
     packed = torch.ops.onednn.qlinear_prepack(weight, None)
     scales, zeros = torch.ones(GEMM_SIZE), torch.zeros(GEMM_SIZE, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""The environments of the engines that ours is compared with: `python -m benchmarks.engines.peers DIRECTORY`."""
+"""Environments of the peer engines: `python -m benchmarks.engines.peers DIRECTORY`."""
 
 import os
 import subprocess
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DONE = "complete"
-TORCH = "torch==2.13.0"  # from which the index that pip is told of gives the build for CPUs, where it has one
-# Of another build than torch, and then in the way of every import; text models do without.
+TORCH = "torch==2.13.0"  # the extra index has a CPU build for some platforms
+# Not needed for text models. If it is from another build than torch, it breaks every import.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
 
 @dataclass(frozen=True, slots=True)
 class PeerEnvironment:
-    """What is installed for a peer."""
+    """Packages of a peer's environment."""
 
     name: str
     packages: tuple[str, ...]
-    from_source: tuple[str, ...] = ()  # compiled for this machine's instructions
+    from_source: tuple[str, ...] = ()  # compiled here for this machine's instruction set
 
     def python(self, directory: Path) -> Path:
-        """Its Python. Raises FileNotFoundError if the environment was not made."""
+        """Return its Python. Raises FileNotFoundError if the environment is missing."""
         folder = directory / self.name
         if not (folder / DONE).exists():
             raise FileNotFoundError(
@@ -31,7 +31,7 @@ class PeerEnvironment:
         return folder / "bin" / "python"
 
     def make(self, directory: Path) -> None:
-        """Makes the environment, if that was not done."""
+        """Create the environment, unless it exists."""
         folder = directory / self.name
         if (folder / DONE).exists():
             return
@@ -54,7 +54,7 @@ PEERS = (OPENVINO, VLLM, LLAMA_CPP)
 
 
 def main() -> None:
-    """Argument: the directory that holds the environments."""
+    """Create the environments. Argument: their directory."""
     if len(sys.argv) != 2:
         raise SystemExit("usage: python -m benchmarks.engines.peers DIRECTORY")
     directory = Path(sys.argv[1])

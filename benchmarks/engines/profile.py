@@ -1,4 +1,4 @@
-"""Where the time of our engine's decode steps goes."""
+"""Time profile of the decode steps of Baton's engine."""
 
 import random
 import time
@@ -24,20 +24,20 @@ T = TypeVar("T")
 
 BATCHES = (1, 64)
 PROMPT_LEN = 128
-NUM_STEPS = 32  # measured, once for the parts and once for the operators
+NUM_STEPS = 32  # measured once for the parts and once for the operators
 NUM_OPERATORS = 12
 SCHEDULING, BUILDING, FORWARD, SAMPLING = "scheduling", "batch building", "model forward", "sampling"
 PARTS = (FORWARD, SAMPLING, BUILDING, SCHEDULING)
 
 
 class Stopwatch:
-    """Owns the seconds spent in each part."""
+    """Seconds spent in each part."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
 
     def timed(self, part: str, function: Callable[P, T]) -> Callable[P, T]:
-        """The same function, its time added to a part's."""
+        """Wrap the function to add its time to a part."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             started_s = time.perf_counter()
@@ -60,7 +60,7 @@ class TimedSampler:
 
 
 def profile(checkpoint: Path, num_threads: int) -> Iterator[Report]:
-    """Decode steps of one request and of many: the engine's parts, then torch's operators inside the forward."""
+    """Profile decode steps of one request and of many: the engine's parts, then torch operators of the forward."""
     torch.set_num_threads(num_threads)
     for batch in BATCHES:
         yield from _profile(checkpoint, num_threads, batch)
@@ -83,7 +83,7 @@ def _profile(checkpoint: Path, num_threads: int, batch: int) -> Iterator[Report]
 
 
 def watch(engine: Engine, stopwatch: Stopwatch) -> None:
-    """Puts the stopwatch around the parts of an engine, which is not changed otherwise."""
+    """Wrap the parts of an engine with the stopwatch."""
     runner, scheduler, model = engine.runner, engine.scheduler, engine.runner.model
     for owner, name, part in (
         (scheduler, "schedule", SCHEDULING),
@@ -97,9 +97,9 @@ def watch(engine: Engine, stopwatch: Stopwatch) -> None:
 
 
 def _decoding_engine(checkpoint: Path, num_threads: int, batch: int) -> Engine:
-    """An engine whose requests have their first tokens, and more to come than are measured."""
+    """Return an engine whose requests are decoding, with more tokens left than are measured."""
     config = read_model_config(checkpoint)
-    num_output_tokens = 2 * NUM_STEPS + batch  # the first ones while others' prompts are computed
+    num_output_tokens = 2 * NUM_STEPS + batch  # some are produced while other prompts are prefilled
     setting = Setting(str(checkpoint), "bf16", "bf16", num_threads, batch, PROMPT_LEN + num_output_tokens, False)
     engine_config = EngineConfig(model=setting.model, device="cpu", num_threads=num_threads)
     block_bytes = KVCacheLayout.of(config, engine_config.block_size).block_bytes
@@ -132,7 +132,7 @@ def _steps_s(engine: Engine) -> float:
 
 
 def _operators(engine: Engine, batch: int) -> Report:
-    """What torch's profiler sees; it takes some time itself, and compiled code called past torch is in the rest."""
+    """Return torch profiler results. The profiler adds overhead; compiled code outside torch counts as the rest."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         total_s = _steps_s(engine)
     columns = ("operator", "calls a step", "ms a step", "share")

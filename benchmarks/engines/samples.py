@@ -1,4 +1,4 @@
-"""What an engine's answers say about it."""
+"""Statistics of an engine's outputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from benchmarks.engines.cells import NUM_OUTPUT_TOKENS, Cell
 from benchmarks.engines.drivers.driver import Answer
 from benchmarks.engines.interference import Interference
 
-Tokens = Sequence[Sequence[int]]  # of each request's answer
+Tokens = Sequence[Sequence[int]]  # of each request's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,15 @@ class Sample:
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens of all requests, over the time from the first one's start to the last one's end."""
+        """Output tokens of all requests over the time from the first start to the last end."""
         started_s = min(answer.submitted_s for answer in self.answers)
         ended_s = max(answer.last_s for answer in self.answers)
         return sum(len(answer.token_ids) for answer in self.answers) / (ended_s - started_s)
 
     def prefill_tokens_per_s(self, cell: Cell) -> float:
-        """Prompt tokens that were sent at once, over the time until all of those requests had a first token.
+        """Prompt tokens of the first concurrent requests over the time until all of them had a first token.
 
-        Of one client, the median of its requests.
+        For a single client, the median of its requests.
         """
         if cell.concurrency == 1:
             return cell.prompt_len / median(answer.first_s - answer.submitted_s for answer in self.answers)
@@ -41,7 +41,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Samples:
-    """The runs of one engine in one cell, those thrown away aside."""
+    """Runs of one engine in one cell, without discarded ones."""
 
     cell: Cell
     taken: list[Sample] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Samples:
 
     @property
     def tpot_ms(self) -> float:
-        """Median over all requests of the mean time of a token after the first."""
+        """Median over all requests of the mean time per token after the first."""
         return 1e3 * median((answer.last_s - answer.first_s) / (NUM_OUTPUT_TOKENS - 1) for answer in self._answers)
 
     @property
@@ -63,7 +63,7 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """Of the runs' output rates: largest less smallest, over the median."""
+        """Range of the runs' output rates over their median."""
         rates = [sample.tokens_per_s for sample in self.taken]
         return (max(rates) - min(rates)) / median(rates)
 
@@ -74,11 +74,11 @@ class Samples:
 
     @property
     def peak_bytes(self) -> int:
-        """The most of any run."""
+        """Maximum over the runs."""
         return max(sample.peak_bytes for sample in self.taken)
 
     def token_ids(self) -> dict[int, Tokens]:
-        """The answers' tokens by the prompts' seed."""
+        """Output tokens by the seed of the prompts."""
         return {sample.seed: [answer.token_ids for answer in sample.answers] for sample in self.taken}
 
     @property
@@ -88,14 +88,14 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far two engines' greedy answers are the same; after a first difference they go apart for good."""
+    """Agreement of two engines' greedy outputs, which diverge after the first difference."""
 
-    first_token: float  # share of requests whose first token is the same
-    prefix: float  # mean share of an answer before the first difference
+    first_token: float  # fraction of requests with the same first token
+    prefix: float  # mean fraction of an output before the first difference
 
 
 def agreement(ours: Mapping[int, Tokens], theirs: Mapping[int, Tokens]) -> Agreement | None:
-    """Over the prompts that both had; None if there are none."""
+    """Compare outputs for the prompts that both engines had; None if there are none."""
     pairs = [
         pair for seed in sorted(ours.keys() & theirs.keys()) for pair in zip(ours[seed], theirs[seed], strict=True)
     ]

@@ -1,1 +1,1 @@
-"""What spreading a model's experts over ranks costs and brings; `python -m benchmarks.expert_parallel`."""
+"""Cost and benefit of expert parallelism; `python -m benchmarks.expert_parallel`."""

@@ -1,12 +1,12 @@
-"""What spreading a model's experts over ranks costs and brings.
+"""Cost and benefit of expert parallelism.
 
     python -m benchmarks.expert_parallel [--json FILE] [--model DIR] [--repeats N]
 
-Two tables. The first: a decode step of 1, 2 and 4 ranks, each a process with one thread, at several batches a rank; how
-much of it is spent waiting for other ranks, what each sends, and what the same bytes would take on other links (a
-prediction: bytes over bandwidth, and a latency for each of the collectives). One rank has no group: the step of as many
-sequences alone is what is compared with. The second: how evenly the rows that experts compute lie on the ranks, for
-requests that all say much the same, with experts placed as at the start and by their load (EPLB).
+The first table has a decode step of 1, 2 and 4 ranks, each a process with one thread, at several batch sizes per rank:
+the time spent waiting for other ranks, the bytes sent, and a prediction of their time on other links (bytes over
+bandwidth, plus a latency for each collective). One rank has no group; it is the baseline for the same batch. The second
+table has the balance of the experts' rows over the ranks for similar requests, with the initial placement and with a
+placement by load (EPLB).
 """
 
 import asyncio
@@ -28,8 +28,8 @@ RANKS = (1, 2, 4)
 BATCHES = (1, 4, 16)
 NUM_TOKENS = 60
 MANY_WORDS, FEW_WORDS = 500, 3
-COLLECTIVES_PER_LAYER = 2  # with few tokens; more need a third
-NVLINK_BYTES_PER_S, NVLINK_S = 450e9, 8e-6  # H200: 900 GB/s both ways; of a collective of few bytes, about
+COLLECTIVES_PER_LAYER = 2  # for few tokens; larger batches need a third
+NVLINK_BYTES_PER_S, NVLINK_S = 450e9, 8e-6  # H200: 900 GB/s bidirectional; approximate latency of a small collective
 RDMA_BYTES_PER_S, RDMA_S = 50e9, 25e-6  # 400 Gb/s
 STEP_COLUMNS = ("ranks", "batch a rank", "step ms", "one rank's ms", "ratio", "waiting %", "KB sent a rank",
                 "on NVLink us (predicted)", "on RDMA us (predicted)")  # fmt: skip
@@ -45,12 +45,12 @@ REDUNDANT = 8
 
 
 @click.command(help=__doc__)
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Writes the steps' table there.")
-@click.option("--balance-json", type=click.Path(path_type=Path), help="Writes the balance's table there.")
-@click.option("--model", type=click.Path(path_type=Path), help="A checkpoint with experts; unset: the bundled one.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the table of steps as JSON.")
+@click.option("--balance-json", type=click.Path(path_type=Path), help="Write the table of balance as JSON.")
+@click.option("--model", type=click.Path(path_type=Path), help="MoE checkpoint. Default: the bundled model.")
 @click.option("--repeats", default=3, show_default=True)
 def main(json_file: Path | None, balance_json: Path | None, model: Path | None, repeats: int) -> None:
-    """Measures and prints."""
+    """Measure and print the tables."""
     directory = str(model or files("baton") / "bundled_model")
     config = RankConfig("", "", "bench", 1, directory)
     for report, path in (
@@ -63,7 +63,7 @@ def main(json_file: Path | None, balance_json: Path | None, model: Path | None, 
 
 
 async def steps(config: RankConfig, repeats: int) -> Report:
-    """The table of steps; groups take turns."""
+    """Measure the table of steps; groups take turns."""
     found: defaultdict[tuple[int, int], list[Measured]] = defaultdict(list)
     seeds = count(1)
     for _ in range(repeats):
@@ -101,7 +101,7 @@ async def steps(config: RankConfig, repeats: int) -> Report:
 
 
 async def balances(config: RankConfig, repeats: int) -> Report:
-    """The table of balance."""
+    """Measure the table of balance."""
     report = Report("Balance of the experts' rows under a skewed load", BALANCE_COLUMNS)
     for num_ranks in (2, 4):
         for name, changed in (
@@ -127,7 +127,7 @@ async def balances(config: RankConfig, repeats: int) -> Report:
 
 
 async def _balance(config: RankConfig, num_ranks: int, seed: int) -> tuple[float, float, float]:
-    """The busiest rank's rows over the mean's, seconds a step, and of the longest step before."""
+    """Return the busiest rank's rows over the mean, the seconds per step, and those of the longest step before."""
     async with group_of(config, num_ranks) as ranks:
         load = Load(16, 2 * config.eplb_step_interval, FEW_WORDS, seed)
         before = [*await ranks.run(load), *await ranks.run(load)]

@@ -1,8 +1,8 @@
-"""One rank of a group: a real engine in a real group, without the worker around it.
+"""One rank of an expert-parallel group: a real engine without a worker.
 
     python -m benchmarks.expert_parallel.rank RANK_JSON
 
-Says when it is ready; then each line on stdin is a Load to run, and each line on stdout a Measured.
+Prints a line when it is ready; then each line on stdin is a Load to run, and each line on stdout a Measured.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ PROMPT_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class RankConfig:
-    """What the process is told."""
+    """Config of the process."""
 
     worker_id: str
     rendezvous: str
@@ -49,31 +49,31 @@ class RankConfig:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many sequences at once, each of so many tokens."""
+    """Batch of sequences to run."""
 
     batch: int
     num_tokens: int
-    num_words: int  # token ids are drawn from so many: few make few experts busy
+    num_words: int  # number of distinct token ids; few ids load few experts
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of the steps in which all sequences of the rank decoded."""
+    """Measurements of the steps in which all sequences of the rank decoded."""
 
     step_s: float  # median
     longest_step_s: float
-    waited_share: float  # of the time, in which other ranks were waited for
+    waited_share: float  # fraction of the time spent waiting for other ranks
     bytes_per_step: float  # sent to other ranks
-    rows_per_step: float  # of any rank's tokens, computed by the experts here
+    rows_per_step: float  # computed by this rank's experts
     imbalances: list[float]  # by layer, as the last rebalance found it
 
 
 class Sequences:
-    """Owns what is noted of a load's steps."""
+    """Measurements of a load's steps."""
 
     def __init__(self, experts: ExpertGroup | None) -> None:
-        """experts: None if this rank is alone."""
+        """Start empty. `experts` is None for a single rank."""
         self._experts = experts
         self._notes: list[tuple[float, float, int, int]] = []
         self.done = threading.Event()
@@ -81,13 +81,13 @@ class Sequences:
         self._num_ended = 0
 
     def begin(self, batch: int) -> None:
-        """A load of so many sequences begins."""
+        """Start a load of this batch size."""
         self._notes.clear()
         self.done.clear()
         self.batch, self._num_ended = batch, 0
 
     def take(self, step: StepOutput) -> None:
-        """On the engine's thread, after each step."""
+        """Record a step; called on the engine's thread."""
         if len(step.outputs) == self.batch and all(output.sampled for output in step.outputs):
             self._notes.append((step.finished_at_s, *self._counted()))
         self._num_ended += sum(output.finish_reason is not None for output in step.outputs)
@@ -95,14 +95,14 @@ class Sequences:
             self.done.set()
 
     def _counted(self) -> tuple[float, int, int]:
-        """Seconds of waiting, bytes sent, and rows."""
+        """Return the seconds of waiting, the bytes sent, and the rows computed."""
         if self._experts is None:
             return 0.0, 0, 0
         ranks = self._experts.ranks
         return ranks.waited_s, ranks.num_sent_bytes, sum(self._experts.rows_by_layer())
 
     def measured(self, imbalances: list[float]) -> Measured:
-        """What came of it."""
+        """Return the measurements of the load."""
         first, last, num_steps = self._notes[0], self._notes[-1], len(self._notes) - 1
         times = [note[0] for note in self._notes]
         return Measured(
@@ -116,7 +116,7 @@ class Sequences:
 
 
 def requests(load: Load, seed: int) -> list[Request]:
-    """Prompts of few different tokens, if the load says so."""
+    """Return the load's requests, with prompts of `num_words` distinct tokens."""
     draw = random.Random(seed)
     words = [300 + 7 * number for number in range(load.num_words)]
     sampling = SamplingParams(temperature=0, max_tokens=load.num_tokens, ignore_eos=True)
@@ -127,7 +127,7 @@ def requests(load: Load, seed: int) -> list[Request]:
 
 
 async def main(config: RankConfig) -> None:
-    """Serves until standard input ends."""
+    """Serve until standard input ends."""
     torch.set_num_threads(1)
     engine_config = EngineConfig(
         model=config.model, device="cpu", num_threads=1, kv_cache_memory_bytes=64 << 20, enable_prefix_caching=False
@@ -168,7 +168,7 @@ async def main(config: RankConfig) -> None:
 
 
 def hash_of(worker_id: str) -> int:
-    """A seed of the rank's own."""
+    """Return a seed for the rank."""
     return sum(worker_id.encode())
 
 

@@ -1,4 +1,4 @@
-"""Ranks and their rendezvous as processes."""
+"""Processes of ranks and their rendezvous."""
 
 import asyncio
 import sys
@@ -22,7 +22,7 @@ class Ranks:
         self._processes = processes
 
     async def run(self, load: Load) -> list[Measured]:
-        """Gives every rank the load, and waits for all."""
+        """Run the load on every rank, and wait for all."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(orjson.dumps(asdict(load)) + b"\n")
@@ -31,7 +31,7 @@ class Ranks:
 
 @asynccontextmanager
 async def group_of(config: RankConfig, num_ranks: int) -> AsyncIterator[Ranks]:
-    """A group of so many ranks; worker_id and rendezvous of the config are filled in."""
+    """Start a group of this many ranks; fills in worker_id and rendezvous of the config."""
     [port] = free_ports("127.0.0.1", 1)
     rendezvous = await _start("baton.membership.rendezvous", f"--port={port}", "--log-level=warning")
     processes: list[Process] = []

@@ -1,1 +1,1 @@
-"""What of the engine runs on a GPU, held against the same on a CPU or in plain torch, and how fast it is there."""
+"""GPU check of the engine: comparison with references on a CPU or in plain torch, and benchmarks."""

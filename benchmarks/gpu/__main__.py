@@ -1,8 +1,8 @@
-"""Runs the engine on a GPU and holds it against references, and then measures it; `--device cpu --quick` tries it here.
+"""GPU check: compare the engine with references, then benchmark it; `--device cpu --quick` tests the check itself.
 
     python -m benchmarks.gpu [--device cuda] [--quick] [--only STAGE ...] [--json FILE] [--directory DIR]
 
-Every stage is a process of its own. Exits with 1 if one found something wrong, or did not finish.
+Each stage runs in a separate process. Exits with 1 if a stage found a mismatch or did not finish.
 """
 
 import argparse
@@ -21,28 +21,28 @@ from benchmarks.gpu.stage import Setting
 from benchmarks.gpu.stage_process import run_stage
 from benchmarks.gpu.stages import STAGES, Stage, stage_named
 
-BUDGET_S = {False: 480.0, True: 480.0}  # of the comparisons, and of the benchmarks, all together
-LEAST_S = 5.0  # with which a stage is begun
-SHARED_MEMORY = Path("/dev/shm")  # a checkpoint of 16 GB is read from there at once
+BUDGET_S = {False: 480.0, True: 480.0}  # total of the comparisons, and of the benchmarks
+LEAST_S = 5.0  # minimum time left to start a stage
+SHARED_MEMORY = Path("/dev/shm")  # for a checkpoint of 16 GB
 NEEDED_BYTES = 24 << 30
 
 
 def stages_to_run(only: list[Stage], is_quick: bool, device: torch.device) -> list[Stage]:
-    """Those that were asked for; if none was, all, on a CPU without the benchmarks, which would measure nothing."""
+    """Return the requested stages. Default: all, on a CPU without the benchmarks, which would be meaningless."""
     if only:
         return only
     return [stage for stage in STAGES if device.type == "cuda" or not stage.is_benchmark]
 
 
 def working_directory() -> str | None:
-    """Where files go: into memory, if there is enough."""
+    """Return the directory for files: shared memory, if it is large enough."""
     if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > NEEDED_BYTES:
         return str(SHARED_MEMORY)
     return None
 
 
 def run_all(stages: list[Stage], setting: Setting) -> dict[str, dict[str, object]]:
-    """What each found; each kind has a budget of time, of which a stage gets what is left at most."""
+    """Run the stages and return their results. Each kind has a time budget; a stage gets at most the rest."""
     results: dict[str, dict[str, object]] = {}
     left_s = dict(BUDGET_S)
     for stage in stages:
@@ -58,13 +58,13 @@ def run_all(stages: list[Stage], setting: Setting) -> dict[str, dict[str, object
 
 
 def main() -> None:
-    """Reads the command line."""
+    """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
-    parser.add_argument("--quick", action="store_true", help="tiny shapes: does it run, not how well")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, as a smoke test")
     parser.add_argument("--only", type=stage_named, action="append", default=[], metavar="STAGE")
-    parser.add_argument("--json", type=Path, help="merges the results into this file")
-    parser.add_argument("--directory", type=Path, help="for checkpoints and logs, which stay there; else temporary")
+    parser.add_argument("--json", type=Path, help="merge the results into this file")
+    parser.add_argument("--directory", type=Path, help="directory for checkpoints and logs; default: temporary")
     arguments = parser.parse_args()
     device: torch.device = arguments.device
     if device.type == "cuda" and not torch.cuda.is_available():

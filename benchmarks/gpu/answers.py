@@ -1,4 +1,4 @@
-"""Whether two engines' answers mean the same."""
+"""Comparison of two engines' outputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from benchmarks.gpu.engine_session import Answer
 from benchmarks.gpu.stage import Record
 
-TOLERANCE = 0.1  # of a logprob, and the margin below which a rounding may choose another token
+TOLERANCE = 0.1  # of a logprob; also the margin below which rounding may change the token
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How two answers to one prompt differ, as far as they have the same tokens before."""
+    """Difference of two outputs for one prompt, up to the first differing token."""
 
     is_same: bool  # all tokens
-    is_excused: bool  # or the first other one was as probable as the reference's
-    largest: float  # of the differences between their logprobs
+    is_excused: bool  # or the first differing token was as probable as the reference's
+    largest: float  # difference of the logprobs
 
 
 def difference(ours: Answer, reference: Answer) -> Difference:
-    """Compares token by token until the first other one, behind which all may differ."""
+    """Compare token by token up to the first difference, after which all may differ."""
     largest = 0.0
     for place, (token, expected) in enumerate(zip(ours.token_ids, reference.token_ids, strict=True)):
         here, there = ours.top[place] if ours.top else {}, reference.top[place]
@@ -33,7 +33,7 @@ def difference(ours: Answer, reference: Answer) -> Difference:
 def compare_answers(
     record: Record, case: str, ours: Mapping[str, Answer], reference: Mapping[str, Answer], tolerance: float = TOLERANCE
 ) -> None:
-    """Adds a finding on all answers. The reference has logprobs; where ours have none, only tokens are compared."""
+    """Add a finding for all outputs. The reference has logprobs; without logprobs of ours, only tokens are compared."""
     each = [difference(ours[name], reference[name]) for name in reference]
     same, largest = sum(one.is_same for one in each), max(one.largest for one in each)
     is_right = all(one.is_excused for one in each) and largest < tolerance

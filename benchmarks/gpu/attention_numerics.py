@@ -1,4 +1,4 @@
-"""Attention as it is chosen for the device, against TorchAttention in fp32 on the same device and the same numbers."""
+"""The device's attention backend compared with TorchAttention in fp32 on the same device and inputs."""
 
 import random
 from collections.abc import Iterator
@@ -21,14 +21,14 @@ from benchmarks.gpu.closeness import ATTENTION
 from benchmarks.gpu.paged_batch import Lengths, make_batch, num_blocks_of
 from benchmarks.gpu.stage import Record, Setting
 
-NUM_LAYERS, LAYER = 2, 1  # attention is asked for the second of two, so that a wrong stride shows
+NUM_LAYERS, LAYER = 2, 1  # the second of two layers, so that a wrong stride shows
 LONGEST = 6000
 SEEDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Heads, as a model has them."""
+    """Attention heads of a model."""
 
     name: str
     num_heads: int
@@ -38,7 +38,7 @@ class Model:
     mla: MLAConfig | None = None
 
     def config(self, dtype: str) -> ModelConfig:
-        """What the choice of an attention reads, and the rest somehow."""
+        """Return a config with the fields that the choice of a backend reads; the others are arbitrary."""
         return ModelConfig(
             architecture="LlamaForCausalLM",
             vocab_size=2,
@@ -77,7 +77,7 @@ QUICK_MODELS = (Model("4 / 2 of 16", 4, 2, 16), latent(2))
 
 
 def steps(setting: Setting, seed: int) -> Iterator[tuple[str, list[Lengths]]]:
-    """Decodes, first chunks of prompts, chunks behind a cached prefix, and all of them in one batch."""
+    """Yield batches: decodes, first chunks, chunks after a cached prefix, and a mix of all."""
     rng = random.Random(seed)
     longest, count = (100, 3) if setting.is_quick else (LONGEST, 17)
     decodes = [Lengths(1, rng.randint(1, longest)) for _ in range(count)]
@@ -92,7 +92,7 @@ def steps(setting: Setting, seed: int) -> Iterator[tuple[str, list[Lengths]]]:
 
 
 def check_attention(record: Record, setting: Setting, model: Model, kv_dtype: str, block_size: int, seed: int) -> None:
-    """Compares results and the caches that were written."""
+    """Compare results and written caches."""
     config, scales = model.config(setting.dtype_name), KVScales(0.5, 0.25) if kv_dtype == "fp8" else UNSCALED
     backend = attention_for(config, block_size, setting.device, kv_dtype, model.num_parts)
     if setting.device.type == "cuda":
@@ -114,14 +114,14 @@ def check_attention(record: Record, setting: Setting, model: Model, kv_dtype: st
 
 
 def in_fp8(inputs: "Inputs", pool: Tensor, scales: KVScales) -> tuple["Inputs", Tensor]:
-    """In fp32 what a cache in FP8 holds: of keys and values the rounded ones."""
+    """Return the inputs and the pool in fp32 with keys and values rounded to FP8."""
     keys, values = fp8_rows.encode(inputs.k, scales.key), fp8_rows.encode(inputs.v, scales.value)
     rounded = Inputs(inputs.q.float(), keys.float() * scales.key, values.float() * scales.value)
     return rounded, scaled(pool, scales)
 
 
 def scaled(pool: Tensor, scales: KVScales) -> Tensor:
-    """A pool's numbers in fp32. [num_blocks, parts, num_layers, 2, heads, block_size, head_dim], or of latents."""
+    """Return a pool in fp32: [num_blocks, parts, num_layers, 2, heads, block_size, head_dim], or latents."""
     numbers = pool.float()
     if pool.dim() != LATENT_DIMS:
         numbers[:, :, :, 0] *= scales.key
@@ -139,26 +139,26 @@ class Inputs:
 
     @classmethod
     def draw(cls, model: Model, num_tokens: int, setting: Setting) -> "Inputs":
-        """Random ones, [num_tokens, heads, width] each."""
+        """Draw random inputs, each [num_tokens, heads, width]."""
         kv_heads = 1 if model.mla else model.num_kv_heads
         counts = model.num_heads, kv_heads, kv_heads
         return cls(*(drawn((num_tokens, count, model.head_dim), setting) for count in counts))
 
     def float(self) -> "Inputs":
-        """The same numbers in fp32."""
+        """Return the same values in fp32."""
         return Inputs(self.q.float(), self.k.float(), self.v.float())
 
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """A layer's result, and the pool after it."""
+    """A layer's output, and the pool afterwards."""
 
     values: Tensor
     pool: Tensor
 
 
 def attend(backend: AttentionBackend, inputs: Inputs, pool: Tensor, batch: Batch, scales: KVScales) -> Attended:
-    """One layer's attention, over a copy of the pool."""
+    """Run one layer's attention on a copy of the pool."""
     pool = pool.clone()
     cache = KVCacheLayout.layer_cache(pool, LAYER)
     backend.plan(batch)
@@ -169,13 +169,13 @@ def attend(backend: AttentionBackend, inputs: Inputs, pool: Tensor, batch: Batch
 
 
 def drawn(shape: tuple[int, ...], setting: Setting) -> Tensor:
-    """Normally distributed numbers."""
+    """Return normally distributed values."""
     return torch.randn(shape, device=setting.device, dtype=setting.dtype)
 
 
 @torch.inference_mode()
 def run(setting: Setting, record: Record) -> None:
-    """The stage."""
+    """Run the stage."""
     torch.manual_seed(0)
     models, seeds = (QUICK_MODELS, 1) if setting.is_quick else (MODELS, SEEDS)
     for model in models:

@@ -1,4 +1,4 @@
-"""Checksums of blocks that the device makes, against those that a core makes of the same bytes."""
+"""Checksums of blocks computed on the device compared with those computed on the CPU."""
 
 import time
 
@@ -12,7 +12,7 @@ BLOCK_BYTES = {False: (8, 4096, 294912, 2359296), True: (8, 4096)}  # the last: 
 
 
 def check_checksums(record: Record, setting: Setting, block_bytes: int) -> None:
-    """Compares, and changes a single bit."""
+    """Compare the checksums, also after flipping a bit."""
     generator = torch.Generator().manual_seed(block_bytes)
     shape = (NUM_BLOCKS[setting.is_quick], block_bytes)
     host = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
@@ -26,12 +26,12 @@ def check_checksums(record: Record, setting: Setting, block_bytes: int) -> None:
     everything = list(range(len(pool)))
     made.of(everything)
     started_s = time.perf_counter()
-    made.of(everything)  # it is on the host when this returns
+    made.of(everything)  # returns when the result is on the host
     rate = pool.nbytes / (time.perf_counter() - started_s)
     record.note(f"blocks of {block_bytes} bytes: {rate / 1e9:.3g} GB/s")
 
 
 def run(setting: Setting, record: Record) -> None:
-    """The stage."""
+    """Run the stage."""
     for block_bytes in BLOCK_BYTES[setting.is_quick]:
         check_checksums(record, setting, block_bytes)

@@ -1,4 +1,4 @@
-"""How far a result is from its reference."""
+"""Distance of a result from its reference."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Closeness:
-    """Three distances, since none sees everything: the cosine knows no scale, the error of the whole no single element.
+    """Three distances, because each misses something: cosine ignores scale, the overall error single elements.
 
     Errors are relative to the reference's root mean square.
     """
@@ -19,7 +19,7 @@ class Closeness:
 
     @classmethod
     def of(cls, result: Tensor, reference: Tensor) -> "Closeness":
-        """Of two tensors of one shape. What is not finite is far from everything."""
+        """Compare two tensors of equal shape. Non-finite values are infinitely far."""
         if result.shape != reference.shape:
             raise ValueError(f"the result has shape {list(result.shape)}, its reference {list(reference.shape)}")
         ours, theirs = result.detach().double().flatten(), reference.detach().double().flatten().to(result.device)
@@ -37,18 +37,18 @@ class Closeness:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is close enough."""
+    """Limits of the three distances."""
 
     cosine: float = 0.999
     error: float = 0.005
     max_error: float = 0.1
 
     def admit(self, closeness: Closeness) -> bool:
-        """Whether all three are within."""
+        """Whether all three are within the limits."""
         return closeness.cosine > self.cosine and closeness.error < self.error and closeness.max_error < self.max_error
 
 
-# One rounding to bf16 is an error of 0.0017 of what is rounded, and an operation has up to a few of them; attention
-# rounds its probabilities as well. In fp32 the order of sums is all that may differ.
+# Rounding to bf16 has a relative error of 0.0017; an operation has up to a few roundings, and attention also rounds its
+# probabilities. In fp32 only the order of sums may differ.
 OPERATION = {torch.bfloat16: Limits(0.9999, 0.006, 0.25), torch.float32: Limits(0.999999, 1e-5, 1e-4)}
 ATTENTION = {torch.bfloat16: Limits(0.999, 0.01, 0.1), torch.float32: Limits(0.999999, 1e-5, 1e-4)}

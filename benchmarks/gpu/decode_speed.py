@@ -1,4 +1,4 @@
-"""Decode steps of a model of Qwen3-8B's shape, by batch and context, beside what the memory allows."""
+"""Decode steps of a model with the shape of Qwen3-8B, by batch and context, compared with the memory bound."""
 
 import time
 from statistics import median
@@ -22,20 +22,20 @@ COLUMNS = (
 
 
 def kv_bytes(setting: Setting) -> int | None:
-    """On a GPU what the engine finds that is left, as in service."""
+    """Return the KV cache size; None on a GPU, where the engine uses the free memory as in serving."""
     return None if setting.device.type == "cuda" else 64 << 20
 
 
 def bound_s(model: LargeModel, limits: Limits, batch: int, context: int) -> float:
-    """A step that reads every weight and all KV once, and does nothing else; or multiplies, where that takes longer."""
+    """Return the bound of a step: reading all weights and KV once, or the arithmetic, whichever takes longer."""
     num_bytes = model.weight_bytes + batch * context * model.kv_bytes
     return max(num_bytes / limits.bytes_per_s, 2 * model.num_product_weights * batch / limits.flop_per_s)
 
 
 def fill(session: EngineSession, batch: int, context: int, num_tokens: int) -> bool:
-    """Has so many requests decode behind prompts that are taken as received, whose KV is zeros; False: no room.
+    """Add decoding requests whose prompts count as received, with zero KV; False if they do not fit.
 
-    What the numbers are does not change how long a step takes, and the prompts need not be computed.
+    Values do not change the time of a step, so the prompts need not be prefilled.
     """
     engine = session.engine
     prompts = random_prompts([context] * batch, engine.model_config.vocab_size, seed=batch * context)
@@ -50,7 +50,7 @@ def fill(session: EngineSession, batch: int, context: int, num_tokens: int) -> b
 
 
 def measure(session: EngineSession, setting: Setting, batch: int, context: int) -> tuple[float, float | None] | None:
-    """A step's time, and how long the device was busy in it; None if the batch does not fit."""
+    """Return the time of a step and the device's busy time; None if the batch does not fit."""
     num_steps = NUM_STEPS[setting.is_quick]
     if not fill(session, batch, context, WARM_UP + (REPEATS + 1) * num_steps + 2):
         return None
@@ -58,7 +58,7 @@ def measure(session: EngineSession, setting: Setting, batch: int, context: int) 
     times = []
     for _ in range(REPEATS):
         started_s = time.perf_counter()
-        session.run_on(num_steps)  # the last tokens are on the host when it returns
+        session.run_on(num_steps)  # returns when the last tokens are on the host
         times.append((time.perf_counter() - started_s) / num_steps)
     busy_s = busy_seconds(lambda: session.run_on(num_steps), setting.device)
     session.finish()
@@ -66,7 +66,7 @@ def measure(session: EngineSession, setting: Setting, batch: int, context: int) 
 
 
 def run(setting: Setting, record: Record) -> None:
-    """The stage."""
+    """Run the stage."""
     limits = limits_of(setting)
     model = ensure_large_model(setting)
     batches = BATCHES[setting.is_quick]

@@ -1,4 +1,4 @@
-"""An engine that is stepped by hand."""
+"""Manually stepped engine."""
 
 import random
 from collections.abc import Sequence
@@ -19,57 +19,54 @@ MANY = 1 << 20  # steps
 
 @dataclass(slots=True)
 class Answer:
-    """A request's tokens so far, and at each place the logprobs of the most probable ones, if they were asked for."""
+    """A request's tokens so far, and the top logprobs at each position, if requested."""
 
     token_ids: list[int] = field(default_factory=list)
     top: list[dict[int, float]] = field(default_factory=list)
 
 
 def start_engine(model: Path, setting: Setting, **options: Any) -> Engine:
-    """An engine on the setting's device; unless told otherwise one with short contexts, and few steps to record."""
+    """Start an engine on the setting's device, by default with short contexts and few CUDA graphs."""
     options = {"max_model_len": 512, "max_num_seqs": 32, **options}
     return Engine(EngineConfig(model=str(model), dtype=setting.dtype_name, device=str(setting.device), **options))
 
 
 def greedy(num_tokens: int, logprobs: int | None = None) -> SamplingParams:
-    """So many of the most probable tokens, whatever they are."""
+    """Return greedy sampling of exactly `num_tokens`, ignoring end-of-sequence tokens."""
     return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, logprobs=logprobs)
 
 
 def request(name: str, prompt: Sequence[int], sampling: SamplingParams, **options: Any) -> Request:
-    """A request that is computed here."""
+    """Return a request that this engine prefills."""
     return Request(RequestId(name), list(prompt), len(prompt), sampling, **options)
 
 
 def random_prompts(lens: Sequence[int], vocab_size: int, seed: int = 0) -> list[list[int]]:
-    """Prompts that have nothing in common."""
+    """Return random prompts without shared prefixes."""
     rng = random.Random(seed)
     return [[rng.randrange(3, vocab_size) for _ in range(length)] for length in lens]
 
 
 class EngineSession:
-    """Steps an engine and gathers what it says."""
+    """Stepper of an engine that collects its outputs."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.answers: dict[str, Answer] = {}
 
     def add(self, name: str, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        """Queues a request."""
+        """Queue a request."""
         self.engine.add(request(name, prompt, sampling))
 
     def step(self) -> Schedule:
-        """One step, whose tokens are on the host when it returns; what it was."""
+        """Run one step until its tokens are on the host, and return its schedule."""
         schedule = self.engine.schedule()
         if schedule.requests:
             self._gather(self.engine.run(schedule))
         return schedule
 
     def run_on(self, num_steps: int) -> None:
-        """So many steps, or fewer if there is nothing left: each is launched before the last one's end if it can be.
-
-        So does the engine's loop while nobody calls.
-        """
+        """Run up to `num_steps` steps, each launched ahead of the previous one's end if possible."""
         engine, step = self.engine, None
         for left in reversed(range(num_steps)):
             if step is None:
@@ -84,14 +81,14 @@ class EngineSession:
             step = following
 
     def finish(self) -> dict[str, Answer]:
-        """Steps until nothing is left to do."""
+        """Step until all requests have finished."""
         while self.engine.has_work:
             self.run_on(MANY)
         self.engine.check_integrity()
         return self.answers
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Answer]:
-        """All prompts at once; answers in their order."""
+        """Generate for all prompts concurrently; return the answers in order."""
         for index, prompt in enumerate(prompts):
             self.add(str(index), prompt, sampling)
         answers = self.finish()

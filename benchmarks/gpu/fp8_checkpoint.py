@@ -1,4 +1,4 @@
-"""A checkpoint with its projections in FP8, made of one in bf16."""
+"""Conversion of a bf16 checkpoint to one with FP8 projections."""
 
 import json
 import shutil
@@ -17,14 +17,14 @@ FILE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How scales are stored: one for a block, as DeepSeek-V3 has them, or one for a row."""
+    """Granularity of the scales: one per block, as in DeepSeek-V3, or one per row."""
 
     name: str
     suffix: str
     described: dict[str, Any]
 
     def quantise(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The weight in e4m3, and what it is to be multiplied with, in fp32."""
+        """Return the weight in e4m3, and its scales in fp32."""
         if self.suffix == "_scale":
             scales = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / LAST
             return (weight / scales).to(E4M3), scales
@@ -61,7 +61,7 @@ ROWS = Format(
 
 
 def quantised(source: Path, stored: Format) -> Path:
-    """The checkpoint of `source` in this format, beside it; made if it is not there."""
+    """Return the path of `source` in this format, next to it; create it if it is missing."""
     target = source.with_name(f"{source.name}-fp8{stored.suffix}")
     if (target / FILE).exists():
         return target

@@ -1,4 +1,4 @@
-"""Weights in FP8 and KV in FP8 on the device, against the same files and the same cache on a CPU in fp32."""
+"""FP8 weights and FP8 KV on the device compared with the same checkpoint and cache on a CPU in fp32."""
 
 from functools import partial
 
@@ -11,16 +11,16 @@ from benchmarks.gpu.stage import Record, Setting
 
 WEIGHTS = ("qwen3", "llama3", "qwen3-moe", "deepseek-v3")
 CACHES = ("qwen3", "llama3", "qwen2")
-# Before every product of the device each token is rounded to e4m3 too, to 3% of an element; the CPU's are not. With
-# that simulated on a CPU, logits of dense models are off by 10%, and every fifth token of the others chooses otherwise.
+# The device also rounds activations to e4m3 before each GEMM, an error of 3% per element; the CPU does not. In a CPU
+# simulation of this, logits of dense models differ by 10%, and MoE models route every fifth token differently.
 OF_WEIGHTS = Tolerance(cosine=0.98, margin=0.5, sparse_share=0.6)
-# Keys and values are rounded on both sides; that of a bf16 number may be the neighbour of that of an fp32 one.
+# Both sides round keys and values, but a bf16 value may round to the neighbour of its fp32 counterpart.
 OF_CACHES = Tolerance(cosine=0.995, margin=0.4, sparse_share=0.9)
 
 
 @torch.inference_mode()
 def run(setting: Setting, record: Record) -> None:
-    """The stage."""
+    """Run the stage."""
     torch.manual_seed(0)
     models = {model.architecture: model for model in SMALL_MODELS}
     for stored in (BLOCKS, ROWS):

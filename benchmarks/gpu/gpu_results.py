@@ -1,4 +1,4 @@
-"""The file of results, into which each run's are merged."""
+"""Results file, into which each run is merged."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from benchmarks.gpu.machine import GpuMachine
 
 
 def merge(path: Path, machine: GpuMachine, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Puts these stages' results in place of earlier ones; each says when and where it ran."""
+    """Replace earlier results of these stages; each result has its time and machine."""
     kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"stages": {}}
     when = datetime.now(UTC).isoformat(timespec="seconds")
     for name, result in results.items():

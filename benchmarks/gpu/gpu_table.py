@@ -1,14 +1,14 @@
-"""How a stage's results are printed."""
+"""Printer of a stage's results."""
 
 from typing import Any
 
 from benchmarks.report import Report
 
-MAX_WRONG = 20  # findings that are printed
+MAX_WRONG = 20  # failed findings to print
 
 
 def show(name: str, result: dict[str, Any]) -> None:
-    """What is wrong, the table if there is one, and the notes."""
+    """Print the failed findings, the table if there is one, and the notes."""
     findings: list[dict[str, Any]] = result["findings"]
     wrong = [finding for finding in findings if not finding["ok"]]
     verdict = "right" if result["ok"] else "WRONG"

@@ -1,4 +1,4 @@
-"""How long a device computed, as opposed to how long somebody waited for it."""
+"""Busy time of a device."""
 
 from collections.abc import Callable
 
@@ -8,9 +8,9 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def busy_seconds(call: Callable[[], object], device: torch.device) -> float | None:
-    """The time of all kernels and copies that the call had the device do, overlapping ones counted once.
+    """Return the device time of all kernels and copies of a call, counting overlaps once.
 
-    None where the profiler sees none: on a CPU, or without the right to ask the driver.
+    None if the profiler sees none: on a CPU, or without permission to use the driver's counters.
     """
     if device.type != "cuda":
         return None

@@ -1,6 +1,6 @@
-"""Decodes replayed as CUDA graphs, and launched before the last step's end, against the same engine without either.
+"""Decodes with CUDA graphs and asynchronous scheduling compared with the same engine without either.
 
-Requests come and go meanwhile.
+Requests are added and finish during the run.
 """
 
 import random
@@ -24,14 +24,14 @@ MAX_TOKENS = 60
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What an engine answered, and whether its decodes were replayed."""
+    """An engine's outputs, and whether it replayed CUDA graphs."""
 
     answers: dict[str, Answer]
     is_replayed: bool
 
 
 def answer(directory: Path, setting: Setting, logprobs: int | None, **options: Any) -> Run:
-    """Requests with prompts and answers of any length, of which new ones come in between steps."""
+    """Run requests of various lengths, some of which are added between steps."""
     engine = start_engine(directory, setting, max_num_seqs=24, kv_cache_memory_bytes=64 << 20, **options)
     session, rng = EngineSession(engine), random.Random(0)
     count, most = (4, 12) if setting.is_quick else (NUM_REQUESTS, MAX_TOKENS)
@@ -45,7 +45,7 @@ def answer(directory: Path, setting: Setting, logprobs: int | None, **options: A
 
 
 def check_graphs(record: Record, setting: Setting, model: SmallModel) -> None:
-    """Compares an engine's ways. Steps are launched ahead where nobody asks for logprobs."""
+    """Compare the engine's modes. Steps are launched ahead only without logprobs."""
     directory, name = saved(model, setting.directory), model.architecture
     plain = answer(directory, setting, 2, enforce_eager=True, async_scheduling=False)
     replayed = answer(directory, setting, 2, enforce_eager=False, async_scheduling=False)
@@ -60,7 +60,7 @@ def check_graphs(record: Record, setting: Setting, model: SmallModel) -> None:
 
 
 def run(setting: Setting, record: Record) -> None:
-    """The stage."""
+    """Run the stage."""
     torch.manual_seed(0)
     for model in SMALL_MODELS:
         if model.architecture in ARCHITECTURES[: 1 if setting.is_quick else None]:

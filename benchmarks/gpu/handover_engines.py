@@ -1,4 +1,4 @@
-"""Two engines in processes of their own: one computes prompts, the other reads their KV and goes on."""
+"""Two engines in separate processes: one prefills, the other reads the KV and decodes."""
 
 import asyncio
 import multiprocessing
@@ -21,28 +21,28 @@ from benchmarks.gpu.engine_session import EngineSession, greedy, request, start_
 from benchmarks.gpu.stage import Setting
 
 HOST = "127.0.0.1"
-ANSWER_S = 120.0  # the other process may still load
+ANSWER_S = 120.0  # includes loading the model
 READ_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """What the reader is told of one prompt."""
+    """A prefilled prompt: its first token and its blocks."""
 
     first_token: int
     blocks: list[int]
 
 
 def transports_of(setting: Setting) -> tuple[str, ...]:
-    """From GPU to GPU memory, and through the host's; between processes of a CPU by sockets, to see that it runs.
+    """Return the transports: between GPU memories and through host memory; on a CPU sockets, as a smoke test.
 
-    NCCL is none of them: it connects GPUs, and here two processes have one.
+    NCCL is not among them, because both processes share one GPU.
     """
     return ("nixl", "staged") if setting.device.type == "cuda" else ("tcp",)
 
 
 def serve(pipe: Connection, model: Path, setting: Setting, transport: str, num_pool_bytes: int) -> None:
-    """The prefill engine's process: prompts in, the blocks that hold them out, until the pipe is closed."""
+    """Run the prefill engine: receive prompts and send their blocks, until the pipe is closed."""
     try:
         asyncio.run(_serve(pipe, model, setting, transport, num_pool_bytes))
     except Exception:
@@ -70,12 +70,12 @@ def _prefill(engine: Engine, prompts: list[list[int]]) -> list[Prefilled]:
     while engine.has_work:
         session.step()
     if engine.pool.is_cuda:
-        torch.cuda.synchronize(engine.pool.device)  # what is announced is read by another process
+        torch.cuda.synchronize(engine.pool.device)  # another process reads the announced blocks
     return [Prefilled(session.answers[each.request_id].token_ids[0], list(each.block_table)) for each in requests]
 
 
 class PrefillProcess:
-    """Owns the prefill engine's process."""
+    """Owner of the prefill engine's process."""
 
     def __init__(self, model: Path, setting: Setting, transport: str, num_pool_bytes: int = 64 << 20) -> None:
         context = multiprocessing.get_context("spawn")
@@ -95,13 +95,13 @@ class PrefillProcess:
         self._process.join()
 
     def description(self) -> PoolDescription:
-        """How its pool is read; called once, first."""
+        """Receive the description of its pool. Must be called first, and once."""
         answer = self._receive()
         assert isinstance(answer, PoolDescription)
         return answer
 
     def prefill(self, prompts: list[list[int]]) -> list[Prefilled]:
-        """Computes prompts, whose blocks stay where they are for as long as the process lives."""
+        """Prefill prompts. Their blocks are kept until the process ends."""
         self._pipe.send(prompts)
         answer = self._receive()
         assert isinstance(answer, list)
@@ -121,7 +121,7 @@ class PrefillProcess:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The decode engine's side: its transport, connected."""
+    """Connected transport of the decode engine."""
 
     session: EngineSession
     transport: KVTransport
@@ -131,7 +131,7 @@ class Reader:
     async def connect(
         cls, session: EngineSession, setting: Setting, name: str, description: PoolDescription
     ) -> "Reader":
-        """Registers the engine's pool, and reaches the other's."""
+        """Register the engine's pool and connect to the other one."""
         engine = session.engine
         identity = PoolIdentity("decode/1", engine.fingerprint)
         transport = create_transport(name, identity, SharedPool(), HOST, device=setting.device)
@@ -139,20 +139,20 @@ class Reader:
         return cls(session, transport, await transport.connect(description))
 
     async def take_over(self, name: str, prompt: list[int], prefilled: Prefilled, num_tokens: int) -> None:
-        """Adds a request whose prompt was computed there, reads its KV, and has it go on here."""
+        """Add a request that was prefilled there, read its KV, and continue it here."""
         taken = request(name, prompt, greedy(num_tokens, logprobs=2), receives_kv=True)
         engine = self.session.engine
         engine.add(taken)
         schedule = self.session.step()
         assert schedule.receiving == [taken], "the pool is too small"
-        first = taken.num_computed_tokens // engine.config.block_size  # what this side's cache has is not read
+        first = taken.num_computed_tokens // engine.config.block_size  # locally cached blocks are not read
         local = list(taken.block_table)[first:]
         await self.transport.read(self.peer, prefilled.blocks[first:][: len(local)], local, READ_S)
         sampled = SampledToken(prefilled.first_token)
         engine.end_receive(taken.request_id, Received(len(prompt), sampled))
 
     async def seconds(self, num_blocks: int) -> float:
-        """What reading so many scattered blocks takes."""
+        """Return the seconds to read this many scattered blocks."""
         pool = self.session.engine.pool
         wanted = torch.randperm(len(pool) - 1)[:num_blocks] + 1
         remote, local = wanted.tolist(), wanted.flip(0).tolist()

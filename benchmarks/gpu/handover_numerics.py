@@ -1,4 +1,4 @@
-"""Requests handed from one engine's process to another's, against an engine that computes all of them alone."""
+"""Handed-over requests compared with the same requests on a single engine."""
 
 import asyncio
 from functools import partial
@@ -18,7 +18,7 @@ NUM_TOKENS = 20
 async def handed_over(
     model: Path, setting: Setting, transport: str, prompts: list[list[int]]
 ) -> tuple[dict[str, Answer], str]:
-    """Answers, without their first tokens, and how the blocks came."""
+    """Return the outputs without their first tokens, and the transport used."""
     with PrefillProcess(model, setting, transport) as prefill:
         engine = start_engine(model, setting, kv_cache_memory_bytes=64 << 20)
         session = EngineSession(engine)
@@ -34,7 +34,7 @@ async def handed_over(
 
 
 def check_handover(record: Record, setting: Setting, model: SmallModel) -> None:
-    """Compares the answers from the second token on; the first one the second engine was told."""
+    """Compare the outputs from the second token on; the first one is part of the handover."""
     directory = saved(model, setting.directory)
     engine = start_engine(directory, setting, kv_cache_memory_bytes=64 << 20)
     prompts = random_prompts(PROMPT_LENS, engine.model_config.vocab_size)
@@ -55,14 +55,14 @@ def compare_over(
     prompts: list[list[int]],
     expected: dict[str, Answer],
 ) -> None:
-    """Compares what comes over one transport."""
+    """Compare the outputs over one transport."""
     ours, way = asyncio.run(handed_over(directory, setting, transport, prompts))
     compare_answers(record, case, ours, expected)
     record.note(f"{case}: {way}")
 
 
 def run(setting: Setting, record: Record) -> None:
-    """The stage."""
+    """Run the stage."""
     for model in SMALL_MODELS:
         if model.architecture in ARCHITECTURES[: 1 if setting.is_quick else None]:
             record.attempt(model.architecture, partial(check_handover, record, setting, model))

@@ -1,4 +1,4 @@
-"""How fast KV moves from one engine's process to another's on one device, in blocks of Qwen3-8B's shape."""
+"""Bandwidth of KV handover between two engine processes on one device, with blocks of Qwen3-8B's shape."""
 
 import asyncio
 from statistics import median
@@ -17,14 +17,14 @@ COLUMNS = ("transport", "tokens", "MB", "ms", "GB/s", "% of copy")
 
 
 def blocks_model(setting: Setting) -> SmallModel:
-    """A model whose blocks are those of the large one, and whose matrices are small."""
+    """Return a model with the large model's block shape and small matrices."""
     shape = QUICK if setting.is_quick else QWEN3_8B
     sizes = {name: shape[name] for name in ("num_hidden_layers", "num_key_value_heads", "head_dim")}
     return SmallModel("qwen3", sizes | {"num_attention_heads": shape["num_key_value_heads"]})
 
 
 async def measure(setting: Setting, record: Record, transport: str) -> None:
-    """Adds a row for each length."""
+    """Add a row for each length."""
     limits = limits_of(setting)
     model = saved(blocks_model(setting), setting.directory / "blocks")
     num_bytes = POOL_BYTES[setting.is_quick]
@@ -45,6 +45,6 @@ async def measure(setting: Setting, record: Record, transport: str) -> None:
 
 
 def run(setting: Setting, record: Record) -> None:
-    """The stage."""
+    """Run the stage."""
     for transport in transports_of(setting):
         record.attempt(transport, lambda transport=transport: asyncio.run(measure(setting, record, transport)))

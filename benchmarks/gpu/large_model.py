@@ -1,4 +1,4 @@
-"""A random checkpoint of Qwen3-8B's shape, made on the device and read by every engine that is compared."""
+"""Random checkpoint with the shape of Qwen3-8B, generated on the device, for all compared engines."""
 
 import json
 import math
@@ -41,11 +41,11 @@ DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32"}
 
 @dataclass(frozen=True, slots=True)
 class LargeModel:
-    """The checkpoint, and what a token costs in it."""
+    """The checkpoint, and its cost per token."""
 
     directory: Path
     dtype: torch.dtype
-    num_product_weights: int  # in matrices that every token is multiplied with
+    num_product_weights: int  # of matrices used for every token
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -53,22 +53,22 @@ class LargeModel:
 
     @property
     def weight_bytes(self) -> int:
-        """That a step reads, whatever the batch."""
+        """Weight bytes that a step reads at any batch size."""
         return self.num_product_weights * self.dtype.itemsize
 
     @property
     def kv_bytes(self) -> int:
-        """Of a token."""
+        """KV bytes of a token."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     def prefill_flops(self, num_tokens: int) -> float:
-        """Of a prompt; the head is asked for the last token's logits alone, which are left out."""
+        """Return the FLOPs of a prefill, without the head, which computes only the last token's logits."""
         attention = 2 * self.num_layers * self.num_heads * self.head_dim * num_tokens**2  # causal: half of 4 L H D T^2
         return 2.0 * self.num_product_weights * num_tokens + attention
 
 
 def ensure_large_model(setting: Setting) -> LargeModel:
-    """Makes it unless it is there."""
+    """Return the model; create it if it is missing."""
     options = QUICK if setting.is_quick else QWEN3_8B
     dtype = setting.dtype
     config = transformers.Qwen3Config(**options, dtype=setting.dtype_name)
@@ -81,7 +81,7 @@ def ensure_large_model(setting: Setting) -> LargeModel:
         directory.mkdir(parents=True, exist_ok=True)
         write_weights(shapes, directory / "model.safetensors", setting)
         transformers.GenerationConfig(eos_token_id=2).save_pretrained(directory)
-        config.save_pretrained(directory)  # the last one: it says that all is there
+        config.save_pretrained(directory)  # last, as the mark of a complete checkpoint
     matrices = [math.prod(shape) for name, shape in shapes.items() if name.endswith("_proj.weight")]
     return LargeModel(
         directory=directory,
@@ -95,7 +95,7 @@ def ensure_large_model(setting: Setting) -> LargeModel:
 
 
 def write_weights(shapes: dict[str, torch.Size], path: Path, setting: Setting) -> None:
-    """Draws tensor after tensor on the device and writes each in the safetensors format."""
+    """Generate tensors one by one on the device and write them in the safetensors format."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in shapes.items():
@@ -113,7 +113,7 @@ def write_weights(shapes: dict[str, torch.Size], path: Path, setting: Setting) -
 
 
 def drawn(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Norms near one; matrices keep the size of what passes through them."""
+    """Return a random tensor: norms near one, matrices that preserve the scale of activations."""
     tensor = torch.empty(shape, device=generator.device)
     if name.endswith("norm.weight"):
         return tensor.uniform_(0.8, 1.2, generator=generator)

@@ -1,4 +1,4 @@
-"""The machine of a GPU's results."""
+"""Description of the machine of GPU results."""
 
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -12,18 +12,18 @@ PACKAGES = ("flashinfer-python", "nixl", "transformers", "triton", "vllm")
 
 @dataclass(frozen=True, slots=True)
 class GpuMachine:
-    """What stands beside every result."""
+    """Machine description stored with every result."""
 
     gpu: str
     gpu_memory_gib: int
     capability: str
     cuda: str
-    packages: dict[str, str]  # that are here, and their versions
+    packages: dict[str, str]  # installed packages with versions
     host: MachineInfo
 
 
 def describe_gpu(device: torch.device) -> GpuMachine:
-    """This machine; without a GPU it says so."""
+    """Describe this machine."""
     packages = {name: found for name in PACKAGES if (found := _version(name))}
     if device.type != "cuda":
         return GpuMachine("none", 0, "", torch.version.cuda or "", packages, describe())

@@ -1,4 +1,4 @@
-"""Every family of models on the device in its dtype, against the same checkpoint on a CPU in fp32."""
+"""Every model family on the device in its dtype compared with the same checkpoint on a CPU in fp32."""
 
 import random
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from benchmarks.gpu.stage import Record, Setting
 
 CPU = torch.device("cpu")
 PROMPTS = {"short": 5, "long": 181, "chunked": 150}
-FIRST_CHUNK = 70  # of the last prompt, computed in a step before the others
+FIRST_CHUNK = 70  # of the last prompt, prefilled one step earlier
 NUM_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What roundings may do to a model."""
+    """Tolerated effect of rounding on a model."""
 
-    cosine: float  # above which the logits of a token are near
-    margin: float  # part of the logits' spread by which a token must lead to be the only right one
-    sparse_share: float  # of the tokens that must be right where they choose experts, of the others all
+    cosine: float  # above which a token's logits count as close
+    margin: float  # lead, as a fraction of the logits' spread, above which the top token must match
+    sparse_share: float  # fraction of the tokens that must match in MoE models; all in others
 
     def share(self, model: SmallModel) -> float:
-        """Of the tokens that must be right."""
+        """Return the fraction of the tokens that must match."""
         return self.sparse_share if model.is_sparse else 1.0
 
 
@@ -37,7 +37,7 @@ BF16 = Tolerance(cosine=0.999, margin=0.2, sparse_share=0.9)
 
 
 def forced(session: ModelSession, prompts: dict[str, list[int]], outputs: list[dict[str, int]] | None) -> list[Tensor]:
-    """Logits of each step: [num_sequences, vocab]. Prompts in chunks and together, then given or its own tokens."""
+    """Return the logits of each step, [num_sequences, vocab]: chunked and batched prefill, then decode."""
     names = list(prompts)
     session.step({"chunked": prompts["chunked"][:FIRST_CHUNK]})
     new_tokens = prompts | {"chunked": prompts["chunked"][FIRST_CHUNK:]}
@@ -53,7 +53,7 @@ def forced(session: ModelSession, prompts: dict[str, list[int]], outputs: list[d
 def compare_models(
     record: Record, name: str, ours: list[Tensor], reference: list[Tensor], share: float, tolerance: Tolerance = BF16
 ) -> None:
-    """Adds findings on logits, and on the tokens that they mean."""
+    """Add findings on logits and greedy tokens."""
     results, expected = torch.cat(ours), torch.cat(reference)
     cosines = torch.cosine_similarity(results.double(), expected.double(), dim=-1)
     is_near = float((cosines > tolerance.cosine).double().mean())
@@ -86,7 +86,7 @@ def check_model(
     kv_dtype: str = "auto",
     tolerance: Tolerance = BF16,
 ) -> None:
-    """Compares a family's logits, and the tokens that they mean."""
+    """Compare a model family's logits and greedy tokens."""
     rng = random.Random(0)
     reference = ModelSession(directory, CPU, "float32", kv_dtype)
     prompts = {
@@ -101,7 +101,7 @@ def check_model(
 
 @torch.inference_mode()
 def run(setting: Setting, record: Record) -> None:
-    """The stage."""
+    """Run the stage."""
     torch.manual_seed(0)
     for model in SMALL_MODELS[::4] if setting.is_quick else SMALL_MODELS:
         check = partial(check_model, record, setting, model, saved(model, setting.directory))

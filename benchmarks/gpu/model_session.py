@@ -1,4 +1,4 @@
-"""Drives a loaded model over paged KV, step by step, on any device."""
+"""Manual driver of a loaded model with paged KV, on any device."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ NUM_BLOCKS = 257
 
 
 class ModelSession:
-    """Owns a model, a pool full of other requests' leavings, and the sequences in it."""
+    """Model, a pool with stale data, and its sequences."""
 
     def __init__(
         self, directory: Path, device: torch.device, dtype: str, kv_dtype: str = "auto", block_size: int = 16
@@ -33,12 +33,12 @@ class ModelSession:
         self._lens: dict[str, int] = {}
 
     def step(self, new_tokens: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-        """Computes each sequence's next tokens; returns the logits after the last of each: [vocab] on the CPU."""
+        """Compute each sequence's new tokens, and return the logits after the last: [vocab] on the CPU."""
         names = sorted(new_tokens, key=lambda name: len(new_tokens[name]) > 1)
         for name in names:
             self._lens[name] = self._lens.get(name, 0) + len(new_tokens[name])
             table = self._tables.setdefault(name, [])
-            # From both ends in turn, so that neighbours in a sequence are not neighbours in the pool.
+            # Alternate between both ends, so that consecutive blocks are not adjacent in the pool.
             lacking = -(-self._lens[name] // self.block_size) - len(table)
             table += [self._free.pop(0 if len(self._free) % 2 else -1) for _ in range(lacking)]
         sequences = [Lengths(len(new_tokens[name]), self._lens[name]) for name in names]

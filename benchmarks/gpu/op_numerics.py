@@ -1,4 +1,4 @@
-"""Every computation on rows, in the implementation that serves the device, against torch in fp32 on that device."""
+"""Layer ops of the device's backend compared with torch in fp32 on the same device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ NUM_TOKENS = (1, 7, 257, 2048)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A computation on given rows: what is compared of it is a tensor."""
+    """An op with fixed inputs, which returns the tensor to compare."""
 
     name: str
     call: Callable[[LayerOps, torch.dtype], Tensor]
 
 
 def check_ops(record: Record, setting: Setting, ops: LayerOps) -> None:
-    """Compares `ops` in the setting's dtype with TorchOps in fp32 on the same, already rounded, numbers."""
+    """Compare `ops` in the setting's dtype with TorchOps in fp32 on the same, already rounded, inputs."""
     reference, dtype = TorchOps(), setting.dtype
     for num_tokens in NUM_TOKENS[:2] if setting.is_quick else NUM_TOKENS:
         for case in (*row_cases(setting, num_tokens), *rotation_cases(setting, num_tokens)):
@@ -38,14 +38,14 @@ def check_ops(record: Record, setting: Setting, ops: LayerOps) -> None:
 
 
 def row_cases(setting: Setting, num_tokens: int) -> list[Case]:
-    """Norms, the gated activation, and the rounding to int8 and back."""
+    """Return cases for norms, the gated activation, and int8 quantisation."""
     cases: list[Case] = []
     for width in WIDTHS[:2] if setting.is_quick else WIDTHS:
         draw = drawer(setting, num_tokens + width)
         x, addend, weight = draw(num_tokens, width), draw(num_tokens, width), draw(width).abs_()
         gate_up, bias, heads = draw(num_tokens, 2 * width), draw(width), draw(num_tokens, 4, width)
 
-        # Arguments of this turn of the loop; what may be overwritten is given as a copy.
+        # Default arguments bind this iteration's values; inputs that may be overwritten are copied.
         def norm(ops: LayerOps, dtype: torch.dtype, x: Tensor = x, weight: Tensor = weight) -> Tensor:
             return ops.rms_norm(x.to(dtype, copy=True), weight.to(dtype), EPS)
 
@@ -76,7 +76,7 @@ def row_cases(setting: Setting, num_tokens: int) -> list[Case]:
 
 
 def rotation_cases(setting: Setting, num_tokens: int) -> list[Case]:
-    """Heads turned by random positions, with and without their norms."""
+    """Return cases for rotary embeddings at random positions, with and without norms."""
     cases: list[Case] = []
     for num_heads, width, interleaved in HEADS[::3] if setting.is_quick else HEADS:
         draw = drawer(setting, num_tokens + width + interleaved)
@@ -104,7 +104,7 @@ def rotation_cases(setting: Setting, num_tokens: int) -> list[Case]:
 
 
 def drawer(setting: Setting, seed: int) -> Callable[..., Tensor]:
-    """Draws fp32 tensors whose numbers the setting's dtype has too."""
+    """Return a generator of fp32 tensors that are exact in the setting's dtype."""
     generator = torch.Generator(setting.device).manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -114,7 +114,7 @@ def drawer(setting: Setting, seed: int) -> Callable[..., Tensor]:
 
 
 def run(setting: Setting, record: Record) -> None:
-    """The stage."""
+    """Run the stage."""
     torch.manual_seed(0)
     ops = ops_for(setting.device)
     record.note(f"{type(ops).__name__} serves {setting.device}")

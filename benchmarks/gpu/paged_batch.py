@@ -1,4 +1,4 @@
-"""Batches of sequences in scattered blocks, as a pool long in use has them."""
+"""Batches of sequences in scattered blocks, as in a fragmented pool."""
 
 import random
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from baton.engine.execution.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A sequence's new tokens, and how many it has with them."""
+    """Number of a sequence's new tokens, and its total length with them."""
 
     new: int
     context: int
 
 
 def num_blocks_of(sequences: Sequence[Lengths], block_size: int) -> int:
-    """Blocks of a pool that holds them all, with the one that nobody has."""
+    """Return the blocks of a pool for all sequences, including the unused null block."""
     return 1 + sum(-(-each.context // block_size) for each in sequences)
 
 
 def make_batch(sequences: Sequence[Lengths], block_size: int, seed: int) -> Batch:
-    """These sequences, decodes first, in scattered blocks."""
+    """Return a batch of the sequences, decodes first, in scattered blocks."""
     ordered = sorted(sequences, key=lambda each: each.new > 1)
     rng = random.Random(seed)
     num_blocks = num_blocks_of(ordered, block_size)
@@ -35,7 +35,7 @@ def make_batch(sequences: Sequence[Lengths], block_size: int, seed: int) -> Batc
 def batch_of(
     sequences: Sequence[Lengths], tables: Sequence[Sequence[int]], token_ids: Sequence[int], block_size: int
 ) -> Batch:
-    """Sequences, decodes first, in given blocks, with logits wanted for the last token of each."""
+    """Return a batch of the sequences, decodes first, in the given blocks, with logits for the last token of each."""
     longest = max(map(len, tables))
     positions = [torch.arange(each.context - each.new, each.context) for each in sequences]
     slots = [

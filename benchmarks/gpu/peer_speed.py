@@ -1,4 +1,4 @@
-"""What is measured of other engines: a decode step, as the difference between longer answers and shorter ones."""
+"""Decode step time of other engines, from the difference between long and short outputs."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Generate = Callable[[list[list[int]], int], object]  # prompts, output tokens of
 
 
 def measure_peer(record: Record, setting: Setting, generate: Generate, vocab_size: int) -> None:
-    """Adds a row for each batch, of prompts that nobody has seen before."""
+    """Add a row for each batch, with uncached prompts."""
     context = CONTEXT[setting.is_quick]
     for batch in BATCHES[setting.is_quick]:
         times = []

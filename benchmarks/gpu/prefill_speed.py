@@ -1,4 +1,4 @@
-"""Prompts of a model of Qwen3-8B's shape, one at a time, beside the rate of large matrix products."""
+"""Single prefills of a model with the shape of Qwen3-8B, compared with the rate of large GEMMs."""
 
 import time
 
@@ -14,7 +14,7 @@ COLUMNS = ("prompt", "ms", "tokens/s", "TFLOP/s", "% of product rate")
 
 
 def seconds(session: EngineSession, prompt: list[int], name: str) -> float:
-    """From the request to its first and only token."""
+    """Return the seconds from the request to its first and only token."""
     started_s = time.perf_counter()
     session.add(name, prompt, greedy(1))
     session.finish()
@@ -22,7 +22,7 @@ def seconds(session: EngineSession, prompt: list[int], name: str) -> float:
 
 
 def run(setting: Setting, record: Record) -> None:
-    """The stage."""
+    """Run the stage."""
     limits = limits_of(setting)
     model = ensure_large_model(setting)
     lens = PROMPT_LENS[setting.is_quick]

@@ -1,4 +1,4 @@
-"""What nothing on this device can exceed: how fast its memory is copied, and how fast large matrices are multiplied."""
+"""Roofline of the device: measured memory bandwidth and GEMM rate."""
 
 import json
 import time
@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu.stage import Record, Setting
 
-FILE = "roofline_limits.json"  # for the stages behind this one
+FILE = "roofline_limits.json"  # for later stages
 COPY_BYTES = {False: 8 << 30, True: 8 << 20}
 GEMM_SIZE = {False: 8192, True: 128}
 COLUMNS = ("limit", "measured", "unit")
@@ -18,14 +18,14 @@ COLUMNS = ("limit", "measured", "unit")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of this run."""
+    """Measured limits of this run."""
 
     bytes_per_s: float  # read or written; a copy does both
     flop_per_s: float  # in the setting's dtype
 
 
 def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 9) -> float:
-    """Median of a call that the host waits for, after two that warm up."""
+    """Return the median seconds of a synchronous call, after two warmups."""
     times = []
     for repeat in range(repeats + 2):
         started_s = time.perf_counter()
@@ -38,7 +38,7 @@ def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 
 
 
 def measure(setting: Setting) -> Limits:
-    """Copies and multiplies."""
+    """Measure copies and GEMMs."""
     device, is_quick = setting.device, setting.is_quick
     source = torch.zeros(COPY_BYTES[is_quick] // 2, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -51,7 +51,7 @@ def measure(setting: Setting) -> Limits:
 
 
 def limits_of(setting: Setting) -> Limits:
-    """Those of this run; measured now, unless the stage before has."""
+    """Return the limits of this run; measure them unless an earlier stage has."""
     file = setting.directory / FILE
     if not file.exists():
         file.write_text(json.dumps(asdict(measure(setting))))
@@ -59,7 +59,7 @@ def limits_of(setting: Setting) -> Limits:
 
 
 def run(setting: Setting, record: Record) -> None:
-    """The stage."""
+    """Run the stage."""
     (setting.directory / FILE).unlink(missing_ok=True)
     limits = limits_of(setting)
     record.add_row(COLUMNS, "memory, read and written by a copy", limits.bytes_per_s / 1e12, "TB/s")

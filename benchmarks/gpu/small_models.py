@@ -1,4 +1,4 @@
-"""Small random checkpoints of every family, with heads of sizes that kernels are made for."""
+"""Small random checkpoints of every model family, with head sizes that the kernels support."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,15 +13,15 @@ SAVED = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class SmallModel:
-    """A checkpoint's architecture, as tests/checkpoints.py names it, and the options that differ."""
+    """A checkpoint's architecture, by its name in tests/checkpoints.py, and overridden options."""
 
     architecture: str
     options: dict[str, Any] = field(default_factory=dict)
-    is_sparse: bool = False  # tokens choose experts: near a tie a rounding chooses others
+    is_sparse: bool = False  # MoE: near a tie, rounding changes the routing
 
 
-# Matrices keep the size of what passes through them: with wider ones attention looks at one token alone, and which one
-# may hang on a rounding.
+# Matrices preserve the scale of activations: with larger weights, attention attends to a single token, and rounding may
+# decide which.
 _SIZES = {"hidden_size": 256, "intermediate_size": 384, "initializer_range": 0.06}
 _HEADS = _SIZES | {"head_dim": 64}
 _LATENT = _SIZES | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
@@ -41,7 +41,7 @@ SMALL_MODELS = (
 
 
 def saved(model: SmallModel, directory: Path) -> Path:
-    """Its checkpoint in bf16, made if it is not there."""
+    """Return the path of its bf16 checkpoint; create it if it is missing."""
     target = directory / model.architecture
     if not (target / SAVED).exists():
         make_checkpoint(model.architecture, target, dtype=torch.bfloat16, **model.options)

@@ -1,4 +1,4 @@
-"""A stage of the check: what it is told, and what it writes down as it goes."""
+"""Settings and record of one stage of the check."""
 
 import json
 import os
@@ -17,26 +17,26 @@ Cell = str | float | int
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where a stage runs, and how thoroughly."""
+    """Device and size of a stage."""
 
     device: torch.device
-    is_quick: bool  # tiny shapes, to see that it runs
-    directory: Path  # for its files; a shared one, so that a checkpoint is made once
+    is_quick: bool  # tiny shapes, as a smoke test
+    directory: Path  # for files, shared by all stages
 
     @property
     def dtype(self) -> torch.dtype:
-        """What is computed in: bf16 on a GPU; on a CPU fp32, so that any deviation is a mistake."""
+        """Compute dtype: bf16 on a GPU; fp32 on a CPU, so that any deviation is an error."""
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     @property
     def dtype_name(self) -> str:
-        """The same as an engine's option."""
+        """Name of the compute dtype, as an engine option."""
         return str(self.dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One comparison, or one fact that must be true."""
+    """Result of one comparison or check."""
 
     case: str
     ok: bool
@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Record:
-    """What a stage found, written to its file after every addition: of one that is killed the rest is known."""
+    """Findings of a stage, written to its file after every addition, so that those of a killed stage survive."""
 
     path: Path | None = None
     findings: list[Finding] = field(default_factory=list)
@@ -55,40 +55,40 @@ class Record:
     started_s: float = field(default_factory=time.monotonic)
 
     def find(self, case: str, ok: bool, detail: str) -> None:
-        """Adds a finding."""
+        """Add a finding."""
         self.findings.append(Finding(case, bool(ok), detail))
         self.write()
 
     def compare(self, case: str, result: torch.Tensor, reference: torch.Tensor, limits: Limits) -> None:
-        """Adds a comparison of tensors."""
+        """Add a comparison of tensors."""
         closeness = Closeness.of(result, reference)
         detail = f"cosine {closeness.cosine:.6f}, error {closeness.error:.2g}, largest {closeness.max_error:.2g}"
         self.find(case, limits.admit(closeness), detail)
 
     def attempt(self, case: str, check: Callable[[], None]) -> None:
-        """Runs a check whose failure is a finding, behind which the next one is tried."""
+        """Run a check; an exception becomes a failed finding, and the next check runs."""
         try:
             check()
         except Exception as error:
             self.find(case, False, "".join(traceback.format_exception(error)[-2:]).strip())
 
     def add_row(self, columns: Sequence[str], *cells: Cell) -> None:
-        """Adds a row of measurements."""
+        """Add a row of measurements."""
         self.rows.append(dict(zip(columns, cells, strict=True)))
         self.write()
 
     def note(self, text: str) -> None:
-        """Adds a sentence that belongs beside the results."""
+        """Add a note to the results."""
         self.notes.append(text)
         self.write()
 
     @property
     def is_right(self) -> bool:
-        """Whether all of it was done and is as it should be."""
+        """Whether the stage is complete and all findings are good."""
         return self.is_finished and all(finding.ok for finding in self.findings)
 
     def write(self) -> None:
-        """Puts the file in place in one step."""
+        """Write the file atomically."""
         if self.path is None:
             return
         unfinished = self.path.with_suffix(".unfinished")
@@ -96,7 +96,7 @@ class Record:
         os.replace(unfinished, self.path)
 
     def as_json(self) -> dict[str, object]:
-        """As it is kept."""
+        """Return the record as JSON."""
         return {
             "ok": self.is_right,
             "finished": self.is_finished,

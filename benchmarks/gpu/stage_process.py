@@ -1,4 +1,4 @@
-"""A stage in a process of its own, which may hang or crash without taking the others along.
+"""Separate process of a stage, so that a hang or crash does not affect other stages.
 
 python -m benchmarks.gpu.stage_process NAME --device cuda --directory DIR --result FILE [--quick]
 """
@@ -24,7 +24,7 @@ TERMINATION_S = 5.0  # for the processes that a stage started
 
 
 def run_stage(stage: Stage, setting: Setting, timeout_s: float) -> dict[str, Any]:
-    """Runs it; returns what it wrote down, with `error` where it did not finish."""
+    """Run the stage, and return its record, with `error` if it did not finish."""
     name = stage.name.replace(" ", "_")
     result, log = setting.directory / f"{name}.json", setting.directory / f"{name}.log"
     result.unlink(missing_ok=True)
@@ -49,14 +49,14 @@ def run_stage(stage: Stage, setting: Setting, timeout_s: float) -> dict[str, Any
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    """Ends what is left of a stage, the processes that it started included."""
+    """Kill the stage's process group."""
     with suppress(ProcessLookupError):  # all of it may have ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(TERMINATION_S)
 
 
 def main() -> None:
-    """Runs a stage in this process."""
+    """Run a stage in this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", type=stage_named)
     parser.add_argument("--device", type=torch.device, required=True)

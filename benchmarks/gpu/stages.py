@@ -1,4 +1,4 @@
-"""The stages of the check, in their order."""
+"""Stages of the check, in order."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -8,7 +8,7 @@ from benchmarks.gpu.stage import Record, Setting
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A module with a `run`, and how long it may take on a GPU."""
+    """A module with a `run` function, and its time limit on a GPU."""
 
     name: str
     module: str
@@ -16,7 +16,7 @@ class Stage:
     is_benchmark: bool = False
 
     def run(self, setting: Setting, record: Record) -> None:
-        """In this process."""
+        """Run the stage in this process."""
         import_module(f"benchmarks.gpu.{self.module}").run(setting, record)
 
 
@@ -38,7 +38,7 @@ STAGES = (
 
 
 def stage_named(name: str) -> Stage:
-    """Raises ValueError for a name that no stage has."""
+    """Return the stage with this name. Raises ValueError if there is none."""
     for stage in STAGES:
         if stage.name == name:
             return stage

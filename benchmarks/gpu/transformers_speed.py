@@ -9,7 +9,7 @@ from benchmarks.transformers_peer import batching
 
 
 def run(setting: Setting, record: Record) -> None:
-    """The stage."""
+    """Run the stage."""
     directory = ensure_large_model(setting).directory
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=setting.dtype, attn_implementation="sdpa")
     model = model.to(setting.device).eval()

@@ -1,4 +1,4 @@
-"""vLLM with the same weights on the same device, where it is installed."""
+"""vLLM with the same weights on the same device, if it is installed."""
 
 from importlib.util import find_spec
 
@@ -8,7 +8,7 @@ from benchmarks.gpu.stage import Record, Setting
 
 
 def run(setting: Setting, record: Record) -> None:
-    """The stage."""
+    """Run the stage."""
     if find_spec("vllm") is None:
         record.note("vLLM is not installed here and was not measured; its wheels are too large for the bundle")
         return

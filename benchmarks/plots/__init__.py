@@ -1,1 +1,1 @@
-"""Plots of `benchmarks/results/`, as SVG files that are readable on light and dark pages."""
+"""Plots of `benchmarks/results/` as SVG files for light and dark pages."""

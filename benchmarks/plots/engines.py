@@ -1,4 +1,4 @@
-"""Output rates of CPU engines as shares of what the machine's memory and arithmetic allow."""
+"""Output rates of CPU engines relative to the machine's limit."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def engines_figure(results: Path) -> Figure:
-    """A line for each workload, a mark for each engine; 1 is the machine's limit."""
+    """Return a figure with a line for each workload and a mark for each engine; 1 is the machine's limit."""
     rows = list(chain.from_iterable(_rows(results / f"engines_half_{name}.json") for name in FILES))
     cells = sorted(
         {(row["series"], row["prompt"], row["clients"]) for row in rows},
@@ -64,7 +64,7 @@ def _cell(row: Row) -> tuple[str, int, int]:
 
 
 def _label(cell: tuple[str, int, int], rows: Sequence[Row]) -> str:
-    """The workload, and Baton's rate and the limit in tokens per second."""
+    """Return the workload with Baton's rate and the limit in tokens per second."""
     rate, limit = (
         next(row["output tok/s"] for row in rows if _cell(row) == cell and row["engine"] == engine)
         for engine in ("baton", "(floor)")

@@ -1,4 +1,4 @@
-"""Good answers of split pools and colocated workers: measured with two engine processes, and simulated."""
+"""Goodput of split pools and colocated workers: measured with two engine processes, and simulated."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ TRACES = {"mooncake": "Mooncake\nlong prompts", "azure": "Azure\nmedium prompts"
 
 
 def measured_figure(results: Path) -> Figure:
-    """Goodput of three ways to use two engine processes, with the spread of the repeats and the offered rate."""
+    """Return a figure of the goodput of three systems with two engine processes, with spread and offered rate."""
     rows: list[dict[str, Any]] = json.loads((results / "disaggregation.json").read_text())["rows"]
     by_cell = {(row["trace"], row["system"]): row for row in rows}
     figure = Figure(figsize=(8.4, 3.6), layout="constrained")
@@ -51,7 +51,7 @@ def measured_figure(results: Path) -> Figure:
 
 
 def simulated_figure(results: Path) -> Figure:
-    """The share of good requests over the offered rate, one panel for each trace, number of GPUs and limit."""
+    """Return a figure of the fraction of requests within the SLO over the offered rate, by trace, GPUs and limit."""
     rows: list[dict[str, Any]] = json.loads((results / "separation.json").read_text())["rows"]
     figure = Figure(figsize=(8.4, 4.8), layout="constrained")
     for axes, (trace, slo, num_gpus) in zip(figure.subplots(2, 2).flat, PANELS, strict=True):

@@ -1,4 +1,4 @@
-"""Times to the first token behind several routers, in front of the same simulated workers."""
+"""TTFT of several routers in front of the same simulated workers."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ Times = Mapping[tuple[str, str, str], dict[str, Any]]  # by workload, workers an
 
 
 def routers_figure(results: Path) -> Figure:
-    """A row of bars for the median and one for p99, with a panel for each workload and deployment."""
+    """Return a figure with bars for the median and p99, one panel for each workload and deployment."""
     times = {**_times(results / "routing.json"), **_times(results / "routing_chats.json")}  # five runs replace three
     figure = Figure(figsize=(8.4, 4.6), layout="constrained")
     panels = figure.subplots(2, len(CELLS), sharey=True)

@@ -1,4 +1,4 @@
-"""The look of all plots, and an SVG file's second set of colours for dark pages."""
+"""Style of all plots, and the colours of SVG files for dark pages."""
 
 from io import StringIO
 from pathlib import Path
@@ -46,12 +46,12 @@ STYLE = {
 
 
 def use_style() -> None:
-    """Set the defaults of matplotlib; call before a figure is made."""
+    """Set the defaults of matplotlib. Call it before creating a figure."""
     style.use(STYLE)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write an SVG file whose colours follow the reader's colour scheme; equal data gives an equal file."""
+    """Write an SVG file whose colours follow the reader's colour scheme. The output is deterministic."""
     text = StringIO()
     figure.savefig(text, format="svg", facecolor=PAPER, metadata={"Date": None, "Creator": None})
     rules = "".join(

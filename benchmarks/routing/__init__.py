@@ -1,1 +1,1 @@
-"""Routers compared over the same simulated engines."""
+"""Comparison of routers on the same simulated engines."""

@@ -1,14 +1,14 @@
-"""Routers compared over the same simulated engines, on one machine.
+"""Comparison of routers on the same simulated engines, on one machine.
 
     python -m benchmarks.routing [--json FILE] [--repeats N] [--seconds S] [--peers-env DIR] [--only NAMES]
                                 [--cells NAME] [--part PART]
 
-The first table says where each router sends requests: every cell is the median of runs that are interleaved over the
-systems, each with everything started anew. All systems have the same simulated engines in one process behind their own
-worker protocol, and get the same prompts at the same times; the engines count what was cached and when they were busy,
-the client the time to the first token. The oracle knows every cache and queue, and takes no time.
+The first table compares routing decisions: a cell is the median of runs that are interleaved over the systems, each
+with all processes restarted. All systems have the same simulated engines in one process behind their own worker
+protocol, and get the same prompts at the same times. The engines count cache hits and busy time, the client measures
+TTFT. The oracle knows every cache and queue, and takes no time.
 
-The second table says what the request path costs, before engines that answer at once.
+The second table has the cost of the request path, with engines that respond at once.
 """
 
 import gc
@@ -34,15 +34,15 @@ PEERS_FOLDER = Path.home() / ".cache" / "baton" / "peers"
     "--json",
     "json_file",
     type=click.Path(path_type=Path),
-    help="Write the first table there, the second beside it (_cost).",
+    help="Write the first table as JSON, and the second next to it (_cost).",
 )
-@click.option("--repeats", default=3, show_default=True, help="Runs of each cell.")
-@click.option("--seconds", default=60.0, show_default=True, help="Length of a run of the first table.")
-@click.option("--cost-seconds", default=5.0, show_default=True, help="Length of a measurement of the second table.")
+@click.option("--repeats", default=3, show_default=True, help="Runs per cell.")
+@click.option("--seconds", default=60.0, show_default=True, help="Seconds of a run of the first table.")
+@click.option("--cost-seconds", default=5.0, show_default=True, help="Seconds of a measurement of the second table.")
 @click.option("--peers-env", default=PEERS_FOLDER, show_default=True, type=click.Path(path_type=Path),
-              help="Environment of the peers; made if it is not there.")  # fmt: skip
-@click.option("--only", default="", help="Names of systems, with commas between; all if empty.")
-@click.option("--cells", default="", help="Part of the names of the first table's cells, such as 'chat, 8'.")
+              help="Directory of the peers' environment; created if missing.")  # fmt: skip
+@click.option("--only", default="", help="Systems, comma-separated. Default: all.")
+@click.option("--cells", default="", help="Only cells of the first table whose name contains this, such as 'chat, 8'.")
 @click.option("--part", type=click.Choice(["all", "routing", "cost"]), default="all", show_default=True)
 def main(
     json_file: Path | None,
@@ -54,9 +54,9 @@ def main(
     cells: str,
     part: str,
 ) -> None:
-    """Compares routers."""
+    """Compare routers."""
     python = ensure_environment(peers_env)
-    gc.disable()  # a collection here would stand in the routers' times
+    gc.disable()  # a collection would distort the routers' times
     reports: dict[str, Report] = {}
     with tempfile.TemporaryDirectory(prefix="routing-model-") as folder:
         setting = Setting(python, make_model(ROOT / "baton" / "bundled_model", Path(folder)))

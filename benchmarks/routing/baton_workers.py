@@ -12,7 +12,7 @@ from benchmarks.routing.worker_counts import WorkerCounts
 
 
 async def main(topology: Topology) -> None:
-    """Serves until standard input ends."""
+    """Serve until standard input ends."""
     configs = [
         SimulatedWorkerConfig(worker_id=f"{role}-{index}", role=role, spec=topology.spec)
         for index, role in enumerate(topology.roles)

@@ -1,15 +1,15 @@
-"""Chats of a size, in the project's own prose, for measuring what a router's request path costs."""
+"""Chats of a given size, from the project's own texts, for measuring a router's request path."""
 
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
-SYSTEM_SHARE = 1 / 3  # of the bytes; the same for every chat of a size
+SYSTEM_SHARE = 1 / 3  # of the bytes; identical for all chats of a size
 
 
 def chats(num_bytes: int, seed: int) -> Iterator[list[dict[str, str]]]:
-    """Endless chats of a system prompt that all share and a question that none has asked before."""
+    """Yield endless chats with a common system prompt and a new question each."""
     text = "\n".join(path.read_text() for path in sorted(DOCS.glob("*.md")))
     rng = random.Random(seed)
     num_system_bytes = round(num_bytes * SYSTEM_SHARE)
@@ -21,5 +21,5 @@ def chats(num_bytes: int, seed: int) -> Iterator[list[dict[str, str]]]:
 
 
 def _excerpt(text: str, start: int, length: int) -> str:
-    """So many characters from `start` on, from the beginning again when the text ends."""
+    """Return `length` characters from `start`, wrapping around at the end."""
     return (text[start:] + text * (length // len(text) + 1))[:length]

@@ -1,4 +1,4 @@
-"""A client that costs little beside the router: prepared requests over kept connections."""
+"""Low-overhead client: prepared requests over keep-alive connections."""
 
 import asyncio
 import re
@@ -9,19 +9,19 @@ from typing import cast
 
 REQUEST_TIMEOUT_S = 120.0
 LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
-TEXT = re.compile(rb'"(?:text|content)":"[^"]')  # not the events without any that some routers send first
+TEXT = re.compile(rb'"(?:text|content)":"[^"]')  # skips the empty events that some routers send first
 PADDING = "\r\nx-padding: "
-TAIL_BYTES = 32  # longer than what is looked for, which may come in parts
-END = b"\r\n0\r\n\r\n"  # of a chunked body
+TAIL_BYTES = 32  # longer than the searched texts, which may arrive in parts
+END = b"\r\n0\r\n\r\n"  # end of a chunked body
 
 
 class Refused(Exception):
-    """The router did not answer with what was asked for; says with what."""
+    """Unexpected response of the router, whose start is in the text."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """When it came, in seconds of one clock."""
+    """Times of a response, in seconds of one clock."""
 
     sent_s: float
     first_s: float = 0.0  # the first text of a stream
@@ -29,17 +29,17 @@ class Answer:
 
     @property
     def ttft_s(self) -> float:
-        """From the request to the first token."""
+        """Seconds from the request to the first token."""
         return self.first_s - self.sent_s
 
     @property
     def total_s(self) -> float:
-        """From the request to the end of the answer."""
+        """Seconds from the request to the end of the response."""
         return self.last_s - self.sent_s
 
 
 def post(path: str, body: bytes, num_bytes: int = 0) -> bytes:
-    """A request as it goes over the wire; a header that says nothing makes it so long if it is shorter."""
+    """Return the bytes of a request, padded to `num_bytes` by a meaningless header if it is shorter."""
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     num_missing = num_bytes - len(head) - len(PADDING) - 4 - len(body)
     padding = PADDING + "x" * num_missing if num_missing > 0 else ""
@@ -47,7 +47,7 @@ def post(path: str, body: bytes, num_bytes: int = 0) -> bytes:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection with at most one request on it; bodies are chunked or of a stated length."""
+    """Connection for one request at a time; bodies are chunked or have a content length."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -57,7 +57,7 @@ class _Connection(asyncio.Protocol):
         self._answer = Answer(0.0)
         self._head: bytearray | None = None  # until it is whole
         self._tail = b""
-        self._num_missing: int | None = None  # bytes of a body of a stated length
+        self._num_missing: int | None = None  # remaining bytes of a body with a content length
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -116,13 +116,13 @@ class _Connection(asyncio.Protocol):
 
 
 class Client:
-    """Owns the connections to each port: as many as were ever needed at once."""
+    """Connections to each port, as many as were ever needed concurrently."""
 
     def __init__(self) -> None:
         self._idle: defaultdict[int, list[_Connection]] = defaultdict(list)
 
     async def ask(self, port: int, payload: bytes) -> Answer:
-        """Sends a prepared request. Raises OSError, Refused or TimeoutError if its answer does not come whole."""
+        """Send a prepared request. Raises OSError, Refused or TimeoutError if the response is incomplete."""
         connection = await self._take(port)
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
@@ -134,7 +134,7 @@ class Client:
         return answer
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Close the connections."""
         for connections in self._idle.values():
             for connection in connections:
                 connection.close()

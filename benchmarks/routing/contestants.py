@@ -1,4 +1,4 @@
-"""The systems and settings that are compared."""
+"""Compared systems and their settings."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from benchmarks.routing.nothing import nothing_before_baton, nothing_before_dyna
 from benchmarks.routing.system import NOTHING, NOTHING_DYNAMO, NOTHING_HTTP, System, baton, dynamo, sglang
 
 BATON = baton("cost", "baton")
-# The best settings that were found on these workloads; docs/benchmarks.md says which others were tried.
+# The best settings found for these workloads; docs/benchmarks.md lists the others that were tried.
 SGLANG = sglang(
     "sglang-router", "--policy", "cache_aware",
     pd_options=("--prefill-policy", "cache_aware", "--decode-policy", "power_of_two"),
@@ -24,7 +24,7 @@ COSTED = (
 
 
 def by_name(systems: Sequence[System], names: str) -> list[System]:
-    """Those whose names are given, with commas between; "" for all. Raises ValueError if none is meant."""
+    """Return the systems with these comma-separated names; "" for all. Raises ValueError if none matches."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     found = [system for system in systems if not wanted or system.name in wanted]
     if not found:

@@ -1,6 +1,6 @@
-"""How a process of simulated workers talks with the benchmark: a JSON line when they serve, one for each line asked.
+"""Protocol between a process of simulated workers and the benchmark: a JSON line when ready, then one per input line.
 
-The process ends when its standard input does.
+The process ends when its standard input is closed.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from benchmarks.routing.worker_counts import WorkerCounts
 
 
 def announce(addresses: Sequence[str]) -> None:
-    """Says where the workers serve; from now on no collection holds the engines up."""
+    """Print the workers' addresses, and disable garbage collection, which would delay the engines."""
     gc.disable()
     sys.stdout.buffer.write(orjson.dumps({"addresses": list(addresses)}) + b"\n")
     sys.stdout.buffer.flush()
 
 
 async def answer_until_end(counts: Callable[[], Sequence[WorkerCounts]]) -> None:
-    """Answers each line with what the workers have done since the start."""
+    """Respond to each line with the workers' counts since the start."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while await reader.readline():

@@ -1,4 +1,4 @@
-"""The table that says what a router's request path costs."""
+"""Table of the cost of a router's request path."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ NOTES = (
 
 
 class CostTable:
-    """Owns the results of one comparison."""
+    """Results of one comparison."""
 
     def __init__(self, systems: Sequence[System], seconds: float, repeats: int) -> None:
         self._systems = systems
@@ -41,7 +41,7 @@ class CostTable:
         self._pairs: defaultdict[str, list[Throughput]] = defaultdict(list)
 
     def measure(self, setting: Setting) -> Report:
-        """Runs every system in turn, and all again."""
+        """Run every system in turn, in each repeat."""
         for seed in range(1, self._repeats + 1):
             for system in self._systems:
                 click.echo(f"cost: {system.name}", err=True)
@@ -79,7 +79,7 @@ def _median_us(costs: Sequence[RequestCost], pick: Callable[[RequestCost], Throu
 def _times_ms(
     costs: Sequence[RequestCost], floors: Sequence[RequestCost], pick: Callable[[RequestCost], list[float]]
 ) -> list[Cell]:
-    """p50 and p99, then both less those of who does nothing, as far as that was measured."""
+    """Return p50 and p99, then both minus those of the pass-through, if that was measured."""
     own, least = ([_median_ms(each, pick, percent) for percent in (50, 99)] for each in (costs, floors or costs))
     return [*own, *(time_ms - least_ms if floors else "" for time_ms, least_ms in zip(own, least, strict=True))]
 

@@ -1,6 +1,6 @@
-"""What a router that does nothing costs before Dynamo's workers: `python -m benchmarks.routing.dynamo_pass PORT`.
+"""Pass-through in front of Dynamo's workers, as a baseline: `python -m benchmarks.routing.dynamo_pass PORT`.
 
-It runs in the peers' environment and calls the workers as its runtime's own client does, each in turn.
+It runs in the peers' environment and calls the workers round-robin through the runtime's own client.
 """
 
 import asyncio
@@ -16,25 +16,25 @@ from benchmarks.routing.pass_server import PassedRequest, serve_passing
 
 
 class DynamoPass:
-    """Owns the calls under way."""
+    """In-flight calls."""
 
     def __init__(self, client: Any) -> None:  # the runtime's, which has no types here
         self._client = client
         self._calls: set[asyncio.Task[None]] = set()
 
     def forward(self, request_id: bytes, message: bytes, request: PassedRequest) -> None:
-        """Sends a message that is made."""
+        """Send a prepared message."""
         call = asyncio.get_running_loop().create_task(self._call(message, request))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
     async def _call(self, message: bytes, request: PassedRequest) -> None:
         async for answer in await self._client.round_robin(orjson.loads(message), annotated=False):
-            request.news("finish_reason" in answer)
+            request.on_output("finish_reason" in answer)
 
 
 async def main(port: int) -> None:
-    """Serves until it is ended."""
+    """Serve until terminated."""
     runtime = DistributedRuntime(asyncio.get_running_loop(), "file", "tcp", event_plane="zmq", response_plane="tcp")
     client = await runtime.endpoint("bench.backend.generate").client()
     await client.wait_for_instances()

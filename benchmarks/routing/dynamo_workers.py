@@ -1,7 +1,7 @@
-"""Simulated workers behind Dynamo's worker protocol: `python -m benchmarks.routing.dynamo_workers TOPOLOGY MODEL`.
+"""Simulated workers with Dynamo's worker protocol: `python -m benchmarks.routing.dynamo_workers TOPOLOGY MODEL`.
 
-They run in the peers' environment, with its runtime: one runtime a worker, files for discovery, TCP for requests and
-ZeroMQ for the events of every worker's cache, which carry the blocks' tokens.
+They run in the peers' environment with one Dynamo runtime per worker: files for discovery, TCP for requests and ZeroMQ
+for cache events, which carry the blocks' tokens.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ MODEL = "bench"
 COMPONENTS = {"both": "backend", "prefill": "prefill", "decode": "backend"}
 TYPES = {"both": WorkerType.Aggregated, "prefill": WorkerType.Prefill, "decode": WorkerType.Decode}
 NEEDS = {"both": None, "prefill": [[WorkerType.Decode]], "decode": [[WorkerType.Prefill]]}
-Message = Mapping[str, Any]  # as the runtime gives it
+Message = Mapping[str, Any]  # the runtime's type
 
 
 class DynamoWorker:
@@ -55,14 +55,14 @@ class DynamoWorker:
         self._root = root_hash()
 
     async def start(self, model: str) -> str:
-        """Serves; returns the name of its endpoint's instance."""
+        """Start serving, and return the name of its endpoint's instance."""
         spec = self.engine.spec
         config = ModelRuntimeConfig()
         config.total_kv_blocks, config.max_num_seqs = spec.num_blocks, spec.max_num_seqs
         config.max_num_batched_tokens, config.context_length = spec.max_num_batched_tokens, spec.max_model_len
         config.enable_local_indexer = True
         if self._role == "prefill":
-            config.set_disaggregated_endpoint("127.0.0.1", 1)  # where is never asked: `Rendezvous` stands for it
+            config.set_disaggregated_endpoint("127.0.0.1", 1)  # never used: `Rendezvous` replaces it
         self._serving = asyncio.ensure_future(self._endpoint.serve_endpoint(self._generate, graceful_shutdown=False))
         surface = ModelType.Prefill if self._role == "prefill" else ModelType.Chat | ModelType.Completions
         await register_model(
@@ -104,7 +104,7 @@ class DynamoWorker:
         yield {"token_ids": [0], "finish_reason": "length", **done}
 
     def _publish(self, step: StepOutput) -> None:
-        """Tells the router what the step brought to the cache, and took from it."""
+        """Publish the blocks that the step added to the cache and removed from it."""
         assert self._publisher is not None
         changes = self._news.take()
         if changes.removed:
@@ -119,7 +119,7 @@ class DynamoWorker:
             self._publish_run(run)
 
     def _publish_run(self, run: list[BlockHash]) -> None:
-        """Blocks of which each follows the one before."""
+        """Publish a chain of blocks."""
         assert self._publisher is not None
         contents = [self.engine.cache_feed.content(block_hash) for block_hash in run]
         parent = contents[0].parent
@@ -136,7 +136,7 @@ def _number(block_hash: BlockHash) -> int:
 
 
 async def main(topology: Topology, model: str) -> None:
-    """Serves until standard input ends."""
+    """Serve until standard input ends."""
     rendezvous = Rendezvous()
     workers = [DynamoWorker(role, SimulatedEngine(topology.spec), rendezvous) for role in topology.roles]
     announce([await worker.start(model) for worker in workers])

@@ -1,7 +1,7 @@
-"""What a router that does nothing takes before Baton's workers: `python -m benchmarks.routing.grpc_pass PORT WORKERS`.
+"""Pass-through in front of Baton's workers, as a baseline: `python -m benchmarks.routing.grpc_pass PORT WORKERS`.
 
-Commands come made, go to the workers in turn on a stream as the router's, and nothing is looked up in what comes back
-but whose it is.
+Prepared commands go to the workers round-robin over the router's stream protocol. Responses are only matched to their
+requests.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ ATTACH = f"/{worker_pb2.DESCRIPTOR.services_by_name['Decode'].full_name}/Attach"
 
 
 class PassStream:
-    """Owns the stream to one worker, and who waits for news from there."""
+    """Stream to one worker, and its in-flight requests."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -31,13 +31,13 @@ class PassStream:
         self._wake = asyncio.Event()
 
     def forward(self, request_id: bytes, message: bytes, request: PassedRequest) -> None:
-        """Sends a message that is made."""
+        """Send a prepared message."""
         self._waiting[request_id.decode()] = request
         self._outgoing.append(message)
         self._wake.set()
 
     async def run(self) -> None:
-        """Serves until the worker is gone."""
+        """Run until the worker disconnects."""
         async with Plaintext().channel(self._address) as channel:
             described = await WorkerStub(channel).Describe(DescribeRequest())
             attach = channel.stream_stream(ATTACH, None, WorkerMessage.FromString)
@@ -51,7 +51,7 @@ class PassStream:
                         is_last = bool(delta.finish_reason)
                         waiting = self._waiting
                         request = waiting.pop(delta.request_id) if is_last else waiting[delta.request_id]
-                        request.news(is_last)
+                        request.on_output(is_last)
             finally:
                 writing.cancel()
 
@@ -61,11 +61,11 @@ class PassStream:
             self._wake.clear()
             while self._outgoing:
                 outgoing, self._outgoing = self._outgoing, []
-                await call.write(b"".join(outgoing))  # as protobuf has it, that is one message of all their commands
+                await call.write(b"".join(outgoing))  # concatenated protobuf messages are one merged message
 
 
 async def main(port: int, addresses: list[str]) -> None:
-    """Serves until it is ended."""
+    """Serve until terminated."""
     streams = [PassStream(address) for address in addresses]
     turns = cycle(streams)
     gc.disable()

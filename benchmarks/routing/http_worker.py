@@ -1,4 +1,4 @@
-"""A small HTTP server for simulated workers, so that they cost little beside the router."""
+"""Small HTTP server for simulated workers, with low overhead compared with the router."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ Handler = Callable[[str, Fields], AsyncGenerator[bytes, None]]
 
 
 class HttpWorker(asyncio.Protocol):
-    """One connection; answers POSTs with what `stream` yields, GETs with `pages`."""
+    """Connection that responds to POSTs with what `stream` yields, and to GETs from `pages`."""
 
     def __init__(self, pages: dict[str, bytes], stream: Handler) -> None:
         self._pages = pages
@@ -28,33 +28,33 @@ class HttpWorker(asyncio.Protocol):
         self._answering: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the connection stands."""
+        """Handle the start of the connection (asyncio)."""
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: the connection is over, and with it what it asked for."""
+        """Cancel the connection's requests (asyncio)."""
         if self._answering is not None:
             self._answering.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: bytes came."""
+        """Handle received bytes (asyncio)."""
         assert self._transport is not None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self._transport.close()  # it tries another protocol
+            self._transport.close()  # not HTTP/1.1
 
     def on_url(self, url: bytes) -> None:
-        """httptools: the request's path."""
+        """Handle the request's path (httptools)."""
         self._path = url.partition(b"?")[0].decode()
         self._body.clear()
 
     def on_body(self, body: bytes) -> None:
-        """httptools: a part of the body."""
+        """Handle a piece of the body (httptools)."""
         self._body += body
 
     def on_message_complete(self) -> None:
-        """httptools: a request is here."""
+        """Handle the end of the request (httptools)."""
         assert self._transport is not None
         if self._parser.get_method() == b"POST":
             self._answering = asyncio.ensure_future(self._answer(self._path, orjson.loads(self._body)))
@@ -77,7 +77,7 @@ class HttpWorker(asyncio.Protocol):
         self._transport.write(head + b"0\r\n\r\n")
 
     def _end(self, answering: "asyncio.Task[None]") -> None:
-        """An answer that failed is logged with its reason, and its connection ends."""
+        """Log the error of a failed response and close its connection."""
         if not answering.cancelled() and answering.exception() is not None:
             logger.error("a request failed", exc_info=answering.exception())
             assert self._transport is not None

@@ -1,6 +1,6 @@
-"""Systems whose router only passes on what the client sends: what is left is the client, the workers and the hops.
+"""Baseline systems whose router is a pass-through: the remaining cost is that of client, workers and network hops.
 
-What goes to the workers is made before: the prompt's tokens are in it, and it is as long as the chat would be.
+Messages to the workers are prepared by the client: they contain the prompt's tokens, and are as long as the chat.
 """
 
 from collections.abc import Callable
@@ -30,13 +30,13 @@ from benchmarks.routing.topology import Topology
 
 
 class PassedBodies:
-    """Makes what goes to the workers; requests that are under way at once have different ids."""
+    """Builder of messages to the workers; in-flight requests have distinct ids."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
 
     def command(self, token_ids: list[int], num_output_tokens: int) -> bytes:
-        """For a worker of Baton's."""
+        """Return a command for Baton's workers."""
         request_id = self._request_id()
         sampling = SamplingParams(temperature=0.0, max_tokens=num_output_tokens, seed=1)
         command = GenerateCommand(
@@ -48,7 +48,7 @@ class PassedBodies:
         return request_id.encode() + RouterMessage(generate=[command]).SerializeToString()
 
     def dynamo(self, token_ids: list[int], num_output_tokens: int) -> bytes:
-        """For a worker of Dynamo's, as far as ours read it."""
+        """Return a request for Dynamo's workers, with the fields that the simulated ones read."""
         message = {"token_ids": token_ids, "stop_conditions": {"max_tokens": num_output_tokens}}
         return self._request_id().encode() + orjson.dumps(message)
 
@@ -57,7 +57,7 @@ class PassedBodies:
 
 
 def passed_chats(body: Body) -> Callable[[Setting], Chat]:
-    """Chats whose prompts the benchmark has tokenised, in requests as long as those that routers get."""
+    """Return tokenised chats in requests as long as those for routers."""
 
     def chats(setting: Setting) -> Chat:
         pretrained = read_tokenizer(str(setting.model))
@@ -75,7 +75,7 @@ def passed_chats(body: Body) -> Callable[[Setting], Chat]:
 
 
 def nothing_before_baton(name: str) -> System:
-    """Passes commands on to Baton's workers, over the stream that they have with a router."""
+    """Return a system that forwards commands to Baton's workers over the router's stream protocol."""
     body = PassedBodies().command
     return System(
         name, False, "baton_workers", WHOLE, body, _passing("grpc_pass"), chats=passed_chats(body), floor=name
@@ -83,14 +83,14 @@ def nothing_before_baton(name: str) -> System:
 
 
 def nothing_before_http(name: str) -> System:
-    """Passes the bytes of each connection on to a worker, which answers itself."""
+    """Return a system that forwards each connection's bytes to a worker."""
     return System(
         name, False, "sglang_workers", "/generate", generate_body, _passing("tcp_pass"), chats=openai_chats, floor=name
     )
 
 
 def nothing_before_dynamo(name: str) -> System:
-    """Calls Dynamo's workers by its runtime's own client."""
+    """Return a system that calls Dynamo's workers through the runtime's own client."""
     body = PassedBodies().dynamo
     return System(
         name, True, "dynamo_workers", WHOLE, body, _passing("dynamo_pass"), True, True, passed_chats(body), name

@@ -1,7 +1,6 @@
-"""A router that no router can be: it takes no time, and knows every cache and every queue as they are now.
+"""Ideal router: it takes no time and knows the current state of every cache and queue.
 
-It sends each request where the first token comes first by what it knows, in the engines' own process and under a clock
-that passes only while they wait.
+It sends each request to the worker with the lowest predicted TTFT. It runs in the engines' process on a virtual clock.
 """
 
 import asyncio
@@ -25,21 +24,21 @@ class _Plan:
     ttft_s: float
     decode: SimulatedEngine
     prefill: SimulatedEngine | None = None
-    num_tokens: int = 0  # to compute there
+    num_tokens: int = 0  # to prefill there
 
 
 class Oracle:
-    """Owns the engines of a topology."""
+    """Owner of the engines of a topology."""
 
     def __init__(self, topology: Topology) -> None:
         self.spec = topology.spec
         self.engines = [SimulatedEngine(topology.spec) for _ in topology.roles]
-        self._coming: Counter[int] = Counter()  # tokens of prompts that a prefill engine will be asked for, by its id
+        self._coming: Counter[int] = Counter()  # prompt tokens planned, not yet sent, by prefill engine
         self._prefills = [self.engines[i] for i in topology.pools.get("prefill", [])]
         self._decodes = [engine for engine in self.engines if engine not in self._prefills]
 
     def choose(self, token_ids: list[int]) -> _Plan:
-        """The plan with the first token soonest; of equal ones that of the decode worker that did least so far."""
+        """Return the plan with the lowest TTFT; ties go to the decode worker with the least work so far."""
         hashes = hash_blocks(token_ids, self.spec.block_size)
         waits_s = {id(engine): self._wait_s(engine) for engine in self.engines}
         missing = {id(engine): len(token_ids) - self._num_cached(engine, hashes) for engine in self.engines}
@@ -55,7 +54,7 @@ class Oracle:
         return min(plans, key=lambda plan: (round(plan.ttft_s, 3), plan.decode.counters.busy_s))
 
     def stream(self, request: SimulatedRequest) -> AsyncIterator[object]:
-        """The request's tokens, from where they are made soonest."""
+        """Stream the request's tokens from the chosen worker."""
         plan = self.choose(request.token_ids)
         prefill = plan.prefill
         if prefill is None:
@@ -75,7 +74,7 @@ class Oracle:
         return num_tokens / self.spec.prefill_tokens_per_s
 
     def _wait_s(self, engine: SimulatedEngine) -> float:
-        """Until the prompts that are there are computed, and half a step for the one under way."""
+        """Return the seconds to prefill the queue, plus half a step for the running one."""
         scheduler = engine.core.scheduler
         left = [request.num_tokens - request.num_computed_tokens for request in scheduler.running]
         left += [self._missing(engine, request) for request in scheduler.waiting]
@@ -89,7 +88,7 @@ class Oracle:
 
 
 def run_oracle(topology: Topology, workload: Workload) -> RunResult:
-    """The figures of the oracle."""
+    """Run the workload through the oracle."""
     return run_in_virtual_time(_run(topology, workload))
 
 

@@ -1,6 +1,6 @@
-"""The HTTP side of a process that only passes requests on: what remains of a router that does nothing.
+"""HTTP side of a pass-through process.
 
-A request's body is what goes to the worker, after an id of `ID_BYTES`; its path says whether the answer is streamed.
+A request's body is an id of `ID_BYTES` and the worker's message; its path determines whether the response is streamed.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from benchmarks.routing.client import LENGTH
 
 WHOLE, STREAMED = "/whole", "/streamed"
 ID_BYTES = 16
-NUM_ANSWER_BYTES = 400  # of a whole answer, about Baton's
+NUM_ANSWER_BYTES = 400  # of a non-streamed response; about Baton's size
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 ANSWER = b'{"content":"' + b"w" * NUM_ANSWER_BYTES + b'"}'
 WHOLE_ANSWER = HEAD + b"content-length: %d\r\n\r\n" % len(ANSWER) + ANSWER
@@ -22,22 +22,22 @@ STREAM_END = b"0\r\n\r\n"
 
 
 class PassedRequest(asyncio.Protocol):
-    """One connection, with one request at a time."""
+    """Connection for one request at a time."""
 
     def __init__(self, forward: Callable[[bytes, bytes, "PassedRequest"], None]) -> None:
-        """`forward` is given a request's id, what is for the worker, and this connection for its news."""
+        """`forward` gets a request's id, the worker's message, and this connection for the responses."""
         self._forward = forward
         self._received = bytearray()
-        self._num_wanted = 0  # bytes of the request that is coming; 0 until its head is here
+        self._num_wanted = 0  # size of the current request; 0 until its headers are complete
         self._is_streamed = self._has_begun = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the connection stands."""
+        """Handle the start of the connection (asyncio)."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: bytes came."""
+        """Handle received bytes (asyncio)."""
         self._received += data
         if not self._num_wanted:
             num_head_bytes = self._received.find(b"\r\n\r\n") + 4
@@ -55,8 +55,8 @@ class PassedRequest(asyncio.Protocol):
         self._num_wanted = 0
         self._forward(body[:ID_BYTES], body[ID_BYTES:], self)
 
-    def news(self, is_last: bool) -> None:
-        """The worker said something of the request."""
+    def on_output(self, is_last: bool) -> None:
+        """Handle output of the worker."""
         assert self._transport is not None
         if self._is_streamed:
             head = b"" if self._has_begun else STREAM_HEAD
@@ -67,7 +67,7 @@ class PassedRequest(asyncio.Protocol):
 
 
 async def serve_passing(port: int, forward: Callable[[bytes, bytes, PassedRequest], None]) -> None:
-    """Serves until cancelled."""
+    """Serve until cancelled."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: PassedRequest(forward), "127.0.0.1", port)
     await server.serve_forever()

@@ -1,4 +1,4 @@
-"""The routers that Baton is compared with, in an environment of their own."""
+"""Environment of the peer routers."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 SGLANG_ROUTER = "sglang-router==0.3.2"
 DYNAMO = ("ai-dynamo-runtime==1.6.1", "ai-dynamo==1.6.1")
-# What Dynamo's frontend and runtime import; its package asks for far more, which only its engines need.
+# Imports of Dynamo's frontend and runtime. Its package requires far more, which only its engines need.
 DYNAMO_NEEDS = (
     "uvloop", "pydantic", "packaging", "msgspec", "pyzmq", "prometheus-client", "redis", "transformers", "tqdm",
     "zstandard", "certifi", "numpy", "aiohttp", "pyyaml", "orjson", "xxhash",
@@ -14,7 +14,7 @@ DYNAMO_NEEDS = (
 
 
 def ensure_environment(folder: Path) -> Path:
-    """The Python of an environment with the peers; made in `folder` if it is not there."""
+    """Return the Python of the peers' environment; create it in `folder` if it is missing."""
     python = folder / "bin" / "python"
     done = folder / "complete"
     if not done.exists():

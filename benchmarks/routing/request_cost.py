@@ -1,7 +1,6 @@
-"""What a router's request path costs: its CPU, the time it adds, and how many requests a second it stands.
+"""Cost of a router's request path: CPU, added latency, and throughput.
 
-Chats of 8 output tokens, streamed or whole, before workers that answer at once; small ones of 3 KB, large ones of
-50 KB.
+Chats of 8 output tokens, streamed or not, with workers that respond at once; small ones have 3 KB, large ones 50 KB.
 """
 
 import asyncio
@@ -17,32 +16,32 @@ from benchmarks.routing.topology import INSTANT
 
 NUM_OUTPUT_TOKENS = 8
 SMALL_BYTES, LARGE_BYTES = 3_000, 50_000
-RATE = 50.0  # small requests a second: moderate
-NUM_CONNECTIONS = 16  # when it is to do as much as it can
+RATE = 50.0  # small requests per second: a moderate load
+NUM_CONNECTIONS = 16  # for throughput
 NUM_PAYLOADS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """When every connection always has a request under way."""
+    """Throughput with a request in flight on every connection."""
 
     requests_per_s: float
-    cpu_s: float  # of the routers, a request
+    cpu_s: float  # CPU of the routers per request
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCost:
-    """Of one router process."""
+    """Cost of one router process."""
 
-    small: Throughput  # whole answers
+    small: Throughput  # not streamed
     small_streamed: Throughput
     large: Throughput
-    total_s: list[float]  # of small requests with whole answers at the moderate rate
-    ttft_s: list[float]  # of small requests with streamed answers at the moderate rate
+    total_s: list[float]  # of small requests, not streamed, at the moderate rate
+    ttft_s: list[float]  # of small streamed requests at the moderate rate
 
 
 async def measure_cost(system: System, setting: Setting, seconds: float, seed: int) -> RequestCost:
-    """Starts the system, and measures each figure for so long."""
+    """Start the system, and measure each metric for `seconds`."""
     chat = system.chats(setting)
     async with ready_system(system, setting, INSTANT) as served:
         await _run_busy(served, _payloads(chat, SMALL_BYTES, True, seed), min(1.0, seconds))
@@ -60,7 +59,7 @@ async def measure_cost(system: System, setting: Setting, seconds: float, seed: i
 async def measure_throughput(
     system: System, setting: Setting, num_routers: int, seconds: float, seed: int
 ) -> Throughput:
-    """Of several router processes, with small requests and whole answers; the clients know them all."""
+    """Measure several router processes with small, non-streamed requests; clients use all of them."""
     chat = system.chats(setting)
     async with ready_system(system, setting, INSTANT, num_routers) as served:
         await _run_busy(served, _payloads(chat, SMALL_BYTES, False, seed), min(1.0, seconds))
@@ -68,7 +67,7 @@ async def measure_throughput(
 
 
 async def _run_at_rate(served: Served, payloads: list[bytes], seconds: float, seed: int) -> list[Answer]:
-    """Answers to requests that come at random (Poisson)."""
+    """Return the answers to Poisson arrivals."""
     rng, client, router = random.Random(seed), Client(), served.routers[0]
     loop = asyncio.get_running_loop()
     due_s = loop.time()
@@ -83,7 +82,7 @@ async def _run_at_rate(served: Served, payloads: list[bytes], seconds: float, se
 
 
 async def _run_busy(served: Served, payloads: list[bytes], seconds: float) -> Throughput:
-    """Every connection always has a request under way; they are spread over the routers."""
+    """Keep a request in flight on every connection, with connections spread over the routers."""
     client, numbers = Client(), iter(range(1 << 60))
     loop = asyncio.get_running_loop()
     started_s, cpu_before_s = loop.time(), sum(router.cpu_s() for router in served.routers)

@@ -1,4 +1,4 @@
-"""A router under measurement, in processes of its own."""
+"""Measured router process."""
 
 import asyncio
 import os
@@ -19,19 +19,19 @@ START_TIMEOUT_S = 90.0
 
 @dataclass(frozen=True, slots=True)
 class RouterProcess:
-    """Where it listens, and its processes."""
+    """Address and processes of the router."""
 
     port: int
     process: Process
     log: IO[bytes]
 
     def check(self) -> None:
-        """Raises ProcessFailed if it has ended."""
+        """Raise ProcessFailed if it has ended."""
         if self.process.returncode is not None:
             raise ProcessFailed(f"the router ended with status {self.process.returncode}:\n{tail(self.log)}")
 
     def cpu_s(self) -> float:
-        """CPU time of the process and its children since the start."""
+        """Return the CPU time of the process and its children since the start."""
         own = psutil.Process(self.process.pid)
         times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
         return float(sum(each.user + each.system for each in times))
@@ -41,7 +41,7 @@ class RouterProcess:
 async def started_router(
     python: Path, arguments: Sequence[str], environment: Mapping[str, str], port: int
 ) -> AsyncIterator[RouterProcess]:
-    """Runs `python -m ...` until the end of the block."""
+    """Run `python -m ...` until the end of the block."""
     log = tempfile.TemporaryFile()  # noqa: SIM115  # the process writes it to its end
     process = await asyncio.create_subprocess_exec(
         str(python), "-m", *arguments, cwd=ROOT, stdin=DEVNULL, stdout=log, stderr=log,

@@ -1,4 +1,4 @@
-"""The table that says where each router sends requests."""
+"""Table of the routing comparison."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ ORACLE = "oracle"
 CHAT_SESSIONS_PER_S = 3.4
 TRACE_LENGTH_SCALE = 1 / 32
 TRACE_TIME_SCALE = 60 / 500
-MAX_LAG_S = 0.1  # of the engines, beyond which a time to the first token means little
+MAX_LAG_S = 0.1  # of the engines; with more, TTFT is unreliable
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A workload before some workers; the workload may differ between repeats, by their number."""
+    """A workload on a topology; the workload may depend on the number of the repeat."""
 
     workload: str
     topology: Topology
@@ -35,15 +35,15 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As it is told."""
+        """Name for the output."""
         return f"{self.workload}, {self.topology.name}"
 
 
 class RoutingTable:
-    """Owns the results of one comparison."""
+    """Results of one comparison."""
 
     def __init__(self, systems: Sequence[System], seconds: float, repeats: int, only: str = "") -> None:
-        """`only`: the cells that have this in their name. Raises ValueError if none has."""
+        """Select the cells whose name contains `only`. Raises ValueError if there is none."""
         self._systems = systems
         self._seconds = seconds
         self._repeats = repeats
@@ -63,7 +63,7 @@ class RoutingTable:
         self._reusable: defaultdict[str, list[float]] = defaultdict(list)
 
     def measure(self, setting: Setting) -> Report:
-        """Runs everything: one run of each system in a cell, then the next cell, then all again."""
+        """Run all: one run of each system in a cell, then the next cell, then the next repeat."""
         for seed in range(1, self._repeats + 1):
             for cell in self._cells:
                 workload = cell.make_workload(seed)
@@ -97,14 +97,14 @@ class RoutingTable:
             )  # fmt: skip
         report.notes.append(f"runs of each cell: {self._repeats}, of {self._seconds:.0f} s")
         report.notes += [
-            f"{name}: an endless cache for everybody would have {median(shares):.3f} of the prompt tokens"
+            f"{name}: a single unlimited cache would hit {median(shares):.3f} of the prompt tokens"
             for name, shares in self._reusable.items()
         ]
         report.notes += self._lags()
         return report
 
     def _lags(self) -> list[str]:
-        """Runs in which the engines' process was late."""
+        """Return notes for runs in which the engines' process was late."""
         return [
             f"{workload}, {topology}, {name}: the engines were late by up to {worst * 1000:.0f} ms in some run"
             for (workload, topology, name), results in self._results.items()

@@ -1,4 +1,4 @@
-"""One run: a workload's requests to a router at their times."""
+"""One run of a workload through a router."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from benchmarks.routing.topology import Topology
 from benchmarks.routing.workload import Turn, Workload
 
 READY_TIMEOUT_S = 90.0
-SETTLE_S = 2.0  # in which a router takes load reports and events in
+SETTLE_S = 2.0  # for the router to apply load reports and events
 NUM_WARM_UPS = 64  # requests until every worker has served some
 FAILURES = (OSError, Refused, TimeoutError)
 
@@ -20,7 +20,7 @@ FAILURES = (OSError, Refused, TimeoutError)
 async def ready_system(
     system: System, setting: Setting, topology: Topology, num_routers: int = 1
 ) -> AsyncIterator[Served]:
-    """A system that has answered, by every router."""
+    """Start a system, and yield it when every router has responded."""
     async with system.serve(setting, topology, num_routers) as served:
         client = Client()
         for router in served.routers:
@@ -37,7 +37,7 @@ async def ready_system(
 
 
 async def run_workload(system: System, setting: Setting, topology: Topology, workload: Workload) -> RunResult:
-    """Starts everything anew, with cold caches, and runs the workload."""
+    """Start all processes with cold caches, and run the workload."""
     async with ready_system(system, setting, topology) as served:
         before = await served.workers.counts()
         load = _Load(system, served.routers[0].port, workload)
@@ -55,7 +55,7 @@ async def _answers(system: System, client: Client, port: int) -> bool:
 
 
 class _Load:
-    """Owns the requests of a run."""
+    """Requests of a run."""
 
     def __init__(self, system: System, port: int, workload: Workload) -> None:
         self.ttft_s: list[float] = []
@@ -67,7 +67,7 @@ class _Load:
         self._client = Client()
 
     async def run(self) -> float:
-        """Returns the seconds until the last answer."""
+        """Run all requests, and return the seconds until the last has ended."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         async with asyncio.TaskGroup() as tasks:

@@ -1,4 +1,4 @@
-"""What one run of a workload through a router gave."""
+"""Result of one run."""
 
 import math
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from benchmarks.routing.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A run's figures."""
+    """Metrics of a run."""
 
-    hit_rate: float  # prompt tokens that no engine computed; not a number if a request failed
+    hit_rate: float  # fraction of prompt tokens that were cached; NaN if a request failed
     ttft_s: list[float]
-    load_max_over_mean: float  # of the engines' busy time within their pool; pools weigh as they were busy
+    load_max_over_mean: float  # of the engines' busy time within their pool; pools are weighted by busy time
     requests_max_over_mean: float
     busy_share: float  # of the engines' time
     max_lag_s: float
     num_failed: int
 
     def ttft_ms(self, percent: int) -> float:
-        """A percentile."""
+        """Return a percentile of TTFT in ms."""
         return percentile(self.ttft_s, percent) * 1000
 
 
@@ -31,7 +31,7 @@ def summarise(
     topology: Topology, workload: Workload, counts: Sequence[WorkerCounts], ttft_s: list[float], elapsed_s: float,
     num_failed: int = 0,
 ) -> RunResult:  # fmt: skip
-    """The figures of a run of `workload` that took so long."""
+    """Summarize a run of `workload`."""
     prefilled = sum(each.prefilled_tokens for each in counts)
     pools = topology.pools.values()
     return RunResult(

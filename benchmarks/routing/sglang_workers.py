@@ -1,6 +1,6 @@
-"""Simulated workers behind SGLang's HTTP protocol: `python -m benchmarks.routing.sglang_workers TOPOLOGY MODEL`.
+"""Simulated workers with SGLang's HTTP protocol: `python -m benchmarks.routing.sglang_workers TOPOLOGY MODEL`.
 
-In its router's prefill/decode mode both workers of a request get it with the same `bootstrap_room`.
+In the router's prefill/decode mode, both workers of a request get it with the same `bootstrap_room`.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from benchmarks.routing.topology import Role, Topology
 from benchmarks.routing.worker_counts import WorkerCounts
 
 MODEL = "bench"
-CHAT_PROMPT = list(range(300, 320))  # of a chat: this worker does not tokenise, and none is asked to route by it
+CHAT_PROMPT = list(range(300, 320))  # for any chat: this worker does not tokenise, and no router routes by it
 
 
 class SglangWorker:
@@ -39,13 +39,13 @@ class SglangWorker:
         self._pages = {"/health": b"", "/server_info": page, "/model_info": page}
 
     async def start(self) -> str:
-        """Serves on a free port; returns its URL."""
+        """Start serving on a free port, and return the URL."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: HttpWorker(self._pages, self._stream), "127.0.0.1", 0)
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Serves no more."""
+        """Stop serving."""
         assert self._server is not None
         self._server.close()
         await self._server.wait_closed()
@@ -112,7 +112,7 @@ def _whole_chat(request_id: str, number: int) -> bytes:
 
 
 async def main(topology: Topology, model: str) -> None:
-    """Serves until standard input ends."""
+    """Serve until standard input ends."""
     rendezvous = Rendezvous()
     workers = [SglangWorker(role, SimulatedEngine(topology.spec), rendezvous, model) for role in topology.roles]
     announce([await worker.start() for worker in workers])

@@ -1,4 +1,4 @@
-"""The systems that are compared: how each one's workers and router are started, and how it is asked."""
+"""Compared systems: the commands of workers and router, and the request format."""
 
 import json
 import shutil
@@ -19,14 +19,14 @@ from benchmarks.server import free_port
 
 MODEL = "bench"
 CONTEXT_TOKENS = 1 << 17
-# Systems without a router to speak of, by the workers behind them; see `nothing`.
+# Baseline systems by their workers; see `nothing`.
 NOTHING, NOTHING_HTTP, NOTHING_DYNAMO = "nothing (gRPC)", "nothing (HTTP)", "nothing (dynamo)"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where things are."""
+    """Paths of a comparison."""
 
     peers_python: Path
     model: Path  # a directory with a tokenizer and config.json
@@ -34,7 +34,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Arguments of a Python, and what it adds to the environment."""
+    """Arguments of a Python process, and additional environment variables."""
 
     arguments: list[str]
     environment: Mapping[str, str]
@@ -42,7 +42,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A router and its workers, ready."""
+    """A ready router and its workers."""
 
     routers: list[RouterProcess]
     workers: WorkerProcess
@@ -54,14 +54,14 @@ Chat = Callable[[Messages, int, bool], bytes]  # messages, output tokens and whe
 
 
 def chat_body(messages: Messages, num_output_tokens: int, stream: bool) -> bytes:
-    """Of OpenAI's chats, which every router here takes."""
+    """Return the body of an OpenAI chat completion, which every router supports."""
     return orjson.dumps(
         {"model": MODEL, "messages": messages, "max_tokens": num_output_tokens, "temperature": 0, "stream": stream}
     )
 
 
 def openai_chats(setting: Setting) -> Chat:
-    """OpenAI's chats as they go over the wire."""
+    """Return a builder of OpenAI chat requests."""
     return lambda messages, num_output_tokens, stream: post(
         "/v1/chat/completions", chat_body(messages, num_output_tokens, stream)
     )
@@ -74,17 +74,17 @@ class System:
     name: str
     is_peer: bool  # its router runs in the peers' environment
     worker_module: str
-    path: str  # where prompts of token ids go
+    path: str  # endpoint for prompts of token ids
     body: Body
     router: Callable[[Setting, Topology, list[str], int], Command]
-    workers_are_peers: bool = False  # so do its workers
-    shares_files: bool = False  # discovery is over files, in a folder that the environment names
+    workers_are_peers: bool = False  # its workers run there too
+    shares_files: bool = False  # discovery through files, in a folder set by an environment variable
     chats: Callable[[Setting], Chat] = openai_chats
-    floor: str = ""  # name of the system that does nothing before the same workers
+    floor: str = ""  # name of the baseline system with the same workers
 
     @asynccontextmanager
     async def serve(self, setting: Setting, topology: Topology, num_routers: int = 1) -> AsyncIterator[Served]:
-        """Runs workers and routers until the end of the block; they listen, but may not be ready yet."""
+        """Run workers and routers until the end of the block. They listen, but may not be ready yet."""
         own = Path(sys.executable)
         python = setting.peers_python if self.is_peer else own
         worker_python = setting.peers_python if self.workers_are_peers else own
@@ -109,20 +109,20 @@ class System:
 
 
 def completions_body(token_ids: list[int], num_output_tokens: int) -> bytes:
-    """Of OpenAI's completions."""
+    """Return the body of an OpenAI completion."""
     return orjson.dumps(
         {"model": MODEL, "prompt": token_ids, "max_tokens": num_output_tokens, "temperature": 0, "stream": True}
     )
 
 
 def generate_body(token_ids: list[int], num_output_tokens: int) -> bytes:
-    """Of SGLang's own endpoint; as text, since its router's prefill/decode mode routes by no other prompt."""
+    """Return the body for SGLang's own endpoint, as text: its router's prefill/decode mode routes only text prompts."""
     text = " ".join(map(str, token_ids))
     return orjson.dumps({"text": text, "sampling_params": {"max_new_tokens": num_output_tokens}, "stream": True})
 
 
 def make_model(bundled: Path, folder: Path) -> Path:
-    """The bundled model's tokenizer, with a longer context and no weights."""
+    """Create a model directory with the bundled tokenizer, a longer context and no weights."""
     for name in TOKENIZER_FILES:
         shutil.copy(bundled / name, folder / name)
     for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
@@ -132,7 +132,7 @@ def make_model(bundled: Path, folder: Path) -> Path:
 
 
 def baton(policy: str, name: str, *options: str) -> System:
-    """Baton with one of its policies."""
+    """Return a Baton system with one of its policies."""
 
     def router(setting: Setting, topology: Topology, addresses: list[str], port: int) -> Command:
         return Command(
@@ -145,7 +145,7 @@ def baton(policy: str, name: str, *options: str) -> System:
 
 
 def sglang(name: str, *options: str, pd_options: tuple[str, ...] = ()) -> System:
-    """SGLang's router before HTTP workers, which tokenise themselves."""
+    """Return SGLang's router with HTTP workers, which tokenise themselves."""
 
     def router(setting: Setting, topology: Topology, addresses: list[str], port: int) -> Command:
         workers = ["--worker-urls", *addresses]
@@ -164,7 +164,7 @@ def sglang(name: str, *options: str, pd_options: tuple[str, ...] = ()) -> System
 
 
 def dynamo(name: str, *options: str, pd_options: tuple[str, ...] = ()) -> System:
-    """Dynamo's frontend, which tokenises, with events of every worker's cache."""
+    """Return Dynamo's frontend, which tokenises, with cache events of every worker."""
 
     def router(setting: Setting, topology: Topology, addresses: list[str], port: int) -> Command:
         workers = pd_options if topology.is_disaggregated else ()

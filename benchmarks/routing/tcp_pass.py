@@ -1,6 +1,6 @@
-"""What a router that does nothing costs before HTTP workers: `python -m benchmarks.routing.tcp_pass PORT URLS`.
+"""Pass-through in front of HTTP workers, as a baseline: `python -m benchmarks.routing.tcp_pass PORT URLS`.
 
-Every connection has one of its own to a worker, in turn, and bytes are passed on as they come.
+Every client connection gets a connection to a worker, round-robin, and bytes are forwarded as they arrive.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import uvloop
 
 
 class _End(asyncio.Protocol):
-    """One end of a connection; what came before there is another end waits for it."""
+    """One side of a forwarded connection. Bytes are buffered until the other side is connected."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -37,14 +37,14 @@ class _End(asyncio.Protocol):
         self._transport.write(data)
 
     def join(self, other: "_End") -> None:
-        """Passes on to the other end from now on."""
+        """Forward to the other side from now on."""
         self._other = other
         for data in self._early:
             other.write(data)
 
 
 async def main(port: int, urls: list[str]) -> None:
-    """Serves until it is ended."""
+    """Serve until terminated."""
     loop = asyncio.get_running_loop()
     ports = cycle([int(url.rpartition(":")[2]) for url in urls])
     connecting: set[asyncio.Task[None]] = set()

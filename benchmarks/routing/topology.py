@@ -1,4 +1,4 @@
-"""Which simulated workers stand behind a router, and how fast they are."""
+"""Simulated workers behind a router, and their speed."""
 
 from dataclasses import asdict, dataclass
 from typing import Literal, Self
@@ -9,7 +9,7 @@ from baton.simulation.engine.spec import WorkerSpec
 
 Role = Literal["both", "prefill", "decode"]
 
-# A worker at a quarter of the usual speed: what the router and the processes here take is then small beside it.
+# A worker at a quarter of the usual speed, so that the overhead of router and processes is small in comparison.
 SERVING_SPEC = WorkerSpec(
     num_blocks=2048,
     max_model_len=1 << 15,
@@ -18,7 +18,7 @@ SERVING_SPEC = WorkerSpec(
     prefill_tokens_per_s=5_000.0,
     link_bytes_per_s=2.5e9,
 )
-# A worker that takes no time, to see what the router takes.
+# An instant worker, to measure the router.
 INSTANT_SPEC = WorkerSpec(
     num_blocks=1 << 15,
     max_model_len=1 << 17,
@@ -32,7 +32,7 @@ INSTANT_SPEC = WorkerSpec(
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The pools; either all workers do both, or some prefill and some decode."""
+    """Pools of workers: either all colocated, or some prefill and some decode."""
 
     name: str
     roles: tuple[Role, ...]
@@ -40,23 +40,23 @@ class Topology:
 
     @property
     def is_disaggregated(self) -> bool:
-        """Whether prompts are computed elsewhere."""
+        """Whether there are prefill workers."""
         return "prefill" in self.roles
 
     @property
     def pools(self) -> dict[Role, list[int]]:
-        """Workers of each role, by number."""
+        """Return the indices of the workers of each role."""
         return {
             role: [index for index, each in enumerate(self.roles) if each == role] for role in dict.fromkeys(self.roles)
         }
 
     def to_json(self) -> str:
-        """For a command line."""
+        """Return it as a command-line argument."""
         return orjson.dumps(asdict(self)).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Reverses `to_json`."""
+        """Parse the output of `to_json`."""
         fields = orjson.loads(text)
         return cls(fields["name"], tuple(fields["roles"]), WorkerSpec(**fields["spec"]))
 

@@ -1,4 +1,4 @@
-"""What a simulated engine did, as its process tells it."""
+"""Counts of a simulated engine, as its process reports them."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -8,23 +8,23 @@ from baton.simulation.engine.counters import EngineCounters
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounts:
-    """What a simulated engine did."""
+    """Counts of a simulated engine."""
 
     requests: int
     busy_s: float
     prefilled_tokens: int
     generated_tokens: int
-    max_lag_s: float  # by which its process was late
+    max_lag_s: float  # maximum delay of its process
 
     @classmethod
     def of(cls, counters: EngineCounters) -> Self:
-        """What an engine's own counters say."""
+        """Make it from an engine's counters."""
         return cls(
             counters.requests, counters.busy_s, counters.prefilled_tokens, counters.generated_tokens, counters.max_lag_s
         )
 
     def since(self, start: Self) -> Self:
-        """What was done after `start`."""
+        """Return the difference to `start`."""
         return replace(
             self,
             requests=self.requests - start.requests,

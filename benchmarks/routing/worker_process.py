@@ -1,4 +1,4 @@
-"""A process of simulated workers, from the benchmark's side."""
+"""Client of a process of simulated workers."""
 
 import asyncio
 import os
@@ -18,18 +18,18 @@ START_TIMEOUT_S = 60.0
 
 
 class ProcessFailed(Exception):
-    """A process did not do what it was started for; says what it wrote."""
+    """The process failed; the text has the end of its log."""
 
 
 class WorkerProcess:
-    """Owns nothing; asks."""
+    """Handle of a running process; does not own it."""
 
     def __init__(self, process: Process, addresses: Sequence[str]) -> None:
         self.addresses = list(addresses)
         self._process = process
 
     async def counts(self) -> list[WorkerCounts]:
-        """What each worker has done since the start."""
+        """Return each worker's counts since the start."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         return [WorkerCounts(**each) for each in orjson.loads(await _read_line(self._process))]
@@ -39,7 +39,7 @@ class WorkerProcess:
 async def started_workers(
     python: Path, module: str, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> AsyncIterator[WorkerProcess]:
-    """Runs `python -m module` until the end of the block. Raises ProcessFailed if it does not serve."""
+    """Run `python -m module` until the end of the block. Raises ProcessFailed if it does not start serving."""
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
             str(python), "-m", f"benchmarks.routing.{module}", *arguments, stdin=PIPE, stdout=PIPE, stderr=log,
@@ -58,13 +58,13 @@ async def started_workers(
 
 
 def tail(log: IO[bytes]) -> str:
-    """The end of what a process wrote."""
+    """Return the end of a process's log."""
     log.seek(0)
     return log.read().decode(errors="replace")[-4000:]
 
 
 async def _read_line(process: Process) -> bytes:
-    """The next line of JSON, empty if there is none; what a library prints between is passed over."""
+    """Return the next line of JSON, empty at the end. Other output is skipped."""
     assert process.stdout is not None
     while line := await process.stdout.readline():
         if line.startswith((b"{", b"[")):

@@ -1,4 +1,4 @@
-"""What clients ask of a router: prompts of token ids, when they come, and how many tokens they want."""
+"""Workloads of the routing comparison: prompts of token ids, arrival times and output lengths."""
 
 import csv
 import random
@@ -12,7 +12,7 @@ from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.engine.tokens import continuation
 
 TRACE = Path(__file__).parents[1] / "data" / "mooncake_conversation.csv"
-TRACE_BLOCK_TOKENS = 512  # that one hash of the trace stands for
+TRACE_BLOCK_TOKENS = 512  # tokens per hash id of the trace
 NUM_SYSTEM_PROMPTS = 10
 MAX_TURNS = 12
 
@@ -24,36 +24,34 @@ class Turn:
     due_s: float  # from the start
     token_ids: list[int]
     num_output_tokens: int
-    after: int | None = None  # position of the turn before it in its conversation, whose answer it contains
+    after: int | None = None  # index of the previous turn of its conversation, whose response it contains
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in the order of their times."""
+    """Requests ordered by time."""
 
     name: str
     turns: list[Turn]
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all requests."""
+        """Prompt tokens of all requests."""
         return sum(len(turn.token_ids) for turn in self.turns)
 
     def reusable_share(self, spec: WorkerSpec) -> float:
-        """Share of the prompt tokens in whole blocks that an earlier prompt, or its answer, had in the same place: one
-        endless cache for everybody would have them.
-        """
+        """Return the fraction of prompt tokens that a single unlimited prefix cache would hit, in whole blocks."""
         seen: set[int] = set()
         num_reusable = 0
         for turn in self.turns:
             num_reusable += spec.block_size * sum(prefix in seen for prefix in _prefixes(turn.token_ids, spec))
             answer = continuation(turn.token_ids, turn.num_output_tokens, spec)
-            seen.update(_prefixes(turn.token_ids + answer[:-1], spec))  # nobody computes the last token
+            seen.update(_prefixes(turn.token_ids + answer[:-1], spec))  # the KV of the last token is never computed
         return num_reusable / self.num_prompt_tokens
 
 
 def _prefixes(token_ids: list[int], spec: WorkerSpec) -> Iterator[int]:
-    """A number for each whole block and all before it."""
+    """Yield a hash of each whole block with its prefix."""
     prefix = 0
     for start in range(0, len(token_ids) - spec.block_size + 1, spec.block_size):
         prefix = hash((prefix, *token_ids[start : start + spec.block_size]))
@@ -61,10 +59,10 @@ def _prefixes(token_ids: list[int], spec: WorkerSpec) -> Iterator[int]:
 
 
 def chat(spec: WorkerSpec, seconds: float, sessions_per_s: float, seed: int) -> Workload:
-    """Conversations of about five turns, each behind one of ten system prompts whose popularity is Zipf's (exponent 1);
-    every turn's prompt is all that was said before, the answers included, and a new question. Sessions come at random
-    (Poisson); a next question comes after a while of thinking (exponential), or at the end of the answer if that is
-    later.
+    """Return conversations of about five turns, each with one of ten system prompts, Zipf-distributed (exponent 1).
+
+    Each turn's prompt has all earlier turns, including responses, and a new question. Sessions arrive as a Poisson
+    process; the next question follows after an exponential think time, or at the end of the response if that is later.
     """
     rng = random.Random(seed)
     system_prompts = [_tokens(rng, spec, rng.randint(500, 3000)) for _ in range(NUM_SYSTEM_PROMPTS)]
@@ -92,7 +90,7 @@ def _conversation(
 
 
 def _merge(conversations: list[list[Turn]]) -> list[Turn]:
-    """All turns by their times, each with the place of the one before it."""
+    """Return all turns ordered by time, each with the index of its previous turn."""
     ordered = sorted(
         ((turn, index, number) for index, turns in enumerate(conversations) for number, turn in enumerate(turns)),
         key=lambda each: each[0].due_s,
@@ -105,10 +103,10 @@ def _merge(conversations: list[list[Turn]]) -> list[Turn]:
 
 
 def mooncake(spec: WorkerSpec, seconds: float, length_scale: float, time_scale: float) -> Workload:
-    """The first requests of Mooncake's conversation trace, with lengths and times multiplied by the scales.
+    """Return the first requests of Mooncake's conversation trace, with scaled lengths and times.
 
-    A hash of the trace becomes its own tokens, a whole number of blocks. Raises ValueError if the scale does not allow
-    that, or if the excerpt ends before `seconds`.
+    A hash id of the trace becomes distinct tokens, a whole number of blocks. Raises ValueError if the scale does not
+    allow that, or if the excerpt ends before `seconds`.
     """
     num_tokens = TRACE_BLOCK_TOKENS * length_scale
     if num_tokens % spec.block_size:
@@ -130,7 +128,7 @@ def mooncake(spec: WorkerSpec, seconds: float, length_scale: float, time_scale: 
 
 
 def _expand(runs: str) -> Iterator[int]:
-    """Numbers of runs like "0 14-27"."""
+    """Expand ranges like "0 14-27" into numbers."""
     for run in runs.split():
         first, _, last = run.partition("-")
         yield from range(int(first), int(last or first) + 1)

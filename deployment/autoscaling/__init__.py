@@ -1,1 +1,1 @@
-"""How large both pools should be: pure functions. No clock, no I/O; a snapshot goes in, targets come out."""
+"""Autoscaler of both pools: pure functions from a snapshot to target sizes, without clock or I/O."""

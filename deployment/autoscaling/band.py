@@ -1,4 +1,4 @@
-"""The sizes that a pool may have at one look."""
+"""Range of acceptable sizes of a pool."""
 
 from dataclasses import dataclass, replace
 
@@ -9,7 +9,7 @@ from baton.deployment.autoscaling.settings import ScalingSettings
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A pool smaller than `least` grows, one larger than `most` shrinks, after the delays."""
+    """Acceptable sizes: a pool smaller than `least` grows, one larger than `most` shrinks, after the delays."""
 
     least: int
     most: int
@@ -21,13 +21,13 @@ class Band:
 def bands(
     least: ByPool[int], keep: ByPool[int], wanted: ByPool[int], budget: Budget, settings: ScalingSettings
 ) -> ByPool[Band]:
-    """Either pool's band: it keeps what holds with a margin; less, if the other cannot have what it needs beside that.
+    """Return both pools' bands. A pool keeps its size with a margin, or less if the other pool needs the GPUs.
 
-    `least` is within the budget.
+    `least` must be within the budget.
     """
     held = least.zip(wanted).map(max)
     is_short = budget.cost(held) > budget.gpus
-    room = budget.beside(least)
+    room = budget.largest(least)
     return ByPool(
         _band(least.prefill, keep.prefill, wanted.prefill, room.prefill if is_short else None, settings),
         _band(least.decode, keep.decode, wanted.decode, room.decode if is_short else None, settings),
@@ -35,9 +35,9 @@ def bands(
 
 
 def unhurried(band: Band, window_s: float, *, grow: bool, shrink: bool) -> Band:
-    """A band whose growing, shrinking or both wait for what lasts for over a window too.
+    """Return the band with one measurement window added to the delays of growing, shrinking or both.
 
-    One prompt of a length that is met once a day is measured for as long as the window.
+    A single prompt of exceptional length stays in the measurements for a whole window.
     """
     return replace(
         band,
@@ -47,7 +47,7 @@ def unhurried(band: Band, window_s: float, *, grow: bool, shrink: bool) -> Band:
 
 
 def sharing(band: Band, need: int, wanted: int, window_s: float) -> Band:
-    """The band of a pool that may give: at once what it does not need itself, more for what lasts for over a window."""
+    """Return the band of a pool that may give up GPUs: unneeded ones at once, needed ones only after a window more."""
     if band.most >= need:
         return band
     if wanted > need:

@@ -1,4 +1,4 @@
-"""The GPUs that both pools share."""
+"""GPU budget that both pools share."""
 
 from dataclasses import dataclass, replace
 
@@ -8,27 +8,27 @@ from baton.deployment.autoscaling.settings import PoolLimits
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What may be used at once, and what sizes cost."""
+    """GPUs that may be used at the same time, and the limits of both pools."""
 
     gpus: int
     limits: ByPool[PoolLimits]
 
     @property
     def least(self) -> ByPool[int]:
-        """Sizes that are never gone below while there are requests."""
+        """Minimum sizes while there are requests."""
         return self.limits.map(lambda limits: limits.min_replicas)
 
     @property
     def most(self) -> ByPool[int]:
-        """Sizes that either can have while the other has its least."""
-        return self.beside(self.least)
+        """Largest size of each pool while the other has its minimum."""
+        return self.largest(self.least)
 
     def cost(self, sizes: ByPool[int]) -> int:
-        """GPUs of so many replicas."""
+        """Return the GPUs that pools of these sizes use."""
         return sum(size * limits.gpus_per_replica for size, limits in sizes.zip(self.limits).both())
 
-    def beside(self, sizes: ByPool[int]) -> ByPool[int]:
-        """How large each pool can be beside the other's size."""
+    def largest(self, sizes: ByPool[int]) -> ByPool[int]:
+        """Return the largest size of each pool while the other has its size in `sizes`."""
         prefill, decode = self.limits.both()
         return ByPool(
             _size(self.gpus - sizes.decode * decode.gpus_per_replica, prefill),
@@ -36,7 +36,7 @@ class Budget:
         )
 
     def keeping(self, sizes: ByPool[int]) -> "Budget":
-        """The same, with no pool going below its size."""
+        """Return the budget with these sizes as the minimum."""
         pairs = self.limits.zip(sizes)
         return Budget(self.gpus, pairs.map(lambda pair: replace(pair[0], min_replicas=pair[1])))
 

@@ -1,4 +1,4 @@
-"""The same kind of thing for either pool."""
+"""Pair of values, one for each pool."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, slots=True)
 class ByPool(Generic[T]):
-    """One thing for the prefill pool, one for the decode pool."""
+    """A value for the prefill pool and one for the decode pool."""
 
     prefill: T
     decode: T
 
     def map(self, function: Callable[[T], U]) -> "ByPool[U]":
-        """The function's value for either."""
+        """Apply the function to both values."""
         return ByPool(function(self.prefill), function(self.decode))
 
     def zip(self, other: "ByPool[U]") -> "ByPool[tuple[T, U]]":
-        """Each with the other's of the same pool."""
+        """Pair each value with the other's value for the same pool."""
         return ByPool((self.prefill, other.prefill), (self.decode, other.decode))
 
     def both(self) -> tuple[T, T]:
-        """In order, prefill first."""
+        """Return both values, prefill first."""
         return self.prefill, self.decode

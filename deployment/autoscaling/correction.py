@@ -1,4 +1,4 @@
-"""Where the measured times say that the model is wrong."""
+"""Correction of the model by measured latencies."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -7,20 +7,20 @@ from math import exp, inf, isfinite
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import PoolSnapshot, ReplicaLatency
 
-MIN_SAMPLES = 20  # of one window; a quantile of fewer says nothing
-ENOUGH_BEYOND = 5.0  # samples beyond the quantile, from which on it is trusted fully
-EASING = 5  # times more slowly a model becomes more hopeful than it becomes less
-MOST_DT_S = 10.0  # that one look stands for
+MIN_SAMPLES = 20  # in a window; quantiles of fewer samples are ignored
+ENOUGH_BEYOND = 5.0  # samples beyond the quantile that make it fully trusted
+EASING = 5  # the factor falls this much more slowly than it rises
+MOST_DT_S = 10.0  # longest time step of the smoothing
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A factor on a pool's service times: measured over predicted, smoothed and bounded."""
+    """Factor on a pool's service times: measured over predicted latency, smoothed and bounded."""
 
     factor: float = 1.0
     num_ready: int = 0
-    steady_since_s: float = 0.0  # since when there were as many
-    looked_s: float = 0.0
+    steady_since_s: float = 0.0  # when `num_ready` last changed
+    updated_s: float = 0.0
 
     def after(
         self,
@@ -31,37 +31,37 @@ class Correction:
         window_s: float,
         settings: ScalingSettings,
     ) -> "Correction":
-        """The factor after one more look, exponentially smoothed; None: nothing was predicted.
+        """Return the exponentially smoothed factor after one more snapshot. `predicted_s` None: no prediction.
 
-        Only a pool whose size has not changed for a window counts: else its samples are of several sizes.
+        Only a pool whose size has been constant for a window is used; otherwise its samples are of several sizes.
         """
-        dt_s = min(MOST_DT_S, max(0.0, now_s - self.looked_s))
+        dt_s = min(MOST_DT_S, max(0.0, now_s - self.updated_s))
         if pool.num_ready != self.num_ready:
-            return replace(self, num_ready=pool.num_ready, steady_since_s=now_s, looked_s=now_s)
-        looked = replace(self, looked_s=now_s)
+            return replace(self, num_ready=pool.num_ready, steady_since_s=now_s, updated_s=now_s)
+        updated = replace(self, updated_s=now_s)
         measured = warm_quantile(pool.latencies, settings.warmup_s)
         if predicted_s is None or measured is None or now_s - self.steady_since_s < window_s:
-            return looked
+            return updated
         ratio = _ratio(measured.quantile_s, predicted_s, slo_s, settings.max_correction)
         trust = min(1.0, measured.num_samples * (1 - settings.slo.quantile) / ENOUGH_BEYOND)
         time_s = settings.correction_s * (1 if ratio > 1 else EASING)
         factor = self.factor * ratio ** (1 - exp(-trust * dt_s / time_s))
         bounded = min(max(factor, 1 / settings.max_correction), settings.max_correction)
-        return replace(looked, factor=bounded)
+        return replace(updated, factor=bounded)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A quantile, and from how many samples it is."""
+    """A measured quantile and its number of samples."""
 
     quantile_s: float
     num_samples: int
 
 
 def warm_quantile(latencies: Iterable[ReplicaLatency], warmup_s: float) -> Measured | None:
-    """The median of the replicas' quantiles, weighted by requests; None if there are too few.
+    """Return the median of the replicas' quantiles, weighted by requests; None if there are too few samples.
 
-    A replica that has just started compiles, captures graphs and has an empty cache: its samples are left out.
+    Samples of replicas younger than `warmup_s` are left out: these compile, capture graphs and have an empty cache.
     """
     warm = sorted(
         (latency.quantile_s, latency.num_samples)
@@ -80,8 +80,10 @@ def warm_quantile(latencies: Iterable[ReplicaLatency], warmup_s: float) -> Measu
 
 
 def _ratio(measured_s: float, predicted_s: float, slo_s: float, bound: float) -> float:
-    """Measured over predicted, bounded. A pool that should be overrun and keeps the SLO is faster than is believed;
-    one that is overrun says nothing of the model.
+    """Return measured over predicted, bounded.
+
+    If the model predicts overload (infinite) but the SLO is met, the pool is faster than the model. If the pool is
+    really overloaded, nothing follows about the model.
     """
     if predicted_s == inf:
         return 1 / bound if measured_s <= slo_s else 1.0

@@ -1,4 +1,4 @@
-"""What is to be done, and why."""
+"""Decision of the autoscaler, with reasons."""
 
 from dataclasses import dataclass, field
 
@@ -10,38 +10,38 @@ from baton.deployment.autoscaling.need import Need
 
 @dataclass(frozen=True, slots=True)
 class PoolDecision:
-    """One pool's size."""
+    """Target size of one pool."""
 
     target: int
-    wanted: int  # more than the target until there is room in the budget
-    need: int  # what the present load asks for, of either pool alone
-    factor: float  # by which measured times correct the model
+    wanted: int  # above the target until the budget has room
+    need: int  # for the current load, regardless of the other pool
+    factor: float  # correction of the model by measured latencies
     reason: str
 
     @classmethod
     def of(cls, old: int, new: int, size: SizeState, need: Need, band: Band, now_s: float) -> "PoolDecision":
-        """In words: what changes, or what speaks for a change that has to wait; and why."""
+        """Make the decision with its reason: the change, or the pending change and how long it has been needed."""
         text = f"stays {new}" if new == old else f"{old} -> {new}"
         if new < size.wanted:
             text += f", waits for GPUs for {size.wanted}"
         if size.above is not None:
             text += f", {band.least} needed for {now_s - size.above.since_s:.0f} s"
         elif size.below is not None:
-            whose = " beside the other pool" if band.is_pressed else ""
-            text += f", {band.most} would do{whose} for {now_s - size.below.since_s:.0f} s"
+            pressure = " with the other pool's need" if band.is_pressed else ""
+            text += f", {band.most} would be enough{pressure} for {now_s - size.below.since_s:.0f} s"
         return cls(new, size.wanted, need.least, need.factor, f"{text}: {need.why}")
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Sizes to go to at once."""
+    """Target sizes of both pools."""
 
     prefill: PoolDecision
     decode: PoolDecision
-    believed_gpus: int  # fewer than the budget, if replicas did not come
+    believed_gpus: int  # below the budget if replicas failed to start
     flips: Flips = field(default_factory=Flips)
 
     @property
     def reason(self) -> str:
-        """For a log."""
+        """Both reasons, for the log."""
         return f"prefill: {self.prefill.reason}; decode: {self.decode.reason}"

@@ -1,4 +1,4 @@
-"""How many sequences a decode replica runs at once, and how many it may."""
+"""Queueing model of the decode pool: TPOT and KV use as a function of its size."""
 
 from dataclasses import dataclass
 from math import inf, sqrt
@@ -9,28 +9,28 @@ from baton.deployment.autoscaling.queueing import normal_quantile
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import DecodeSnapshot, Traffic
 
-NUM_HALVINGS = 24  # of the interval in which a rate is looked for
+NUM_HALVINGS = 24  # bisection steps of the search for a rate
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeModel:
-    """Sequences come, stay for their output tokens' steps, and go; a step is longer the more of them there are.
+    """Sequences stay for one step per output token; a step takes longer the larger the batch.
 
-    The number at once has the mean of Little's law (1961) and nearly Poisson's variance, times the peakedness of the
+    The batch size has the mean of Little's law (1961) and nearly Poisson variance, times the peakedness of the
     arrivals, (1 + ca2) / 2 for exponential stays (Whitt, Heavy-traffic approximations for service systems with
-    blocking, 1984). So a pool has places for the mean and, as in square-root staffing (Halfin and Whitt, 1981), for so
-    many standard deviations as the quantile says; and KV for as many of what they hold, which they do for longer than
-    they decode.
+    blocking, 1984). A pool therefore needs slots for the mean plus as many standard deviations as the SLO's quantile
+    requires, as in square-root staffing (Halfin and Whitt, 1981); and KV for the same quantile of held tokens, which
+    sequences hold for longer than they decode.
     """
 
     num_output_tokens: float
     step_s: float  # with one sequence
-    sequence_s: float
-    places: int  # sequences that one replica may run
-    capacity: int  # that it would run, were they there
+    sequence_s: float  # added by each further sequence
+    places: int  # sequences per replica within the TPOT objective
+    capacity: int  # sequences per replica by max_num_seqs and KV
     kv: KVDemand
     peakedness: float
-    deviations: float
+    deviations: float  # standard deviations of the SLO's quantile
 
     @classmethod
     def of(
@@ -41,8 +41,10 @@ class DecodeModel:
         factor: float,
         prompt_token_s: float = 0.0,
     ) -> "DecodeModel":
-        """From measured rates; `factor` makes each step so much longer, as measured TPOT demands. `prompt_token_s`: of
-        a sequence, the tokens of its prompt times the seconds until its first token.
+        """Make the model from measured rates.
+
+        `factor` is the correction of step times by measured TPOT. `prompt_token_s` is a sequence's prompt tokens times
+        the seconds until its first token.
         """
         kv = KVDemand.of(traffic, decode, settings, prompt_token_s)
         step_s, sequence_s = factor * decode.step_s, factor * decode.sequence_s
@@ -59,14 +61,14 @@ class DecodeModel:
         )
 
     def step_time_s(self, num_sequences: float) -> float:
-        """Seconds of a step of one replica."""
+        """Return the seconds of a step with this batch size."""
         return self.step_s + self.sequence_s * max(0.0, num_sequences - 1)
 
     def mean_sequences(self, num_replicas: float, requests_per_s: float) -> float:
-        """At once on one replica: Little's law where the stay depends on the number itself.
+        """Return the mean batch size of a replica, by Little's law with a stay that depends on the batch size.
 
-        x = r * (step_s + sequence_s * (x - 1)) for r tokens per second and replica; infinite if tokens come faster than
-        steps can ever give them.
+        Solves x = r * (step_s + sequence_s * (x - 1)) for r tokens per second and replica; infinite if no batch size
+        can produce r.
         """
         tokens_per_s = requests_per_s * self.num_output_tokens / num_replicas
         if tokens_per_s * self.step_s <= 1:
@@ -77,22 +79,22 @@ class DecodeModel:
         return tokens_per_s * max(0.0, self.step_s - self.sequence_s) / room
 
     def most_sequences(self, num_replicas: int, requests_per_s: float) -> float:
-        """The quantile of the number on one replica, if the router keeps the pool even."""
+        """Return the SLO quantile of a replica's batch size, assuming that the router balances the pool."""
         mean = self.mean_sequences(num_replicas, requests_per_s)
         return mean + self.deviations * sqrt(mean * self.peakedness / num_replicas)
 
     def predicted_s(self, num_replicas: int, requests_per_s: float) -> float:
-        """TPOT's quantile: a replica that is full lets the rest wait, and its steps grow no longer."""
+        """Return the SLO quantile of TPOT. A full replica queues further sequences, so its step time is bounded."""
         return self.step_time_s(min(self.capacity, self.most_sequences(num_replicas, requests_per_s)))
 
     def holds(self, num_replicas: int, requests_per_s: float) -> bool:
-        """Whether there are places for the quantile of the sequences, and KV for that of their tokens."""
+        """Whether the SLO quantiles of the batch size and of the held KV fit."""
         if self.most_sequences(num_replicas, requests_per_s) > self.places:
             return False
         return self._holds_kv(num_replicas, requests_per_s, self.deviations)
 
     def rate(self, num_replicas: int) -> float:
-        """The most requests per second: the mean that leaves room for the deviations, by Little's law."""
+        """Return the highest request rate that holds: Little's law with room for the deviations."""
         if num_replicas < 1:
             return 0.0
         spread = self.deviations * sqrt(self.peakedness / num_replicas)
@@ -100,16 +102,16 @@ class DecodeModel:
         return self._kept_by_kv(self._little(root * root, num_replicas), num_replicas, self.deviations)
 
     def full_rate(self, num_replicas: float) -> float:
-        """Requests per second that leave a pool in which every place, or all KV, is taken."""
+        """Return the throughput in requests per second of a pool whose slots or KV are all in use."""
         return self._kept_by_kv(self._little(self.places, num_replicas), num_replicas, 0.0)
 
     def _little(self, num_sequences: float, num_replicas: float) -> float:
-        """The rate at which so many sequences are on each replica."""
+        """Return the request rate at which each replica has this batch size on average."""
         stay_s = self.num_output_tokens * self.step_time_s(num_sequences)
         return num_replicas * num_sequences / stay_s if stay_s > 0 else inf
 
     def _kept_by_kv(self, rate: float, num_replicas: float, deviations: float) -> float:
-        """That rate, or as much less as KV allows, by halving."""
+        """Return the rate, reduced by bisection to what KV allows."""
         if rate == inf or self._holds_kv(num_replicas, rate, deviations):
             return rate
         low, high = 0.0, rate
@@ -130,7 +132,8 @@ class DecodeModel:
 
 
 def num_within(tpot_s: float, step_s: float, sequence_s: float, most: int) -> int:
-    """The sequences whose steps are within TPOT; where that is not for one, within the least that is reachable."""
+    """Return the largest batch whose steps are within TPOT, or within UNREACHABLE_SLACK of the shortest step if
+    that is longer."""
     if sequence_s <= 0:
         return most
     return 1 + int(min((max(tpot_s, UNREACHABLE_SLACK * step_s) - step_s) / sequence_s, most))

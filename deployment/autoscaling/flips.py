@@ -1,4 +1,4 @@
-"""Replicas that change their role instead of being stopped in one pool and started in the other."""
+"""Replicas that switch role instead of being stopped in one pool and started in the other."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ from baton.deployment.autoscaling.snapshot import PoolSnapshot, PoolsSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Flips:
-    """How many replicas each pool still is to get from the other; they drain first. Said again until it was begun."""
+    """Replicas that each pool is to get from the other, after draining. Repeated until the switch has started."""
 
     to_prefill: int = 0
     to_decode: int = 0
 
     @property
     def into(self) -> ByPool[int]:
-        """By the pool that grows."""
+        """Flips by the pool that grows."""
         return ByPool(self.to_prefill, self.to_decode)
 
 
@@ -30,9 +30,9 @@ def choose_flips(
     budget: Budget,
     settings: ScalingSettings,
 ) -> Flips:
-    """As many as one pool has too many and the other too few, where a flip is quicker than a start.
+    """Return the flips from a pool that is too large to one that is too small, if a flip is faster than a start.
 
-    A start on a free GPU takes the start's time; any other waits besides until a replica has drained, as a flip does.
+    A start on a free GPU takes only the start time; other starts must also wait for a replica to drain, like a flip.
     """
     sizes = {limits.gpus_per_replica for limits in budget.limits.both()}
     if settings.flip_s is None or len(sizes) > 1:
@@ -54,7 +54,7 @@ def _count(
     flip_s: float,
     settings: ScalingSettings,
 ) -> int:
-    """How many of those that the source need not keep reach the sink sooner by a flip."""
+    """Return how many of the source's surplus replicas would serve in the sink sooner by a flip than by a start."""
     start_s, drain_s = known(sink.start_s, settings.start_s), known(source.drain_s, settings.drain_s)
     if flip_s >= start_s:
         return 0

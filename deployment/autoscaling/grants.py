@@ -1,4 +1,4 @@
-"""How much of what is wanted can be given now, so that the budget is kept at every moment in between."""
+"""Part of the wanted sizes that can be granted now without ever exceeding the budget."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from baton.deployment.autoscaling.snapshot import PoolsSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Sizes to go to at once; `flips` are part of them."""
+    """Granted sizes, including `flips`."""
 
     sizes: ByPool[int]
     flips: Flips = field(default_factory=Flips)
@@ -20,19 +20,18 @@ class Grants:
 def grant(
     wanted: ByPool[int],
     last: Grants,
-    came: ByPool[int],
+    arrived: ByPool[int],
     snapshot: PoolsSnapshot,
     budget: Budget,
     settings: ScalingSettings,
 ) -> Grants:
-    """Shrinks at once, and grows by what is free.
+    """Shrink at once, and grow by the free GPUs.
 
-    A replica has its GPUs from when it is granted until it is gone: not only ready, but starting and draining ones
-    count, those that did not come in time, and those that were granted and nobody has begun to start yet. A flip takes
-    its GPUs along.
+    A replica uses its GPUs from when it is granted until it has ended. So starting and draining replicas count too, and
+    overdue ones, and granted ones that have not begun to start. A flip keeps its GPUs.
     """
     granted = ByPool(last.sizes.prefill - last.flips.to_prefill, last.sizes.decode - last.flips.to_decode)
-    held = granted.zip(came).map(max)
+    held = granted.zip(arrived).map(max)
     in_use = held.zip(snapshot.pools.map(lambda pool: pool.num_live)).map(max)
     free = budget.gpus - budget.cost(in_use) - budget.cost(snapshot.pools.map(lambda pool: pool.num_draining))
     flips = choose_flips(wanted, held, free, snapshot, budget, settings)
@@ -42,7 +41,7 @@ def grant(
 
 
 def _grown(sizes: ByPool[int], wanted: ByPool[int], free: int, budget: Budget) -> ByPool[int]:
-    """One replica after the other, for the pool that has the smaller share of what it wants."""
+    """Grow by one replica at a time, each for the pool with the smaller fraction of its wanted size."""
     prefill, decode = sizes.both()
     costs = budget.limits.map(lambda limits: limits.gpus_per_replica)
     while True:

@@ -1,4 +1,4 @@
-"""Which measurements are no basis for a decision."""
+"""Validation of measurements before a decision."""
 
 from collections.abc import Iterable
 from math import isfinite
@@ -6,19 +6,19 @@ from math import isfinite
 from baton.deployment.autoscaling.moments import Moments
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot, Traffic
 
-MOST, LEAST = 1e12, 1e-12  # of any rate, time or count that is not 0; beyond is an error of who measured it
-LEAST_RATE = 1e-6  # of tokens per second
+MOST, LEAST = 1e12, 1e-12  # range of any nonzero rate, time or count; values outside are measurement errors
+LEAST_RATE = 1e-6  # tokens per second
 
 
 def known(value: float, otherwise: float) -> float:
-    """A measured time, or what is assumed until there is one."""
+    """Return the measured time, or the assumed one if it is not measured yet."""
     return value if 0 < value <= MOST else otherwise
 
 
 def snapshot_fault(snapshot: PoolsSnapshot) -> str | None:
-    """Why nothing can be decided at all: without a clock or the replicas' number not even the budget can be kept."""
+    """Return why no decision is possible, or None. Without a clock or replica counts the budget cannot be kept."""
     if not isfinite(snapshot.now_s):
-        return f"the clock says {snapshot.now_s}"
+        return f"the clock is {snapshot.now_s}"
     for name, pool in zip(("prefill", "decode"), snapshot.pools.both(), strict=True):
         counts = (pool.num_ready, pool.num_draining, pool.num_flipping_in)
         if not _are_amounts(counts) or not all(isfinite(since_s) for since_s in pool.starting_since_s):
@@ -27,7 +27,7 @@ def snapshot_fault(snapshot: PoolsSnapshot) -> str | None:
 
 
 def prefill_fault(snapshot: PoolsSnapshot) -> str | None:
-    """Why nothing can be said of the prefill pool's need."""
+    """Return why the prefill pool's need is unknown, or None."""
     prefill = snapshot.prefill
     if not LEAST_RATE <= prefill.tokens_per_s <= MOST:
         return f"its prompt tokens per second are {prefill.tokens_per_s}"
@@ -41,10 +41,10 @@ def prefill_fault(snapshot: PoolsSnapshot) -> str | None:
 
 
 def decode_fault(snapshot: PoolsSnapshot) -> str | None:
-    """Why nothing can be said of the decode pool's need."""
+    """Return why the decode pool's need is unknown, or None."""
     decode = snapshot.decode
     if decode.step_s == 0 or not _are_amounts((decode.step_s, decode.sequence_s)):
-        return f"its step takes {decode.step_s} s and {decode.sequence_s} s more a sequence"
+        return f"its step takes {decode.step_s} s and {decode.sequence_s} s more per sequence"
     counts = (decode.kv_tokens, decode.kv_used_tokens, decode.num_running, decode.num_waiting)
     if not _are_amounts((*counts, decode.pool.oldest_wait_s)) or not 1 <= decode.max_num_seqs <= MOST:
         return f"its KV tokens, those in use, running and waiting sequences are {counts}"
@@ -66,4 +66,4 @@ def _traffic_fault(traffic: Traffic, lengths: Moments) -> str | None:
 
 
 def _are_amounts(values: Iterable[float]) -> bool:
-    return all(value == 0 or LEAST <= value <= MOST for value in values)  # NaN is not
+    return all(value == 0 or LEAST <= value <= MOST for value in values)  # False for NaN

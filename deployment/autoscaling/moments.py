@@ -1,4 +1,4 @@
-"""The first two moments of a length or a time."""
+"""First two moments of a length or a time."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from math import inf
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Mean, and mean of the squares; both 0 where there are no samples yet."""
+    """Mean and mean square; both 0 without samples."""
 
     mean: float = 0.0
     second: float = 0.0
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Moments":
-        """The moments of samples."""
+        """Return the moments of samples."""
         known = list(values)
         if not known:
             return cls()
@@ -22,43 +22,43 @@ class Moments:
 
     @property
     def variance(self) -> float:
-        """Never negative, though rounding may make it so."""
+        """Variance, clamped at 0 against rounding errors."""
         return max(0.0, self.second - self.mean * self.mean)
 
     @property
     def cv2(self) -> float:
-        """Squared coefficient of variation: 0 if all are alike, 1 for exponential ones."""
+        """Squared coefficient of variation: 0 for constant, 1 for exponential samples."""
         return self.variance / (self.mean * self.mean) if self.mean > 0 else 0.0
 
     def linear(self, fixed: float, factor: float) -> "Moments":
-        """The moments of `fixed + factor * value`: exact."""
+        """Return the exact moments of `fixed + factor * value`."""
         mean = fixed + factor * self.mean
         return Moments(mean, mean * mean + factor * factor * self.variance)
 
     def uncached(self, hit_rate: float) -> "Moments":
-        """Of prompts' uncached tokens, if all that is known is which share of all tokens was cached.
+        """Return the moments of prompts' uncached tokens, estimated from the hit rate alone.
 
-        As if a prompt were cached whole or not at all. Nothing varies more at the same mean: a cautious guess where the
-        uncached tokens themselves were not counted.
+        Assumes that a prompt is cached either whole or not at all, which has the largest variance for the mean. A
+        conservative estimate for when uncached tokens were not counted.
         """
         return Moments(self.mean * (1 - hit_rate), self.second * (1 - hit_rate))
 
 
-FIRST_GUESS = 256.0  # tokens, as routers guess too
+FIRST_GUESS = 256.0  # tokens; routers use the same guess
 
 
 def answer_moments(ended: Moments, num_ended: int, num_generated: float | None, most: float = inf) -> Moments:
-    """The moments of answers' lengths; `most`: the mean of what was asked for at most.
+    """Return the moments of output lengths. `most` is the mean of the requested `max_tokens`.
 
-    Those that ended are too short on the average wherever not all have had the time to: in the first minute, and when
-    answers become longer. Of the tokens that were generated in a window, one was the last of each answer that ended in
-    it. So tokens over ends are the mean length: of exponential answers from the first one on (the estimate for censored
-    lifetimes of Epstein and Sobel, Life testing, 1953), of any answers once as many end as begin. Until one has ended
-    the next token may be an end, but of a length that nothing is known of. None: tokens were not counted.
+    Finished outputs alone are too short on average while long ones are still running: in the first minute, and when
+    outputs become longer. Tokens generated in a window divided by outputs finished in it estimate the mean without this
+    bias: for exponential lengths from the first output on (the estimate for censored lifetimes of Epstein and Sobel,
+    Life testing, 1953), for any lengths in a steady state. Before the first output has finished, a guess is used.
+    `num_generated` None: tokens were not counted.
     """
     if num_generated is None or (num_ended and not num_generated):
         return ended
     mean = min(num_generated / num_ended if num_ended else max(FIRST_GUESS, num_generated), most)
     if ended.mean <= 0:
         return Moments(mean, 2 * mean * mean)
-    return Moments(mean, ended.second * (mean / ended.mean) ** 2)  # as different from each other as those that ended
+    return Moments(mean, ended.second * (mean / ended.mean) ** 2)  # the cv of finished outputs

@@ -1,4 +1,4 @@
-"""The sizes that a pool's load asks for."""
+"""Sizes that a pool needs for its load."""
 
 from dataclasses import dataclass, replace
 from math import ceil, inf, sqrt
@@ -12,42 +12,42 @@ from baton.deployment.autoscaling.prefill_model import PrefillModel, seconds_per
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, Traffic
 
-CHANCE_DEVIATIONS = 2  # of a measured load, that are put down to chance
+CHANCE_DEVIATIONS = 2  # standard deviations of a measured load that count as chance
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Sizes, and why."""
+    """Needed sizes, with the reason."""
 
-    least: int  # the smallest that holds the SLO, and clears the queue
-    sure: int  # the smallest that would, were the load lower by what may be chance
-    keep: int  # the smallest that would, were it higher by that and the margin
-    queue: int  # the smallest that clears the queue, at that lower load; 0: it needs no more than is ready
-    why: str  # of `least`
-    chance: float = 0.0  # share by which the measured load may be wrong by chance
-    model: PoolModel | None = None  # None: nothing is known, and the sizes are what there is
-    factor: float = 1.0  # by which measured times correct the model
-    prompt_token_s: float = 0.0  # that a request's KV is held until its first token, if the pool has the smallest size
+    least: int  # smallest size that holds the SLO and clears the queue
+    sure: int  # the same for a load lower by `chance`
+    keep: int  # the same for a load higher by `chance` and the margin
+    queue: int  # smallest size that clears the queue at the lower load; 0: the ready replicas are enough
+    why: str  # reason for `least`
+    chance: float = 0.0  # relative error of the measured load by chance
+    model: PoolModel | None = None  # None: unknown, the sizes are the current ones
+    factor: float = 1.0  # correction of the model by measured latencies
+    prompt_token_s: float = 0.0  # prompt tokens times seconds until the first token, if the pool has `least` replicas
 
     @classmethod
     def unknown(cls, size: int, fault: str) -> "Need":
-        """Keeps what there is."""
+        """Return a need for the current size."""
         return cls(size, size, size, 0, fault)
 
     def within(self, least: int, most: int) -> "Need":
-        """As far as the limits allow."""
+        """Return the need clamped to the limits."""
         lowest, sure, keep = (max(least, min(size, most)) for size in (self.least, self.sure, self.keep))
         return replace(self, least=lowest, sure=sure, keep=keep)
 
 
 def prefill_need(snapshot: PoolsSnapshot, settings: ScalingSettings, factor: float, most: int) -> Need:
-    """Replicas for TTFT: by the rate, by what is queued, and by how long it has been."""
+    """Return the prefill replicas needed for TTFT, from the request rate, the queue and the oldest wait."""
     traffic, prefill, slo = snapshot.traffic, snapshot.prefill, settings.slo
     model = PrefillModel.of(traffic, prefill, slo, factor)
     backlog = Backlog(
         queued=prefill.queued_tokens * factor * seconds_per_token(prefill),
         arriving_per_s=model.share * traffic.requests_per_s * model.service.mean,
-        done_per_s=1.0,  # second of work
+        done_per_s=1.0,  # seconds of work per second
     )
     start_s = known(prefill.pool.start_s, settings.start_s)
     chance = load_chance(traffic, model.service, model.share)
@@ -55,7 +55,7 @@ def prefill_need(snapshot: PoolsSnapshot, settings: ScalingSettings, factor: flo
     sure_queue = backlog.lowered(chance).need(prefill.pool, snapshot.now_s, start_s, slo.ttft_s, most)
     need = _need(traffic.requests_per_s, chance, model, queue_need, sure_queue, settings.margin, most)
     ttft_s = model.predicted_s(need.least, traffic.requests_per_s)
-    why = need.why or f"with {need.least} the quantile of TTFT is {ttft_s:.3g} s"
+    why = need.why or f"with {need.least} the TTFT quantile is {ttft_s:.3g} s"
     prompt_token_s = model.prompt_token_s(traffic.prompt_tokens, need.least, traffic.requests_per_s)
     return replace(need, why=why, factor=factor, prompt_token_s=prompt_token_s)
 
@@ -63,7 +63,10 @@ def prefill_need(snapshot: PoolsSnapshot, settings: ScalingSettings, factor: flo
 def decode_need(
     snapshot: PoolsSnapshot, settings: ScalingSettings, factor: float, most: int, prompt_token_s: float
 ) -> Need:
-    """Replicas for TPOT and KV: by the rate, by the sequences that wait, and, to become fewer, by those that run."""
+    """Return the decode replicas needed for TPOT and KV, from the request rate and the waiting sequences.
+
+    Running sequences limit only how far the pool may shrink.
+    """
     traffic, decode, slo = snapshot.traffic, snapshot.decode, settings.slo
     model = DecodeModel.of(traffic, decode, settings, factor, prompt_token_s)
     done_per_s = min(model.full_rate(1), full_pool_rate(traffic, decode, settings))
@@ -75,15 +78,15 @@ def decode_need(
     need = _need(traffic.requests_per_s, chance, model, queue_need, sure_queue, settings.margin, most)
     keep = max(need.keep, ceil((decode.num_running + decode.num_waiting) / model.places))
     tpot_s = model.predicted_s(need.least, traffic.requests_per_s)
-    why = need.why or f"with {need.least} the quantile of TPOT is {tpot_s:.3g} s, {model.places} sequences fit on each"
+    why = need.why or f"with {need.least} the TPOT quantile is {tpot_s:.3g} s, {model.places} sequences fit on each"
     return replace(need, keep=keep, why=why, factor=factor)
 
 
 def full_pool_rate(traffic: Traffic, decode: DecodeSnapshot, settings: ScalingSettings) -> float:
-    """Answers per second that end on each replica of a pool that is full; infinite of one that is not.
+    """Return the measured completions per second of each replica of a saturated pool; infinite if not saturated.
 
-    A pool in which sequences wait for longer than TTFT does what it can, whatever the model expects of it: prompts that
-    it computes itself take their part. What ended while replicas warmed up counts, and that time does not.
+    A pool whose sequences wait for longer than TTFT is at its limit, whatever the model predicts: prompts that it
+    prefills itself take part of its time. Completions during warmup count, but warmup time does not.
     """
     warm_s = [max(0.0, min(traffic.window_s, each.ready_for_s - settings.warmup_s)) for each in decode.pool.latencies]
     if not traffic.num_ended or not sum(warm_s):
@@ -101,19 +104,19 @@ def _need(
     margin: float,
     most: int,
 ) -> Need:
-    """The sizes for a rate; `why` is empty if it is the rate that asks for the smallest."""
+    """Return the sizes for a rate. `why` is empty if the rate, not the queue, determines `least`."""
     by_rate = smallest_size(model, rate, 1, most)
     sure = smallest_size(model, rate * (1 - chance), 1, by_rate)
     keep = smallest_size(model, rate * (1 + chance + margin), by_rate, most)
-    why = "what will wait until a start is through has to be cleared" if queue_need > by_rate else ""
+    why = "the queue left after a replica start has to be cleared" if queue_need > by_rate else ""
     return Need(max(queue_need, by_rate), max(sure_queue, sure), max(queue_need, keep), sure_queue, why, chance, model)
 
 
 def load_chance(traffic: Traffic, amounts: Moments, share: float = 1.0) -> float:
-    """What share of a measured load may be chance, at most 1; of a pool that gets so much of the requests.
+    """Return the relative error of a measured load by chance, at most 1; `share` is the pool's part of the requests.
 
-    The work that came in a window is a random sum of random amounts: of N requests on the average its relative variance
-    is (ca2 + cs2) / N (Feller, An Introduction to Probability Theory, 1968).
+    The work that arrives in a window is a random sum: for N requests on average, its relative variance is
+    (ca2 + cs2) / N (Feller, An Introduction to Probability Theory, 1968).
     """
     num_requests = share * traffic.requests_per_s * traffic.window_s
     if num_requests <= 0:

@@ -1,14 +1,14 @@
-"""How large both pools should be.
+"""Planner of both pools' sizes.
 
-A look at the pools:
+The steps for one snapshot:
 
-1. Nothing is decided from a snapshot without a clock or counts.
-2. Without requests for `idle_s` both pools are emptied; with the first one both come back.
-3. Replicas that do not come are taken back, and fewer GPUs believed in for a while.
-4. Each pool's load, by queueing theory and corrected by what is measured, asks for sizes.
-5. Within the budget these are what either pool needs; beyond it, the split that serves most requests within the SLO.
-6. A pool follows what every look for a while asked for, and does not turn back soon.
-7. What is given at once never takes more than the budget, with replicas that start and drain; the rest waits.
+1. A snapshot without a valid clock or replica counts changes nothing.
+2. After `idle_s` without requests both pools are emptied; the first request brings both back.
+3. Replicas that fail to start are withdrawn, and the assumed number of GPUs is lowered for a while.
+4. Each pool's needed sizes follow from its load by queueing theory, corrected by measured latencies.
+5. Within the budget each pool gets what it needs; otherwise the split with the most goodput is chosen.
+6. A pool follows only changes that every snapshot during a delay asked for, and rarely changes direction.
+7. The granted sizes, including starting and draining replicas, never exceed the budget; the rest waits.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ from baton.deployment.autoscaling.state import ScalingState
 def plan_pools(
     snapshot: PoolsSnapshot, state: ScalingState | None, settings: ScalingSettings
 ) -> tuple[Decision, ScalingState | None]:
-    """The sizes to go to, and what to bring along to the next look; None at the first. Settings were checked."""
+    """Return the decision, and the state for the next call. `state` is None at first; settings must be checked."""
     fault = snapshot_fault(snapshot)
     if fault is not None:
         return _kept(state, settings, fault), state
@@ -50,7 +50,7 @@ def plan_pools(
     sizes = _present_sizes(state, present, budget)
     needs = _needs(snapshot, state, faults, sizes, settings, budget)
     sizes, band = _followed(sizes, needs, present, believed, snapshot, settings)
-    grants = grant(sizes.map(lambda size: size.wanted), present, watch.came, snapshot, believed, settings)
+    grants = grant(sizes.map(lambda size: size.wanted), present, watch.arrived, snapshot, believed, settings)
     sizes = ByPool(
         sizes.prefill.given(present.sizes.prefill, grants.sizes.prefill, now_s),
         sizes.decode.given(present.sizes.decode, grants.sizes.decode, now_s),
@@ -66,12 +66,12 @@ def plan_pools(
 
 
 def _present_sizes(state: ScalingState, present: Grants, budget: Budget) -> ByPool[SizeState]:
-    """The wanted sizes without replicas that did not come, and with at least the least."""
+    """Return the wanted sizes without replicas that failed to start, and at least the minimum."""
     prefill, decode = state.sizes.both()
     if present.sizes.prefill < state.grants.sizes.prefill:
-        prefill = prefill.taken_back(present.sizes.prefill)
+        prefill = prefill.lowered(present.sizes.prefill)
     if present.sizes.decode < state.grants.sizes.decode:
-        decode = decode.taken_back(present.sizes.decode)
+        decode = decode.lowered(present.sizes.decode)
     return ByPool(prefill.raised(budget.least.prefill), decode.raised(budget.least.decode))
 
 
@@ -83,7 +83,7 @@ def _needs(
     settings: ScalingSettings,
     budget: Budget,
 ) -> ByPool[Need]:
-    """What either pool's load asks for; of a pool whose measurements make no sense, what is wanted already."""
+    """Return what each pool needs; the wanted size for a pool with invalid measurements."""
     most, least, factors = budget.most, budget.least, state.corrections.map(lambda each: each.factor)
     if faults.prefill is None:
         prefill = prefill_need(snapshot, settings, factors.prefill, most.prefill).within(least.prefill, most.prefill)
@@ -105,11 +105,11 @@ def _followed(
     snapshot: PoolsSnapshot,
     settings: ScalingSettings,
 ) -> tuple[ByPool[SizeState], ByPool[Band]]:
-    """The sizes after this look, and the bands that they follow."""
+    """Return the size states after this snapshot, and the bands that they follow."""
     now_s, window_s = snapshot.now_s, known(snapshot.traffic.window_s, 0.0)
     wanted = sizes.map(lambda size: size.wanted)
     least = fit(needs.map(lambda need: need.model), needs.map(lambda need: need.least), wanted, budget, settings.margin)
-    # To share what is left when GPUs did not come is no chance of the load's.
+    # If GPUs are missing, a new split is not due to chance in the load, so it need not last for a window.
     lasting_s = window_s if budget.gpus == settings.budget_gpus else 0.0
     band = _bands(least, needs, wanted, budget, lasting_s, settings)
     have_settled = all(size.may_turn(now_s, settings.turn_s) for size in sizes.both())
@@ -117,11 +117,11 @@ def _followed(
     is_shift = band.prefill.is_pressed or band.decode.is_pressed
     changes = sizes.zip(least.zip(grants.sizes)).both()
     if is_shift and not all(size.may_become(*change, now_s, settings.turn_s) for size, change in changes):
-        band = sure_band  # what one pool may not take yet, the other need not give
-    # What was wanted and never given is given up as soon as it is not needed: nothing has to be stopped for that.
+        band = sure_band  # one pool need not give up what the other may not take yet
+    # A wanted size that was never granted is lowered as soon as it is not needed, because no replica has to stop.
     given = grants.sizes.zip(band.map(lambda each: each.least)).map(max)
-    prefill = sizes.prefill.taken_back(given.prefill).after(band.prefill, sure_band.prefill, now_s, settings)
-    decode = sizes.decode.taken_back(given.decode).after(band.decode, sure_band.decode, now_s, settings)
+    prefill = sizes.prefill.lowered(given.prefill).after(band.prefill, sure_band.prefill, now_s, settings)
+    decode = sizes.decode.lowered(given.decode).after(band.decode, sure_band.decode, now_s, settings)
     return ByPool(prefill, decode), band
 
 
@@ -133,7 +133,7 @@ def _bands(
     lasting_s: float,
     settings: ScalingSettings,
 ) -> ByPool[Band]:
-    """The bands of pools that may turn."""
+    """Return the bands of pools that may change direction."""
     band = bands(least, needs.map(lambda need: need.keep), wanted, budget, settings)
     return ByPool(
         sharing(band.prefill, needs.prefill.least, wanted.prefill, lasting_s),
@@ -144,9 +144,9 @@ def _bands(
 def _sure_bands(
     needs: ByPool[Need], wanted: ByPool[int], budget: Budget, window_s: float, settings: ScalingSettings
 ) -> ByPool[Band]:
-    """The bands of pools that have just turned: all that is no queue has to last for over a window.
+    """Return the bands of pools that changed direction recently: only a queue overrides the wait for a whole window.
 
-    Where there is not enough for both pools both have queues, and these say nothing of how to share it.
+    If the budget is too small for both pools, both have queues, which then do not help to choose a split.
     """
     band = bands(sure_split(needs, wanted, budget), needs.map(lambda need: need.keep), wanted, budget, settings)
     has_enough = budget.cost(needs.map(lambda need: need.least)) <= budget.gpus
@@ -160,12 +160,12 @@ def _sure_bands(
 def _corrected(
     snapshot: PoolsSnapshot, state: ScalingState, needs: ByPool[Need], settings: ScalingSettings
 ) -> ByPool[Correction]:
-    """The corrections for the next look, from what the models say of the pools as they are."""
+    """Return the corrections for the next snapshot, from the models' predictions for the current sizes."""
     rate, window_s, now_s = snapshot.traffic.requests_per_s, snapshot.traffic.window_s, snapshot.now_s
     ttft_s = tpot_s = None
     prefill, decode = needs.both()
-    # A request that waits for a place at a decode worker has a late first token that no prefill replica could hasten;
-    # and while some wait, batches are full of what came before, whatever the present rate would ask for.
+    # While requests wait for a decode slot, TTFT is late whatever the prefill pool does, and decode batches are full of
+    # earlier requests whatever the current rate is. Neither says anything about the models.
     has_places = not snapshot.decode.num_waiting
     if prefill.model is not None and snapshot.prefill.pool.num_ready and has_places:
         ttft_s = prefill.model.predicted_s(snapshot.prefill.pool.num_ready, rate)
@@ -178,14 +178,14 @@ def _corrected(
 
 
 def _kept(state: ScalingState | None, settings: ScalingSettings, fault: str) -> Decision:
-    """The sizes of the look before; the least, if there was none."""
+    """Return the previous sizes, or the minimum if there are none."""
     grants = Grants(settings.limits.map(lambda limits: limits.min_replicas)) if state is None else state.grants
     kept = grants.sizes.map(lambda size: PoolDecision(size, size, size, 1.0, f"stays {size}: {fault}"))
     return Decision(kept.prefill, kept.decode, settings.budget_gpus, grants.flips)
 
 
 def _asleep(state: ScalingState, settings: ScalingSettings) -> tuple[Decision, ScalingState]:
-    """Both pools are emptied; the GPUs are no use to one without the other."""
+    """Empty both pools: neither can serve without the other."""
     reason = f"no request for {settings.idle_s:g} s"
     nothing = PoolDecision(0, 0, 0, 1.0, reason)
     sizes = ByPool(SizeState(0), SizeState(0))
@@ -204,6 +204,6 @@ def _decision(
         strict=True,
     )
     prefill, decode = [
-        PoolDecision.of(old, new, size, need, each, after.looked_s) for old, new, size, need, each in parts
+        PoolDecision.of(old, new, size, need, each, after.updated_s) for old, new, size, need, each in parts
     ]
     return Decision(prefill, decode, believed_gpus, after.grants.flips)

@@ -1,30 +1,30 @@
-"""What a pool of a given size can do."""
+"""Interface of a pool's performance model."""
 
 from typing import Protocol
 
-UNREACHABLE_SLACK = 1.1  # a time that no size can keep is asked for within this of the best that there is
+UNREACHABLE_SLACK = 1.1  # an objective that no size can reach is relaxed to this factor of the best reachable time
 
 
 class PoolModel(Protocol):
-    """Predicts from measured rates whether a pool of a size keeps its part of the SLO."""
+    """Prediction from measured rates whether a pool of a given size holds its part of the SLO."""
 
     def predicted_s(self, num_replicas: int, requests_per_s: float) -> float:
-        """The SLO's quantile of the time that the pool is answerable for."""
+        """Return the SLO quantile of the pool's latency (TTFT or TPOT)."""
         ...
 
     def holds(self, num_replicas: int, requests_per_s: float) -> bool:
-        """Whether the SLO's quantile is within its time."""
+        """Whether the SLO quantile is within its limit."""
         ...
 
     def rate(self, num_replicas: int) -> float:
-        """The most requests per second at which it holds; infinite if a request takes no time."""
+        """Return the highest request rate at which it holds; infinite if a request takes no time."""
         ...
 
 
 def smallest_size(model: PoolModel, requests_per_s: float, least: int, most: int) -> int:
-    """The smallest of the allowed sizes that holds; the largest if none does.
+    """Return the smallest size from `least` to `most` that holds; `most` if none does.
 
-    A larger pool holds whatever a smaller one does, so doubling and halving finds it.
+    A larger pool holds whenever a smaller one does, so exponential and binary search find it.
     """
     low, high = least, least
     while high < most and not model.holds(high, requests_per_s):

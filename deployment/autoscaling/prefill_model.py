@@ -1,4 +1,4 @@
-"""Time to the first token, as a function of the number of prefill replicas."""
+"""Queueing model of the prefill pool: TTFT as a function of its size."""
 
 from dataclasses import dataclass
 from math import inf, sqrt
@@ -9,29 +9,29 @@ from baton.deployment.autoscaling.queueing import quantile_of, queue_wait
 from baton.deployment.autoscaling.settings import SLO
 from baton.deployment.autoscaling.snapshot import PrefillSnapshot, Traffic
 
-NUM_HALVINGS = 16  # of the interval in which a rate is looked for
+NUM_HALVINGS = 16  # bisection steps of the search for a rate
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillModel:
-    """A queue in order of arrival before replicas that compute one prompt after the other.
+    """FIFO queue in front of replicas that prefill one prompt at a time.
 
-    TTFT = wait + computation + handover. Replicas really compute several prompts in a step; a prompt's tokens still
-    wait for all tokens that came before them, and the steps' fixed time is shared by as many tokens as a step takes.
-    Rates are those of all requests, of which a share comes here; decode workers compute the prompts of the others.
+    TTFT = wait + prefill + handover. Real replicas prefill several prompts in a step, but a prompt's tokens still wait
+    for all earlier tokens, and the fixed time of a step is spread over its tokens. Rates are of all requests; `share`
+    of them is prefilled here, the others by decode workers.
     """
 
-    service: Moments  # seconds of a prompt's computation
+    service: Moments  # prefill seconds of a prompt
     arrival_cv2: float
     handover_s: float
-    ttft_s: float  # that has to be kept
+    ttft_s: float  # objective
     quantile: float
-    share: float = 1.0  # of the requests, that come here
+    share: float = 1.0  # part of the requests that is prefilled here
 
     @classmethod
     def of(cls, traffic: Traffic, prefill: PrefillSnapshot, slo: SLO, factor: float) -> "PrefillModel":
-        """From measured rates; `factor` makes each computation so much longer, as measured TTFT demands."""
-        # Where no replica is ready all prompts are computed by decode workers, whoever should.
+        """Make the model from measured rates. `factor` is the correction of prefill times by measured TTFT."""
+        # With no ready replica, decode workers prefill all prompts, so the measured split is not used.
         remote = traffic.remote_tokens if prefill.pool.num_ready else None
         share = traffic.remote_share if remote is not None else 1.0
         tokens = remote or traffic.uncached_tokens
@@ -41,7 +41,7 @@ class PrefillModel:
         return cls(service, traffic.arrival_cv2, prefill.handover_s, ttft_s, slo.quantile, share)
 
     def predicted_s(self, num_replicas: int, requests_per_s: float) -> float:
-        """TTFT's quantile; infinite where the queue grows without end."""
+        """Return the SLO quantile of TTFT; infinite if the queue is unstable."""
         wait = queue_wait(num_replicas, self.share * requests_per_s, self.service, self.arrival_cv2)
         if wait is None:
             return inf
@@ -49,11 +49,11 @@ class PrefillModel:
         return quantile_of(mean, variance, self.quantile) + self.handover_s
 
     def holds(self, num_replicas: int, requests_per_s: float) -> bool:
-        """Whether TTFT is kept."""
+        """Whether the SLO quantile of TTFT is within its limit."""
         return self.predicted_s(num_replicas, requests_per_s) <= self.ttft_s
 
     def rate(self, num_replicas: int) -> float:
-        """The most requests per second, by halving."""
+        """Return the highest request rate at which it holds, by bisection."""
         if num_replicas < 1:
             return 0.0
         if self.share * self.service.mean <= 0:
@@ -68,11 +68,11 @@ class PrefillModel:
         return low
 
     def prompt_token_s(self, prompt: Moments, num_replicas: int, requests_per_s: float) -> float:
-        """Of a request on the average: its prompt's tokens, times the seconds until its first token.
+        """Return the mean of a request's prompt tokens times the seconds until its first token.
 
-        A long prompt waits no longer than others, but is computed for longer: E[P * S] is at most the root of
-        E[P^2] * E[S^2] (Cauchy and Schwarz), and just that if as large a share of each prompt is cached. A pool that
-        cannot keep TTFT is taken to do so: what waits for prefill beyond that is nothing that decode could mend.
+        A long prompt waits no longer than others, but its prefill takes longer: E[P * S] is at most the root of
+        E[P^2] * E[S^2] (Cauchy-Schwarz), with equality if the same fraction of each prompt is cached. The wait is
+        capped at the TTFT objective, because decode capacity cannot help an overloaded prefill pool.
         """
         wait = queue_wait(num_replicas, self.share * requests_per_s, self.service, self.arrival_cv2)
         wait_s = min(wait.mean, self.ttft_s) if wait is not None else self.ttft_s
@@ -80,5 +80,5 @@ class PrefillModel:
 
 
 def seconds_per_token(prefill: PrefillSnapshot) -> float:
-    """Of a replica whose steps are full."""
+    """Return the prefill seconds per token of a replica with full steps."""
     return 1 / prefill.tokens_per_s + prefill.step_s / prefill.max_step_tokens

@@ -1,4 +1,4 @@
-"""How long requests wait for one of many servers."""
+"""Waiting times of a queue with several servers."""
 
 from dataclasses import dataclass
 from math import exp, log1p, sqrt
@@ -8,7 +8,7 @@ from baton.deployment.autoscaling.moments import Moments
 
 
 def erlang_c(num_servers: int, load: float) -> float:
-    """The probability that a request waits in M/M/n, for an offered load in servers.
+    """Return the probability that a request waits in M/M/n. `load` is the offered load in servers.
 
     Erlang's formula, by the recursion of Erlang B (Cooper, Introduction to Queueing Theory, 1981): with
     1/B(n) = 1 + n/a * 1/B(n-1), C = 1 / ((1 - rho)/B + rho).
@@ -17,7 +17,7 @@ def erlang_c(num_servers: int, load: float) -> float:
         return 0.0
     if load >= num_servers:
         return 1.0
-    inverse = 1.0  # of Erlang B; may become infinite, and C zero
+    inverse = 1.0  # 1 / Erlang B; may overflow to infinity, which makes C zero
     for n in range(1, num_servers + 1):
         inverse = 1 + inverse * n / load
     utilisation = load / num_servers
@@ -26,24 +26,24 @@ def erlang_c(num_servers: int, load: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A time that is zero, or else exponential: exact for M/M/n, and the limit of G/G/n under heavy traffic."""
+    """Waiting time: zero or exponential. Exact for M/M/n, and the heavy-traffic limit of G/G/n."""
 
     probability: float  # of waiting at all
-    delayed_s: float  # mean of those that wait
+    delayed_s: float  # mean of the requests that wait
 
     @property
     def mean(self) -> float:
-        """Of all."""
+        """Mean over all requests, in seconds."""
         return self.probability * self.delayed_s
 
     @property
     def variance(self) -> float:
-        """Of all."""
+        """Variance over all requests."""
         return self.probability * (2 - self.probability) * self.delayed_s * self.delayed_s
 
 
 def queue_wait(num_servers: int, requests_per_s: float, service: Moments, arrival_cv2: float) -> Wait | None:
-    """The wait in G/G/n in order of arrival; None where the queue grows without end.
+    """Return the wait in a FIFO G/G/n queue; None if the queue is unstable.
 
     Allen and Cunneen: Wq = C(n, a) * E[S] / (n - a) * (ca2 + cs2) / 2 (Allen, Probability, Statistics, and Queueing
     Theory, 1990), which for one server is Kingman's bound (The single server queue in heavy traffic, 1961).
@@ -56,15 +56,15 @@ def queue_wait(num_servers: int, requests_per_s: float, service: Moments, arriva
 
 
 def normal_quantile(quantile: float) -> float:
-    """How many standard deviations above the mean a normal variable's quantile is."""
+    """Return the quantile of the standard normal distribution."""
     return NormalDist().inv_cdf(quantile)
 
 
 def quantile_of(mean: float, variance: float, quantile: float) -> float:
-    """The quantile of a sum of waits and lengths, as of a log-normal variable with the same two moments.
+    """Return the quantile of a log-normal variable with these moments, for a sum of waits and service times.
 
     Fenton, The sum of log-normal probability distributions in scatter transmission systems (1960). Prompt lengths are
-    nearly log-normal. With ever more variance the fit's quantile would fall again; there it stays what it was at most.
+    nearly log-normal. For very large variance the quantile of the fit would fall again; it is kept at its maximum.
     """
     if mean <= 0:
         return 0.0

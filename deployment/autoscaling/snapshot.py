@@ -1,6 +1,6 @@
-"""What the cluster looks like at one moment, as far as the sizes of its pools depend on it.
+"""Snapshot of a cluster: the inputs of a scaling decision.
 
-Rates and times that have not been measured yet are 0, as in workers' own reports.
+Rates and times that have not been measured yet are 0, as in workers' reports.
 """
 
 from dataclasses import dataclass, field
@@ -17,20 +17,20 @@ class Traffic:
     requests_per_s: float = 0.0
     arrival_cv2: float = 1.0  # squared coefficient of variation of the gaps between requests; 1: Poisson
     prompt_tokens: Moments = field(default_factory=Moments)
-    uncached_tokens: Moments = field(default_factory=Moments)  # of prompts, that somebody has to compute
+    uncached_tokens: Moments = field(default_factory=Moments)  # prompt tokens to prefill
     output_tokens: Moments = field(default_factory=Moments)
-    num_ended: int = 0  # answers; 0: none, or nobody counts
-    remote_share: float = 1.0  # of the requests, whose prompts prefill workers compute
-    remote_tokens: Moments | None = None  # uncached, of these prompts; None: as of all
+    num_ended: int = 0  # finished outputs; 0: none, or not counted
+    remote_share: float = 1.0  # fraction of the requests that prefill workers prefill
+    remote_tokens: Moments | None = None  # uncached tokens of these prompts; None: as for all
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLatency:
-    """A replica's own quantile of TTFT or TPOT, in the last window."""
+    """Quantile of a replica's TTFT or TPOT in the last window."""
 
     ready_for_s: float
     num_samples: int
-    quantile_s: float  # of the SLO's quantile
+    quantile_s: float  # at the SLO's quantile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,30 +38,30 @@ class PoolSnapshot:
     """The replicas of one pool."""
 
     num_ready: int
-    starting_since_s: tuple[float, ...] = ()  # for each that is not ready: since when it has been wanted
+    starting_since_s: tuple[float, ...] = ()  # request time of each replica that is not ready
     num_draining: int = 0
-    num_flipping_in: int = 0  # on their way from the other role; no longer among the other pool's
-    start_s: float = 0.0  # from wanted to ready, as measured
+    num_flipping_in: int = 0  # switching from the other role; not counted in the other pool
+    start_s: float = 0.0  # measured, from requested to ready
     drain_s: float = 0.0
     oldest_wait_s: float = 0.0  # of the requests that wait for this pool
     latencies: tuple[ReplicaLatency, ...] = ()
 
     @property
     def num_live(self) -> int:
-        """All that serve, or will."""
+        """Ready, starting and flipping-in replicas."""
         return self.num_ready + len(self.starting_since_s) + self.num_flipping_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillSnapshot:
-    """The prefill pool; latencies are TTFT without the wait for a place at a decode worker."""
+    """The prefill pool; latencies are TTFT without the wait for a decode slot."""
 
     pool: PoolSnapshot
-    tokens_per_s: float = 0.0  # of one replica, beside its steps' fixed time
-    step_s: float = 0.0  # fixed, of a step
+    tokens_per_s: float = 0.0  # of one replica, without the fixed time of a step
+    step_s: float = 0.0  # fixed time of a step
     max_step_tokens: int = 2048
-    handover_s: float = 0.0  # what the way and the transfer add to a first token, beyond what computing hides
-    queued_tokens: float = 0.0  # uncached, of all that wait or are being computed
+    handover_s: float = 0.0  # added to TTFT by network and transfer, beyond what overlaps with prefill
+    queued_tokens: float = 0.0  # uncached tokens that are waiting or being prefilled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,30 +70,30 @@ class DecodeSnapshot:
 
     pool: PoolSnapshot
     step_s: float = 0.0  # with one sequence
-    sequence_s: float = 0.0  # each further one
+    sequence_s: float = 0.0  # added by each further sequence
     max_num_seqs: int = 256  # of one replica
-    kv_tokens: int = 0  # of one replica's KV cache; 0: not known
+    kv_tokens: int = 0  # of one replica's KV cache; 0: unknown
     kv_used_tokens: int = 0  # of all replicas, by running sequences
     num_running: int = 0
-    num_waiting: int = 0  # for a place
+    num_waiting: int = 0  # for a slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolsSnapshot:
-    """All that a decision is made from."""
+    """Inputs of one decision."""
 
-    now_s: float  # of any clock that does not jump
+    now_s: float  # of any monotonic clock
     traffic: Traffic
     prefill: PrefillSnapshot
     decode: DecodeSnapshot
 
     @property
     def pools(self) -> ByPool[PoolSnapshot]:
-        """The replicas of either pool."""
+        """Replicas of both pools."""
         return ByPool(self.prefill.pool, self.decode.pool)
 
     @property
     def has_requests(self) -> bool:
-        """Whether any came in the window, wait or run."""
+        """Whether any request arrived in the window, is waiting or is running."""
         waiting = max(self.prefill.pool.oldest_wait_s, self.decode.pool.oldest_wait_s, self.prefill.queued_tokens)
         return max(self.traffic.requests_per_s, waiting, self.decode.num_running, self.decode.num_waiting) > 0

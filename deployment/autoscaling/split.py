@@ -1,78 +1,78 @@
-"""The budget between two pools that both want more."""
+"""Split of a budget that is too small for what both pools need."""
 
 from baton.deployment.autoscaling.budget import Budget
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.need import Need
 from baton.deployment.autoscaling.pool_model import PoolModel
 
-# Times as many requests, beside chance in the rates, that a split has to serve to be better for sure: a single prompt
-# of a hundred times the usual length makes the pool that has it look half as fast for as long as a window.
+# Goodput ratio, on top of chance in the rates, that makes a split surely better: a single prompt of a hundred times the
+# usual length makes its pool look half as fast for a whole window.
 SURELY_BETTER = 2.0
 
 
 def goodput(models: ByPool[PoolModel], sizes: ByPool[int]) -> float:
-    """Requests per second that hold the SLO: the lesser of what either pool holds.
+    """Return the requests per second within the SLO: the smaller rate of both pools.
 
-    As DistServe has it (Zhong et al., OSDI 2024), with the two phases on pools of their own.
+    The goodput of DistServe (Zhong et al., OSDI 2024), for separate pools.
     """
     return min(models.prefill.rate(sizes.prefill), models.decode.rate(sizes.decode))
 
 
 def best_split(models: ByPool[PoolModel], needs: ByPool[int], budget: Budget) -> ByPool[int]:
-    """The sizes within the budget with most goodput, none above its need.
+    """Return the sizes within the budget with the most goodput, neither above its need.
 
-    With each replica for prefill its rate rises and decode's falls, so the best is where they cross, or one before.
+    More prefill replicas raise prefill's rate and lower decode's, so the best is where they cross, or one before.
     """
     low, high = budget.least.prefill, budget.most.prefill
     while low < high:
         middle = (low + high) // 2
-        if models.prefill.rate(middle) >= models.decode.rate(_beside(middle, budget)):
+        if models.prefill.rate(middle) >= models.decode.rate(_decode_room(middle, budget)):
             high = middle
         else:
             low = middle + 1
-    crossing = [ByPool(size, _beside(size, budget)) for size in (low - 1, low) if size >= budget.least.prefill]
+    crossing = [ByPool(size, _decode_room(size, budget)) for size in (low - 1, low) if size >= budget.least.prefill]
     best = max(crossing, key=lambda sizes: goodput(models, sizes))
     prefill = max(min(best.prefill, needs.prefill), budget.least.prefill)
-    decode = min(needs.decode, _beside(prefill, budget))
-    prefill = min(needs.prefill, budget.beside(ByPool(prefill, decode)).prefill)
+    decode = min(needs.decode, _decode_room(prefill, budget))
+    prefill = min(needs.prefill, budget.largest(ByPool(prefill, decode)).prefill)
     return ByPool(max(prefill, budget.least.prefill), max(decode, budget.least.decode))
 
 
 def fit(
     models: ByPool[PoolModel | None], needs: ByPool[int], wanted: ByPool[int], budget: Budget, margin: float
 ) -> ByPool[int]:
-    """The needs if the budget has room for them; else the best split, or the present one if it is nearly as good."""
+    """Return the needs if they fit the budget; otherwise the best split, or the current one if nearly as good."""
     if budget.cost(needs) <= budget.gpus:
         return needs
     if models.prefill is None or models.decode is None:
-        return _beside_unknown(models, needs, budget)
+        return _split_with_unknown(models, needs, budget)
     known = ByPool(models.prefill, models.decode)
     best = best_split(known, needs, budget)
     held = wanted.zip(needs).map(min)
     if budget.cost(held) > budget.gpus:
         return best
-    present = best_split(known, needs, budget.keeping(held))  # what no pool holds and needs is shared anew
+    present = best_split(known, needs, budget.keeping(held))  # only GPUs beyond the current sizes are split again
     return present if goodput(known, present) * (1 + margin) >= goodput(known, best) else best
 
 
 def sure_split(needs: ByPool[Need], wanted: ByPool[int], budget: Budget) -> ByPool[int]:
-    """The present sizes, changed only where that is no chance.
+    """Return the current sizes, changed only where the change is not due to chance.
 
-    A pool keeps what it needs of what it has, and gets more only if a load that is lower by what may be chance asks for
-    it. Where there is not enough for both, another split must serve several times as many.
+    A pool keeps what it needs of its size, and grows only if it needs more even for a load lower by `chance`. If the
+    budget is too small for both, another split must have several times the goodput.
     """
     sure = needs.zip(wanted).map(lambda pair: max(pair[0].sure, min(pair[0].least, pair[1])))
     chance = (1 + needs.prefill.chance) * (1 + needs.decode.chance)
     return fit(needs.map(lambda need: need.model), sure, wanted, budget, SURELY_BETTER * chance - 1)
 
 
-def _beside(prefill: int, budget: Budget) -> int:
-    return budget.beside(ByPool(prefill, budget.least.decode)).decode
+def _decode_room(prefill: int, budget: Budget) -> int:
+    return budget.largest(ByPool(prefill, budget.least.decode)).decode
 
 
-def _beside_unknown(models: ByPool[PoolModel | None], needs: ByPool[int], budget: Budget) -> ByPool[int]:
-    """A pool of which nothing is known keeps what it has; the other gets what is left."""
-    room = budget.beside(needs)
+def _split_with_unknown(models: ByPool[PoolModel | None], needs: ByPool[int], budget: Budget) -> ByPool[int]:
+    """Keep the size of a pool without a model; the other gets the rest."""
+    room = budget.largest(needs)
     if models.prefill is not None:
         return ByPool(min(needs.prefill, room.prefill), needs.decode)
     if models.decode is not None:

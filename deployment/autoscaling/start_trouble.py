@@ -1,4 +1,4 @@
-"""Replicas that were asked for and do not come."""
+"""Replicas that were requested and fail to start."""
 
 from dataclasses import dataclass
 
@@ -8,28 +8,28 @@ from baton.deployment.autoscaling.input_check import known
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import PoolSnapshot, PoolsSnapshot
 
-SLOW_START = 2.0  # times the measured start: a replica that takes so long still comes
+SLOW_START = 2.0  # a start of up to this factor of the measured start time is not overdue
 
 
 @dataclass(frozen=True, slots=True)
 class StartTrouble:
-    """There are fewer GPUs than the budget says: until a time as many are believed in as did come."""
+    """Fewer GPUs than the budget exist: until `until_s`, only those that were obtained are planned with."""
 
     believed_gpus: int
     until_s: float
-    retry_after_s: float  # twice as long after each time that more was tried in vain
+    retry_after_s: float  # doubles after each failed attempt to get more
 
     def believed(self, budget: Budget, now_s: float) -> Budget:
-        """The budget to plan with."""
+        """Return the budget to plan with."""
         return Budget(min(budget.gpus, self.believed_gpus), budget.limits) if now_s < self.until_s else budget
 
 
 @dataclass(frozen=True, slots=True)
 class StartWatch:
-    """What a look at the starting replicas says."""
+    """Overdue starts of one snapshot."""
 
-    came: ByPool[int]  # replicas that are not overdue
-    granted: ByPool[int]  # what was, less the overdue ones that can be done without
+    arrived: ByPool[int]  # replicas that are not overdue
+    granted: ByPool[int]  # previously granted sizes without overdue replicas, but at least the minimum
     trouble: StartTrouble | None
 
     @classmethod
@@ -41,37 +41,40 @@ class StartWatch:
         trouble: StartTrouble | None,
         settings: ScalingSettings,
     ) -> "StartWatch":
-        """Trouble begins anew with an overdue replica, and ends when more came than was believed, or when it is old."""
+        """Check for overdue starts.
+
+        An overdue replica starts or extends the trouble. It ends when more GPUs than assumed are ready, or by age.
+        """
         now_s = snapshot.now_s
-        came = snapshot.pools.map(lambda pool: pool.num_live - num_overdue(pool, now_s, settings.start_timeout_s))
+        arrived = snapshot.pools.map(lambda pool: pool.num_live - num_overdue(pool, now_s, settings.start_timeout_s))
         left = ByPool(
-            _left(came.prefill, snapshot.prefill.pool, granted.prefill, budget.least.prefill),
-            _left(came.decode, snapshot.decode.pool, granted.decode, budget.least.decode),
+            _left(arrived.prefill, snapshot.prefill.pool, granted.prefill, budget.least.prefill),
+            _left(arrived.decode, snapshot.decode.pool, granted.decode, budget.least.decode),
         )
         if left != granted:
-            there = budget.cost(came) + budget.cost(snapshot.pools.map(lambda pool: pool.num_draining))
+            obtained = budget.cost(arrived) + budget.cost(snapshot.pools.map(lambda pool: pool.num_draining))
             retry_after_s = _retry_after_s(trouble, now_s, settings)
-            return cls(came, left, StartTrouble(there, now_s + retry_after_s, retry_after_s))
+            return cls(arrived, left, StartTrouble(obtained, now_s + retry_after_s, retry_after_s))
         ready = budget.cost(snapshot.pools.map(lambda pool: pool.num_ready))
         if trouble is not None:
             is_old = now_s >= trouble.until_s + settings.max_retry_after_s
             trouble = None if is_old or ready > trouble.believed_gpus else trouble
-        return cls(came, granted, trouble)
+        return cls(arrived, granted, trouble)
 
 
 def _retry_after_s(trouble: StartTrouble | None, now_s: float, settings: ScalingSettings) -> float:
-    """Doubled if more was tried in vain; those that were asked for one after the other fail as one."""
+    """Return the retry delay, doubled after a failed retry; starts that were requested together fail as one."""
     if trouble is None:
         return min(settings.retry_after_s, settings.max_retry_after_s)
     factor = 2 if now_s >= trouble.until_s else 1
     return min(factor * trouble.retry_after_s, settings.max_retry_after_s)
 
 
-def _left(came: int, pool: PoolSnapshot, granted: int, least: int) -> int:
-    return granted if came == pool.num_live else min(granted, max(came, least))
+def _left(arrived: int, pool: PoolSnapshot, granted: int, least: int) -> int:
+    return granted if arrived == pool.num_live else min(granted, max(arrived, least))
 
 
 def num_overdue(pool: PoolSnapshot, now_s: float, start_timeout_s: float) -> int:
-    """Replicas that have been starting for too long, and for much longer than others took."""
+    """Return the number of replicas that have been starting for over `start_timeout_s` and SLOW_START."""
     longest_s = max(start_timeout_s, SLOW_START * known(pool.start_s, 0.0))
     return sum(now_s - since_s > longest_s for since_s in pool.starting_since_s)

@@ -1,4 +1,4 @@
-"""What is remembered from one look to the next."""
+"""State of the autoscaler between snapshots."""
 
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -13,9 +13,9 @@ from baton.deployment.autoscaling.start_trouble import StartTrouble
 
 @dataclass(frozen=True, slots=True)
 class ScalingState:
-    """All of it may be lost: then what there is is kept until new looks say otherwise."""
+    """State between snapshots. If it is lost, the current sizes are kept until new snapshots ask for a change."""
 
-    looked_s: float
+    updated_s: float
     active_s: float  # when requests were last seen
     sizes: ByPool[SizeState]
     grants: Grants
@@ -24,40 +24,41 @@ class ScalingState:
 
     @classmethod
     def of(cls, snapshot: PoolsSnapshot) -> "ScalingState":
-        """What there is, is wanted; nothing at all is asleep."""
+        """Return a state that wants the current sizes; pools without replicas are asleep."""
         live = snapshot.pools.map(lambda pool: pool.num_live)
         active_s = snapshot.now_s if any(live.both()) else -inf
         return cls(snapshot.now_s, active_s, live.map(SizeState), Grants(live))
 
     @property
     def wanted(self) -> ByPool[int]:
-        """The sizes that were decided last."""
+        """Sizes wanted at the last snapshot."""
         return self.sizes.map(lambda size: size.wanted)
 
     @property
     def is_asleep(self) -> bool:
-        """Whether both pools are to be empty."""
+        """Whether both pools are scaled to zero."""
         return not any(self.wanted.both())
 
     def idle_s(self, now_s: float) -> float:
-        """How long there have been no requests."""
+        """Return the seconds since the last request."""
         return now_s - self.active_s
 
     def at(self, now_s: float, max_gap_s: float) -> "ScalingState":
-        """The state at another look. After a gap nobody knows what every look would have said; after a clock that went
-        back, no time that is remembered means anything.
+        """Return the state at the next snapshot.
+
+        A gap of more than `max_gap_s` resets the streaks; a clock that went back also resets all stored times.
         """
-        if now_s < self.looked_s:
+        if now_s < self.updated_s:
             trouble = self.trouble
             if trouble is not None:
                 trouble = replace(trouble, until_s=now_s + trouble.retry_after_s)
             sizes = self.sizes.map(lambda size: replace(size.without_streaks(), turned_s=None))
-            corrections = self.corrections.map(lambda each: replace(each, steady_since_s=now_s, looked_s=now_s))
+            corrections = self.corrections.map(lambda each: replace(each, steady_since_s=now_s, updated_s=now_s))
             active_s = -inf if self.is_asleep else now_s
             return replace(
-                self, looked_s=now_s, active_s=active_s, sizes=sizes, corrections=corrections, trouble=trouble
+                self, updated_s=now_s, active_s=active_s, sizes=sizes, corrections=corrections, trouble=trouble
             )
-        if now_s - self.looked_s > max_gap_s:
+        if now_s - self.updated_s > max_gap_s:
             sizes = self.sizes.map(lambda size: size.without_streaks())
-            return replace(self, looked_s=now_s, active_s=self.active_s if self.is_asleep else now_s, sizes=sizes)
-        return replace(self, looked_s=now_s)
+            return replace(self, updated_s=now_s, active_s=self.active_s if self.is_asleep else now_s, sizes=sizes)
+        return replace(self, updated_s=now_s)

@@ -1,1 +1,1 @@
-"""What a Kubernetes cluster can still schedule, as the autoscaler's budget. docs/kubernetes_budget.md explains it."""
+"""Autoscaling budget from a Kubernetes cluster's free capacity; see docs/kubernetes_budget.md."""

@@ -1,4 +1,4 @@
-"""The parts of the API server's objects that a budget is made from; everything else in them is passed over."""
+"""Kubernetes API objects, reduced to the fields that a budget needs."""
 
 import re
 from datetime import datetime
@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-MOST = Decimal(2**63 - 1)  # larger ones mean this, to Kubernetes too
+MOST = Decimal(2**63 - 1)  # Kubernetes clamps quantities to this, too
 
 _FORM = re.compile(r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,4}))?")
 _DECIMAL = {
@@ -19,10 +19,10 @@ _FACTORS = _DECIMAL | _BINARY
 
 
 def parse_quantity(text: str) -> Decimal:
-    """The amount of a resource. Raises ValueError if the text is none; no resource has a negative one."""
+    """Parse a resource quantity. Raises ValueError for an invalid or negative one."""
     match = _FORM.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no quantity")
+        raise ValueError(f"{text!r} is not a quantity")
     number, suffix, exponent = match.groups()
     factor = _FACTORS[suffix] if suffix else Decimal(10) ** int(exponent or 0)
     return min(Decimal(number) * factor, MOST)
@@ -32,23 +32,23 @@ Item = TypeVar("Item")
 
 
 class ApiObject(BaseModel):
-    """A JSON object of the API; what is empty is left out there."""
+    """JSON object of the API, which omits empty fields."""
 
     model_config = ConfigDict(frozen=True, alias_generator=to_camel)
 
 
 class Metadata(ApiObject):
-    """Of any object."""
+    """Metadata of an object."""
 
     name: str
     namespace: str = ""
     labels: dict[str, str] = {}
     creation_timestamp: datetime | None = None
-    deletion_timestamp: datetime | None = None  # its end was asked for
+    deletion_timestamp: datetime | None = None  # set once deletion was requested
 
 
 class Condition(ApiObject):
-    """One thing that is true of an object, or not, or not known."""
+    """Condition of an object; its status is True, False or Unknown."""
 
     type: str
     status: str
@@ -58,7 +58,7 @@ class Condition(ApiObject):
 
 
 class Taint(ApiObject):
-    """Keeps pods away from a node unless they tolerate it."""
+    """Taint of a node, which repels pods that do not tolerate it."""
 
     key: str
     value: str = ""
@@ -66,21 +66,21 @@ class Taint(ApiObject):
 
 
 class NodeSpec(ApiObject):
-    """What is wanted of a node."""
+    """Desired state of a node."""
 
     unschedulable: bool = False  # cordoned
     taints: tuple[Taint, ...] = ()
 
 
 class NodeStatus(ApiObject):
-    """What a node has."""
+    """Observed state of a node."""
 
     allocatable: dict[str, str] = {}
     conditions: tuple[Condition, ...] = ()
 
 
 class Node(ApiObject):
-    """A machine of the cluster."""
+    """Node of the cluster."""
 
     metadata: Metadata
     spec: NodeSpec = NodeSpec()
@@ -88,51 +88,51 @@ class Node(ApiObject):
 
 
 class Resources(ApiObject):
-    """What a container, or a pod as a whole, asks for."""
+    """Resource requests of a container, or of a pod as a whole."""
 
     requests: dict[str, str] = {}
 
 
 class Container(ApiObject):
-    """As in a pod's template."""
+    """Container of a pod."""
 
     resources: Resources = Resources()
-    restart_policy: str = ""  # "Always" of an init container: it runs beside the others
+    restart_policy: str = ""  # "Always" for an init container: a sidecar
 
 
 class PodSpec(ApiObject):
-    """What is wanted of a pod."""
+    """Desired state of a pod."""
 
-    node_name: str = ""  # empty until it has its place
+    node_name: str = ""  # empty until it is scheduled
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
-    resources: Resources = Resources()  # of the pod as a whole, in place of what its containers add up to
+    resources: Resources = Resources()  # of the whole pod; overrides the sum of its containers
     overhead: dict[str, str] = {}
 
 
 class Waiting(ApiObject):
-    """A container that does not run, and may yet."""
+    """State of a container that has not started yet."""
 
     reason: str = ""
     message: str = ""
 
 
 class Terminated(ApiObject):
-    """A container's end."""
+    """State of a container that has ended."""
 
     reason: str = ""
     exit_code: int = 0
 
 
 class ContainerState(ApiObject):
-    """One of these, or it runs."""
+    """State of a container; running if neither is set."""
 
     waiting: Waiting | None = None
     terminated: Terminated | None = None
 
 
 class ContainerStatus(ApiObject):
-    """What has become of a container."""
+    """Observed state of a container."""
 
     name: str
     state: ContainerState = ContainerState()
@@ -141,19 +141,19 @@ class ContainerStatus(ApiObject):
 
 
 class PodStatus(ApiObject):
-    """What has become of a pod."""
+    """Observed state of a pod."""
 
     phase: str = ""
     reason: str = ""
     message: str = ""
-    nominated_node_name: str = ""  # where others are being ended for it
+    nominated_node_name: str = ""  # node on which other pods are being preempted for it
     conditions: tuple[Condition, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
 
 
 class Pod(ApiObject):
-    """Containers that run on one node."""
+    """Pod: containers that run on one node."""
 
     metadata: Metadata
     spec: PodSpec = PodSpec()
@@ -161,18 +161,18 @@ class Pod(ApiObject):
 
 
 class PageMetadata(ApiObject):
-    """Of a list."""
+    """Metadata of a list."""
 
-    continuation: str = Field(default="", alias="continue")  # where the next page begins; empty: there is none
+    continuation: str = Field(default="", alias="continue")  # token of the next page; empty: last page
 
 
 class Page(ApiObject, Generic[Item]):
-    """A part of a list."""
+    """Page of a list."""
 
     metadata: PageMetadata = PageMetadata()
     items: tuple[Item, ...] | None = None
 
 
 def condition(conditions: tuple[Condition, ...], type_: str) -> Condition | None:
-    """The one of that type."""
+    """Return the condition of a type, or None."""
     return next((each for each in conditions if each.type == type_), None)

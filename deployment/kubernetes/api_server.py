@@ -1,7 +1,7 @@
-"""The cluster's API server, as far as a budget asks it.
+"""Client of the cluster's API server for the two lists that a budget needs: nodes and pods.
 
-It is asked for two lists, of nodes and of pods, in pages; `resourceVersion=0` lets it answer from its memory instead of
-asking etcd, which may then be seconds behind.
+Lists are read in pages. `resourceVersion=0` lets the API server respond from its cache instead of etcd; the result may
+be seconds old.
 """
 
 import time
@@ -17,7 +17,7 @@ from baton.deployment.kubernetes.settings import first_fault
 
 PAGE_SIZE = 500
 CHUNK_BYTES = 1 << 18
-NUM_TRIES = 3  # of a list whose pages have become too old to go on with
+NUM_TRIES = 3  # for a list whose continuation token has expired
 NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 FIRST_PAGE = {"resource_version": "0", "resource_version_match": "NotOlderThan"}
 
@@ -26,19 +26,19 @@ Taken = TypeVar("Taken")
 
 
 class ApiServerError(Exception):
-    """The API server gave no answer that can be used."""
+    """The API server cannot be reached, or its response is unusable."""
 
 
 class ApiServer:
-    """Owns the connections to the API server; every list raises ApiServerError if it is not had in time.
+    """Owner of the connections to the API server. Every list raises ApiServerError on failure or timeout.
 
-    The client's own models take no field that a newer server adds, and seconds for thousands of pods; so what it
-    fetches is read here.
+    Responses are parsed here: the client's own models reject fields that a newer server adds, and take seconds for
+    thousands of pods.
     """
 
     def __init__(self, client: Any, timeout_s: float) -> None:
-        """`client` is a `kubernetes.client.ApiClient`; a list may take `timeout_s`."""
-        from kubernetes.client import CoreV1Api  # slow, and nobody outside Kubernetes needs it
+        """Use a `kubernetes.client.ApiClient`. `timeout_s` limits each list."""
+        from kubernetes.client import CoreV1Api  # slow to import, and needed only in Kubernetes
 
         self._client = client
         self._core = CoreV1Api(client)
@@ -46,13 +46,13 @@ class ApiServer:
 
     @classmethod
     def of_pod(cls, environ: Mapping[str, str], service_account: Path, timeout_s: float) -> "ApiServer":
-        """That of the cluster that we run in. Raises ApiServerError if the service account is not complete."""
+        """Return the API server of the pod's own cluster. Raises ApiServerError for an incomplete service account."""
         from kubernetes.client import ApiClient, Configuration
         from kubernetes.config import ConfigException
         from kubernetes.config.incluster_config import InClusterConfigLoader
 
         configuration = Configuration()
-        configuration.retries = False  # whoever asks has the last answer, and asks again after a while
+        configuration.retries = False  # the caller keeps the last result and retries later
         token, authority = str(service_account / "token"), str(service_account / "ca.crt")
         loader = InClusterConfigLoader(token, authority, environ=environ)  # type: ignore[no-untyped-call]  # its own lack
         try:
@@ -62,18 +62,18 @@ class ApiServer:
         return cls(ApiClient(configuration), timeout_s)
 
     def nodes(self, take: Callable[[Node], Taken]) -> list[Taken]:
-        """What `take` makes of every node."""
+        """Return `take(node)` for every node."""
         return self._list(self._core.list_node, Page[Node], take, {})
 
     def pods(self, take: Callable[[Pod], Taken], namespace: str | None) -> list[Taken]:
-        """What `take` makes of every pod that has not ended, of one namespace or of all."""
+        """Return `take(pod)` for every pod that has not ended, in one namespace or (None) in all."""
         options = {"field_selector": NOT_ENDED}
         if namespace is None:
             return self._list(self._core.list_pod_for_all_namespaces, Page[Pod], take, options)
         return self._list(self._core.list_namespaced_pod, Page[Pod], take, {**options, "namespace": namespace})
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Close the connections."""
         self._client.close()
 
     def _list(
@@ -95,20 +95,20 @@ class ApiServer:
                 except ApiException as error:
                     if error.status != 410:
                         raise
-            raise ApiServerError(f"the list changed too fast for its pages, {NUM_TRIES} times")
+            raise ApiServerError(f"the list expired between its pages {NUM_TRIES} times")
         except ApiException as error:
-            raise ApiServerError(_status_words(error.status, error.reason, error.body)) from error
+            raise ApiServerError(_status_text(error.status, error.reason, error.body)) from error
         except ValidationError as error:
-            raise ApiServerError(f"the answer makes no sense: {first_fault(error)}") from error
+            raise ApiServerError(f"invalid response: {first_fault(error)}") from error
         except ValueError as error:
-            raise ApiServerError(f"the answer makes no sense: {error}") from error
+            raise ApiServerError(f"invalid response: {error}") from error
         except (HTTPError, ConfigException, OSError) as error:
             raise ApiServerError(f"{type(error).__name__}: {error}") from error
 
     def _items(
         self, listing: Callable[..., Any], page: type[Page[Item]], options: dict[str, str], deadline_s: float
     ) -> Iterator[Item]:
-        """All items, page by page; a page that follows another is of the same moment and says no version of its own."""
+        """Yield all items, page by page. Later pages belong to the same snapshot and must not give a version."""
         position = FIRST_PAGE
         while True:
             left_s = deadline_s - time.monotonic()
@@ -123,23 +123,23 @@ class ApiServer:
 
 
 def _body(response: Any, deadline_s: float) -> bytes:
-    """All of it, in time: the client's own time-out is that of a single read from the socket."""
+    """Read the whole body before the deadline. The client's own timeout is only for a single socket read."""
     chunks: list[bytes] = []
     try:
         while chunk := response.read1(CHUNK_BYTES):
             chunks.append(chunk)
             if time.monotonic() > deadline_s:
-                raise TimeoutError("the answer came too slowly")
+                raise TimeoutError("the response took too long")
     finally:
-        response.close()  # one that was read to its end has given its connection back already
+        response.close()  # a response that was read to its end has already returned its connection
     return b"".join(chunks)
 
 
-def _status_words(status: int | None, reason: str | None, body: str | bytes | None) -> str:
-    """The API server's own words where there are any."""
+def _status_text(status: int | None, reason: str | None, body: str | bytes | None) -> str:
+    """Return the HTTP status, with the API server's message if there is one."""
     try:
-        said = orjson.loads(body or b"")["message"]
+        message = orjson.loads(body or b"")["message"]
     except (ValueError, KeyError, TypeError):
-        said = ""
-    words = f"{status or ''} {reason or ''}".strip()
-    return f"{words}: {said}" if said else words
+        message = ""
+    text = f"{status or ''} {reason or ''}".strip()
+    return f"{text}: {message}" if message else text

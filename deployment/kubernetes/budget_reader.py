@@ -1,11 +1,10 @@
-"""Reads the budget of the cluster that we run in.
+"""Reader of the budget of the pod's own cluster.
 
-A question:
+The steps of a refresh:
 
-1. The nodes are listed, then all pods that have not ended; each is reduced to what it has or takes at once.
-2. From these comes the budget, by pure functions.
-3. Where a list is not had, the last answer holds on, with its age and the error; before the first one the operator's
-   number does.
+1. List the nodes, then all pods that have not ended, and reduce each to its capacity or requests.
+2. Compute the budget from these, by pure functions.
+3. If a list fails, keep the last budget, with its age and the error; before the first one, the configured number.
 """
 
 import logging
@@ -25,11 +24,11 @@ from baton.extras import KUBERNETES
 
 logger = logging.getLogger(__name__)
 
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where Kubernetes puts a pod's own
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # mounted by Kubernetes into each pod
 
 
 class BudgetReader:
-    """Owns what is known of one cluster, and logs what changes. It blocks while it asks: one call at a time."""
+    """Latest state of one cluster; changes are logged. Calls block, and must not run concurrently."""
 
     def __init__(
         self,
@@ -39,9 +38,9 @@ class BudgetReader:
         scaling: ScalingSettings,
         clock: Callable[[], float],
     ) -> None:
-        """`connect` is called when the cluster is asked for the first time; our pods are in `namespace`."""
+        """Connect lazily, by `connect`. Baton's pods are in `namespace`. Raises ValueError for invalid settings."""
         settings.check()
-        settings.check_beside(scaling)
+        settings.check_pod_sizes(scaling)
         self._connect = connect
         self._namespace = namespace
         self._settings = settings
@@ -49,58 +48,58 @@ class BudgetReader:
         self._clock = clock
         self._server: ApiServer | None = None
         self._use: ClusterUse | None = None
-        self._used_s = 0.0  # when the cluster was as last known
-        self._asked_s: float | None = None
+        self._used_s = 0.0  # time of `_use`
+        self._refreshed_s: float | None = None
         self._error: str | None = None
-        self._told_gpus: int | None = None
-        self._told_pods: frozenset[tuple[str, str]] = frozenset()  # names and reasons of those that do not run
+        self._logged_gpus: int | None = None
+        self._logged_pods: frozenset[tuple[str, str]] = frozenset()  # names and reasons of pods that do not run
 
     def read(self) -> ClusterBudget:
-        """The budget now; the cluster is asked once in `refresh_s`, and whatever it does is no exception."""
+        """Return the current budget, read from the cluster once in `refresh_s`. Does not raise its errors."""
         now_s = self._clock()
-        is_due = self._asked_s is None or now_s - self._asked_s >= self._settings.refresh_s
+        is_due = self._refreshed_s is None or now_s - self._refreshed_s >= self._settings.refresh_s
         if is_due:
-            self._asked_s = now_s
-            self._ask(now_s)
+            self._refreshed_s = now_s
+            self._refresh(now_s)
         if self._use is None:
             return ClusterBudget(settings=self._scaling, error=self._error)
         age_s = self._clock() - self._used_s
         budget = cluster_budget(self._use, self._settings, self._scaling, age_s, self._error)
         if is_due and self._error is None:
-            self._tell(budget)
+            self._log_changes(budget)
         return budget
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Close the connections."""
         if self._server is not None:
             self._server.close()
 
-    def _ask(self, now_s: float) -> None:
+    def _refresh(self, now_s: float) -> None:
         try:
             if self._server is None:
                 self._server = self._connect()
-            self._use = self._look(self._server)
+            self._use = self._read_use(self._server)
         except ApiServerError as error:
             if self._error is None:
-                logger.warning("the cluster cannot be asked what is free, the last answer holds on: %s", error)
+                logger.warning("cannot read the cluster's free capacity, keeping the last values: %s", error)
             self._error = str(error)
             return
         if self._error is not None:
-            logger.info("the cluster answers again")
+            logger.info("the cluster's free capacity can be read again")
         self._used_s, self._error = now_s, None
 
-    def _tell(self, budget: ClusterBudget) -> None:
-        """Says each thing once, when it is new."""
-        if budget.settings.budget_gpus != self._told_gpus:
+    def _log_changes(self, budget: ClusterBudget) -> None:
+        """Log a new budget, and each pod that has newly failed to start."""
+        if budget.settings.budget_gpus != self._logged_gpus:
             logger.info("the budget is now %s", budget.line())
-        stuck = [pod for pod in budget.unready if not pod.is_on_its_way]
+        stuck = [pod for pod in budget.unready if not pod.is_starting]
         for pod in stuck:
-            if (pod.name, pod.reason) not in self._told_pods:
+            if (pod.name, pod.reason) not in self._logged_pods:
                 logger.warning("%s", pod.line(datetime.now(UTC)))
-        self._told_gpus = budget.settings.budget_gpus
-        self._told_pods = frozenset((pod.name, pod.reason) for pod in stuck)
+        self._logged_gpus = budget.settings.budget_gpus
+        self._logged_pods = frozenset((pod.name, pod.reason) for pod in stuck)
 
-    def _look(self, server: ApiServer) -> ClusterUse:
+    def _read_use(self, server: ApiServer) -> ClusterUse:
         nodes = server.nodes(lambda node: node_use(node, self._settings))
         namespace = self._namespace if self._settings.own_namespace_only else None
         pods = server.pods(lambda pod: pod_use(pod, self._settings, self._namespace), namespace)
@@ -114,14 +113,14 @@ def open_budget(
     service_account: Path = SERVICE_ACCOUNT,
     clock: Callable[[], float] = time.monotonic,
 ) -> BudgetReader | None:
-    """The reader for the cluster that we run in; None outside Kubernetes, and for a pod without a service account.
+    """Return the reader for the pod's own cluster; None outside Kubernetes or without a service account.
 
-    Asks nothing yet, and imports no client. Raises ValueError for settings that make no sense, and without the client.
+    Does not connect or import the client yet. Raises ValueError for invalid settings, or if the client is missing.
     """
     if not environ.get("KUBERNETES_SERVICE_HOST"):
         return None
     if not (service_account / "token").exists():
-        logger.info("no service account's token at %s: the cluster is not asked what is free", service_account)
+        logger.info("no service account token at %s: the cluster's free capacity is not read", service_account)
         return None
     if not KUBERNETES.is_installed:
         raise ValueError(KUBERNETES.missing("a budget from the Kubernetes cluster"))

@@ -1,4 +1,4 @@
-"""What our pools may use of a cluster."""
+"""Budget of Baton's pods in a cluster."""
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,25 +15,25 @@ LONGEST_AGO = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterBudget:
-    """The planner's settings within what the cluster has, and what they were made from."""
+    """Scaling settings limited to the cluster's capacity, and the numbers that they follow from."""
 
     settings: ScalingSettings  # to plan with
-    placed_gpus: int = 0  # that pods of ours have
-    pending_gpus: int = 0  # that pods of ours wait for
-    free_gpus: int = 0  # that whole pods of ours could still get
-    num_nodes: int = 0  # that take pods of ours
-    unready: tuple[UnreadyPod, ...] = ()  # pods of ours, the longest waiting first
-    age_s: float | None = None  # of all this; None: the cluster never answered, and the settings are the operator's
-    error: str | None = None  # why the cluster could not be asked the last time
+    placed_gpus: int = 0  # of Baton's scheduled pods
+    pending_gpus: int = 0  # that Baton's pending pods request
+    free_gpus: int = 0  # that further whole pods could get
+    num_nodes: int = 0  # that accept Baton's pods
+    unready: tuple[UnreadyPod, ...] = ()  # Baton's pods, the longest waiting first
+    age_s: float | None = None  # of the numbers; None: never read, and the settings are the configured ones
+    error: str | None = None  # of the last read
 
     def line(self) -> str:
-        """For people."""
+        """Return the budget as one line for the log."""
         if self.age_s is None:
             return f"{self.settings.budget_gpus} GPUs, as configured: {self.error}"
         most = self.settings.limits.map(lambda limits: limits.max_replicas)
         kept = "" if self.error is None else f"; as of {self.age_s:.0f} s ago: {self.error}"
         return (
-            f"{self.settings.budget_gpus} GPUs: ours have {self.placed_gpus} and wait for {self.pending_gpus}, "
+            f"{self.settings.budget_gpus} GPUs: Baton's pods have {self.placed_gpus} and wait for {self.pending_gpus}, "
             f"{self.free_gpus} are free on {self.num_nodes} nodes; "
             f"at most {most.prefill} prefill and {most.decode} decode replicas{kept}"
         )
@@ -46,10 +46,10 @@ def cluster_budget(
     age_s: float = 0.0,
     error: str | None = None,
 ) -> ClusterBudget:
-    """What ours have, and what is free or what they wait for, if that is more; never beyond the operator's number.
+    """Return the budget: GPUs of scheduled pods plus the larger of free and pending GPUs, up to the configured number.
 
-    What waits would take of what is free, so it is not added to it. Neither the budget nor a pool's most replicas goes
-    below what ours have and wait for, or below the operator's least, because of what the cluster lacks.
+    Pending pods would use the free GPUs, so the two are not added. A lack of capacity lowers neither the budget nor a
+    pool's maximum below what scheduled and pending pods have, or below the configured minimum.
     """
     sizes = settings.pools.map(lambda pods: pods.gpus_per_pod)
     nodes = room(use.nodes, use.pods)
@@ -80,7 +80,7 @@ def cluster_budget(
     )
 
 
-def _within(limits: PoolLimits, num_there: int) -> PoolLimits:
-    """The limits with at most so many replicas, but not fewer than the least."""
-    most = num_there if limits.max_replicas is None else min(num_there, limits.max_replicas)
+def _within(limits: PoolLimits, num_possible: int) -> PoolLimits:
+    """Return the limits with at most `num_possible` replicas, but not below the minimum."""
+    most = num_possible if limits.max_replicas is None else min(num_possible, limits.max_replicas)
     return replace(limits, max_replicas=max(limits.min_replicas, most))

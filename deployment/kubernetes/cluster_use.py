@@ -1,4 +1,4 @@
-"""Who has what in a cluster, at one moment."""
+"""Use of a cluster's resources at one moment."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,30 +12,30 @@ from baton.deployment.kubernetes.pod_use import PodUse
 
 @dataclass(frozen=True, slots=True)
 class ClusterUse:
-    """Nodes, and the pods that have not ended, as the API server listed them."""
+    """Nodes, and pods that have not ended, as the API server listed them."""
 
     nodes: tuple[NodeUse, ...]
     pods: tuple[PodUse, ...]
 
     @property
     def placed_gpus(self) -> int:
-        """What ours have on nodes."""
+        """GPUs of Baton's scheduled pods."""
         return _sum(pod.amount for pod in self.pods if pod.is_ours and pod.node is not None)
 
     @property
     def pending_gpus(self) -> int:
-        """What ours wait for."""
+        """GPUs that Baton's pending pods request."""
         return _sum(pod.amount for pod in self.pods if pod.is_ours and pod.node is None)
 
     @property
     def num_placed(self) -> ByPool[int]:
-        """Pods of either pool on nodes."""
+        """Number of scheduled pods of each pool."""
         placed = [pod.is_of for pod in self.pods if pod.node is not None]
         return ByPool(sum(each.prefill for each in placed), sum(each.decode for each in placed))
 
     @property
     def num_pending(self) -> ByPool[int]:
-        """Pods of either pool that have no place yet."""
+        """Number of pending pods of each pool."""
         pending = [pod.is_of for pod in self.pods if pod.node is None]
         return ByPool(sum(each.prefill for each in pending), sum(each.decode for each in pending))
 

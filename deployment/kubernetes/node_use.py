@@ -1,4 +1,4 @@
-"""What one node has."""
+"""Capacity of one node."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.kubernetes.api_objects import Node, Taint, condition, parse_quantity
 from baton.deployment.kubernetes.settings import KubernetesSettings, PoolPods, Toleration
 
-KEEPS_AWAY = ("NoSchedule", "NoExecute")  # effects; PreferNoSchedule does not
+REPELLING_EFFECTS = ("NoSchedule", "NoExecute")  # PreferNoSchedule does not repel
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,17 +16,17 @@ class NodeUse:
     """A node of the cluster."""
 
     name: str
-    allocatable: Decimal  # of the resource, to all its pods together
-    takes: ByPool[bool]  # new pods of that pool
+    allocatable: Decimal  # amount of the resource for all its pods
+    takes: ByPool[bool]  # whether it accepts new pods of the pool
 
     @property
     def is_usable(self) -> bool:
-        """Whether new pods of either pool may come here."""
+        """Whether it accepts new pods of either pool."""
         return any(self.takes.both())
 
 
 def node_use(node: Node, settings: KubernetesSettings) -> NodeUse:
-    """What the node has. Raises ValueError for an amount that is none."""
+    """Return the node's capacity. Raises ValueError for an invalid quantity."""
     try:
         allocatable = parse_quantity(node.status.allocatable.get(settings.resource, "0"))
     except ValueError as error:
@@ -35,7 +35,7 @@ def node_use(node: Node, settings: KubernetesSettings) -> NodeUse:
 
 
 def takes(node: Node, pods: PoolPods) -> bool:
-    """Whether the scheduler would put a new pod here, if there is room."""
+    """Whether the scheduler would place a new pod here if there is room."""
     ready = condition(node.status.conditions, "Ready")
     is_up = ready is not None and ready.status == "True" and node.metadata.deletion_timestamp is None
     if not is_up or node.spec.unschedulable:
@@ -46,8 +46,8 @@ def takes(node: Node, pods: PoolPods) -> bool:
 
 
 def tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
-    """Whether the taint keeps no pod away that has these."""
-    return taint.effect not in KEEPS_AWAY or any(_matches(taint, each) for each in tolerations)
+    """Whether a pod with these tolerations may run despite the taint."""
+    return taint.effect not in REPELLING_EFFECTS or any(_matches(taint, each) for each in tolerations)
 
 
 def _matches(taint: Taint, toleration: Toleration) -> bool:

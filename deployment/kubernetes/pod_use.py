@@ -1,4 +1,4 @@
-"""What one pod takes."""
+"""Resource use of one pod."""
 
 from dataclasses import dataclass
 from decimal import Decimal
@@ -8,26 +8,26 @@ from baton.deployment.kubernetes.api_objects import Container, Pod, PodSpec, par
 from baton.deployment.kubernetes.settings import KubernetesSettings
 from baton.deployment.kubernetes.unready_pod import UnreadyPod
 
-ENDED = ("Succeeded", "Failed")  # phases in which a pod has given back what it had
+ENDED = ("Succeeded", "Failed")  # phases in which a pod has released its resources
 
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
     """A pod that has not ended."""
 
-    node: str | None  # None: it has no place yet
-    amount: Decimal  # of the resource
-    is_of: ByPool[bool]  # both, if the pools share their pods
-    unready: UnreadyPod | None = None  # of ours alone
+    node: str | None  # None: not scheduled yet
+    amount: Decimal  # requested amount of the resource
+    is_of: ByPool[bool]  # whether it belongs to the pool; to both if they have the same labels
+    unready: UnreadyPod | None = None  # only for Baton's pods
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is of either pool."""
+        """Whether it belongs to either pool."""
         return any(self.is_of.both())
 
 
 def pod_use(pod: Pod, settings: KubernetesSettings, namespace: str) -> PodUse | None:
-    """None if the pod has ended, or is not ours and takes nothing. Raises ValueError for an amount that is none."""
+    """Return the pod's use; None if it has ended, or is not Baton's and requests nothing. Raises ValueError."""
     if pod.status.phase in ENDED:
         return None
     labels = pod.metadata.labels.items() if pod.metadata.namespace == namespace else ()
@@ -39,16 +39,16 @@ def pod_use(pod: Pod, settings: KubernetesSettings, namespace: str) -> PodUse | 
     is_ours = any(is_of.both())
     if not (amount or is_ours):
         return None
-    # Where others are being ended for it, the place is as good as taken.
+    # A node that preempts other pods for this one is as good as assigned.
     node = pod.spec.node_name or pod.status.nominated_node_name or None
     return PodUse(node, amount, is_of, UnreadyPod.of(pod) if is_ours else None)
 
 
 def requested(spec: PodSpec, resource: str) -> Decimal:
-    """What the scheduler counts for a pod.
+    """Return the request that the scheduler counts for a pod.
 
-    Its containers run together, so they add up. Init containers run before, one after the other, each beside those
-    before it that keep running (restartPolicy Always); and these run beside the containers too.
+    Containers run together, so they add up. Init containers run earlier, one after the other, except sidecars
+    (restartPolicy Always), which keep running and add to the later init containers and to the containers.
     """
     together = sum((_request(each, resource) for each in spec.containers), Decimal(0))
     kept, most_before = Decimal(0), Decimal(0)

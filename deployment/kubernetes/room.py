@@ -1,4 +1,4 @@
-"""What is free, node by node: a pod lies on one node, so what is left on several is no place for it."""
+"""Free capacity by node. A pod must fit on one node, so capacity left on several nodes does not add up."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from baton.deployment.kubernetes.pod_use import PodUse
 
 @dataclass(frozen=True, slots=True)
 class NodeRoom:
-    """What new pods of ours could get on one node."""
+    """Free GPUs of one node for Baton's pods."""
 
     gpus: int
     takes: ByPool[bool]
 
     def pods(self, gpus_per_pod: ByPool[int]) -> ByPool[int]:
-        """How many of either pool fit, if none of the other one come."""
+        """Return how many pods of each pool fit, without pods of the other pool."""
         return gpus_per_pod.zip(self.takes).map(lambda each: self.gpus // each[0] if each[1] else 0)
 
     def filled(self, gpus_per_pod: ByPool[int]) -> int:
-        """Most GPUs that whole pods of both pools could take together."""
+        """Return the most GPUs that whole pods of both pools can use together."""
         most, alone = 0, self.pods(gpus_per_pod)
         for num_prefill in range(alone.prefill + 1):
             of_prefill = num_prefill * gpus_per_pod.prefill
@@ -34,25 +34,25 @@ class NodeRoom:
 
 
 def room(nodes: Sequence[NodeUse], pods: Sequence[PodUse]) -> list[NodeRoom]:
-    """What is free on each node that takes pods of ours: never negative, and never more than the node has."""
-    taken = _taken(pods)
+    """Return the free GPUs of each node that accepts Baton's pods, at least 0 and at most the node's capacity."""
+    used = _used_by_node(pods)
     return [
-        NodeRoom(max(0, floor(node.allocatable - taken.get(node.name, Decimal(0)))), node.takes)
+        NodeRoom(max(0, floor(node.allocatable - used.get(node.name, Decimal(0)))), node.takes)
         for node in nodes
         if node.is_usable
     ]
 
 
 def num_replicas(num_pods: int, gpus_per_pod: int, gpus_per_replica: int) -> int:
-    """Whole replicas that so many pods hold: several in a pod, or one in several pods."""
+    """Return the whole replicas in this many pods; a pod may hold several, or a replica may span several pods."""
     if gpus_per_replica <= gpus_per_pod:
         return num_pods * (gpus_per_pod // gpus_per_replica)
     return num_pods // -(-gpus_per_replica // gpus_per_pod)
 
 
-def _taken(pods: Sequence[PodUse]) -> Mapping[str, Decimal]:
-    taken: dict[str, Decimal] = {}
+def _used_by_node(pods: Sequence[PodUse]) -> Mapping[str, Decimal]:
+    used: dict[str, Decimal] = {}
     for pod in pods:
         if pod.node is not None:
-            taken[pod.node] = taken.get(pod.node, Decimal(0)) + pod.amount
-    return taken
+            used[pod.node] = used.get(pod.node, Decimal(0)) + pod.amount
+    return used

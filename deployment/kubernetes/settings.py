@@ -1,4 +1,4 @@
-"""Which pods are ours, and where they may run."""
+"""Settings for reading a budget: Baton's pods, and the nodes that they may run on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from baton.deployment.autoscaling.settings import ScalingSettings
 
 
 def first_fault(error: ValidationError) -> str:
-    """Where the first fault is, and what it is."""
+    """Return the location and message of the first validation error."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(each) for each in first["loc"])
     return f"{place}: {first['msg']}" if place else first["msg"]
@@ -20,7 +20,7 @@ def first_fault(error: ValidationError) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toleration:
-    """As in a pod's template; what else stands there is about pods that run already."""
+    """Toleration of a pod template; other fields matter only for running pods and are ignored."""
 
     key: str = ""  # empty: every key
     operator: Literal["Equal", "Exists"] = "Equal"
@@ -32,10 +32,10 @@ class Toleration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPods:
-    """The pods of one pool, as their template has them."""
+    """Pods of one pool, as in their template."""
 
-    labels: Mapping[str, str]  # that all of them have, and nobody else's pods
-    gpus_per_pod: int = 1  # of the resource; of each pod
+    labels: Mapping[str, str]  # that all of them have, and no other pods
+    gpus_per_pod: int = 1  # requested amount of the resource
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
 
@@ -44,21 +44,21 @@ class PoolPods:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesSettings:
-    """All that has to be known to read a budget from a cluster. docs/kubernetes_budget.md explains each."""
+    """Settings for reading a budget from a cluster; docs/kubernetes_budget.md explains each."""
 
     prefill: PoolPods
     decode: PoolPods
     resource: str = "nvidia.com/gpu"
-    namespace: str | None = None  # of our pods; None: the one that we run in
-    own_namespace_only: bool = False  # ask for no other pods: on these nodes nobody else uses the resource
-    refresh_s: float = 10.0  # between two questions
-    timeout_s: float = 5.0  # of each of the two lists of a question
+    namespace: str | None = None  # of Baton's pods; None: the pod's own namespace
+    own_namespace_only: bool = False  # list no other pods: no other namespace uses the resource on these nodes
+    refresh_s: float = 10.0  # between two reads
+    timeout_s: float = 5.0  # of each of the two lists
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     @classmethod
     def of(cls, values: object) -> "KubernetesSettings":
-        """From what a YAML file holds. Raises ValueError naming the first value that makes no sense."""
+        """Parse the content of a YAML file. Raises ValueError with the first invalid value."""
         try:
             settings = TypeAdapter(cls).validate_python(values)
         except ValidationError as error:
@@ -68,24 +68,24 @@ class KubernetesSettings:
 
     @property
     def pools(self) -> ByPool[PoolPods]:
-        """The pods of either pool."""
+        """Pods of both pools."""
         return ByPool(self.prefill, self.decode)
 
     def check(self) -> None:
-        """Raises ValueError naming the first value that makes no sense."""
+        """Raise ValueError with the first invalid value."""
         for name in ("refresh_s", "timeout_s"):
             value = getattr(self, name)
             if not (isfinite(value) and value > 0):
                 raise ValueError(f"{name} is {value}, but must be above 0")
         for name, pods in zip(("prefill", "decode"), self.pools.both(), strict=True):
             if not pods.labels:
-                raise ValueError(f"{name} has no labels: every pod would be ours")
+                raise ValueError(f"{name}: labels must not be empty, they would match every pod")
             if pods.gpus_per_pod < 1:
-                raise ValueError(f"{name} has {pods.gpus_per_pod} gpus_per_pod, but must have 1 or more")
+                raise ValueError(f"{name}: gpus_per_pod is {pods.gpus_per_pod}, but must be 1 or more")
 
-    def check_beside(self, scaling: ScalingSettings) -> None:
-        """Raises ValueError if whole replicas do not fill whole pods."""
+    def check_pod_sizes(self, scaling: ScalingSettings) -> None:
+        """Raise ValueError unless whole replicas fill whole pods."""
         for name, (pods, limits) in zip(("prefill", "decode"), self.pools.zip(scaling.limits).both(), strict=True):
-            a_pod, a_replica = pods.gpus_per_pod, limits.gpus_per_replica
-            if a_pod % a_replica and a_replica % a_pod:
-                raise ValueError(f"{name} has {a_pod} gpus_per_pod, which replicas of {a_replica} GPUs do not fill")
+            per_pod, per_replica = pods.gpus_per_pod, limits.gpus_per_replica
+            if per_pod % per_replica and per_replica % per_pod:
+                raise ValueError(f"{name}: gpus_per_pod is {per_pod}, which replicas of {per_replica} GPUs do not fill")

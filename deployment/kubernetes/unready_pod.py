@@ -1,50 +1,50 @@
-"""A pod of ours that does not run, and why."""
+"""Pod that does not run, with the reason."""
 
 from dataclasses import dataclass
 from datetime import datetime
 
 from baton.deployment.kubernetes.api_objects import ContainerStatus, Pod, condition
 
-ON_ITS_WAY = ("", "Pending", "PodInitializing", "ContainerCreating")  # reasons of what only needs some time
+STARTING_REASONS = ("", "Pending", "PodInitializing", "ContainerCreating")  # that need only time
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadyPod:
-    """What Kubernetes says of a pod that waits."""
+    """Kubernetes' reason why a pod waits."""
 
     name: str
-    node: str | None  # None: it has no place yet
+    node: str | None  # None: not scheduled yet
     since: datetime | None
     reason: str  # Unschedulable, ImagePullBackOff, CrashLoopBackOff, ...
     message: str
 
     @classmethod
     def of(cls, pod: Pod) -> "UnreadyPod | None":
-        """None if all of it runs, or if its end was asked for."""
+        """Return the reason why a pod waits; None if all of it runs, or if its deletion was requested."""
         if pod.metadata.deletion_timestamp is not None:
             return None
         waiting = _waiting(pod)
-        if waiting is not None and waiting.reason not in ON_ITS_WAY:
+        if waiting is not None and waiting.reason not in STARTING_REASONS:
             return waiting
         if pod.status.phase not in ("Pending", "Unknown"):
             return None
         return _unscheduled(pod) or waiting or _of(pod, pod.status.reason or pod.status.phase, pod.status.message)
 
     @property
-    def is_on_its_way(self) -> bool:
-        """Whether nothing is known to be in its way."""
-        return self.reason in ON_ITS_WAY
+    def is_starting(self) -> bool:
+        """Whether it is starting normally."""
+        return self.reason in STARTING_REASONS
 
     def line(self, now: datetime) -> str:
-        """For people."""
+        """Return one line for the log."""
         where = f" on {self.node}" if self.node is not None else ""
         since = f" for {max((now - self.since).total_seconds(), 0):.0f} s" if self.since is not None else ""
-        said = f": {self.message}" if self.message else ""
-        return f"{self.name} does not run{where}{since}: {self.reason}{said}"
+        message = f": {self.message}" if self.message else ""
+        return f"{self.name} does not run{where}{since}: {self.reason}{message}"
 
 
 def _unscheduled(pod: Pod) -> UnreadyPod | None:
-    """The scheduler's own words."""
+    """Return the scheduler's reason, if the pod is not scheduled."""
     scheduled = condition(pod.status.conditions, "PodScheduled")
     if scheduled is None or scheduled.status == "True":
         return None
@@ -52,7 +52,7 @@ def _unscheduled(pod: Pod) -> UnreadyPod | None:
 
 
 def _waiting(pod: Pod) -> UnreadyPod | None:
-    """The first container that waits for something other than its turn, or else for that."""
+    """Return the first container that waits because of an error, or else the first that waits."""
     statuses = [
         (status, status.state.waiting)
         for status in (*pod.status.init_container_statuses, *pod.status.container_statuses)
@@ -60,13 +60,13 @@ def _waiting(pod: Pod) -> UnreadyPod | None:
     ]
     if not statuses:
         return None
-    status, waiting = min(statuses, key=lambda each: each[1].reason in ON_ITS_WAY)
-    said = [waiting.message] if waiting.message else []
-    return _of(pod, waiting.reason or "ContainerCreating", "; ".join(said + _crashes(status)))
+    status, waiting = min(statuses, key=lambda each: each[1].reason in STARTING_REASONS)
+    messages = [waiting.message] if waiting.message else []
+    return _of(pod, waiting.reason or "ContainerCreating", "; ".join(messages + _crashes(status)))
 
 
 def _crashes(status: ContainerStatus) -> list[str]:
-    """How often the container has ended, and how the last time."""
+    """Describe how often the container has ended, and its last exit."""
     ended = status.last_state.terminated
     if ended is None:
         return []

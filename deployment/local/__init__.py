@@ -1,1 +1,1 @@
-"""A cluster on one machine: processes, supervisors, configuration."""
+"""A cluster on one machine: its configuration, processes and supervisors."""

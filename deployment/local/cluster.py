@@ -1,11 +1,11 @@
 """A cluster on one machine: a router and its workers as processes.
 
-1. Every process starts at once, each under a supervisor that starts it again when it dies.
-2. The cluster is ready when every process was ready once, and the router has every worker and is ready itself.
-3. It runs until it is stopped. Processes that die are started again, without end once the cluster was ready; one that
-   never was ready ends when a process does not get ready. Warnings in the logs are relayed.
-4. At the end the router goes first, so that what runs can finish; then the workers; last what their groups meet at, if
-   they are in groups. No process is left.
+1. All processes start at once, each under a supervisor that restarts it when it dies.
+2. The cluster is ready when every process has been ready once, and the router is ready and has every worker.
+3. It runs until it is stopped. Before the cluster is ready, a process that fails to start ends the cluster; afterwards
+   restarts are unlimited. Warnings in the logs are relayed to the listener.
+4. At shutdown the router ends first, so that running requests can finish; then the workers; then the rendezvous, if
+   there are worker groups. No process is left behind.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from baton.process.child import ProcessSpec
 from baton.process.progress import Ready
 
 POLL_INTERVAL_S = 0.1
-END_MARGIN_S = 5.0  # beyond the time that processes take to drain
+END_MARGIN_S = 5.0  # after the drain timeout, until processes are killed
 
 
 class LocalCluster:
-    """Owns the processes: whatever happens, none outlives `run`."""
+    """Owner of the cluster's processes. None of them outlives `run`, even if it raises."""
 
     def __init__(
         self,
@@ -40,14 +40,15 @@ class LocalCluster:
         states: StatesWriter | None = None,
         watch_key: str | None = None,
     ) -> None:
-        """`specs` has the router first; the others go by their workers' ids, and meet at `rendezvous` if in groups.
+        """Start nothing yet.
 
-        `states` tells the router of all processes. `watch_key`: the API key with which the router is asked about its
-        workers.
+        `specs` has the router first, then the workers, named by worker id. `rendezvous` is empty if there are no worker
+        groups. `states` reports the state of all processes to the router. `watch_key` is the API key for the router's
+        /workers.
         """
         self._watch_key = watch_key
-        self._supervisors = [Supervisor(spec, policy, self._hear) for spec in specs]
-        self._rendezvous = [Supervisor(spec, policy, self._hear) for spec in rendezvous]
+        self._supervisors = [Supervisor(spec, policy, self._handle) for spec in specs]
+        self._rendezvous = [Supervisor(spec, policy, self._handle) for spec in rendezvous]
         self._workers = {spec.name for spec in specs[1:]}
         self._loading = {spec.name for spec in (*specs, *rendezvous)}  # never ready so far
         self._url = url
@@ -60,8 +61,11 @@ class LocalCluster:
         self._end_timeout_s = drain_timeout_s + END_MARGIN_S
 
     async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
-        """Serves until `stop`; `kill` cuts the end short. Raises GaveUp or OSError if the cluster was never ready and a
-        process does not get ready; `stop` is then set too, so that the user's next signal is the one that kills."""
+        """Serve until `stop` is set; `kill` skips draining.
+
+        Raises GaveUp or OSError if a process fails before the cluster was ready. `stop` is then set too, so that the
+        user's next signal kills.
+        """
         lives = [asyncio.create_task(supervisor.run()) for supervisor in self._everyone]
         stopped = asyncio.create_task(stop.wait())
         watching = [asyncio.create_task(task) for task in (self._announce_ready(), self._relay.run())]
@@ -76,7 +80,7 @@ class LocalCluster:
             await self._announce_end(kill)
             router, *workers = self._supervisors
             await end_all(([router], workers, self._rendezvous), self._end_timeout_s, kill)
-            self._relay.look()  # at what was said at the end
+            self._relay.poll()  # relay the last warnings
             outcomes = await asyncio.gather(*watching, *lives, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
@@ -86,36 +90,36 @@ class LocalCluster:
     def _everyone(self) -> list[Supervisor]:
         return [*self._rendezvous, *self._supervisors]
 
-    def _hear(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         if isinstance(event, Progressed) and isinstance(event.progress, Ready):
             self._loading.discard(event.name)
         if self._states is not None:
-            self._states.hear(event)
+            self._states.update(event)
         self._listener(event)
 
     async def _announce_ready(self) -> None:
         started_s = time.monotonic()
         async with router_client(self._watch_key) as client:
-            while (view := await self._ready_view(client)) is None:  # noqa: ASYNC110  # the router's to say
+            while (view := await self._ready_view(client)) is None:  # noqa: ASYNC110  # the router has to be polled
                 await asyncio.sleep(POLL_INTERVAL_S)
         for supervisor in self._everyone:
             supervisor.persist()
-        self._relay.look()  # warnings of the start are above the announcement
+        self._relay.poll()  # print startup warnings above the announcement
         self._listener(ClusterReady(self._url, time.monotonic() - started_s, view.workers))
 
     async def _ready_view(self, client: httpx.AsyncClient) -> RouterView | None:
-        """The router's view once it would send requests to every worker; one is enough for its own /ready."""
+        """Return the router's view once every worker is in it; None before. The router's /ready needs only one."""
         view = None if self._loading else await view_router(client, self._url)
         return view if view is not None and view.is_ready and self._workers <= view.addresses.keys() else None
 
     def _announce_failure(self, lives: Sequence[asyncio.Task[None]]) -> None:
-        """Report why the cluster ends, before the end of the other processes, which may take a while."""
+        """Report why the cluster failed, before shutting down the other processes, which may take a while."""
         for life in lives:
             if life.done() and not life.cancelled() and (error := life.exception()) is not None:
                 self._listener(GivenUp(str(error)))
 
     async def _announce_end(self, kill: asyncio.Event) -> None:
-        """Says what the end waits for."""
+        """Report the number of requests that the shutdown waits for."""
         async with router_client(self._watch_key) as client:
             num_requests = 0 if kill.is_set() else await num_open_requests(client, self._url)
         self._listener(Ending(num_requests, self._drain_timeout_s))

@@ -1,4 +1,4 @@
-"""What a cluster on one machine is told."""
+"""Configuration of a cluster on one machine."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,14 +23,14 @@ class ClusterConfig:
     served_model_name: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000
-    prefill: int | None = None  # workers; None: 1, or 0 beside colocated ones
+    prefill: int | None = None  # workers; None: one group, or 0 if there are colocated workers
     decode: int | None = None
     both: int = 0
     tensor_parallel: int = 1  # ranks of each decode or colocated worker
-    prefill_tensor_parallel: int = 1  # the same of prefill workers
-    enable_expert_parallel: bool = False  # spread experts over the ranks of tensor_parallel
-    expert_parallel: int = 1  # decode and colocated workers over which the experts are spread
-    prefill_expert_parallel: int = 1  # the same for prefill workers
+    prefill_tensor_parallel: int = 1  # ranks of each prefill worker
+    enable_expert_parallel: bool = False  # spread the experts over a worker's tensor-parallel ranks
+    expert_parallel: int = 1  # number of decode or colocated workers that the experts are spread over
+    prefill_expert_parallel: int = 1  # number of prefill workers that the experts are spread over
     router_processes: int = 1
     prefill_kv_cache_memory_bytes: int | None = None  # of each prefill worker
     decode_kv_cache_memory_bytes: int | None = None  # of each decode worker
@@ -53,12 +53,12 @@ class ClusterConfig:
 
     @property
     def num_ranks(self) -> int:
-        """Processes that compute."""
+        """Ranks of all workers."""
         return self.num_prefill * self.prefill_tensor_parallel + (self.num_decode + self.both) * self.tensor_parallel
 
     @property
     def kv_parts(self) -> int:
-        """Parts that KV blocks must have for workers of both sizes."""
+        """Shards of a KV block that suit both tensor-parallel sizes."""
         return lcm(self.prefill_tensor_parallel, self.tensor_parallel)
 
     @property
@@ -67,20 +67,20 @@ class ClusterConfig:
         return max(self.group_size("decode"), self.group_size("prefill")) > 1
 
     def group_size(self, role: Role) -> int:
-        """Workers of this role in a group."""
+        """Number of workers in a group of this role."""
         return 1 if self.num_tensor_ranks(role) > 1 else self.num_expert_ranks(role)
 
     def num_expert_ranks(self, role: Role) -> int:
-        """Ranks over which the experts of this role's workers are spread: workers, or ranks of one."""
+        """Number of ranks that this role's experts are spread over: workers, or the ranks of one worker."""
         given = self.prefill_expert_parallel if role == "prefill" else self.expert_parallel
         return max(given, self.num_tensor_ranks(role)) if self.enable_expert_parallel else given
 
     def num_tensor_ranks(self, role: Role) -> int:
-        """Ranks of each worker of this role."""
+        """Number of tensor-parallel ranks of each worker of this role."""
         return self.prefill_tensor_parallel if role == "prefill" else self.tensor_parallel
 
     def check_groups(self) -> None:
-        """Raises OptionError for workers that do not divide into groups, as those of one machine have to."""
+        """Raise OptionError if a role's workers do not divide evenly into groups."""
         counts: list[tuple[Role, int]] = [
             ("prefill", self.num_prefill),
             ("decode", self.num_decode),
@@ -96,68 +96,68 @@ class ClusterConfig:
 CLUSTER_OPTIONS = {
     "model": OptionInfo("Directory or Hugging Face id of a checkpoint. Default: the bundled model."),
     "served_model_name": OptionInfo("Name of the model for clients. Default: from the model's directory or id."),
-    "host": OptionInfo("Address on which clients are served; workers listen at Unix sockets."),
+    "host": OptionInfo("Address of the HTTP server. Workers listen on Unix sockets."),
     "port": OptionInfo("Port of the OpenAI HTTP server.", minimum=1, maximum=65535),
-    "prefill": OptionInfo("Prefill workers; 1 unless there are colocated workers.", minimum=0, maximum=256),
-    "decode": OptionInfo("Decode workers; 1 unless there are colocated workers.", minimum=0, maximum=256),
-    "both": OptionInfo("Colocated workers, which prefill and decode.", minimum=0, maximum=256),
+    "prefill": OptionInfo("Number of prefill workers. Default: 1, or 0 with --both.", minimum=0, maximum=256),
+    "decode": OptionInfo("Number of decode workers. Default: 1, or 0 with --both.", minimum=0, maximum=256),
+    "both": OptionInfo("Number of colocated workers, which prefill and decode.", minimum=0, maximum=256),
     "tensor_parallel": OptionInfo(
         "Tensor-parallel ranks of each decode (or colocated) worker.",
         minimum=1,
         maximum=64,
         aliases=("--tensor-parallel-size", "-tp"),
     ),
-    "prefill_tensor_parallel": OptionInfo("The same for prefill workers.", minimum=1, maximum=64),
+    "prefill_tensor_parallel": OptionInfo("Tensor-parallel ranks of each prefill worker.", minimum=1, maximum=64),
     "enable_expert_parallel": OptionInfo(
-        "Keep each expert whole on one of a worker's tensor-parallel ranks, instead of a part of it on each."
+        "Place whole experts on a worker's tensor-parallel ranks, instead of sharding every expert."
     ),
     "expert_parallel": OptionInfo(
-        "Decode (or colocated) workers over which the model's experts are spread; they step together.",
+        "Decode (or colocated) workers that the experts are spread over; they step together.",
         minimum=1,
         maximum=256,
     ),
-    "prefill_expert_parallel": OptionInfo("The same for prefill workers.", minimum=1, maximum=256),
+    "prefill_expert_parallel": OptionInfo("Prefill workers that the experts are spread over.", minimum=1, maximum=256),
     "router_processes": OptionInfo(
         "Router processes that share the port.", minimum=1, maximum=256, aliases=("--api-server-count", "-asc")
     ),
-    "prefill_kv_cache_memory_bytes": OptionInfo("Memory of each prefill worker's KV cache.", minimum=1 << 16),
-    "decode_kv_cache_memory_bytes": OptionInfo("Memory of each decode worker's KV cache.", minimum=1 << 16),
-    "log_dir": OptionInfo("Directory for the processes' logs. Default: a temporary one, removed after a clean end."),
+    "prefill_kv_cache_memory_bytes": OptionInfo("KV cache size of each prefill worker.", minimum=1 << 16),
+    "decode_kv_cache_memory_bytes": OptionInfo("KV cache size of each decode worker.", minimum=1 << 16),
+    "log_dir": OptionInfo("Directory for logs. Default: a temporary one, removed after a clean shutdown."),
 }
 WORKER_PLANNED = frozenset(
     {
         *("role", "worker_id", "host", "port", "uds", "kv_port", "served_model_name", "registry", "lease_s"),
         *("tensor_parallel", "expert_parallel", "enable_expert_parallel", "rendezvous", "group", "group_port"),
-        *("metrics_port", "progress_fd", *TLS_OPTIONS),  # on one machine nobody else hears
+        *("metrics_port", "progress_fd", *TLS_OPTIONS),  # not needed on one machine
     }
 )
 ROUTER_PLANNED = frozenset(
     {
         *("model", "served_model_name", "host", "port", "workers", "registry", "progress_fd", "drain_timeout_s"),
         *("processes", "process", "group_dir", "process_states", *TLS_OPTIONS),
-        *("ssl_ca_certs", "ssl_cert_reqs"),  # the cluster itself asks for the workers' state
+        *("ssl_ca_certs", "ssl_cert_reqs"),  # the cluster itself polls /workers, without a client certificate
     }
 )
 ENGINE_PLANNED = frozenset({"model"})
-# Workers that share one machine's cores gain nothing from each other: by price every prompt would be prefilled where it
-# is decoded. What runs here is to be what runs in a cluster.
+# Workers that share one machine's cores gain nothing from disaggregation: by estimated cost, the router would prefill
+# every prompt at its decode worker. A fixed threshold makes one machine behave like a cluster.
 LOCAL_PREFILL_BELOW = 64
 ENGINE_INFOS = {
     **WORKER_OPTIONS,
     "kv_cache_memory_bytes": OptionInfo(
-        "Memory of each worker's KV cache. Default: a share of the free memory, on a GPU what gpu_memory_utilization "
-        "leaves.",
+        "KV cache size of each worker. Default: a share of the free memory, or on a GPU the rest of "
+        "gpu_memory_utilization.",
         minimum=1 << 16,
     ),
     "num_threads": OptionInfo(
-        "Threads of torch in each worker. Default: its share of the cores.", minimum=1, maximum=4096
+        "Torch threads of each worker. Default: its share of the cores.", minimum=1, maximum=4096
     ),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """A cluster's options, and what was said about its parts; what was not said is decided by the plan."""
+    """Cluster options, and those of its router, workers and engines that the user set; the plan fills in the rest."""
 
     cluster: ClusterConfig
     worker: Mapping[str, Value] = field(default_factory=dict)
@@ -166,27 +166,27 @@ class ClusterSettings:
 
 
 def cluster_options() -> dict[str, Option]:
-    """The options of `ClusterConfig`."""
+    """Return the options of `ClusterConfig`."""
     return options_of(ClusterConfig, CLUSTER_OPTIONS)
 
 
 def worker_options() -> dict[str, Option]:
-    """The options of every worker that a plan leaves open."""
+    """Return the worker options that the plan does not set."""
     return _without(options_of(WorkerConfig, WORKER_OPTIONS), WORKER_PLANNED)
 
 
 def router_options() -> dict[str, Option]:
-    """The options of the router that a plan leaves open."""
+    """Return the router options that the plan does not set."""
     options = _without(options_of(RouterConfig, ROUTER_OPTIONS), ROUTER_PLANNED)
     below = options["local_prefill_below"]
     return {**options, below.name: replace(below, default=LOCAL_PREFILL_BELOW)}
 
 
 def engine_options() -> dict[str, Option]:
-    """The options of every engine that a plan leaves open."""
+    """Return the engine options that the plan does not set."""
     options = _without(options_of(EngineConfig, ENGINE_INFOS), ENGINE_PLANNED)
     size = options["kv_cache_memory_bytes"]
-    return {**options, size.name: replace(size, default=None)}  # the plan's, not an engine's own default
+    return {**options, size.name: replace(size, default=None)}  # the plan's default, not the engine's
 
 
 def _without(options: dict[str, Option], names: frozenset[str]) -> dict[str, Option]:
@@ -196,11 +196,11 @@ def _without(options: dict[str, Option], names: frozenset[str]) -> dict[str, Opt
 def load_settings(
     file: Path | None, flags: Mapping[str, object], counted_elsewhere: Collection[Role] = ()
 ) -> ClusterSettings:
-    """Settings from a YAML file and flags (None where not given); flags win.
+    """Read settings from a YAML file and flags (None: not set); flags take precedence.
 
-    The file's top level has the options of the cluster and of every worker; sections `router`, `engine` and, over
-    that, `prefill_engine` and `decode_engine` have the parts'. Roles that are counted elsewhere have workers, whatever
-    their number is here. Raises OptionError naming the offending key.
+    The file's top level has the options of the cluster and of every worker; the sections `router`, `engine`,
+    `prefill_engine` and `decode_engine` those of its parts, where the last two override `engine`. Roles in
+    `counted_elsewhere` have workers, whatever their number is here. Raises OptionError with the offending key.
     """
     content = read_config_file(file) if file is not None else {}
     top_options = {**cluster_options(), **worker_options()}
@@ -220,7 +220,7 @@ def load_settings(
     }
     router = {**take("router", router_options()), **pick(router_options(), flags)}
     if "slo" not in router and "target_ttft_ms" not in router:
-        router = {"local_prefill_below": LOCAL_PREFILL_BELOW, **router}  # else it is for prices to say
+        router = {"local_prefill_below": LOCAL_PREFILL_BELOW, **router}  # with an SLO, estimated costs decide
     top = check_section(top_options, content, elsewhere=elsewhere)
     cluster = build(ClusterConfig, cluster_options(), pick(cluster_options(), top), pick(cluster_options(), flags))
     counts = {"prefill": cluster.num_prefill, "decode": cluster.num_decode, "both": cluster.both}
@@ -239,19 +239,19 @@ def load_settings(
 
 def _check_pools(roles: Collection[str]) -> None:
     if not {"decode", "both"}.intersection(roles):
-        raise OptionError("decode: no worker decodes; ask for at least one with --decode or --both")
+        raise OptionError("decode: no worker decodes; set --decode or --both to at least 1")
     if "prefill" in roles and "decode" not in roles:
         raise OptionError(
-            "prefill: no worker takes what these prefill, for colocated ones prefill for themselves; ask for at least"
-            " one with --decode, or leave --prefill out"
+            "prefill: no worker would decode what these prefill, because colocated workers prefill for themselves; "
+            "set --decode to at least 1, or remove --prefill"
         )
 
 
 def _check_alike(roles: Collection[str], engines: Mapping[str, Mapping[str, Value]]) -> None:
-    """KV goes only between workers whose blocks are alike: a cluster of others would quietly never hand over."""
+    """Raise OptionError if the roles' KV blocks differ: such workers would never hand over, without an error."""
     for name in ("dtype", "quantization", "kv_cache_dtype", "block_size"):
         default = engine_options()[name].default
         values = {role: engines[role].get(name, default) for role in engines if role in roles}
         if len(set(values.values())) > 1:
-            told = ", ".join(f"{value} for {role}" for role, value in values.items())
-            raise OptionError(f"{name}: {told}, but workers that hand KV over must have the same")
+            found = ", ".join(f"{value} for {role}" for role, value in values.items())
+            raise OptionError(f"{name}: {found}, but it must be equal for workers that hand over KV")

@@ -1,4 +1,4 @@
-"""Which processes a cluster on one machine has, and what each of them is told."""
+"""Plan of a cluster on one machine: its processes and their configs."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -26,21 +26,21 @@ from baton.settings.values import OptionError
 from baton.settings.worker_config import Role, WorkerConfig
 from baton.worker.memory import memory_need
 
-WORKER_HOST = "127.0.0.1"  # of KV that is read over TCP
+WORKER_HOST = "127.0.0.1"  # for KV reads over TCP
 RENDEZVOUS = "rendezvous"
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
-# The module that Python runs, and what follows it.
+# The module that Python runs, and its first arguments.
 WORKER_COMMANDS: dict[Role, tuple[str, ...]] = {
     "prefill": ("baton.prefill_worker",),
     "decode": ("baton.decode_worker",),
     "both": ("baton", "worker"),
 }
-# Of glibc, for a process that computes.
+# glibc's allocator settings for workers.
 ALLOCATOR = {
-    # A step's tensors come and go; kept by the allocator, their pages are not faulted in again each time.
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that it accepts
+    # Keep freed memory in the allocator: tensors are freed after every step, and new pages would fault each time.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the largest value that glibc accepts
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    # Every step reads all weights: in huge pages (where the kernel gives them to who asks) a fifth faster.
+    # Every step reads all weights; huge pages make that 20% faster if the kernel's THP setting is `madvise`.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
@@ -51,26 +51,26 @@ class ClusterPlan:
 
     router: RouterConfig
     workers: tuple[WorkerConfig, ...]
-    rendezvous: RendezvousConfig | None = None  # of the workers' groups, if they are in any
+    rendezvous: RendezvousConfig | None = None  # None: no worker groups
     log_level: str = "info"
 
     @property
     def url(self) -> str:
-        """Where clients on this machine reach the router."""
+        """The router's URL for clients on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.router.host, self.router.host)
         return f"{self.router.scheme}://{host_port(host, self.router.port)}"
 
     def specs(self, log_dir: Path) -> list[ProcessSpec]:
-        """The router's process and the workers', the router first."""
+        """Return the processes of the router and the workers, the router first."""
         command = ("baton", "router") if self.router.processes > 1 else ("baton.router",)
         config, secrets = without_secrets(self.router)
         router = _spec("router", [*command, *_common(self.log_level), *flags_of(config)], log_dir, secrets)
-        if self.router.processes == 1:  # several have a supervisor of their own
+        if self.router.processes == 1:  # `baton router` supervises several itself
             router = replace(router, heartbeat_timeout_s=self.router.heartbeat_timeout_s)
         return [router, *(self._worker_spec(worker, log_dir) for worker in self.workers)]
 
     def rendezvous_specs(self, log_dir: Path) -> list[ProcessSpec]:
-        """The process where the workers' groups meet, if they are in groups."""
+        """Return the rendezvous process if there are worker groups."""
         return [] if self.rendezvous is None else [rendezvous_spec(self.rendezvous, log_dir, self.log_level)]
 
     def _worker_spec(self, worker: WorkerConfig, log_dir: Path) -> ProcessSpec:
@@ -82,17 +82,17 @@ class ClusterPlan:
 
 
 def rendezvous_spec(config: RendezvousConfig, log_dir: Path, log_level: str) -> ProcessSpec:
-    """The process of a rendezvous."""
+    """Return the process of a rendezvous."""
     return _spec(RENDEZVOUS, ["baton.membership.rendezvous", *_common(log_level), *flags_of(config)], log_dir, {})
 
 
 def _common(log_level: str) -> list[str]:
-    """Flags of every process."""
+    """Return the flags of every process."""
     return [f"--log-level={log_level}"]
 
 
 def _spec(name: str, words: list[str], log_dir: Path, env: dict[str, str]) -> ProcessSpec:
-    # -P: a folder of the same name where the user stands must not be run instead of ours.
+    # -P: do not import from the current directory, which may have a package with the same name.
     argv = (sys.executable, "-P", "-m", *words)
     return ProcessSpec(name, argv, log_dir / f"{name}.log", {"PYTHONUNBUFFERED": "1", **env})
 
@@ -107,10 +107,10 @@ class Checkpoint:
 
 
 def check_experts(model: ModelConfig, name: str, num_ranks: int) -> None:
-    """Raise OptionError for a dense model whose experts would be spread over several ranks."""
+    """Raise OptionError if expert parallelism is set for a dense model."""
     if model.moe is None and num_ranks > 1:
         raise OptionError(
-            f"expert_parallel: {name} is a dense model without experts to spread; leave it out, or use tensor_parallel"
+            f"expert_parallel: {name} is a dense model without experts to spread; remove it, or use tensor_parallel"
         )
 
 
@@ -121,12 +121,12 @@ def plan_cluster(
     sockets: Path | None = None,
     log_level: str = "info",
 ) -> ClusterPlan:
-    """Gives every process its config; workers share cores and KV memory evenly unless the settings say otherwise.
+    """Make the config of every process. Workers share cores and KV memory evenly unless the settings set them.
 
-    Workers and rendezvous listen at Unix sockets in the directory `sockets`, which no other user may enter. If it is
-    None, they take free ports, and find each other in a registry.
+    Workers and rendezvous listen on Unix sockets in the directory `sockets`, which other users must not be able to
+    enter. If it is None, they listen on free ports and find each other in a registry.
 
-    Raises OptionError for what the checkpoint does not allow, or what is not installed.
+    Raises OptionError for settings that the checkpoint does not support, and for packages that are not installed.
     """
     cluster = settings.cluster
     name = cluster.served_model_name or checkpoint.name
@@ -174,7 +174,7 @@ def _uds(sockets: Path | None, name: str) -> str | None:
 
 
 def _cache_secret(sockets: Path | None) -> dict[str, str]:
-    """A secret that outlives the router's process, for a cluster without a registry."""
+    """Return the cache secret for a cluster without a registry, so that it survives restarts of the router."""
     return {} if sockets is None else {"cache_secret": new_cache_secret()}
 
 
@@ -195,7 +195,7 @@ def _engine(
             num_threads = len(_parse_cores(str(cores))) // num_ranks
         elif near is not None:
             given["cores"] = format_cores(near.cores)
-            num_threads = min(num_threads, near.num_ours // num_ranks)
+            num_threads = min(num_threads, near.num_own // num_ranks)
         given["num_threads"] = max(1, num_threads)
     if cluster.kv_parts > 1:
         given.setdefault("kv_parts", cluster.kv_parts)
@@ -205,14 +205,12 @@ def _engine(
     engine = EngineConfig(model=str(checkpoint.directory), **given)  # type: ignore[arg-type]  # checked when read
     longest = checkpoint.config.max_model_len
     if engine.max_model_len is not None and engine.max_model_len > longest:
-        raise OptionError(
-            f"max_model_len: {engine.max_model_len} tokens are over the checkpoint's context of {longest}"
-        )
+        raise OptionError(f"max_model_len: {engine.max_model_len} tokens exceed the checkpoint's context of {longest}")
     try:
         kv_cache_dtype(checkpoint.config, engine.kv_cache_dtype)
     except UnsupportedModel as error:
         raise OptionError(str(error)) from error
-    if "kv_cache_memory_bytes" in given or not engine.is_on_cpu:  # of a GPU's memory the engine takes its share
+    if "kv_cache_memory_bytes" in given or not engine.is_on_cpu:  # on a GPU the engine sizes its own cache
         return engine
     kv_bytes = default_kv_bytes(machine.memory_bytes, cluster.num_ranks, checkpoint.config, engine)
     return replace(engine, kv_cache_memory_bytes=kv_bytes)
@@ -226,7 +224,7 @@ def _parse_cores(text: str) -> tuple[int, ...]:
 
 
 def check_resources(plan: ClusterPlan, model: ModelConfig, memory: HostMemory) -> None:
-    """Raise OptionError for GPUs that are not there, or more memory than there is for all workers together."""
+    """Raise OptionError if a GPU is missing, or if all workers together need more memory than the host has."""
     for worker in plan.workers:
         if worker.is_on_gpu:
             require_gpus(worker.engine.device, worker.tensor_parallel, visible_gpus())

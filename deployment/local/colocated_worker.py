@@ -1,4 +1,4 @@
-"""A worker of both roles: the services of a prefill worker and of a decode worker, on one engine."""
+"""Colocated worker: the services of a prefill worker and a decode worker on one engine."""
 
 import grpc
 
@@ -9,29 +9,29 @@ from baton.worker.server import WorkerCore, serve_worker
 
 
 class BothWorker:
-    """Owns both; their requests share the engine's batch and blocks.
+    """Owner of a prefill and a decode worker whose requests share the engine's batch and blocks.
 
-    Nobody waits in a circle: who waits for a prompt that is computed here holds blocks elsewhere, and what decodes here
-    waits for nobody, since it takes no handovers.
+    There is no circular wait: a decode worker that waits for a prompt prefilled here holds blocks elsewhere, and
+    requests that decode here wait for no other worker, because they are not handed over.
     """
 
     def __init__(self, core: WorkerCore) -> None:
         self._services = (PrefillWorker(core), DecodeWorker(core))
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Adds the services of both roles to the server."""
+        """Add the services of both roles to the server."""
         for services in self._services:
             services.register(server)
 
     async def close(self) -> None:
-        """Aborts what is left."""
+        """Abort the remaining requests."""
         prefill, decode = self._services
         try:
-            await decode.close()  # first: blocks that it frees may let a prompt begin
+            await decode.close()  # first: the blocks that it frees may let a waiting prefill start
         finally:
             await prefill.close()
 
 
 async def run(config: WorkerConfig) -> None:
-    """Serves until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT."""
     await serve_worker(config, BothWorker)

@@ -8,7 +8,7 @@ from baton.process.progress import Progress
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process was started; `life` counts from 1."""
+    """A process was started; `life` is 1 for its first start."""
 
     name: str
     life: int
@@ -17,7 +17,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """A process said where it stands."""
+    """A process reported its progress."""
 
     name: str
     progress: Progress
@@ -25,7 +25,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A process ended that should not have; it is started again after `restart_in_s` seconds."""
+    """A process ended unexpectedly; it is restarted after `restart_in_s` seconds."""
 
     name: str
     reason: str
@@ -35,7 +35,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """A process logged a warning that matters to the user."""
+    """A process logged a warning for the user."""
 
     name: str
     message: str
@@ -47,14 +47,14 @@ class ServingWorker:
 
     worker_id: str
     role: str
-    kv_tokens: int  # that fit into its KV cache
-    max_model_len: int  # of a request: prompt plus output
-    transports: tuple[str, ...]  # by which peers can read its KV
+    kv_tokens: int  # capacity of its KV cache
+    max_model_len: int  # prompt plus output
+    transports: tuple[str, ...]  # that peers can read its KV with
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterReady:
-    """A request would be served at `url`."""
+    """The cluster serves requests at `url`."""
 
     url: str
     started_in_s: float
@@ -63,17 +63,17 @@ class ClusterReady:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """The cluster was never ready and ends, because a process does not get ready."""
+    """The cluster shuts down before it was ready, because a process failed."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The processes are being ended."""
+    """The cluster is shutting down."""
 
-    num_requests: int | None = 0  # that the router waits for; None: not known
-    timeout_s: float = 0.0  # how long it waits
+    num_requests: int | None = 0  # that the router waits for; None: unknown
+    timeout_s: float = 0.0  # longest wait
 
 
 Event = Started | Progressed | Died | Warned | ClusterReady | GivenUp | Ending

@@ -1,4 +1,4 @@
-"""What this machine, or the container around us, has to give."""
+"""Cores and memory of this machine, or of this container."""
 
 import math
 import os
@@ -15,33 +15,33 @@ NODES = Path("/sys/devices/system/node")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Cores and memory that our processes may use."""
+    """Cores and memory that the cluster may use."""
 
     num_cores: int
-    memory_bytes: int  # not in use now
-    nodes: tuple[tuple[int, ...], ...] = ()  # the cores that are near each part of the memory (NUMA), if all are ours
+    memory_bytes: int  # currently free
+    nodes: tuple[tuple[int, ...], ...] = ()  # cores of each NUMA node; empty if a CPU quota applies
 
     def near(self, index: int, count: int) -> "NearCores | None":
-        """Where one of `count` processes shall run, each on as few nodes as can be; None: anywhere."""
+        """Return the cores for process `index` of `count`, on as few NUMA nodes as possible; None: any cores."""
         num_nodes = len(self.nodes)
         if num_nodes < 2:
             return None
         starts = [each * num_nodes // count for each in range(count)]
         end = max(starts[index] + 1, (index + 1) * num_nodes // count)
         cores = tuple(core for node in self.nodes[starts[index] : end] for core in node)
-        return NearCores(cores, num_ours=max(1, len(cores) // starts.count(starts[index])))
+        return NearCores(cores, num_own=max(1, len(cores) // starts.count(starts[index])))
 
 
 @dataclass(frozen=True, slots=True)
 class NearCores:
-    """Where a process shall run."""
+    """Cores to pin a process to."""
 
     cores: tuple[int, ...]
-    num_ours: int  # how many of them are its own, if others run there too
+    num_own: int  # its share of them, if other processes are pinned there too
 
 
 def this_machine(cgroup: Path = CGROUP, nodes: Path = NODES) -> Machine:
-    """The affinity mask and free memory, bounded by the limits of our control groups where there are any."""
+    """Return the cores and free memory within the affinity mask and the control group's limits."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     num_cores = len(cores)
     quota = _read(cgroup / "cpu.max")
@@ -51,11 +51,11 @@ def this_machine(cgroup: Path = CGROUP, nodes: Path = NODES) -> Machine:
     return Machine(num_cores, host_memory(cgroup).free_bytes, near)
 
 
-def _nodes(directory: Path, ours: Collection[int]) -> tuple[tuple[int, ...], ...]:
-    """Our cores of every node that has some."""
+def _nodes(directory: Path, allowed: Collection[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the allowed cores of each NUMA node that has any."""
     paths = sorted(directory.glob("node[0-9]*"), key=lambda node: int(node.name.removeprefix("node")))
     lists = [_read(node / "cpulist") for node in paths]
-    nodes = [tuple(core for core in parse_cores(words[0]) if core in ours) for words in lists if words]
+    nodes = [tuple(core for core in parse_cores(words[0]) if core in allowed) for words in lists if words]
     return tuple(filter(None, nodes))
 
 

@@ -1,19 +1,19 @@
-"""Ports for processes that keep theirs over restarts."""
+"""Ports for processes that keep their port when they restart."""
 
 import random
 import socket
 from contextlib import ExitStack
 
-FIRST_PORT, LAST_PORT = 20000, 32000  # below the range from which systems give ports to outgoing connections
+FIRST_PORT, LAST_PORT = 20000, 32000  # below the ephemeral port range
 NUM_ATTEMPTS = 1000
 
 
 class PortInUse(OSError):
-    """Another process listens on the port."""
+    """The port is in use, or there are not enough free ports."""
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Return different ports of `host` on which nobody listens now. Raises PortInUse."""
+    """Return `count` distinct free ports of `host`. Raises PortInUse."""
     ports: list[int] = []
     draw = random.SystemRandom()  # two clusters started together must not draw the same ports
     with ExitStack() as held:
@@ -28,14 +28,14 @@ def free_ports(host: str, count: int) -> list[int]:
                 continue
             ports.append(port)
     if len(ports) < count:
-        raise PortInUse(f"found no {count} free ports from {FIRST_PORT} to {LAST_PORT} on {host}")
+        raise PortInUse(f"did not find {count} free ports from {FIRST_PORT} to {LAST_PORT} on {host}")
     return ports
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises PortInUse if one cannot listen on the port now."""
+    """Raise PortInUse if the port cannot be listened on."""
     with _socket(host) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: old connections do not matter
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: ignore connections in TIME_WAIT
         try:
             probe.bind((host, port))
         except OSError as error:

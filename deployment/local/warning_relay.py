@@ -1,4 +1,4 @@
-"""Warnings in the logs of a cluster's processes, relayed to its listener, since few users read the logs."""
+"""Relay of warnings from the processes' logs to the cluster's listener, because few users read the logs."""
 
 import asyncio
 import os
@@ -10,31 +10,35 @@ from pathlib import Path
 from baton.deployment.local.events import Listener, Warned
 
 PERIOD_S = 0.5
-MAX_READ_BYTES = 1 << 20  # of a log at once; what is beyond it follows
-MAX_WARNINGS = 20  # of a cluster's life
+MAX_READ_BYTES = 1 << 20  # of a log at once; the rest is read next time
+MAX_WARNINGS = 20  # relayed in total
 MAX_CHARS = 400  # of one warning
 # A record as process/logs.py formats it: time, level, process, logger, message.
 RECORD = re.compile(r"\S+Z (?:WARNING|ERROR|CRITICAL) +\S+ (?P<logger>\S+): (?P<message>.+)")
-# The reason for an end is in the event of the process's death; Python's warnings are for developers.
-LEFT_OUT = ("baton.process.entry", "py.warnings")
-OURS = "baton."
-NUMBERS = re.compile(r"[0-9a-f-]{8,}|\d+")  # of requests and connections, which differ in warnings that are alike
+# The reason why a process ended is in the Died event; Python's warnings are for developers.
+IGNORED_LOGGERS = ("baton.process.entry", "py.warnings")
+LOGGER_PREFIX = "baton."
+NUMBERS = re.compile(r"[0-9a-f-]{8,}|\d+")  # ids and counts, in which otherwise equal warnings differ
+
+
+def _is_relayed(logger: str) -> bool:
+    return logger.startswith(LOGGER_PREFIX) and logger not in IGNORED_LOGGERS
 
 
 @dataclass(slots=True)
 class FollowedLog:
-    """The log of one process, and how far it has been read."""
+    """Log file of one process, and the read offset."""
 
     name: str
     path: Path
     offset: int
 
     def new_lines(self) -> list[str]:
-        """Return the whole lines written since the last call."""
+        """Return the complete lines written since the last call."""
         try:
             with self.path.open("rb") as log:
                 if log.seek(0, os.SEEK_END) < self.offset:
-                    self.offset = 0  # it was rotated: emptied in place
+                    self.offset = 0  # it was truncated by log rotation
                 log.seek(self.offset)
                 text = log.read(MAX_READ_BYTES)
         except OSError:
@@ -45,10 +49,10 @@ class FollowedLog:
 
 
 class WarningRelay:
-    """Owns how far each log has been read, and which warnings were relayed: each once, whatever its numbers are."""
+    """Relay of each distinct warning, once. Warnings that differ only in numbers count as equal."""
 
     def __init__(self, logs: Iterable[tuple[str, Path]], listener: Listener) -> None:
-        """logs: names of processes and their logs, of which only what is written from now on counts."""
+        """`logs` has process names and log paths. Lines already in a log are not relayed."""
         self._logs = [FollowedLog(name, path, path.stat().st_size if path.exists() else 0) for name, path in logs]
         self._listener = listener
         self._seen: set[str] = set()
@@ -56,15 +60,15 @@ class WarningRelay:
     async def run(self) -> None:
         """Relay until cancelled."""
         while True:
-            self.look()
+            self.poll()
             await asyncio.sleep(PERIOD_S)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Relay the new warnings."""
         for log in self._logs:
             for line in log.new_lines():
                 record = RECORD.fullmatch(line)
-                if record is not None and record["logger"].startswith(OURS) and record["logger"] not in LEFT_OUT:
+                if record is not None and _is_relayed(record["logger"]):
                     self._relay(log.name, record["message"])
 
     def _relay(self, name: str, message: str) -> None:
@@ -74,5 +78,5 @@ class WarningRelay:
         self._seen.add(kind)
         if len(self._seen) > MAX_WARNINGS:
             message = "further warnings are only in the logs"
-        # Control characters, which may be a client's, must not reach the terminal.
+        # Control characters, which may come from a client, must not reach the terminal.
         self._listener(Warned(name, "".join(char if char.isprintable() else "?" for char in message[:MAX_CHARS])))

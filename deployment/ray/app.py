@@ -1,7 +1,7 @@
-"""Baton as an application on Ray Serve: `serve run baton.deployment.ray.app:build model=/models/x registry=redis://cache`.
+"""Baton as a Ray Serve application: `serve run baton.deployment.ray.app:build model=/models/x registry=redis://cache`.
 
-Ray places, watches, replaces and scales the replicas; each runs one of our processes. Requests, tokens and KV go
-between these directly, never through Ray.
+Ray places, watches, replaces and scales the replicas; each runs one Baton process. Requests, tokens and KV travel
+directly between these processes, never through Ray.
 """
 
 from typing import Any
@@ -16,18 +16,17 @@ from baton.deployment.ray.connection import num_gpus
 from baton.deployment.ray.replica import RendezvousReplica, RouterReplica, WorkerReplica
 from baton.deployment.ray.settings import RENDEZVOUS, ROLES, ROUTER, RaySettings
 
-# What chooses both pools' sizes: an application's `autoscaling_policy` in Serve's config file.
+# The policy that sizes both pools: an application's `autoscaling_policy` in Serve's config file.
 AUTOSCALING_POLICY = "baton.deployment.ray.scaling:PoolsPolicy"
-WAIT_LOOP_S = 0.2  # before a replica ends; our processes drain by themselves
-WORKER_ONGOING = 16  # requests of Serve's, which only ask who it is
+WAIT_LOOP_S = 0.2  # Serve's poll interval at shutdown; the processes drain themselves
+WORKER_ONGOING = 16  # Serve sends workers no tokens to compute, only requests for their id
 
 
 def build(args: dict[str, object]) -> Application:
-    """The application: deployments `prefill`, `decode`, `both` (those with workers) and `router`, its ingress; beside
-    them `rendezvous`, if a pool's workers are a group.
+    """Build the application: deployments `prefill`, `decode`, `both` (if they have workers) and `router`, the ingress.
 
-    `args` are what `read_ray_settings` takes; all values may be texts, as a command line has them. Raises OptionError
-    naming the offending key.
+    There is also a `rendezvous` deployment if a pool's workers form an expert-parallel group. `args` are the arguments
+    of `read_ray_settings`; values may be strings, as on a command line. Raises OptionError with the offending key.
     """
     settings = read_ray_settings(args, {}, auto_device="cuda" if _has_gpus() else None)
     if settings.has_router:
@@ -36,14 +35,14 @@ def build(args: dict[str, object]) -> Application:
 
 
 def _has_gpus() -> bool:
-    """Whether a node of the Ray that builds the application has GPUs."""
+    """Whether any node of the connected Ray cluster has GPUs."""
     return ray.is_initialized() and num_gpus() > 0
 
 
 def workers_application(settings: RaySettings) -> Application:
-    """The workers alone, for routers from elsewhere. Raises OptionError."""
+    """Build an application of the workers alone, for routers that run elsewhere. Raises OptionError."""
     settings.check()
-    pools: list[Application] = []  # each holds the one before it, for an application has one root
+    pools: list[Application] = []  # each binds the previous one, because an application has one root
     if settings.has_rendezvous:
         pools = [_deployment(settings, RENDEZVOUS, RendezvousReplica, WORKER_ONGOING).bind(settings)]
     for role in ROLES:
@@ -55,9 +54,9 @@ def workers_application(settings: RaySettings) -> Application:
 
 
 def router_application(settings: RaySettings, *workers: Application) -> Application:
-    """A router, in one application with these workers or without any. Raises OptionError."""
+    """Build an application of a router and, optionally, workers. Raises OptionError."""
     settings.check()
-    # More than the router takes, so that it is the router that refuses, with its own words.
+    # Above the router's own limits, so that the router rejects requests with its own error.
     limits = [_limit(settings, name) for name in ("max_inflight", "max_queue")]
     max_ongoing = (sum(limits) + 1) * settings.cluster.cluster.router_processes
     return _deployment(settings, ROUTER, RouterReplica, max_ongoing).bind(settings, *workers)
@@ -70,18 +69,18 @@ def _limit(settings: RaySettings, name: str) -> int:
 
 
 def _deployment(settings: RaySettings, name: str, replica: type, max_ongoing: int) -> Deployment:
-    """A deployment as its section says; Ray's own words for a runtime environment that it does not take."""
+    """Make a deployment from its options. Ray raises its own error for an invalid runtime environment."""
     options = settings.deployments[name]
     replicas, autoscaling = options.replicas, options.autoscaling
     size: dict[str, Any] = {"num_replicas": settings.num_replicas(name)}
     if autoscaling is not None:
         bounds = {"min_replicas": autoscaling.min_replicas, "max_replicas": autoscaling.max_replicas}
-        at_once = {"upscale_delay_s": 0.0, "downscale_delay_s": 0.0}  # our policy has delays of its own
+        at_once = {"upscale_delay_s": 0.0, "downscale_delay_s": 0.0}  # the policy has its own delays
         size = {"autoscaling_config": {**bounds, **at_once, "initial_replicas": autoscaling.initial_replicas}}
     if replicas.max_replicas_per_node is not None:
         size["max_replicas_per_node"] = replicas.max_replicas_per_node
     elif name == ROUTER and settings.port:
-        size["max_replicas_per_node"] = 1  # the port is there once
+        size["max_replicas_per_node"] = 1  # they listen on the same port
     actor: dict[str, Any] = {"num_cpus": replicas.num_cpus, "num_gpus": settings.num_gpus(name)}
     for key, value in (
         ("resources", options.resources),

@@ -1,4 +1,4 @@
-"""The arguments of an application on Ray Serve, as they are read."""
+"""Parser of a Ray Serve application's arguments."""
 
 import tempfile
 from collections.abc import Collection, Mapping
@@ -20,10 +20,10 @@ from baton.settings.values import OptionError, Value, shown
 from baton.settings.worker_config import Role
 from baton.settings.worker_options import WORKER_OPTIONS
 
-SHARED_OPTIONS = {**WORKER_OPTIONS, "registry_file": OptionInfo("File that holds the registry's URL.")}
+SHARED_OPTIONS = {**WORKER_OPTIONS, "registry_file": OptionInfo("File with the registry's URL.")}
 BELOW = "local_prefill_below"
-DEFAULTS: dict[str, dict[str, Value]] = {RENDEZVOUS: {"num_cpus": 0.0}}  # it computes nothing: it fits on any node
-OF_ROUTER = ("host", "port", "router_processes", "api_server_count", SECTIONS[ROUTER])  # beside its own section
+DEFAULTS: dict[str, dict[str, Value]] = {RENDEZVOUS: {"num_cpus": 0.0}}  # negligible load: place it on any node
+ROUTER_KEYS = ("host", "port", "router_processes", "api_server_count", SECTIONS[ROUTER])  # outside of its section
 
 
 def read_ray_settings(
@@ -32,19 +32,19 @@ def read_ray_settings(
     one_machine: bool = False,
     auto_device: str | None = None,
 ) -> RaySettings:
-    """Settings from an application's arguments (or a file's content) and flags (None where not given); flags win.
+    """Read settings from an application's arguments (or a file's content) and flags (None: not set); flags win.
 
     The arguments are the keys of `baton serve`'s file, those of `SharedOptions`, and a section of `SECTIONS` for each
-    deployment; `router: false` is an application without one. A key `SECTION.KEY` is a section's. Only on one machine
-    has `local_prefill_below` a default. The device `auto` is a GPU if a deployment's `num_gpus` says so; without that
-    it is `auto_device`, by default that of this machine. Raises OptionError naming the offending key.
+    deployment; `router: false` leaves the router out. `SECTION.KEY` sets a key of a section. `local_prefill_below` has
+    a default only on one machine. The device `auto` follows a deployment's `num_gpus`; without that it is
+    `auto_device`, by default this machine's. Raises OptionError with the offending key.
     """
     rest = _nested(as_section(content, "arguments"))
     has_router = rest.get(ROUTER) not in (False, "false")
     if not has_router:
         del rest[ROUTER]
-        if useless := [name for name in OF_ROUTER if name in rest]:
-            raise OptionError(f"{useless[0]}: `router: false` is no router; who starts one tells it to that")
+        if unused := [name for name in ROUTER_KEYS if name in rest]:
+            raise OptionError(f"{unused[0]}: has no effect with `router: false`; set it where the router is started")
     shared = _take_shared(rest, flags)
     deployments = {
         name: read_deployment(rest.pop(section, None), section, DEFAULTS.get(name, {}))
@@ -72,10 +72,10 @@ def read_ray_settings(
     return settings
 
 
-def _device(asked: Value, num_gpus: float | None, auto_device: str | None) -> str:
-    """The device of a deployment's engines: nodes do not choose it, for Ray gives them GPUs by it."""
-    if asked not in (None, "auto"):
-        return str(asked)
+def _device(requested: Value, num_gpus: float | None, auto_device: str | None) -> str:
+    """Return the device of a deployment's engines. It must be fixed before placement: Ray assigns GPUs by it."""
+    if requested not in (None, "auto"):
+        return str(requested)
     if num_gpus is not None:
         return "cuda" if num_gpus else "cpu"
     return auto_device or visible_gpus().auto_device
@@ -88,15 +88,15 @@ def _take_shared(rest: dict[str, object], flags: Mapping[str, object]) -> Shared
     if shared.registry is not None:
         parse_registry_url(shared.registry)
         if shared.registry_file is not None:
-            raise OptionError("registry: the URL is given here or in registry_file, not both")
+            raise OptionError("registry: set either registry or registry_file, not both")
     files = (shared.tls_cert, shared.tls_key, shared.tls_ca)
     if None in files and (any(files) or shared.tls_server_name):
-        raise OptionError("tls_cert, tls_key, tls_ca: all three are needed, or nothing of TLS")
+        raise OptionError("tls_cert, tls_key, tls_ca: all three are needed for TLS")
     return shared
 
 
 def _nested(arguments: dict[str, object]) -> dict[str, object]:
-    """The arguments with those of `SECTION.KEY` in their sections, as a command line has them, whichever come first."""
+    """Move each `SECTION.KEY` argument, the form of a command line, into its section. Raises OptionError."""
     nested = {key: value for key, value in arguments.items() if "." not in key}
     for key, value in arguments.items():
         section, dot, name = key.partition(".")
@@ -104,28 +104,28 @@ def _nested(arguments: dict[str, object]) -> dict[str, object]:
             continue
         inner = nested.get(section)
         if inner is not None and not isinstance(inner, Mapping):
-            raise OptionError(f"{key}: {section} is {shown(inner)} already")
+            raise OptionError(f"{key}: {section} is already {shown(inner)}")
         known = as_section(inner, section)
         if name in known:
-            raise OptionError(f"{key}: stands there twice, here and in {section}")
+            raise OptionError(f"{key}: is set twice, here and in {section}")
         nested[section] = {**known, name: value}
     return nested
 
 
 def _kept(router: Mapping[str, Value], leave_out: Collection[str]) -> dict[str, Value]:
-    """The router's options as Ray may keep them: API keys as their digests, and no cache secret.
+    """Return the router's options in the form that Ray may store: API keys as digests, and no cache secret.
 
-    Routers on Ray agree on a cache secret at the registry, or have it from the environment of their nodes.
+    Routers on Ray agree on a cache secret in the registry, or read it from the environment of their nodes.
     """
     kept = {name: value for name, value in router.items() if name not in (*leave_out, "cache_secret")}
     keys = kept.get("api_key")
-    if isinstance(keys, tuple) and all(keys):  # what is no key is refused by the router
+    if isinstance(keys, tuple) and all(keys):  # the router rejects an empty key itself
         kept["api_key"] = tuple(map(hidden, keys))
     return kept
 
 
 def _load(content: Mapping[str, object], flags: Mapping[str, object], counted: Collection[Role]) -> ClusterSettings:
-    """The cluster's settings, read as from a file."""
+    """Read the cluster's settings through a temporary file."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         yaml.safe_dump(dict(content), file)
         file.flush()

@@ -1,4 +1,4 @@
-"""What the deployments of an application on Ray Serve may not be told."""
+"""Checks of the deployment options of a Ray Serve application."""
 
 import math
 
@@ -10,7 +10,7 @@ from baton.settings.worker_config import Role
 
 
 def check_deployments(settings: RaySettings) -> None:
-    """Raises OptionError for what Ray could never run, or would quietly do otherwise."""
+    """Raise OptionError for options that Ray could never satisfy, or would silently ignore."""
     for role in ROLES:
         _check_size(settings, role)
         if settings.has(role):
@@ -18,9 +18,9 @@ def check_deployments(settings: RaySettings) -> None:
             _check_end(settings, role, settings.longest_drain_s)
             _check_group(settings, role)
     if settings.has_router:
-        _check_end(settings, ROUTER, settings.drain_timeout_s + END_MARGIN_S)  # it hands nothing on
+        _check_end(settings, ROUTER, settings.drain_timeout_s + END_MARGIN_S)  # a router hands nothing over
     if settings.deployments[RENDEZVOUS].has_size:
-        raise OptionError(f"{SECTIONS[RENDEZVOUS]}: there is one, if a pool has expert_parallel; leave its number out")
+        raise OptionError(f"{SECTIONS[RENDEZVOUS]}: a pool with expert_parallel has exactly one; remove its number")
 
 
 def _check_size(settings: RaySettings, role: Role) -> None:
@@ -28,16 +28,19 @@ def _check_size(settings: RaySettings, role: Role) -> None:
     if autoscaling is None:
         return
     if role == "both":
-        raise OptionError(f"{where}: nothing sizes colocated workers; give {SECTIONS[role]}.num_replicas")
+        raise OptionError(f"{where}: colocated workers are not autoscaled; set {SECTIONS[role]}.num_replicas")
     if autoscaling.initial_replicas is not None:
         raise OptionError(
-            f"{where}.initial_replicas: Serve would go back to it at each change of the application, whatever the load;"
-            " leave it out, a pool begins with min_replicas"
+            f"{where}.initial_replicas: Serve would return to it at every change of the application, whatever the load;"
+            " remove it, a pool starts with min_replicas"
         )
 
 
 def _check_group(settings: RaySettings, role: Role) -> None:
-    """A pool is one group, which whoever comes joins; but it begins only when all are there that it is said to need."""
+    """Check that a pool has enough replicas for its expert-parallel group, which starts only with all its ranks.
+
+    Further replicas join the same group.
+    """
     size, num_replicas = settings.group_size(role), settings.num_replicas(role)
     if size == 1 or num_replicas >= size:
         return
@@ -45,8 +48,8 @@ def _check_group(settings: RaySettings, role: Role) -> None:
     key = f"{where}.autoscaling.min_replicas" if options.autoscaling is not None else f"{where}.num_replicas"
     option = "prefill_expert_parallel" if role == "prefill" else "expert_parallel"
     raise OptionError(
-        f"{key if options.has_size else role}: {num_replicas}, but the group of the {role} workers begins with {size}"
-        f" ({option}); give {size} or more"
+        f"{key if options.has_size else role}: {num_replicas}, but the group of the {role} workers needs {size}"
+        f" ({option}); set {size} or more"
     )
 
 
@@ -55,25 +58,25 @@ def _check_device(settings: RaySettings, role: Role) -> None:
     check_device(device)
     kind, _, index = device.partition(":")
     if settings.uses_gpu(role) and not num_gpus:
-        raise OptionError(f"{SECTIONS[role]}.num_gpus: without one Ray hides the GPUs that device asks for")
+        raise OptionError(f"{SECTIONS[role]}.num_gpus: must be above 0, or Ray hides the GPUs that device needs")
     num_ranks = settings.cluster.cluster.num_tensor_ranks(role)
-    if settings.uses_gpu(role) and math.ceil(num_gpus) < num_ranks:  # a single rank may have a part of one
+    if settings.uses_gpu(role) and math.ceil(num_gpus) < num_ranks:  # a single rank may have a fraction of a GPU
         option = "prefill_tensor_parallel" if role == "prefill" else "tensor_parallel"
         raise OptionError(
             f"{SECTIONS[role]}.num_gpus: {num_gpus:g}, but a worker has {num_ranks} ranks ({option}), each with a GPU"
         )
     if settings.uses_gpu(role) and index.isdecimal() and int(index) + num_ranks > math.ceil(num_gpus):
         raise OptionError(
-            f"device: {device} for {role}, but a replica sees none but the {num_gpus:g} that Ray gives it, counted from"
-            f" 0; say {kind}"
+            f"device: {device} for {role}, but a replica sees only the {num_gpus:g} that Ray assigns to it, counted "
+            f"from 0; set {kind}"
         )
 
 
 def _check_end(settings: RaySettings, name: str, least_s: float) -> None:
-    """A replica's process is killed at the end of that time, with what it was about to hand on."""
+    """Check that a replica can drain before Serve kills its process."""
     given_s = settings.shutdown_timeout_s(name)
     if given_s < least_s:
         raise OptionError(
-            f"{SECTIONS[name]}.graceful_shutdown_timeout_s: {given_s:g} s end a replica before it has drained; give"
-            f" {least_s:g} or more, or less than {settings.drain_timeout_s:g} as drain_timeout_s"
+            f"{SECTIONS[name]}.graceful_shutdown_timeout_s: {given_s:g} s is too short for a replica to drain; set"
+            f" {least_s:g} or more, or drain_timeout_s to less than {settings.drain_timeout_s:g}"
         )

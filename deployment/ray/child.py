@@ -1,4 +1,4 @@
-"""The process of a replica, from its start to its end."""
+"""Process of a replica, from start to shutdown."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,26 +8,26 @@ from baton.process.child import ChildProcess, ProcessSpec, log_tail
 from baton.process.progress import Failed, Ready
 
 TAIL_LINES = 12
-LAST_NEWS_S = 1.0  # after a process's end, for what it still wrote
+LAST_REPORT_S = 1.0  # after the process has ended, to read the rest of its progress reports
 
 
 class NotReady(Exception):
-    """A process does not get ready; the text is its own, if it said why."""
+    """The process failed to start; the text has its own error, if it reported one."""
 
 
 class ReplicaChild:
-    """Owns a process that was ready: hears of its death, and ends it."""
+    """Owner of a replica's process."""
 
     def __init__(self, spec: ProcessSpec, child: ChildProcess) -> None:
         self._spec = spec
         self._child = child
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._failure: str | None = None  # its own words
-        self._story = asyncio.create_task(self._follow())
+        self._failure: str | None = None  # reported by the process
+        self._following = asyncio.create_task(self._follow())
 
     @classmethod
     async def start(cls, spec: ProcessSpec, timeout_s: float) -> "ReplicaChild":
-        """Starts the process; returns once it is ready. Raises NotReady."""
+        """Start the process and wait until it is ready. Raises NotReady."""
         started = cls(spec, await ChildProcess.start(spec))
         ended = asyncio.create_task(started.wait())
         try:
@@ -45,12 +45,12 @@ class ReplicaChild:
 
     @property
     def address(self) -> str:
-        """Where it serves."""
+        """Address at which it serves."""
         return self._ready.result()
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._child.pid
 
     async def _follow(self) -> None:
@@ -61,33 +61,33 @@ class ReplicaChild:
                 self._failure = progress.message
 
     async def wait(self) -> str:
-        """Why it ended, once it has, in its own words or ours."""
+        """Wait until it ends, and return the error that it reported, or how it ended."""
         await self._child.wait()
-        await asyncio.wait([self._story], timeout=LAST_NEWS_S)
+        await asyncio.wait([self._following], timeout=LAST_REPORT_S)
         return self._failure or self._child.describe_end()
 
     def watch(self, on_death: Callable[[str], None]) -> asyncio.Task[None]:
-        """Has its end told; who ends it himself cancels the task before."""
+        """Return a task that calls `on_death` with the reason when the process ends. Cancel it before ending it."""
 
-        async def tell() -> None:
+        async def report() -> None:
             on_death(await self.wait())
 
-        return asyncio.create_task(tell(), name="watch")
+        return asyncio.create_task(report(), name="watch")
 
     def _tail(self) -> str:
         path = self._spec.log_path
         return f"\n{log_tail(path, TAIL_LINES)}\nIts log: {path}" if path is not None else ""
 
     async def end(self, timeout_s: float) -> None:
-        """Has it drain and end (SIGTERM), and kills it if it has not ended after `timeout_s`."""
+        """Let it drain and end (SIGTERM), and kill it after `timeout_s`."""
         self._child.terminate()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._child.wait(), timeout_s)
         await self.kill()
 
     async def kill(self) -> None:
-        """Ends it at once, and whatever it started; there is nothing left of it afterwards."""
+        """Kill it and its child processes."""
         self._child.kill()
         await self._child.wait()
-        self._story.cancel()
+        self._following.cancel()
         self._child.close()

@@ -1,11 +1,11 @@
-"""A cluster on the Ray that this process is connected to, as `deployment/local/cluster.py` has it without Ray.
+"""A cluster on the connected Ray: the counterpart of `deployment/local/cluster.py`.
 
 1. Two Serve applications are deployed, the workers and the router; each replica starts its process.
-2. The cluster is ready when both run, and the router has every worker and is ready itself.
-3. It runs until it is stopped. What dies meanwhile, Ray replaces.
-4. At the end the router goes first, so that what runs can finish; then the workers.
+2. The cluster is ready when both run, and the router is ready and has every worker.
+3. It runs until it is stopped. Ray replaces replicas that die.
+4. At shutdown the router ends first, so that running requests can finish; then the workers.
 
-Ray's calls block, perhaps for ever: each has a thread of its own, for which nobody waits at the end.
+Ray's calls block, perhaps forever, so each runs in its own daemon thread, which shutdown does not wait for.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 WORKERS_APP, ROUTER_APP = "baton-workers", "baton"
 POLL_INTERVAL_S = 0.2
-LOOK_S = 1.0  # at the router's workers, once all were ready
+READY_POLL_INTERVAL_S = 1.0  # once all workers have been ready
 
 
 class RayCluster:
-    """Owns the two applications."""
+    """Owner of the two applications."""
 
     def __init__(self, settings: RaySettings, url: str, listener: Listener, watch_key: str | None) -> None:
-        """`url` is where the router is; `watch_key`: the API key with which it is asked about its workers."""
+        """Deploy nothing yet. `url` is the router's; `watch_key` is the API key for its /workers."""
         self._watch_key = watch_key
         self._settings = settings
         self._url = url
@@ -49,7 +49,7 @@ class RayCluster:
         self._deploying: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
-        """Serves until `stop`; `kill` cuts the end short and leaves the rest to Ray's own end. Raises RayFailed."""
+        """Serve until `stop` is set; `kill` skips draining and leaves cleanup to Ray's shutdown. Raises RayFailed."""
         life = asyncio.create_task(self._live())
         stopped = asyncio.create_task(stop.wait())
         try:
@@ -60,7 +60,7 @@ class RayCluster:
             async with router_client(self._watch_key) as client:
                 num_requests = 0 if kill.is_set() else await num_open_requests(client, self._url)
             self._listener(Ending(num_requests, self._settings.drain_timeout_s))
-            with suppress(RayFailed):  # the life's own words say more, if it failed
+            with suppress(RayFailed):  # the error of `life` is more helpful, if it failed
                 await self._end(kill)
             [outcome] = await asyncio.gather(life, return_exceptions=True)
         if isinstance(outcome, Exception):
@@ -69,7 +69,7 @@ class RayCluster:
     async def _live(self) -> None:
         started_s = time.monotonic()
         self._deploying = asyncio.create_task(in_thread(self._deploy))
-        await asyncio.shield(self._deploying)  # who gives up on it has to end what it started
+        await asyncio.shield(self._deploying)  # must finish even if cancelled: `_delete` ends what it deploys
         await self._wait_running()
         num_workers = sum(self._settings.num_replicas(role) for role in ROLES)
         seen: dict[str, str] = {}
@@ -84,13 +84,13 @@ class RayCluster:
                 if view is not None and not is_ready and len(ready) >= num_workers:
                     is_ready = True
                     self._listener(ClusterReady(self._url, time.monotonic() - started_s, view.workers))
-                await asyncio.sleep(LOOK_S if is_ready else POLL_INTERVAL_S)
+                await asyncio.sleep(READY_POLL_INTERVAL_S if is_ready else POLL_INTERVAL_S)
 
     def _deploy(self) -> None:
         if known := {WORKERS_APP, ROUTER_APP} & serve.status().applications.keys():
-            raise RayFailed(f"this Ray has applications of these names already: {', '.join(sorted(known))}")
+            raise RayFailed(f"this Ray cluster already has applications with these names: {', '.join(sorted(known))}")
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        serve.start(proxy_location="Disabled")  # if Serve does not run yet; clients come to the router itself
+        serve.start(proxy_location="Disabled")  # no HTTP proxy: clients connect to the router
         apps = {WORKERS_APP: workers_application(self._settings), ROUTER_APP: router_application(self._settings)}
         serve.run_many(
             [serve.RunTarget(app, name, route_prefix=None) for name, app in apps.items()],
@@ -99,11 +99,12 @@ class RayCluster:
         )
 
     async def _wait_running(self) -> None:
-        """Returns once all replicas are there. Raises RayFailed with the words of one that cannot be.
+        """Wait until all replicas run. Raises RayFailed with Serve's message if a deployment fails.
 
-        Serve gives a deployment up only while none of its replicas has started; else it tries on, and says why.
+        Serve gives up on a deployment only while none of its replicas has started; later it retries, and its messages
+        are logged.
         """
-        told: dict[str, str] = {}
+        logged: dict[str, str] = {}
         while True:
             status = await in_thread(serve.status)
             apps = [status.applications.get(name) for name in (WORKERS_APP, ROUTER_APP)]
@@ -113,8 +114,8 @@ class RayCluster:
                 if app.status == ApplicationStatus.DEPLOY_FAILED:
                     raise RayFailed(_explain(app))
                 for name, deployment in app.deployments.items():
-                    if deployment.message and deployment.message != told.get(name):
-                        told[name] = deployment.message
+                    if deployment.message and deployment.message != logged.get(name):
+                        logged[name] = deployment.message
                         logger.warning("%s: %s", name, deployment.message)
             if all(app is not None and app.status == ApplicationStatus.RUNNING for app in apps):
                 return
@@ -130,7 +131,7 @@ class RayCluster:
         ending.cancel()
 
     async def _delete(self) -> None:
-        """Ends the applications."""
+        """Delete the applications, the router first."""
         if self._deploying is None:
             return
         await asyncio.wait([self._deploying])
@@ -138,18 +139,18 @@ class RayCluster:
             return
         for name in (ROUTER_APP, WORKERS_APP):
             await in_thread(lambda: serve.delete(name, _blocking=False))  # noqa: B023  # it is awaited here
-            while name in (await in_thread(serve.status)).applications:  # noqa: ASYNC110  # it is Ray's to tell
+            while name in (await in_thread(serve.status)).applications:  # noqa: ASYNC110  # Ray has to be polled
                 await asyncio.sleep(POLL_INTERVAL_S)
 
 
 def _explain(app: ApplicationStatusOverview) -> str:
-    """What an application says of its failure, its deployments' words if they have any."""
-    told = [deployment.message for deployment in app.deployments.values() if "FAIL" in deployment.status]
-    return "\n".join(message for message in told if message) or app.message
+    """Return the messages of an application's failed deployments, or else its own message."""
+    messages = [deployment.message for deployment in app.deployments.values() if "FAIL" in deployment.status]
+    return "\n".join(message for message in messages if message) or app.message
 
 
 async def in_thread(call: Callable[[], T]) -> T:
-    """What one of Ray's calls returns. The thread is left alone if nobody waits any more. Raises RayFailed."""
+    """Run a blocking Ray call in a daemon thread, which is abandoned on cancellation. Raises RayFailed."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
 
@@ -158,7 +159,7 @@ async def in_thread(call: Callable[[], T]) -> T:
             future.set_result(call())
         except (RayError, RayServeException) as error:
             future.set_exception(RayFailed(f"Ray: {error}"))
-        except BaseException as error:  # whoever waits gets it
+        except BaseException as error:  # raised in the awaiting task
             future.set_exception(error)
 
     threading.Thread(target=run, name="Ray's call", daemon=True).start()

@@ -1,4 +1,4 @@
-"""A connection to Ray for as long as a command runs."""
+"""Connection to Ray for the duration of a command."""
 
 import logging
 import math
@@ -17,14 +17,14 @@ NODE_LABEL = "ray.io/node-id"
 
 
 class RayFailed(Exception):
-    """Ray cannot be reached, or does not run our applications; the text says why."""
+    """Ray cannot be reached, or the applications failed; the text has the reason."""
 
 
 @contextmanager
 def own_ray(directory: Path, num_cpus: float) -> Iterator[None]:
-    """A Ray on this machine that keeps its files in the directory, and ends with the block or with this process.
+    """Start a Ray cluster on this machine, which ends with the block or with this process.
 
-    Where it listens and whom it hears is in the environment. Raises RayFailed.
+    Its files are in `directory`. Its listen address and authentication come from the environment. Raises RayFailed.
     """
     options = {"num_cpus": math.ceil(num_cpus), "include_dashboard": False, "_temp_dir": str(directory)}
     with _connected(address="local", **options):
@@ -33,7 +33,7 @@ def own_ray(directory: Path, num_cpus: float) -> Iterator[None]:
 
 @contextmanager
 def joined_ray(address: str) -> Iterator[None]:
-    """A connection to a Ray that runs already, from one of its nodes (auto: this node's). Raises RayFailed."""
+    """Connect to a running Ray cluster from one of its nodes (auto: this node's cluster). Raises RayFailed."""
     with _connected(address=address):
         yield
 
@@ -42,9 +42,9 @@ def joined_ray(address: str) -> Iterator[None]:
 def _connected(**options: Any) -> Iterator[None]:
     try:
         try:
-            with _deaf_to_hangup():
+            with _ignoring_hangup():
                 ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-        except Exception as error:  # plain ones too, such as for a start that took over 30 s
+        except Exception as error:  # Ray raises plain Exception too, such as for a start of over 30 s
             raise RayFailed(f"Ray: {error}") from error
         yield
     finally:
@@ -52,8 +52,8 @@ def _connected(**options: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _deaf_to_hangup() -> Iterator[None]:
-    """What is started within lives on when the terminal closes: it is needed for an orderly end."""
+def _ignoring_hangup() -> Iterator[None]:
+    """Ignore SIGHUP in processes started in the block: a graceful shutdown needs them after the terminal closes."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield
@@ -62,18 +62,18 @@ def _deaf_to_hangup() -> Iterator[None]:
 
 
 def num_gpus() -> int:
-    """Return the number of GPUs of all nodes of the Ray that this process is connected to."""
+    """Return the number of GPUs of all nodes of the connected Ray cluster."""
     return int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]  # Ray's
 
 
 def cpus_of(settings: RaySettings) -> float:
-    """Ray's CPUs that all replicas take."""
+    """Return the total `num_cpus` of all replicas."""
     names = (*filter(settings.has, ROLES), ROUTER, *([RENDEZVOUS] if settings.has_rendezvous else []))
     return sum(settings.num_replicas(name) * settings.deployments[name].replicas.num_cpus for name in names)
 
 
 def with_router_here(settings: RaySettings) -> RaySettings:
-    """The same with the router on this node, whose address clients were told."""
+    """Return settings that place the router on this node, whose address was printed for clients."""
     router = settings.deployments[ROUTER]
     here = {NODE_LABEL: ray.get_runtime_context().get_node_id()}
     router = replace(router, label_selector={**here, **router.label_selector})

@@ -1,4 +1,4 @@
-"""HTTP requests that a replica was given by Serve, passed on to the server beside it."""
+"""Reverse proxy from a Serve replica to the router process on the same node."""
 
 from collections.abc import AsyncIterator
 from urllib.parse import quote
@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 CONNECT_TIMEOUT_S = 5.0
-KEEP_ALIVE_S = 5.0  # of an idle connection; the server's own is longer, so that it does not close one in use
-QUERY_CHARS = "".join(map(chr, range(0x21, 0x7F)))  # that stay as they are, the % of what is quoted among them
-# Of one connection, not of the message (RFC 9110, section 7.6.1); the host is the server's own.
-PER_HOP = frozenset(
+KEEP_ALIVE_S = 5.0  # of an idle connection; shorter than the server's, which must not close a connection in use
+QUERY_CHARS = "".join(map(chr, range(0x21, 0x7F)))  # not quoted again, including the % of quoted characters
+# Hop-by-hop headers (RFC 9110, section 7.6.1), and the host, which is the server's own.
+HOP_HEADERS = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer"),
         *(b"transfer-encoding", b"upgrade", b"host"),
@@ -22,10 +22,10 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Forward:
-    """Passes requests of any method and path on to one server; bodies go through unbuffered in both directions."""
+    """Proxy for any method and path to one server. Bodies are streamed unbuffered in both directions."""
 
     def __init__(self, url: str) -> None:
-        """An https:// server is taken without a look at its certificate, which is for the name that clients know."""
+        """Open no connection yet. The certificate of an https:// server is not checked: it has the public name."""
         self._url = httpx.URL(url)
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
@@ -35,44 +35,46 @@ class Forward:
         )
 
     async def __call__(self, request: Request) -> Response:
-        """The server's answer, 503 if it cannot be reached. A client that goes cancels the call, which ends the
-        connection to the server, and with it the request."""
+        """Forward the request and return the server's response, or 503 if the server cannot be reached.
+
+        Serve cancels this call when the client disconnects, which closes the connection and aborts the request.
+        """
         has_body = any(name in request.headers for name in ("content-length", "transfer-encoding"))
-        passed_on = self._client.build_request(
+        forwarded = self._client.build_request(
             request.method,
             self._url.copy_with(raw_path=_target(request)),
-            headers=_end_to_end(request.headers.raw),
+            headers=_without_hop_headers(request.headers.raw),
             content=request.stream() if has_body else None,
         )
         try:
-            answer = await self._client.send(passed_on, stream=True)
+            upstream = await self._client.send(forwarded, stream=True)
         except httpx.TransportError as error:
             message = f"the router cannot be reached: {type(error).__name__} {error}".strip()
             return JSONResponse({"error": {"message": message, "type": "server_error", "code": 503}}, 503)
-        response = StreamingResponse(_body(answer), answer.status_code)
-        response.raw_headers = _end_to_end(answer.headers.raw)
+        response = StreamingResponse(_body(upstream), upstream.status_code)
+        response.raw_headers = _without_hop_headers(upstream.headers.raw)
         return response
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Close the connections."""
         await self._client.aclose()
 
 
 def _target(request: Request) -> bytes:
-    """Path and query, without the prefix under which Serve has the application."""
+    """Return the path and query, without the application's route prefix."""
     path = request.scope["path"].removeprefix(request.scope.get("root_path", "")) or "/"
     query = quote(request.scope.get("query_string", b""), safe=QUERY_CHARS)  # clients may send it as raw bytes
     return (quote(path, safe="/:@!$&'()*+,;=~") + ("?" + query if query else "")).encode()
 
 
-def _end_to_end(headers: Headers) -> Headers:
-    return [(name, value) for name, value in headers if name.lower() not in PER_HOP]
+def _without_hop_headers(headers: Headers) -> Headers:
+    return [(name, value) for name, value in headers if name.lower() not in HOP_HEADERS]
 
 
-async def _body(answer: httpx.Response) -> AsyncIterator[bytes]:
-    """The body's bytes as they come, still compressed if they are."""
+async def _body(upstream: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the raw body, without decompressing it."""
     try:
-        async for chunk in answer.aiter_raw():
+        async for chunk in upstream.aiter_raw():
             yield chunk
     finally:
-        await answer.aclose()
+        await upstream.aclose()

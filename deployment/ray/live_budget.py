@@ -1,25 +1,25 @@
-"""What the planner may use, where its settings and the cluster change while it runs."""
+"""Scaling settings and GPU budget that may change while the planner runs."""
 
 from collections.abc import Callable
 
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.kubernetes.budget_reader import BudgetReader
 
-OpenReader = Callable[[ScalingSettings], BudgetReader | None]  # None: there is no cluster that could be asked
+OpenReader = Callable[[ScalingSettings], BudgetReader | None]  # None: no cluster to read from
 
 
 class LiveBudget:
-    """Owns the reader of a cluster's budget: another one for other settings. One call at a time."""
+    """Owner of the cluster's budget reader, which it reopens when the settings change. Not thread-safe."""
 
     def __init__(self, read: Callable[[], ScalingSettings], open_reader: OpenReader) -> None:
-        """`read` says the operator's settings as they are now; who opens a reader may refuse the first ones."""
+        """Open a reader for the current settings. `read` returns these; `open_reader` may raise for invalid ones."""
         self._read = read
         self._open_reader = open_reader
         self._settings = read()
         self._reader = open_reader(self._settings)
 
     def __call__(self) -> ScalingSettings:
-        """The settings within what the cluster has, if it can be asked."""
+        """Return the current settings, with the budget limited to the cluster's free capacity if it can be read."""
         settings = self._read()
         if settings is not self._settings:
             self.close()
@@ -27,6 +27,6 @@ class LiveBudget:
         return settings if self._reader is None else self._reader.read().settings
 
     def close(self) -> None:
-        """Ends the connections to the cluster."""
+        """Close the connections to the cluster."""
         if self._reader is not None:
             self._reader.close()

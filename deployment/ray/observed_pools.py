@@ -1,4 +1,4 @@
-"""Both pools, as all routers' reports together show them. Pure: reports go in, the planner's snapshot comes out."""
+"""State of both pools, merged from all routers' reports. Pure functions from reports to the planner's snapshot."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -26,14 +26,14 @@ from baton.membership.registry.router_report import (
 )
 from baton.router.policy.cost_model import CostModel
 
-MIN_GAPS = 20  # fewer say nothing of how irregular they are
+MIN_GAPS = 20  # with fewer arrival gaps, their variation is not estimated
 
 
 def merged_traffic(reports: Sequence[TrafficReport]) -> Traffic:
-    """What came to any of them.
+    """Merge the traffic of several routers.
 
-    Rates add up. So do, weighted by their rates, the variations of streams that come together (the asymptotic method of
-    Whitt, The queueing network analyzer, 1983). The window is the one in which as many requests come at that rate.
+    Rates add up. The squared coefficients of variation are averaged, weighted by rate (the asymptotic method of Whitt,
+    The queueing network analyzer, 1983). The merged window is the total number of requests divided by the total rate.
     """
     rates = [each.num_requests / each.window_s for each in reports]
     requests_per_s, num_requests = sum(rates), sum(each.num_requests for each in reports)
@@ -56,7 +56,7 @@ def merged_traffic(reports: Sequence[TrafficReport]) -> Traffic:
 
 
 def merged_answers(reports: Sequence[TrafficReport]) -> Moments:
-    """The lengths of all answers, those that still run too where all routers count their tokens."""
+    """Return the moments of output lengths; running requests are included if all routers count their tokens."""
     generated = [each.num_generated_tokens for each in reports if each.num_generated_tokens is not None]
     return answer_moments(
         moments_of(each.output_tokens for each in reports),
@@ -67,33 +67,33 @@ def merged_answers(reports: Sequence[TrafficReport]) -> Moments:
 
 
 def moments_of(parts: Iterable[SampleSums]) -> Moments:
-    """Of all samples together."""
+    """Return the moments of all samples together."""
     sums = sum(parts, SampleSums())
     return Moments(sums.total / sums.num, sums.squares / sums.num) if sums.num else Moments()
 
 
 def gaps_cv2(gaps_s: SampleSums) -> float:
-    """The squared coefficient of variation; that of Poisson arrivals where too few came."""
+    """Return the squared coefficient of variation of arrival gaps; 1 (Poisson) if there are fewer than MIN_GAPS."""
     return moments_of([gaps_s]).cv2 if gaps_s.num >= MIN_GAPS and gaps_s.total > 0 else 1.0
 
 
-# From a router by way of the decode worker to a prefill worker, and the first token's back, as routers' prices have it.
-# Blocks come behind the first token, which does not wait for them.
-WAY_S = CostModel().hop_s
+# Latency from a router through the decode worker to a prefill worker, and of the first token back, as in the router's
+# cost model. The first token does not wait for the KV blocks.
+HANDOVER_S = CostModel().hop_s
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedPools:
-    """What the reports say, each worker counted once."""
+    """Traffic and workers of both pools, each worker counted once."""
 
     traffic: Traffic
-    workers: ByPool[tuple[WorkerReport, ...]]  # colocated ones are decode workers
+    workers: ByPool[tuple[WorkerReport, ...]]  # colocated workers count as decode workers
     num_waiting: int  # in the routers' queues
-    oldest_wait_s: float  # there
+    oldest_wait_s: float  # in the routers' queues
 
     @classmethod
     def of(cls, reports: Sequence[RouterReport]) -> "ObservedPools":
-        """All of one model."""
+        """Merge the reports, which must all be of one model."""
         workers = merged_workers(reports)
         return cls(
             traffic=merged_traffic([each.traffic for each in reports]),
@@ -107,11 +107,11 @@ class ObservedPools:
 
     @property
     def ready(self) -> ByPool[tuple[WorkerReport, ...]]:
-        """The workers that take new requests."""
+        """Workers that accept new requests."""
         return self.workers.map(lambda pool: tuple(each for each in pool if not each.draining))
 
     def snapshot(self, progress: ByPool[PoolProgress], quantile: float, now_s: float) -> PoolsSnapshot:
-        """What the planner sees; `quantile` is the SLO's, and the clock is the progress's."""
+        """Return the planner's snapshot. `quantile` is the SLO's; `now_s` is on the same clock as `progress`."""
         num_for_decode = self._num_waiting_for_decode()
         num_for_prefill = max(0, self.num_waiting - num_for_decode)
         waits_s = ByPool(self.oldest_wait_s if num_for_prefill else 0.0, self.oldest_wait_s if num_for_decode else 0.0)
@@ -126,7 +126,7 @@ class ObservedPools:
         )
 
     def _prefill(self, pool: PoolSnapshot, num_waiting: int) -> PrefillSnapshot:
-        """Nobody knows the prompts of those that wait in routers: they are taken to be as the others were."""
+        """Return the prefill snapshot. Prompts that wait in routers are assumed to have the mean length."""
         workers = self.workers.prefill
         queued = sum(each.num_queued_tokens for each in self.ready.prefill)
         remote_tokens = self.traffic.remote_tokens or self.traffic.uncached_tokens
@@ -135,14 +135,14 @@ class ObservedPools:
             tokens_per_s=_typical(workers, lambda each: each.prefill_tokens_per_s),
             step_s=_typical(workers, lambda each: each.decode_step_s),
             max_step_tokens=_typical_count(workers, lambda each: each.max_num_batched_tokens, 2048),
-            handover_s=WAY_S,
+            handover_s=HANDOVER_S,
             queued_tokens=queued + num_waiting * self.traffic.remote_share * remote_tokens.mean,
         )
 
     def _decode(self, pool: PoolSnapshot, num_waiting: int) -> DecodeSnapshot:
         workers = self.workers.decode
         num_running = sum(map(_num_in_batch, workers))
-        num_behind = sum(each.num_running for each in workers) - num_running
+        num_beyond_batch = sum(each.num_running for each in workers) - num_running
         num_receiving = min(sum(each.num_waiting for each in workers), self._num_at_prefill())
         used = sum((each.num_blocks - each.num_free_blocks) * each.block_size for each in workers)
         measured = [each for each in workers if each.decode_step_s > 0]
@@ -152,37 +152,37 @@ class ObservedPools:
             sequence_s=median([each.decode_sequence_s for each in measured]) if measured else 0.0,
             max_num_seqs=_typical_count(workers, lambda each: each.max_num_seqs, 256),
             kv_tokens=_typical_count(workers, lambda each: each.num_blocks * each.block_size, 0),
-            # Those that wait with their prompts, or for them, hold blocks too.
-            kv_used_tokens=round(used * num_running / max(1, num_running + num_behind + num_receiving)),
+            # Sequences that wait with a prefilled prompt, or for its KV, hold blocks too.
+            kv_used_tokens=round(used * num_running / max(1, num_running + num_beyond_batch + num_receiving)),
             num_running=num_running,
             num_waiting=num_waiting,
         )
 
     def _num_waiting_for_decode(self) -> int:
-        """Sequences that more decode places would help: what waits, beyond the places that are free.
+        """Return the number of waiting sequences that more decode capacity would help.
 
-        Who waits at a decode worker may have its place there and wait for its prompt: as many as prefill workers have
-        to do. Who has it waits on, as long as the batch is full. And who waits in a router waits for prefill, if decode
-        workers have room.
+        Sequences that wait at a decode worker may only be waiting for their prompt; at most as many as prefill workers
+        have in progress. With its prompt, a sequence waits while the batch is full. Requests in a router's queue wait
+        for prefill as long as decode workers have free slots.
         """
         workers = self.workers.decode
         num_receiving = self._num_at_prefill()
         num_at_workers = max(0, sum(each.num_waiting for each in workers) - num_receiving)
-        num_behind = sum(each.num_running - _num_in_batch(each) for each in workers)
+        num_beyond_batch = sum(each.num_running - _num_in_batch(each) for each in workers)
         ready = self.ready.decode
-        num_seats = sum(max(0, each.max_num_seqs - each.num_running) for each in ready) - num_receiving
+        num_slots = sum(max(0, each.max_num_seqs - each.num_running) for each in ready) - num_receiving
         context = self.traffic.prompt_tokens.mean + self.traffic.output_tokens.mean
         free_tokens = sum(each.num_free_blocks * each.block_size for each in ready)
-        num_free = min(num_seats, int(free_tokens / context)) if context > 0 else num_seats
-        return max(0, self.num_waiting + num_at_workers + num_behind - max(0, num_free))
+        num_free = min(num_slots, int(free_tokens / context)) if context > 0 else num_slots
+        return max(0, self.num_waiting + num_at_workers + num_beyond_batch - max(0, num_free))
 
     def _num_at_prefill(self) -> int:
-        """Prompts that prefill workers compute or are to compute: the most that decode workers may be receiving."""
+        """Return the number of prompts running or queued at prefill workers: an upper bound of pending handovers."""
         return sum(each.num_running + each.num_waiting for each in self.workers.prefill)
 
 
 def merged_workers(reports: Iterable[RouterReport]) -> list[WorkerReport]:
-    """Each as the latest report has it, with the times that all routers measured."""
+    """Merge workers by incarnation: the latest report wins, and the latencies of all routers are added."""
     workers: dict[str, WorkerReport] = {}  # by incarnation
     for report in sorted(reports, key=lambda each: each.time_s):
         for worker in report.workers:
@@ -201,7 +201,7 @@ def merged_workers(reports: Iterable[RouterReport]) -> list[WorkerReport]:
 def _pool(
     workers: Sequence[WorkerReport], progress: PoolProgress, oldest_wait_s: float, quantile: float
 ) -> PoolSnapshot:
-    """Who is to stop is draining already, whatever it says of itself."""
+    """Return a pool's snapshot. Replicas that Serve is about to stop count as draining."""
     ready = [each for each in workers if not each.draining]
     return PoolSnapshot(
         num_ready=len(ready) - progress.num_stopping,
@@ -218,12 +218,15 @@ def _pool(
 
 
 def _num_in_batch(worker: WorkerReport) -> int:
-    """Sequences that decode: more may run, for those whose prompts come from elsewhere are bounded by blocks alone."""
+    """Return the number of sequences in the decode batch.
+
+    `num_running` may exceed `max_num_seqs`, because handed-over sequences are limited by free blocks alone.
+    """
     return min(worker.num_running, worker.max_num_seqs or worker.num_running)
 
 
 def _typical(workers: Iterable[WorkerReport], attribute: Callable[[WorkerReport], float]) -> float:
-    """The median of what those report that know it; 0 if none does."""
+    """Return the median of the positive values; 0 if there are none."""
     known = [value for each in workers if (value := attribute(each)) > 0]
     return median(known) if known else 0.0
 

@@ -1,4 +1,4 @@
-"""What Ray Serve is told of one of our deployments."""
+"""Options of one Ray Serve deployment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,70 +12,70 @@ from baton.settings.values import OptionError, Value, parse_float, parse_text, s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaOptions:
-    """How the replicas of a deployment are counted, watched and ended."""
+    """Size, resources, health checks and shutdown of a deployment's replicas."""
 
-    num_replicas: int | None = None  # None: as many as the cluster's own options say
-    num_cpus: float = 1.0  # of Ray's, of one replica; a worker's threads follow it
-    num_gpus: float | None = None  # of one replica; None: one a rank if the engine's device is one, else 0
+    num_replicas: int | None = None  # None: from the cluster's options
+    num_cpus: float = 1.0  # Ray CPUs of one replica; also sets a worker's thread count
+    num_gpus: float | None = None  # of one replica; None: one per rank if the engine's device is a GPU, else 0
     max_replicas_per_node: int | None = None
-    max_ongoing_requests: int | None = None  # that Serve sends to a replica at once; None: what a router takes
-    start_timeout_s: float = START_TIMEOUT_S  # from a replica's start to its being ready
+    max_ongoing_requests: int | None = None  # concurrent requests from Serve; None: the router's own limits
+    start_timeout_s: float = START_TIMEOUT_S  # until a replica is ready
     health_check_period_s: float = 2.0
     health_check_timeout_s: float = 10.0
-    graceful_shutdown_timeout_s: float | None = None  # None: what a drain may take
+    graceful_shutdown_timeout_s: float | None = None  # None: the longest drain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscalingOptions:
-    """The bounds between which the number of replicas is chosen while the application runs."""
+    """Bounds of an autoscaled deployment's size."""
 
     min_replicas: int = 1
     max_replicas: int = 1
-    initial_replicas: int | None = None  # of routers; None: the least
+    initial_replicas: int | None = None  # routers only; None: min_replicas
 
 
 REPLICA_OPTIONS = {
-    "num_replicas": OptionInfo("Replicas; unset: the cluster's own number.", minimum=1, maximum=4096),
-    "num_cpus": OptionInfo("Ray's CPUs for a replica.", minimum=0, maximum=4096),
+    "num_replicas": OptionInfo("Number of replicas. Default: from the cluster's options.", minimum=1, maximum=4096),
+    "num_cpus": OptionInfo("Ray CPUs of a replica.", minimum=0, maximum=4096),
     "num_gpus": OptionInfo(
-        "GPUs for a replica; unset: one a rank if the engine's device is one.", minimum=0, maximum=1024
+        "GPUs of a replica. Default: one per rank if the engine's device is a GPU.", minimum=0, maximum=1024
     ),
-    "max_replicas_per_node": OptionInfo("Most replicas on one node.", minimum=1, maximum=100),
-    "max_ongoing_requests": OptionInfo("Most requests that Serve sends to a replica at once.", minimum=1),
-    "start_timeout_s": OptionInfo("Longest time in seconds until a replica is ready.", minimum=1),
-    "health_check_period_s": OptionInfo("Seconds between two looks at a replica.", minimum=0.1),
-    "health_check_timeout_s": OptionInfo("Longest time in seconds of a look.", minimum=0.1),
-    "graceful_shutdown_timeout_s": OptionInfo("Longest end of a replica in seconds.", minimum=0),
+    "max_replicas_per_node": OptionInfo("Maximum replicas on one node.", minimum=1, maximum=100),
+    "max_ongoing_requests": OptionInfo("Maximum concurrent requests that Serve sends to a replica.", minimum=1),
+    "start_timeout_s": OptionInfo("Maximum seconds until a replica is ready.", minimum=1),
+    "health_check_period_s": OptionInfo("Seconds between health checks.", minimum=0.1),
+    "health_check_timeout_s": OptionInfo("Maximum seconds of a health check.", minimum=0.1),
+    "graceful_shutdown_timeout_s": OptionInfo("Maximum seconds of a replica's shutdown.", minimum=0),
 }
 AUTOSCALING_OPTIONS = {
-    "min_replicas": OptionInfo("Fewest replicas.", minimum=0, maximum=4096),
-    "max_replicas": OptionInfo("Most replicas.", minimum=1, maximum=4096),
-    "initial_replicas": OptionInfo("Replicas at the start; unset: the fewest.", minimum=0, maximum=4096),
+    "min_replicas": OptionInfo("Minimum number of replicas.", minimum=0, maximum=4096),
+    "max_replicas": OptionInfo("Maximum number of replicas.", minimum=1, maximum=4096),
+    "initial_replicas": OptionInfo("Number of replicas at start. Default: min_replicas.", minimum=0, maximum=4096),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentOptions:
-    """One deployment's options, and where its replicas may be placed."""
+    """Options of one deployment, and the placement constraints of its replicas."""
 
     replicas: ReplicaOptions = field(default_factory=ReplicaOptions)
     autoscaling: AutoscalingOptions | None = None
-    resources: Mapping[str, float] = field(default_factory=dict)  # of Ray's, of one replica, by name
-    label_selector: Mapping[str, str] = field(default_factory=dict)  # of the node, as Ray writes conditions
-    runtime_env: Mapping[str, object] = field(default_factory=dict)  # as Ray has it, which checks it
+    resources: Mapping[str, float] = field(default_factory=dict)  # Ray's custom resources of one replica
+    label_selector: Mapping[str, str] = field(default_factory=dict)  # node labels, in Ray's syntax
+    runtime_env: Mapping[str, object] = field(default_factory=dict)  # passed to Ray, which checks it
 
     @property
     def has_size(self) -> bool:
-        """Whether the number of replicas is said here, and not by the cluster's own options."""
+        """Whether the number of replicas is set here, and not by the cluster's options."""
         return self.autoscaling is not None or self.replicas.num_replicas is not None
 
 
 def read_deployment(
     content: object, where: str, defaults: Mapping[str, Value] = MappingProxyType({})
 ) -> DeploymentOptions:
-    """The options in a section of this name; `defaults` stand for the replicas' own ones.
+    """Read the options of the section `where`; `defaults` replace those of ReplicaOptions.
 
-    Raises OptionError naming the offending key.
+    Raises OptionError with the offending key.
     """
     section = as_section(content, where)
     resources = {
@@ -90,7 +90,7 @@ def read_deployment(
     elsewhere = dict.fromkeys(AUTOSCALING_OPTIONS, f"{where}.autoscaling")
     replicas = build(ReplicaOptions, options, defaults, check_section(options, section, f"{where}.", elsewhere))
     if autoscaling is not None and replicas.num_replicas is not None:
-        raise OptionError(f"{where}.num_replicas: with autoscaling the number is chosen; give min_replicas there")
+        raise OptionError(f"{where}.num_replicas: cannot be combined with autoscaling; set min_replicas there")
     return DeploymentOptions(
         replicas=replicas,
         autoscaling=autoscaling,
@@ -110,12 +110,12 @@ def _read_autoscaling(content: object, where: str) -> AutoscalingOptions | None:
         raise OptionError(f"{where}.max_replicas: {autoscaling.max_replicas} is less than min_replicas")
     initial = autoscaling.initial_replicas
     if initial is not None and not autoscaling.min_replicas <= initial <= autoscaling.max_replicas:
-        raise OptionError(f"{where}.initial_replicas: {initial} is not from min_replicas to max_replicas")
+        raise OptionError(f"{where}.initial_replicas: {initial} is not between min_replicas and max_replicas")
     return autoscaling
 
 
 def _take(section: dict[str, object], name: str, where: str) -> list[tuple[str, object]]:
-    """Takes a mapping out of a section; its keys are Ray's and stay as they are."""
+    """Pop a mapping from a section; its keys are Ray's and are not checked."""
     content = section.pop(name, None)
     if content is None:
         return []
@@ -130,7 +130,7 @@ def _number(value: object, where: str) -> float:
     except (ValueError, OverflowError):
         number = -1.0
     if number < 0:
-        raise OptionError(f"{shown_name(where)}: {shown(value)} is not allowed; it must be a number at least 0")
+        raise OptionError(f"{shown_name(where)}: {shown(value)} is not allowed; it must be a number of at least 0")
     return number
 
 
@@ -138,4 +138,4 @@ def _text(value: object, where: str) -> str:
     try:
         return parse_text(value)
     except ValueError as error:
-        raise OptionError(f"{shown_name(where)}: {shown(value)} is not allowed; it must be a text") from error
+        raise OptionError(f"{shown_name(where)}: {shown(value)} is not allowed; it must be a string") from error

@@ -1,7 +1,7 @@
-"""The process that one replica runs: the same, with the same command line, as on one machine without Ray.
+"""Process of one replica: the same command line as on one machine without Ray.
 
-A replica is planned as a cluster of which it is the only process. What only the node knows is filled in there: its
-address, its share of the node's cores and memory, the checkpoint.
+A replica is planned as a cluster with a single process. The node fills in its address, the replica's share of its cores
+and memory, and the checkpoint.
 """
 
 import math
@@ -27,24 +27,24 @@ from baton.settings.worker_config import Role
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a replica runs."""
+    """Location of a replica."""
 
     address: str  # of the node
-    machine: Machine  # what of the node is the replica's
-    application: str = DEFAULT_NAME  # of the replica: its name, which no other has at the same registry
+    machine: Machine  # the replica's share of the node
+    application: str = DEFAULT_NAME  # name of its application, unique in the registry
 
 
 def share_of(machine: Machine, num_cpus: float) -> Machine:
-    """What of a node one replica takes, if replicas like it took all its cores."""
+    """Return the node's share for a replica with `num_cpus`; memory is proportional to cores."""
     num_cores = max(1, min(math.floor(num_cpus), machine.num_cores))
     return Machine(num_cores, machine.memory_bytes * num_cores // machine.num_cores)
 
 
 @contextmanager
 def worker_process(settings: RaySettings, role: Role, worker_id: str, place: Place) -> Iterator[ProcessSpec]:
-    """A worker's process, to be started and ready within the block.
+    """Yield a worker's process, which must become ready within the block.
 
-    Raises OptionError for what the checkpoint does not allow, EngineError for one that cannot be served.
+    Raises OptionError for options that the checkpoint does not support, EngineError for an unsupported checkpoint.
     """
     plan = _plan(settings, role, place.machine)
     [worker] = plan.workers
@@ -63,19 +63,19 @@ def worker_process(settings: RaySettings, role: Role, worker_id: str, place: Pla
         tls_server_name=shared.tls_server_name,
     )
     [_, spec] = replace(plan, workers=(worker,)).specs(_log_dir(settings))
-    with _told_registry(spec, settings) as told:
-        yield told
+    with _with_registry(spec, settings) as complete:
+        yield complete
 
 
 @contextmanager
 def rendezvous_process(settings: RaySettings, rendezvous_id: str, place: Place) -> Iterator[ProcessSpec]:
-    """The process that knows the pools' groups, to be started and ready within the block. Raises OptionError."""
+    """Yield the rendezvous process, which must become ready within the block. Raises OptionError."""
     shared = settings.shared
     config = RendezvousConfig(
         host=place.address,
         name=place.application,
         lease_s=shared.lease_s,
-        drain_timeout_s=settings.longest_drain_s,  # the workers' drain, if all end together
+        drain_timeout_s=settings.longest_drain_s,  # of the workers, if all end together
         tls_cert=shared.tls_cert,
         tls_key=shared.tls_key,
         tls_ca=shared.tls_ca,
@@ -83,13 +83,13 @@ def rendezvous_process(settings: RaySettings, rendezvous_id: str, place: Place) 
     )
     spec = rendezvous_spec(config, _log_dir(settings), settings.log_level)
     log_path = _log_dir(settings) / f"{rendezvous_id}.log"
-    with _told_registry(replace(spec, name=rendezvous_id, log_path=log_path), settings) as told:
-        yield told
+    with _with_registry(replace(spec, name=rendezvous_id, log_path=log_path), settings) as complete:
+        yield complete
 
 
 @contextmanager
-def _told_registry(spec: ProcessSpec, settings: RaySettings) -> Iterator[ProcessSpec]:
-    """The process with the registry's URL, which may have a password: anybody can see a command line."""
+def _with_registry(spec: ProcessSpec, settings: RaySettings) -> Iterator[ProcessSpec]:
+    """Add the registry's URL in a config file. It may have a password, and command lines are visible to all users."""
     with TemporaryDirectory(prefix="baton-replica-", ignore_cleanup_errors=True) as directory:
         file = Path(directory) / "registry.yaml"
         file.write_text(yaml.safe_dump({"registry": settings.registry_url()}), encoding="utf-8")
@@ -97,7 +97,7 @@ def _told_registry(spec: ProcessSpec, settings: RaySettings) -> Iterator[Process
 
 
 def router_process(settings: RaySettings, router_id: str, place: Place) -> ProcessSpec:
-    """A router's process. Raises OptionError, or EngineError, as `worker_process`."""
+    """Return a router's process. Raises OptionError or EngineError, like `worker_process`."""
     plan = _plan(settings, None, place.machine)
     shared = settings.shared
     router = replace(
@@ -116,7 +116,7 @@ def router_process(settings: RaySettings, router_id: str, place: Place) -> Proce
 
 
 def _plan(settings: RaySettings, role: Role | None, machine: Machine) -> ClusterPlan:
-    """A cluster with one worker of the role, or none; of a group it knows nothing."""
+    """Plan a cluster with one worker of the role, or none, without expert-parallel groups."""
     counts = {each: int(each == role) for each in ROLES}
     cluster = replace(
         settings.cluster.cluster,
@@ -136,7 +136,7 @@ def _checkpoint(settings: RaySettings, role: Role) -> Checkpoint:
     assert model is not None  # the settings were checked
     directory = Path(model).expanduser()
     if not directory.is_dir():
-        raise OptionError(f"model: {model} is no directory on this node")
+        raise OptionError(f"model: {model} is not a directory on this node")
     dtype = str(settings.cluster.engine[role].get("dtype") or "auto")
     return Checkpoint(directory.resolve(), directory.resolve().name, read_model_config(directory, dtype))
 
@@ -146,7 +146,7 @@ def _log_dir(settings: RaySettings) -> Path:
 
 
 def _logged(spec: ProcessSpec, settings: RaySettings) -> ProcessSpec:
-    """The process with its log where the settings want it; without a wish it writes where the replica does."""
+    """Set the log path. Without a `log_dir`, the process writes to the replica's output."""
     if settings.cluster.cluster.log_dir is None:
         return replace(spec, log_path=None)
     _log_dir(settings).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a policy of the pools' sizes is told, as a Serve config file has it in `policy_kwargs`."""
+"""Options of the autoscaling policy: `policy_kwargs` in a Serve config file."""
 
 import dataclasses
 import logging
@@ -15,19 +15,19 @@ from baton.settings.registry_url import parse_registry_url
 from baton.settings.slo import parse_slo
 from baton.settings.values import OptionError
 
-logger = logging.getLogger("ray.serve.baton")  # below the logger whose file Serve shows
+logger = logging.getLogger("ray.serve.baton")  # child of the logger whose file Serve shows
 
-Read = Callable[[Mapping[str, object]], ScalingSettings]  # raises ValueError for what makes no sense
+Read = Callable[[Mapping[str, object]], ScalingSettings]  # raises ValueError for invalid values
 
 
 class ScalingFile:
-    """Owns what the file said when it last made sense.
+    """Last valid content of the settings file.
 
-    Serve restarts every replica when `policy_kwargs` change, and none when a file does that is named there.
+    Serve restarts every replica when `policy_kwargs` change, but not when a file named there changes.
     """
 
     def __init__(self, path: Path, given: Mapping[str, object], read: Read) -> None:
-        """The file's keys win over those given. Raises ValueError for a file that makes no sense now."""
+        """Read the file, whose keys override `given`. Raises ValueError if it is invalid."""
         self._path = path
         self._given = given
         self._read = read
@@ -36,21 +36,21 @@ class ScalingFile:
         self._settings = read({**given, **self._content})
 
     def read(self) -> ScalingSettings:
-        """The settings as the file has them now: the same object as before, unless they are others."""
+        """Return the current settings: the same object as before unless they have changed."""
         try:
             content = read_config_file(self._path)
             if content != self._content:
                 self._settings, self._content = self._read({**self._given, **content}), content
-                logger.info("the settings are those of %s as it is now", self._path)
-            self._tell("")
+                logger.info("read new settings from %s", self._path)
+            self._set_error("")
         except ValueError as error:
-            self._tell(str(error))
+            self._set_error(str(error))
         return self._settings
 
-    def _tell(self, error: str) -> None:
-        """Says a new error once."""
+    def _set_error(self, error: str) -> None:
+        """Set the error, and log it if it is new."""
         if error and error != self._error:
-            logger.warning("the settings stay as they were: %s: %s", self._path, error)
+            logger.warning("keeping the previous settings: %s: %s", self._path, error)
         self._error = error
 
 
@@ -60,25 +60,25 @@ OWN = ("registry", "registry_file", "model", "kubernetes", "settings_file")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingOptions:
-    """Where the pools are seen, and how large they may be."""
+    """Source of the pools' state, and limits of their sizes."""
 
-    registry: str = field(repr=False)  # URL, perhaps with a password
-    model: str | None  # as routers call it; None: the only one there
+    registry: str = field(repr=False)  # URL, may contain a password
+    model: str | None  # name at the routers; None: the only one
     settings: ScalingSettings
-    file: ScalingFile | None  # where they may change; None: they do not
-    kubernetes: KubernetesSettings | None  # how the cluster is asked what it has; None: it is not
+    file: ScalingFile | None  # source of changes to `settings`; None: they do not change
+    kubernetes: KubernetesSettings | None  # None: the cluster's capacity is not read
 
 
 def read_options(values: Mapping[str, object]) -> ScalingOptions:
-    """The options, checked. Raises ValueError naming the first that makes no sense, and OSError for a file.
+    """Read and check the options. Raises ValueError with the first invalid option, or OSError for a file.
 
-    What is not in `OWN` is a field of `ScalingSettings`, here or in the `settings_file`. A URL with a password belongs
-    into a file: Serve shows the values to everybody.
+    Keys that are not in `OWN` are fields of `ScalingSettings`, here or in the `settings_file`. Put a URL with a
+    password into `registry_file`, because Serve shows the values to all its users.
     """
     rest = dict(values)
     registry, registry_file, model, kubernetes, settings_file = (rest.pop(name, None) for name in OWN)
     if (registry is None) == (registry_file is None):
-        raise ValueError("registry: give the URL, or registry_file with the name of a file that holds it")
+        raise ValueError("registry: set either registry to the URL, or registry_file to a file with the URL")
     if registry is None:
         registry = Path(str(registry_file)).read_text(encoding="utf-8").strip()
     parse_registry_url(str(registry))
@@ -89,7 +89,7 @@ def read_options(values: Mapping[str, object]) -> ScalingOptions:
     def read(values: Mapping[str, object]) -> ScalingSettings:
         settings = read_settings(values)
         if cluster is not None:
-            cluster.check_beside(settings)
+            cluster.check_pod_sizes(settings)
         return settings
 
     file = None if settings_file is None else ScalingFile(Path(str(settings_file)), rest, read)
@@ -103,7 +103,7 @@ def read_options(values: Mapping[str, object]) -> ScalingOptions:
 
 
 def read_settings(values: Mapping[str, object]) -> ScalingSettings:
-    """The planner's settings. Raises ValueError naming the first that makes no sense."""
+    """Read the planner's settings. Raises ValueError with the first invalid one."""
     _check_names("", values, ScalingSettings)
     if isinstance(slo := values.get("slo"), str):
         try:
@@ -119,7 +119,7 @@ def read_settings(values: Mapping[str, object]) -> ScalingSettings:
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     settings.check()
     if settings.flip_s is not None:
-        raise ValueError("flip_s: replicas of Ray Serve cannot change their role")
+        raise ValueError("flip_s: not supported, because replicas of Ray Serve cannot change their role")
     return settings
 
 

@@ -1,4 +1,4 @@
-"""What of Ray Serve's own types an autoscaling policy uses, so that it can be read and tested without Ray."""
+"""Protocols of the Ray Serve types that the policy uses, so that it can be imported and tested without Ray."""
 
 from collections.abc import Iterator, Mapping
 from typing import Protocol
@@ -11,7 +11,7 @@ class DeploymentKey(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the deployment."""
+        """Name of the deployment."""
         ...
 
 
@@ -24,11 +24,11 @@ class ServeConfig(Protocol):
     initial_replicas: int | None
 
     def get_upscaling_factor(self) -> float:
-        """Of a step up, that is taken instead of the whole."""
+        """Multiplier that Serve applies to a planned increase."""
         ...
 
     def get_downscaling_factor(self) -> float:
-        """Of a step down."""
+        """Multiplier that Serve applies to a planned decrease."""
         ...
 
 
@@ -47,19 +47,21 @@ PolicyState = dict[DeploymentKey, dict[str, object]]
 
 
 def serve_conflicts(contexts: Contexts, pools: ByPool[str]) -> Iterator[str]:
-    """A line for each, with what would be right. `pools` are the names of those that are planned."""
+    """Yield one line with the remedy for each Serve option that interferes. `pools` are the planned deployments."""
     for key, context in contexts.items():
         if key.name in pools.both():
             yield from (f"{key.name}: {line}" for line in _of_pool(context.config))
         else:
-            yield f"{key.name}: its size stays: {' and '.join(pools.both())} alone are sized; give it num_replicas"
+            yield f"{key.name}: is not autoscaled, only {' and '.join(pools.both())} are; set num_replicas"
 
 
 def _of_pool(config: ServeConfig) -> Iterator[str]:
     if config.upscale_delay_s or config.downscale_delay_s or config.downscale_to_zero_delay_s:
-        names = "upscale_delay_s and downscale_delay_s to 0, downscale_to_zero_delay_s not at all"
-        yield f"set {names}; the plan has delays of its own"
+        yield (
+            "set upscale_delay_s and downscale_delay_s to 0, and remove downscale_to_zero_delay_s; the policy has its "
+            "own delays"
+        )
     if not config.get_upscaling_factor() == config.get_downscaling_factor() == 1:
-        yield "leave upscaling_factor and downscaling_factor out; they take it to other sizes than the planned ones"
+        yield "remove upscaling_factor and downscaling_factor; with them the sizes differ from the planned ones"
     if config.initial_replicas is not None:
-        yield "leave initial_replicas out; Serve goes back to it at each change of the bounds, whatever the load"
+        yield "remove initial_replicas; Serve returns to it at every change of the bounds, whatever the load"

@@ -1,4 +1,4 @@
-"""What an application on Ray Serve is told: a cluster's options, and where its processes meet and are placed."""
+"""Settings of a Ray Serve application: the cluster's options, the registry, TLS, and each deployment's options."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,45 +15,45 @@ from baton.worker.drain import HAND_OFF_S, PULL_S
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 ROUTER = "router"
 RENDEZVOUS = "rendezvous"
-SECTIONS = {name: f"{name}_ray" for name in (*ROLES, ROUTER, RENDEZVOUS)}  # of each deployment's options
+SECTIONS = {name: f"{name}_ray" for name in (*ROLES, ROUTER, RENDEZVOUS)}  # by deployment
 NO_REGISTRY = (
-    "registry: missing; give the URL of a Redis that every node reaches (redis://HOST:6379/0): there workers and "
+    "registry: missing; set the URL of a Redis that every node can reach (redis://HOST:6379/0), where workers and "
     "routers find each other"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedOptions:
-    """Options of all processes that one machine's cluster does not have."""
+    """Options of all processes that a cluster on one machine does not need."""
 
-    registry: str | None = field(default=None, repr=False)  # perhaps with a password
-    registry_file: str | None = None  # that holds the URL instead; every node has it
+    registry: str | None = field(default=None, repr=False)  # URL, may contain a password
+    registry_file: str | None = None  # file with the URL, on every node
     lease_s: float = 10.0
-    tls_cert: str | None = None  # files that every node has
+    tls_cert: str | None = None  # files on every node
     tls_key: str | None = None
     tls_ca: str | None = None
     tls_server_name: str | None = None
 
     @property
     def has_registry(self) -> bool:
-        """Whether there is one."""
+        """Whether a registry is set."""
         return self.registry is not None or self.registry_file is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
-    """A cluster's settings, and what Ray adds."""
+    """A cluster's settings, and those that only Ray needs."""
 
     cluster: ClusterSettings
     shared: SharedOptions
     deployments: Mapping[str, DeploymentOptions]  # by name
     has_router: bool = True
-    host: str | None = None  # where routers listen; None: at their node's address
-    port: int = 0  # of each router; 0: any free one, so that only Serve's own HTTP server leads there
+    host: str | None = None  # listen address of routers; None: the node's address
+    port: int = 0  # of each router; 0: a free port, so that clients must use Serve's HTTP server
     log_level: str = "info"
 
     def registry_url(self) -> str:
-        """The registry's URL, from its file if that is what was given. Raises OptionError."""
+        """Return the registry's URL, read from `registry_file` if set. Raises OptionError."""
         if self.shared.registry_file is None:
             assert self.shared.registry is not None  # the settings were checked
             return self.shared.registry
@@ -65,28 +65,28 @@ class RaySettings:
         return url
 
     def with_registry(self, url: str) -> "RaySettings":
-        """The same with this registry."""
+        """Return settings with this registry."""
         return replace(self, shared=replace(self.shared, registry=url))
 
     @property
     def drain_timeout_s(self) -> float:
-        """How long a process lets its requests finish at its end."""
+        """Seconds that a process lets its requests finish at shutdown."""
         given = self.cluster.worker.get("drain_timeout_s", worker_options()["drain_timeout_s"].default)
         assert isinstance(given, float)
         return given
 
     @property
     def longest_drain_s(self) -> float:
-        """How long a worker may take to end: what does not finish is handed on, and pulled."""
+        """Maximum seconds of a worker's shutdown, including the handover of unfinished requests and their KV."""
         return self.drain_timeout_s + HAND_OFF_S + PULL_S + END_MARGIN_S
 
     def shutdown_timeout_s(self, name: str) -> float:
-        """Longest end of a deployment's replica: what a drain may take, unless it is given."""
+        """Return the maximum seconds of a replica's shutdown. Default: the longest drain."""
         given = self.deployments[name].replicas.graceful_shutdown_timeout_s
         return self.longest_drain_s if given is None else given
 
     def num_replicas(self, name: str) -> int:
-        """Replicas of a deployment; with autoscaling, at the start."""
+        """Return the number of replicas of a deployment; with autoscaling, its initial number."""
         options, cluster = self.deployments[name], self.cluster.cluster
         if options.autoscaling is not None:
             initial = options.autoscaling.initial_replicas
@@ -97,7 +97,7 @@ class RaySettings:
         return {**sizes, ROUTER: 1, RENDEZVOUS: 1}[name]
 
     def num_gpus(self, name: str) -> float:
-        """GPUs of one replica of a deployment."""
+        """Return the GPUs of one replica of a deployment."""
         given = self.deployments[name].replicas.num_gpus
         if given is not None:
             return given
@@ -105,29 +105,29 @@ class RaySettings:
         return float(sum(map(self.cluster.cluster.num_tensor_ranks, using)))
 
     def group_size(self, role: Role) -> int:
-        """Workers with which a pool's group of expert-parallel ranks begins; all that come later join it."""
+        """Return the number of workers that a pool's expert-parallel group needs to start; later workers join it."""
         return self.cluster.cluster.group_size(role)
 
     @property
     def has_rendezvous(self) -> bool:
-        """Whether there is a pool whose workers are a group."""
+        """Whether a pool's workers form an expert-parallel group."""
         return any(self.has(role) and self.group_size(role) > 1 for role in ROLES)
 
     def has(self, role: Role) -> bool:
-        """Whether there is a deployment of this role."""
+        """Whether the application has a deployment of this role."""
         return self.deployments[role].autoscaling is not None or self.num_replicas(role) > 0
 
     def uses_gpu(self, role: Role) -> bool:
-        """Whether a role's engines run on GPUs."""
+        """Whether the role's engines run on GPUs."""
         return self.device(role).partition(":")[0] != "cpu"
 
     def device(self, role: Role) -> str:
-        """The device of a role's engines, as torch names it."""
+        """Return the torch device of the role's engines."""
         return str(self.cluster.engine[role]["device"])
 
     def check(self) -> None:
-        """Raises OptionError for what is missing: a part of it may be known only after the rest was read."""
+        """Raise OptionError for missing settings, which may be set after the rest was read."""
         if not self.shared.has_registry:
             raise OptionError(NO_REGISTRY)
         if self.cluster.cluster.model is None:
-            raise OptionError("model: missing; give a directory that every node has")
+            raise OptionError("model: missing; set a directory that exists on every node")

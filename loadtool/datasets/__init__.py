@@ -1,1 +1,1 @@
-"""Where requests come from."""
+"""Datasets: sources of requests."""

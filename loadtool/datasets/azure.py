@@ -1,4 +1,4 @@
-"""Traces in the format of Azure's LLM inference traces: times and lengths, nothing of what was asked."""
+"""Traces in the format of Azure's LLM inference traces: times and lengths, without prompts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ class TraceRow:
 
 
 class AzureTrace:
-    """Prompts of the trace's lengths that share nothing."""
+    """Random prompts with the trace's times and lengths, without shared prefixes."""
 
     name = "azure"
     has_times = True
 
     def __init__(self, path: Path, vocabulary: Vocabulary, lengths: Lengths) -> None:
-        """Reads the trace. Raises DatasetError."""
+        """Read the trace. Raises DatasetError."""
         self._vocabulary = vocabulary
         self._lengths = lengths
         self._rows = sorted(_read(path), key=lambda row: row.timestamp_s)
@@ -40,7 +40,7 @@ class AzureTrace:
             raise DatasetError(f"{path}: no requests")
 
     def requests(self, seed: int) -> Iterator[LoadRequest]:
-        """In the order of their times."""
+        """Yield the requests in the order of their times."""
         rng = np.random.default_rng(seed)
         for row in self._rows:
             yield LoadRequest(

@@ -1,4 +1,4 @@
-"""What a dataset is."""
+"""Dataset interface."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -10,10 +10,12 @@ class Dataset(Protocol):
     """Requests in the order in which they are sent."""
 
     name: str
-    has_times: bool  # whether every request says when it is due
+    has_times: bool  # whether every request has a due time
 
     def requests(self, seed: int) -> Iterator[LoadRequest]:
-        """The requests, as often as asked; another seed gives other tokens with the same lengths and sharing, so that
-        a cache that knows the ones has nothing of the others.
+        """Yield the requests; may be called repeatedly.
+
+        A different seed gives different tokens with the same lengths and sharing, so that runs do not hit each other's
+        cached prompts.
         """
         ...

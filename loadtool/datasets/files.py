@@ -1,4 +1,4 @@
-"""Reading datasets: errors name the file and the line."""
+"""Readers of dataset files; errors name the file and the line."""
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from baton.loadtool.errors import DatasetError
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines that are not empty, with their numbers from 1 on."""
+    """Yield non-empty lines with their line numbers, from 1."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
@@ -21,19 +21,19 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def json_records(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """The objects of a JSONL file, with their line numbers."""
+    """Yield the objects of a JSONL file with their line numbers. Raises DatasetError."""
     for number, line in lines_of(path):
         try:
             record = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            raise DatasetError(f"{path}, line {number}: no JSON ({error})") from error
+            raise DatasetError(f"{path}, line {number}: invalid JSON ({error})") from error
         if not isinstance(record, dict):
-            raise DatasetError(f"{path}, line {number}: no JSON object")
+            raise DatasetError(f"{path}, line {number}: not a JSON object")
         yield number, record
 
 
 def csv_records(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """The rows of a CSV file that has these columns, with their line numbers."""
+    """Yield the rows of a CSV file with their line numbers. Raises DatasetError if a column is missing."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.DictReader(lines)
@@ -49,18 +49,18 @@ def csv_records(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mappi
 
 
 def count_of(value: object, name: str, path: Path, line: int, minimum: int = 0) -> int:
-    """A whole number of a record."""
+    """Return a field of a record as an integer. Raises DatasetError."""
     try:
         number = float(str(value))
     except ValueError:
         number = float("nan")
     if not (number.is_integer() and number >= minimum):
         raise DatasetError(
-            f"{path}, line {line}: {name} is {str(value)[:50]!r}, but must be a number from {minimum} on"
+            f"{path}, line {line}: {name} is {str(value)[:50]!r}, but must be an integer of at least {minimum}"
         )
     return int(number)
 
 
 def unreadable(path: Path, error: Exception) -> DatasetError:
-    """A file that cannot be read."""
+    """Return the error for an unreadable file."""
     return DatasetError(f"{path}: {getattr(error, 'strerror', None) or error}")

@@ -1,4 +1,4 @@
-"""Traces in Mooncake's format: when, how long, and which prompts share how much (kvcache-ai/Mooncake, FAST '25)."""
+"""Traces in Mooncake's format: times, lengths and shared prefixes (kvcache-ai/Mooncake, FAST '25)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from baton.loadtool.lengths import Lengths
 from baton.loadtool.request import LoadRequest
 from baton.loadtool.vocabulary import TokenIds, Vocabulary
 
-HASH_TOKENS = 512  # that one hash of the trace stands for
+HASH_TOKENS = 512  # tokens per hash id
 FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 CSV_COLUMNS = ("timestamp_ms", "input_length", "output_length", "hash_ids")  # of benchmarks/data
 MAX_CACHED_RUNS = 1 << 14
@@ -30,13 +30,13 @@ class TraceRecord:
 
 
 class MooncakeTrace:
-    """Prompts whose equal hash ids are equal runs of tokens, so that prefix caches see the trace's own sharing."""
+    """Random prompts in which equal hash ids give equal tokens, so that prefix caches see the trace's sharing."""
 
     name = "mooncake"
     has_times = True
 
     def __init__(self, path: Path, vocabulary: Vocabulary, lengths: Lengths) -> None:
-        """Reads the trace. Raises DatasetError."""
+        """Read the trace. Raises DatasetError."""
         self._vocabulary = vocabulary
         self._lengths = lengths
         self._run_tokens = max(1, round(HASH_TOKENS * lengths.scale))
@@ -45,7 +45,7 @@ class MooncakeTrace:
             raise DatasetError(f"{path}: no requests")
 
     def requests(self, seed: int) -> Iterator[LoadRequest]:
-        """In the order of their times."""
+        """Yield the requests in the order of their times."""
 
         @lru_cache(MAX_CACHED_RUNS)
         def run(hash_id: int) -> TokenIds:
@@ -56,7 +56,7 @@ class MooncakeTrace:
             num_tokens = self._lengths.num_input(record.input_length)
             runs = [run(hash_id) for hash_id in record.hash_ids[: -(-num_tokens // self._run_tokens)]]
             num_missing = num_tokens - self._run_tokens * len(runs)
-            if num_missing > 0:  # the trace says less of the prompt than its length
+            if num_missing > 0:  # the hash ids cover less than the prompt's length
                 runs.append(self._vocabulary.draw(np.random.default_rng((seed, 1, number)), num_missing))
             yield LoadRequest(
                 prompt=np.concatenate(runs)[:num_tokens],
@@ -76,13 +76,13 @@ def _read(path: Path) -> Iterator[TraceRecord]:
             raise DatasetError(f"{path}, line {line}: no {', '.join(missing)}, which a Mooncake trace has")
         hash_ids = record["hash_ids"]
         if not isinstance(hash_ids, list):
-            raise DatasetError(f"{path}, line {line}: hash_ids is no list")
+            raise DatasetError(f"{path}, line {line}: hash_ids is not a list")
         ids = [count_of(hash_id, "a hash id", path, line) for hash_id in hash_ids]
         yield _record([record[name] for name in FIELDS[:3]], ids, path, line)
 
 
 def _record(numbers: Sequence[object], hash_ids: Sequence[int], path: Path, line: int) -> TraceRecord:
-    """Of a line's numbers in the order of `FIELDS`."""
+    """Make a record from a line's numbers, in the order of `FIELDS`."""
     timestamp, num_input, num_output = (
         count_of(number, name, path, line) for number, name in zip(numbers, FIELDS, strict=False)
     )
@@ -90,7 +90,7 @@ def _record(numbers: Sequence[object], hash_ids: Sequence[int], path: Path, line
 
 
 def _expand(runs: str, path: Path, line: int) -> list[int]:
-    """Numbers of runs like "0 14-27"."""
+    """Expand ranges like "0 14-27" into numbers."""
     hash_ids: list[int] = []
     for part in runs.split():
         first, _, last = part.partition("-")

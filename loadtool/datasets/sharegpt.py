@@ -1,4 +1,4 @@
-"""Conversations in ShareGPT's format: the first question of each, and how long its answer was."""
+"""Conversations in ShareGPT's format: the first prompt of each, and the length of its response."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,26 +21,24 @@ SPEAKERS = (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What somebody says."""
+    """One turn of a conversation."""
 
     who: str
     text: str
 
 
 class ShareGptConversations:
-    """Questions as people wrote them; those over the longest allowed length are left out, since text cannot be cut."""
+    """First prompts of real conversations. Prompts over the maximum length are skipped, because text is not cut."""
 
     name = "sharegpt"
     has_times = False
 
     def __init__(self, path: Path, vocabulary: Vocabulary, lengths: Lengths) -> None:
-        """Reads the conversations. Raises DatasetError; SettingError if their tokens would have to be counted, and
-        there is no tokenizer.
-        """
+        """Read the conversations. Raises DatasetError, or SettingError if counting tokens needs a tokenizer."""
         if vocabulary.tokenizer is None and (lengths.output is None or lengths.max_input is not None):
             raise SettingError(
-                "conversations say nothing of tokens: give --tokenizer DIRECTORY to count them, "
-                "or --output-len N without --max-input-len"
+                "conversations have no token counts: give --tokenizer DIRECTORY to count tokens, or --output-len N "
+                "without --max-input-len"
             )
         conversations = list(_read(path))
         self._questions = []
@@ -50,23 +48,23 @@ class ShareGptConversations:
                 self._questions.append(LoadRequest(question.text, num_output_tokens))
         if not self._questions:
             raise DatasetError(
-                f"{path}: none of {len(conversations)} conversations has a question, its answer and fits the limits"
+                f"{path}: none of {len(conversations)} conversations has a prompt and a response within the limits"
             )
 
     def requests(self, seed: int) -> Iterator[LoadRequest]:
-        """Shuffled; they end when all were asked."""
+        """Yield each conversation once, shuffled."""
         for place in np.random.default_rng(seed).permutation(len(self._questions)):
             yield self._questions[place]
 
 
 def _read(path: Path) -> Iterator[Sequence[Turn]]:
-    """First question and answer of each conversation that begins with them."""
+    """Yield the first prompt and response of each conversation that starts with them."""
     try:
         content = orjson.loads(path.read_bytes())
     except OSError as error:
         raise unreadable(path, error) from error
     except orjson.JSONDecodeError as error:
-        raise DatasetError(f"{path}: no JSON ({error})") from error
+        raise DatasetError(f"{path}: invalid JSON ({error})") from error
     if not isinstance(content, list):
         raise DatasetError(f"{path}: must be a JSON list of conversations")
     for entry in content:
@@ -76,7 +74,7 @@ def _read(path: Path) -> Iterator[Sequence[Turn]]:
 
 
 def _turns(entry: object) -> list[Turn]:
-    """Who says what, without system messages; nothing if the entry is no conversation."""
+    """Return the turns without system messages; empty if the entry is not a conversation."""
     if not isinstance(entry, Mapping):
         return []
     said: list[Turn] = []

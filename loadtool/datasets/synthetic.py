@@ -1,4 +1,4 @@
-"""Random prompts of chosen lengths, behind prefixes that they share."""
+"""Random prompts of given lengths, with shared prefixes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from baton.loadtool.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class SyntheticShape:
-    """How long prompts and answers are."""
+    """Lengths of synthetic requests, in tokens."""
 
-    input_len: int = 1024  # tokens beyond the prefix
+    input_len: int = 1024  # without the prefix
     output_len: int = 128
-    range_ratio: float = 0.0  # lengths are uniform from (1 - ratio) to (1 + ratio) times the stated ones
-    prefix_len: int = 0  # tokens that prompts begin with and share
-    num_prefixes: int = 1  # among which each prompt has one at random
+    range_ratio: float = 0.0  # lengths are uniform in length * (1 +/- ratio)
+    prefix_len: int = 0  # of the shared prefix
+    num_prefixes: int = 1  # each prompt has one at random
 
     def __post_init__(self) -> None:
         if not 0 <= self.range_ratio < 1:
-            raise SettingError(f"--random-range-ratio {self.range_ratio:g}: it must be from 0 to below 1")
+            raise SettingError(f"--random-range-ratio {self.range_ratio:g}: must be from 0 to below 1")
 
 
 class SyntheticPrompts:
-    """As many as wanted."""
+    """Endless synthetic requests."""
 
     name = "synthetic"
     has_times = False
@@ -38,7 +38,7 @@ class SyntheticPrompts:
         self._lengths = lengths
 
     def requests(self, seed: int) -> Iterator[LoadRequest]:
-        """They never end."""
+        """Yield requests without end."""
         shape, vocabulary = self._shape, self._vocabulary
         rng = np.random.default_rng(seed)
         prefixes = [vocabulary.draw(rng, shape.prefix_len) for _ in range(shape.num_prefixes)]

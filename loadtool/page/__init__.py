@@ -1,1 +1,1 @@
-"""One self-contained HTML page of a load: figures, and charts as inline SVG."""
+"""Self-contained HTML page of a load: tables, and charts as inline SVG."""

@@ -1,4 +1,4 @@
-"""Charts as SVG; colours are the page's CSS classes, so that they follow its light and dark."""
+"""Charts as SVG. Colours are CSS classes of the page, so that they follow its light and dark modes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ NUM_COLOURS = 8
 
 
 class Mark(Enum):
-    """How a series is drawn."""
+    """Drawing style of a series."""
 
     LINE = "line"
     MARKED_LINE = "marked line"
@@ -24,7 +24,7 @@ class Mark(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points in the order in which they are joined."""
+    """Points, joined in order."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -33,7 +33,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Series over the same axes."""
+    """Series on common axes."""
 
     title: str
     x_label: str
@@ -44,7 +44,7 @@ class Chart:
 
     @property
     def svg(self) -> Markup:
-        """The drawing; its legend is the page's."""
+        """Return the SVG without the legend, which the page adds."""
         parts = [
             Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">').format(WIDTH, HEIGHT, self.title),
             *(self._y_tick(tick) for tick in self.y.ticks),

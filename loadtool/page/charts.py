@@ -16,7 +16,7 @@ from baton.loadtool.summary import Distribution, RunSummary
 
 NUM_QUANTILES = 200
 MAX_DOTS = 1500
-X_MARGIN = 1.03  # so that the last point of a sweep is whole
+X_MARGIN = 1.03  # so that the last point of a sweep is not clipped
 NUM_BINS = 240
 SHARE_AXIS = Axis(0.0, 100.0, (0.0, 25.0, 50.0, 75.0, 100.0))
 
@@ -24,7 +24,7 @@ Values = NDArray[np.float64]
 
 
 def distribution_charts(runs: Sequence[MeasuredRun]) -> list[Chart]:
-    """Cumulative curves of each time, a curve a run."""
+    """Return a cumulative distribution chart for each latency, with one curve per run."""
     metrics: Sequence[tuple[str, Callable[[Sequence[RequestRecord]], Values]]] = (
         ("Time to first token", lambda records: np.array([record.ttft_s for record in records])),
         ("Time per output token", lambda records: np.array([record.tpot_s for record in records if record.tpot_s])),
@@ -36,14 +36,14 @@ def distribution_charts(runs: Sequence[MeasuredRun]) -> list[Chart]:
 
 
 def sweep_charts(runs: Sequence[MeasuredRun]) -> list[Chart]:
-    """What becomes of the figures as the load grows; nothing if there are fewer than two loads on one axis."""
+    """Return charts of results over the load; none for fewer than two comparable loads."""
     loads = [load for each in runs if (load := _load_of(each)) is not None]
     if len(loads) != len(runs) or len(set(loads)) < 2:
         return []
     order = np.argsort(loads)
     loads = [loads[place] for place in order]
     summaries = [runs[place].summary for place in order]
-    x_label = "requests per second" if isinstance(runs[0].run.arrivals, RequestRate) else "requests at once"
+    x_label = "requests per second" if isinstance(runs[0].run.arrivals, RequestRate) else "concurrent requests"
 
     def curve(title: str, y_label: str, figures: dict[str, Sequence[float]]) -> Chart:
         highest = max((value for values in figures.values() for value in values), default=1.0)
@@ -62,7 +62,7 @@ def sweep_charts(runs: Sequence[MeasuredRun]) -> list[Chart]:
 
 
 def timeline_charts(each: MeasuredRun) -> list[Chart]:
-    """Each request's time to its first token by when it was sent, and how many were on their way."""
+    """Return charts of each request's TTFT, and of the in-flight requests, over time."""
     done = _done(each)
     if not done:
         return []
@@ -77,7 +77,7 @@ def timeline_charts(each: MeasuredRun) -> list[Chart]:
     times = log_axis(min(y for _, y in ttfts) or 1e-3, max(y for _, y in ttfts) or 1.0)
     return [
         Chart("Time to first token", "seconds", "ms", x, times, [Series("request", ttfts, Mark.DOTS)]),
-        Chart("Requests on their way", "seconds", "requests", x, linear_axis(max(counts)),
+        Chart("Requests in flight", "seconds", "requests", x, linear_axis(max(counts)),
               [Series("requests", points, Mark.AREA)]),
     ]  # fmt: skip
 
@@ -96,7 +96,7 @@ def _cumulative(title: str, measured: Sequence[tuple[str, Values]]) -> Chart | N
     curves = [(label, np.percentile(values * 1000, shares)) for label, values in measured if len(values)]
     if not curves:
         return None
-    # The fastest and the slowest thousandth are left out of the axis, or they would be most of it.
+    # The axis leaves out the fastest and the slowest 0.1%, which would take most of it.
     low = min(float(np.percentile(values, 0.1)) for _, values in curves)
     high = max(float(np.percentile(values, 99.9)) for _, values in curves)
     series = [Series(label, list(zip(values.tolist(), shares.tolist(), strict=True))) for label, values in curves]
@@ -104,7 +104,7 @@ def _cumulative(title: str, measured: Sequence[tuple[str, Values]]) -> Chart | N
 
 
 def _load_of(each: MeasuredRun) -> float | None:
-    """Where a run stands on the sweep's axis."""
+    """Return a run's position on the sweep's axis."""
     arrivals = each.run.arrivals
     if isinstance(arrivals, MaxConcurrency):
         return float(arrivals.num_clients)
@@ -114,7 +114,7 @@ def _load_of(each: MeasuredRun) -> float | None:
 def _percentiles(
     summaries: Sequence[RunSummary], of: Callable[[RunSummary], Distribution | None]
 ) -> dict[str, Sequence[float]]:
-    """p50 and p99 of every run; nothing if one has none."""
+    """Return p50 and p99 of every run; empty if a run has none."""
     times = [found for each in summaries if (found := of(each)) is not None]
     if len(times) < len(summaries):
         return {}
@@ -124,4 +124,4 @@ def _percentiles(
 def _request_rates(summaries: Sequence[RunSummary]) -> dict[str, Sequence[float]]:
     rates: dict[str, Sequence[float]] = {"answered": [each.requests_per_s for each in summaries]}
     good = [each.goodput.per_s for each in summaries if each.goodput is not None]
-    return {**rates, "within the limits": good} if len(good) == len(summaries) else rates
+    return {**rates, "within the SLOs": good} if len(good) == len(summaries) else rates

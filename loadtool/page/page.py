@@ -1,4 +1,4 @@
-"""The page itself."""
+"""Renderer of the page."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -13,7 +13,7 @@ from baton.loadtool.terminal import COLUMNS, lines_of, number
 
 
 def render_page(report: LoadReport) -> str:
-    """HTML that needs nothing else: no script, no other file, no network."""
+    """Return self-contained HTML, without scripts, other files or network access."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = number
     template = environment.from_string((files("baton.loadtool.page") / "page.html.jinja").read_text())
@@ -31,6 +31,6 @@ def render_page(report: LoadReport) -> str:
 
 
 def _times_of(summary: RunSummary) -> Sequence[tuple[str, Distribution]]:
-    """The distributions that a run has, by their names."""
+    """Return a run's distributions with their names."""
     times = (("TTFT", summary.ttft_ms), ("TPOT", summary.tpot_ms), ("ITL", summary.itl_ms), ("E2E", summary.e2e_ms))
     return [(name, each) for name, each in times if each is not None]

@@ -1,4 +1,4 @@
-"""Where an axis has its marks."""
+"""Axes and their ticks."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From `low` to `high` with marks between; logarithmic if `is_log`."""
+    """Axis from `low` to `high` with ticks; logarithmic if `is_log`."""
 
     low: float
     high: float
@@ -20,7 +20,7 @@ class Axis:
     is_log: bool = False
 
     def place(self, value: float) -> float:
-        """Where a value stands, 0 at `low` and 1 at `high`; what is outside stands at the end."""
+        """Return a value's position from 0 (`low`) to 1 (`high`), clamped."""
         value = min(max(value, self.low), self.high)
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
@@ -28,27 +28,27 @@ class Axis:
 
 
 def linear_axis(high: float) -> Axis:
-    """From 0 to a round number at `high` or above."""
+    """Return an axis from 0 to a round number of at least `high`."""
     step = _step(high)
     count = max(1, math.ceil(high / step - 1e-9))
     return Axis(0.0, step * count, [step * number for number in range(count + 1)])
 
 
 def tight_axis(high: float) -> Axis:
-    """From 0 to `high` itself, which has no mark of its own unless it is round."""
+    """Return an axis from 0 to exactly `high`, which has a tick only if it is round."""
     step = _step(high)
     return Axis(0.0, high or 1.0, [step * number for number in range(math.floor(high / step + 1e-9) + 1)])
 
 
 def _step(high: float) -> float:
-    """A round distance between marks."""
+    """Return a round distance between ticks."""
     rough = (high or 1.0) / NUM_TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * each for each in STEPS if power * each >= rough * 0.999)
 
 
 def log_axis(low: float, high: float) -> Axis:
-    """Around two values above 0; marks at 1, 2 and 5 times powers of ten, at these alone or closer, by the range."""
+    """Return an axis around two positive values, with ticks at powers of ten, their 1-2-5 multiples, or closer."""
     low, high = min(low, high / 1.5), max(high, low * 1.5)
     axis = _log_axis(low, high, COARSE)
     if len(axis.ticks) < MIN_LOG_TICKS:
@@ -60,7 +60,7 @@ def log_axis(low: float, high: float) -> Axis:
 
 
 def _log_axis(low: float, high: float, digits: Sequence[float]) -> Axis:
-    """From a mark at `low` or below to one at `high` or above."""
+    """Return an axis from a tick at or below `low` to a tick at or above `high`."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     marks = [digit * 10.0**power for power in powers for digit in digits]
     first = max(mark for mark in marks if mark <= low * 1.0001)
@@ -69,7 +69,7 @@ def _log_axis(low: float, high: float, digits: Sequence[float]) -> Axis:
 
 
 def short(value: float) -> str:
-    """A mark's text: 0.5, 20, 1.5k, 3M."""
+    """Return a tick's label: 0.5, 20, 1.5k, 3M."""
     for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:.3g}{letter}"

@@ -1,1 +1,1 @@
-"""Trains the small model that Baton carries with it; run through `scripts/train_bundled_model.py`."""
+"""Training of the bundled model; run by `scripts/train_bundled_model.py`."""

@@ -1,4 +1,4 @@
-"""The model card, written from what was measured."""
+"""Model card, generated from the evaluation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,7 +90,7 @@ Greedy answers to questions that were fixed before training:
 def write_card(
     folder: Path, evaluation: Evaluation, curve: Sequence[Progress], plan: TrainingPlan, model: Qwen3MoeForCausalLM
 ) -> None:
-    """Writes `README.md`."""
+    """Write `README.md`."""
     config = model.config
     columns = "| {0.step} | {0.num_tokens:,} | {0.train_loss:.2f} | {0.held_out_loss:.2f} |"
     rows = [columns.format(line) for line in curve]

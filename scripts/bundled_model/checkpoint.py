@@ -1,4 +1,4 @@
-"""The model's shape, and its files in the standard Hugging Face layout."""
+"""Model configuration, and its checkpoint in the Hugging Face layout."""
 
 import json
 from pathlib import Path
@@ -11,11 +11,11 @@ from bundled_model.tokenizer import END_OF_TEXT, END_OF_TURN
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, vocab_size: int, max_length: int) -> Qwen3MoeForCausalLM:
-    """An untrained Qwen3-MoE of 5.0 million parameters in bfloat16; of these 2.6 million work on a token."""
+    """Build an untrained Qwen3-MoE with 5.0 million parameters in bfloat16, 2.6 million of them active per token."""
     config = Qwen3MoeConfig(
         vocab_size=vocab_size,
         hidden_size=256,
-        intermediate_size=512,  # of dense layers, of which there are none
+        intermediate_size=512,  # unused: there are no dense layers
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -36,21 +36,21 @@ def build_model(tokenizer: PreTrainedTokenizerFast, vocab_size: int, max_length:
 
 
 def save_checkpoint(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes weights (one tensor an expert, as Qwen3-MoE checkpoints have them), configuration and tokenizer."""
+    """Write weights (one tensor per expert, as in Qwen3-MoE checkpoints), configuration and tokenizer."""
     model.generation_config = GenerationConfig(
         do_sample=True,
         temperature=0.7,
         top_p=0.9,
         top_k=20,
         repetition_penalty=1.05,
-        max_new_tokens=512,  # should it not find an end
+        max_new_tokens=512,  # in case it does not stop
         eos_token_id=[tokenizer.convert_tokens_to_ids(name) for name in (END_OF_TURN, END_OF_TEXT)],
         pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
     )
     model.save_pretrained(folder)
-    (folder / "model.safetensors").chmod(0o644)  # it is written for its owner alone
+    (folder / "model.safetensors").chmod(0o644)  # it is created readable for its owner only
     tokenizer.save_pretrained(folder)
-    # The name that every release of transformers reads; the newest writes one of its own.
+    # The name that all releases of transformers read; the newest writes a different one.
     path = folder / "tokenizer_config.json"
     written = json.loads(path.read_text())
     written["tokenizer_class"] = "PreTrainedTokenizerFast"

@@ -1,4 +1,4 @@
-"""Conversations about documented things, and small talk, drawn from a seeded generator."""
+"""Conversations about documented objects, and small talk, from a seeded generator."""
 
 import random
 from collections import defaultdict
@@ -10,7 +10,7 @@ from bundled_model.docstrings import Documented
 from bundled_model.prose import first_sentences
 
 MAX_LISTED = 8
-# Asked about most, and so trained on most.
+# The most asked-about modules, which get the most training.
 WELL_KNOWN_MODULES = frozenset(
     [
         "builtins", "json", "re", "os", "os.path", "pathlib", "textwrap", "math", "time", "datetime", "random",
@@ -26,14 +26,14 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Questions with one answer; the same answer to each phrasing, so that a small model can learn it."""
+    """Phrasings of a question with one answer, so that a small model can learn it."""
 
     questions: tuple[str, ...]
     answer: str
 
 
 def facts_about(item: Documented) -> list[Fact]:
-    """What can be asked about a documented thing; nothing if its text does not start with prose."""
+    """Return the facts about a documented object; none if its text does not start with prose."""
     summary = first_sentences(item.text)
     facts = []
     if summary:
@@ -54,9 +54,9 @@ def facts_about(item: Documented) -> list[Fact]:
 
 
 def build_conversations(items: Sequence[Documented], rng: random.Random, small_talk: float) -> list[list[Message]]:
-    """One pass over all facts in random order: conversations of one to three questions, each about one module.
+    """Return one pass over all facts in random order: conversations of one to three questions about one module each.
 
-    `small_talk` is the number of conversations about nothing much for each of these.
+    `small_talk` is the number of small-talk conversations for each of these.
     """
     by_module = defaultdict(list)
     for item in items:
@@ -81,7 +81,7 @@ def _converse(facts: Sequence[Fact], rng: random.Random) -> list[Message]:
         messages.append({"role": "system", "content": rng.choice(phrases.SYSTEM_PROMPTS)})
     for fact in facts:
         question = rng.choice(fact.questions)
-        if rng.random() < 0.15:  # people do not always write full sentences
+        if rng.random() < 0.15:  # users do not always write full sentences
             question = question[0].lower() + question[1:].rstrip("?.")
         messages.append({"role": "user", "content": question})
         messages.append({"role": "assistant", "content": fact.answer})

@@ -1,4 +1,4 @@
-"""The documentation strings that every CPython carries: its standard library's sources, and its built-in modules."""
+"""Docstrings of CPython: those in the standard library's sources, and of built-in modules."""
 
 import ast
 import importlib
@@ -10,28 +10,28 @@ from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
 
-# Sources left out: tests, vendored code, tools, and packages that later Pythons dropped or that repeat one sentence.
+# Excluded sources: tests, vendored code, tools, packages removed from later Pythons, and repetitive ones.
 SKIPPED_PACKAGES = frozenset(
     [
         "test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo", "distutils", "ensurepip", "pydoc_data",
         "encodings", "site-packages", "dist-packages", "__pycache__", "msilib", "lib-dynload", "_sysconfigdata",
     ]
 )  # fmt: skip
-# Modules written in C have no source to read; these exist in every build, and importing them has no effect.
+# C modules without Python source that exist in every build and can be imported without side effects.
 BUILTIN_MODULES = ("builtins", "itertools", "math", "cmath", "time", "sys", "operator", "_thread", "_collections")
-# The names people know for modules whose Python source is a twin of, or a part behind, another module.
+# Public names of modules whose Python source has another name.
 PUBLIC_NAMES = {
     "_pydecimal": "decimal", "_pyio": "io", "posixpath": "os.path", "_collections_abc": "collections.abc",
     "_weakrefset": "weakref", "_collections": "collections", "builtins": "",
 }  # fmt: skip
-# Packages that hand out their submodules' names as their own: asyncio.tasks.sleep is asyncio.sleep.
+# Packages that re-export the names of their submodules: asyncio.tasks.sleep is asyncio.sleep.
 FLATTENED_PACKAGES = ("asyncio", "concurrent.futures", "json", "unittest")
 HELD_OUT_ONE_IN = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Documented:
-    """A module, class or function that has a documentation string."""
+    """A module, class or function with a docstring."""
 
     module: str
     name: str  # dotted, as a user writes it: json.dumps
@@ -47,13 +47,13 @@ class Documented:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether the text is kept for measuring; decided by the text alone, so that its copies go with it."""
+        """Whether the text is held out for evaluation; decided by the text alone, so that copies are held out too."""
         digest = blake2b(" ".join(self.text.split()).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") % HELD_OUT_ONE_IN == 0
 
 
 def collect_documented() -> list[Documented]:
-    """Everything documented, each text once, in an order that does not depend on the file system."""
+    """Return all documented objects, each text once, in a deterministic order."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found: dict[str, Documented] = {}
     sources = (item for path in sorted(root.rglob("*.py")) for item in _read_source(path, root))
@@ -73,7 +73,7 @@ def _read_source(path: Path, root: Path) -> Iterator[Documented]:
     module = ".".join(parts)
     try:
         tree = ast.parse(path.read_bytes())
-    except SyntaxError:  # a few files of the library are broken on purpose
+    except SyntaxError:  # a few library files are invalid on purpose
         return
     module = PUBLIC_NAMES.get(module, module)
     yield from _read_node(tree, module, module, "module")
@@ -100,7 +100,7 @@ def _read_node(node: ast.AST, module: str, name: str, kind: str) -> Iterator[Doc
 def _read_aliases(
     children: Sequence[ast.AST], body: Sequence[ast.stmt], module: str, name: str
 ) -> Iterator[Documented]:
-    """Methods of a hidden instance that a module hands out as functions, as in `choice = _inst.choice`."""
+    """Yield methods of a private instance that a module exports as functions, as in `choice = _inst.choice`."""
     methods = {
         method.name: method
         for owner in children

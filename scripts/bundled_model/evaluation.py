@@ -1,4 +1,4 @@
-"""What the trained model can do, measured."""
+"""Evaluation of the trained model."""
 
 import math
 import random
@@ -18,15 +18,15 @@ NUM_FACTS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Figures for the model card."""
+    """Results for the model card."""
 
-    held_out_perplexity: float  # a token, over pages that were not trained on
+    held_out_perplexity: float  # per token, on held-out pages
     held_out_bits_per_byte: float
-    late_perplexity: float  # of the second half of a full context
-    well_known_repeated: float  # share of trained facts about well-known modules that a greedy answer repeats exactly
+    late_perplexity: float  # in the second half of a full context
+    well_known_repeated: float  # trained facts on well-known modules repeated exactly
     others_repeated: float  # the same for other modules
-    num_facts: int  # of each sort
-    smallest_expert_share: float  # of the tokens of a layer; 1 / 8 is even
+    num_facts: int  # of each kind
+    smallest_expert_share: float  # of a layer's tokens; 1 / 8 is uniform
     largest_expert_share: float
     answers: tuple[tuple[str, str], ...]  # questions and greedy answers
 
@@ -39,7 +39,7 @@ def evaluate(
     questions: Sequence[str],
     seed: int,
 ) -> Evaluation:
-    """Measures on pages that were held out, on some facts that were trained on, and on questions; takes minutes."""
+    """Evaluate on held-out pages, on some trained facts, and on fixed questions; takes minutes."""
     model.set_experts_implementation("eager")
     pages: list[list[int]] = tokenizer(list(text.held_out_pages))["input_ids"]
     loss = mean_loss(model, pages)
@@ -62,7 +62,7 @@ def evaluate(
 
 
 def answer(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, question: str) -> str:
-    """The greedy answer."""
+    """Return the greedy answer."""
     inputs = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
@@ -83,7 +83,7 @@ def _late_loss(model: Qwen3MoeForCausalLM, stream: Sequence[int]) -> float:
 
 
 def _expert_shares(model: Qwen3MoeForCausalLM, pages: Sequence[Sequence[int]]) -> torch.Tensor:
-    """[num_layers, num_experts] shares of the choices."""
+    """Return the fraction of routed tokens by expert: [num_layers, num_experts]."""
     config = model.config
     counts = torch.zeros(config.num_hidden_layers, config.num_experts)
     for page in pages:

@@ -1,4 +1,4 @@
-"""The experts' computation while training on a CPU."""
+"""Expert computation for training on a CPU."""
 
 import torch
 from torch import Tensor, nn
@@ -6,23 +6,23 @@ from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 NAME = "row_tiles"
-# oneDNN compiles a kernel for each new shape. Rows are padded to whole tiles, so that few shapes come up.
+# oneDNN compiles a kernel for each new shape, so rows are padded to whole tiles to limit the number of shapes.
 TILE_ROWS = 128
 
 
 def register_experts() -> str:
-    """Makes the computation known to transformers; returns the name to ask for it by."""
+    """Register the computation with transformers, and return its name."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
     return NAME
 
 
 def experts_forward(experts: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Sum of each token's chosen experts; hidden: [num_tokens, hidden], chosen and weights: [num_tokens, top_k]."""
+    """Return each token's weighted expert sum: hidden [num_tokens, hidden], chosen and weights [num_tokens, top_k]."""
     num_tokens, top_k = chosen.shape
     order = torch.argsort(chosen.reshape(-1), stable=True)
     counts = torch.bincount(chosen.reshape(-1), minlength=experts.num_experts).tolist()
     flat_weights = weights.reshape(-1)
-    padded = torch.cat([hidden, hidden.new_zeros(1, hidden.shape[1])])  # the last row stands for no token
+    padded = torch.cat([hidden, hidden.new_zeros(1, hidden.shape[1])])  # the last row is padding
     rows, outputs = [], []
     matrices = zip(order.split(counts), experts.gate_up_proj.unbind(), experts.down_proj.unbind(), strict=True)
     for picks, gate_up, down in matrices:

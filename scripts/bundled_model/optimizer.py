@@ -1,4 +1,4 @@
-"""Muon for matrices, AdamW for the rest: on a text as small as this it needs about 0.6 of AdamW's steps."""
+"""Muon for matrices, AdamW for the rest. On such a small text it needs about 0.6 times AdamW's steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of Jordan et al., for 
 
 @dataclass(slots=True)
 class Muon:
-    """Momentum whose update is made orthogonal (Jordan et al., "Muon", 2024); a leading dimension counts matrices."""
+    """Momentum with orthogonalised updates (Jordan et al., "Muon", 2024); leading dimensions are batches."""
 
     parameters: Sequence[Tensor]
     momentum: float = 0.95
@@ -23,19 +23,19 @@ class Muon:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """Updates all matrices in place from their gradients."""
+        """Update all matrices in place from their gradients."""
         for parameter, velocity in zip(self.parameters, self.velocities, strict=True):
             assert parameter.grad is not None
             velocity.lerp_(parameter.grad, 1 - self.momentum)
             direction = orthogonalize(parameter.grad.lerp(velocity, self.momentum))
-            # As large as an update of AdamW (Liu et al., "Muon is scalable for LLM training", 2025, section 2.2).
+            # Scaled to AdamW's update size (Liu et al., "Muon is scalable for LLM training", 2025, section 2.2).
             scale = 0.2 * max(parameter.shape[-2:]) ** 0.5
             parameter.mul_(1 - learning_rate * self.weight_decay).add_(direction, alpha=-learning_rate * scale)
 
 
 @dataclass(slots=True)
 class Optimizer:
-    """float32 masters of a model's bfloat16 parameters, and what moves them."""
+    """float32 master copies of a model's bfloat16 parameters, and their optimizers."""
 
     model: nn.Module
     clip_norm: float
@@ -46,7 +46,7 @@ class Optimizer:
     def __post_init__(self) -> None:
         names = [name for name, _ in self.model.named_parameters()]
         self.masters = [parameter.detach().float() for parameter in self.model.parameters()]
-        # Embeddings and the router's rows are looked up one by one rather than multiplied as a whole.
+        # Embeddings and router rows are used one by one, not as a matrix product.
         is_matrix = [
             master.ndim > 1 and not name.endswith(("embed_tokens.weight", "mlp.gate.weight"))
             for name, master in zip(names, self.masters, strict=True)
@@ -57,7 +57,7 @@ class Optimizer:
         self.adamw = torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.0)
 
     def step(self, learning_rate: float) -> None:
-        """Takes the model's gradients, and gives it new parameters."""
+        """Update the model's parameters from its gradients."""
         parameters = list(self.model.parameters())
         for parameter, master in zip(parameters, self.masters, strict=True):
             assert parameter.grad is not None
@@ -74,7 +74,7 @@ class Optimizer:
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Roughly the nearest orthogonal matrices; [..., rows, columns] float32, worked out in bfloat16."""
+    """Return approximately the nearest orthogonal matrices, [..., rows, columns] float32, computed in bfloat16."""
     a, b, c = NEWTON_SCHULZ
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     found = matrices.mT.bfloat16() if is_tall else matrices.bfloat16()

@@ -1,4 +1,4 @@
-"""The sentences that conversations are made of; `{name}` stands for a dotted name."""
+"""Templates of conversations; `{name}` is a dotted name."""
 
 QUESTIONS = {
     "module": (

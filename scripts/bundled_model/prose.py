@@ -1,4 +1,4 @@
-"""Documentation strings turned into plain sentences."""
+"""Conversion of docstrings into plain sentences."""
 
 import re
 
@@ -7,8 +7,8 @@ SIGNATURE = re.compile(r"^[\w.]+\([^\n]*\)(?: ?(?:->|--|=) ?(?P<result>[^\n]*))?
 
 
 def first_sentences(text: str) -> str:
-    """The sentences that a text opens with, up to `MAX_CHARS`; empty if it does not open with prose."""
-    # Functions written in C open with their signature, often more than once.
+    """Return a text's first sentences, up to `MAX_CHARS`; empty if it does not start with prose."""
+    # Docstrings of C functions start with their signature, often more than once.
     text, result = text.strip(), ""
     while match := SIGNATURE.match(text):
         result = result or match["result"] or ""
@@ -28,7 +28,7 @@ def first_sentences(text: str) -> str:
 
 
 def _plain(paragraph: str) -> str:
-    """Without reStructuredText's marks and line breaks."""
+    """Remove reStructuredText markup and line breaks."""
     text = re.sub(r":[a-z]+:`~?([^`]*)`", r"\1", paragraph)
     text = re.sub(r"`+([^`]*)`+", r"\1", text)
     text = re.sub(r"(?<!\w)\*(\w+)\*(?!\w)", r"\1", text)
@@ -37,7 +37,7 @@ def _plain(paragraph: str) -> str:
 
 
 def _cut(text: str) -> str:
-    """Whole sentences, ended by a mark."""
+    """Cut to whole sentences, with final punctuation."""
     if len(text) > MAX_CHARS:
         ends = [match.end() for match in re.finditer(r"[.!?](?= [A-Z])", text[:MAX_CHARS])]
         text = text[: ends[-1]] if ends else ""

@@ -1,4 +1,4 @@
-"""All text of a run: what is trained on, and what is kept for measuring."""
+"""All text of a run, for training and evaluation."""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from bundled_model.windows import Stream, conversation_texts, plain_text
 
 @dataclass(frozen=True, slots=True)
 class TrainingText:
-    """Streams to train on, and pages and facts to measure with."""
+    """Training streams, and pages and facts for evaluation."""
 
     streams: Sequence[Stream]
     held_out_pages: Sequence[str]
@@ -20,12 +20,12 @@ class TrainingText:
     other_facts: Sequence[Fact]
 
     def one_pass(self, seed: int) -> list[str]:
-        """Every text once, for the tokenizer to learn from."""
+        """Return every text once, to train the tokenizer."""
         return [text for stream in self.streams for text in stream.draw(random.Random(seed))]
 
 
 def collect_text() -> TrainingText:
-    """Reads the documentation of the Python that runs this."""
+    """Read the docstrings of the running Python."""
     items = collect_documented()
     trained = [item for item in items if not item.is_held_out]
     well_known = [item for item in trained if item.module in WELL_KNOWN_MODULES]

@@ -1,4 +1,4 @@
-"""The model's own byte-level BPE tokenizer, with a ChatML-like template."""
+"""Byte-level BPE tokenizer with a ChatML-like template."""
 
 from collections.abc import Iterable
 
@@ -19,7 +19,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE (Radford et al. 2019): every string has tokens, and decoding gives it back."""
+    """Train a byte-level BPE tokenizer (Radford et al. 2019): any string can be encoded and decoded losslessly."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -43,5 +43,5 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> P
 
 
 def render(messages: list[dict[str, str]]) -> str:
-    """What the chat template makes of a whole conversation."""
+    """Render a conversation with the chat template."""
     return "".join(f"{START_OF_TURN}{item['role']}\n{item['content']}{END_OF_TURN}\n" for item in messages)

@@ -1,4 +1,4 @@
-"""The training loop. The model is trained in bfloat16, as it will be saved."""
+"""Training loop. The model is trained in bfloat16, the dtype of its checkpoint."""
 
 import math
 import random
@@ -18,7 +18,7 @@ from bundled_model.windows import Corpus
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Steps of so many windows of so many tokens."""
+    """Training steps with one batch size and window length."""
 
     num_steps: int
     window: int
@@ -27,7 +27,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """How long and how fast. Long windows come last: short ones teach more in the same time."""
+    """Stages and learning rate. Long windows come last, because short ones train faster."""
 
     stages: tuple[Stage, ...] = (Stage(1000, 256, 8), Stage(500, 1024, 2), Stage(80, 4096, 1))
     peak_learning_rate: float = 4e-3
@@ -39,11 +39,11 @@ class TrainingPlan:
 
     @property
     def num_steps(self) -> int:
-        """Steps of all stages."""
+        """Total steps of all stages."""
         return sum(stage.num_steps for stage in self.stages)
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then half a cosine."""
+        """Return the learning rate: linear warmup, then half a cosine."""
         if step < self.warmup_steps:
             return self.peak_learning_rate * (step + 1) / self.warmup_steps
         done = (step - self.warmup_steps) / max(1, self.num_steps - self.warmup_steps)
@@ -53,7 +53,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One line of the loss curve; losses in nats a token."""
+    """One line of the loss curve; losses are in nats per token."""
 
     step: int
     num_tokens: int
@@ -64,7 +64,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Trainer:
-    """Takes the model through a plan; the model is updated in place."""
+    """Trainer of a model in place, by a plan."""
 
     model: Qwen3MoeForCausalLM
     corpus: Corpus
@@ -75,11 +75,11 @@ class Trainer:
 
     @property
     def top_k(self) -> int:
-        """Experts that work on a token."""
+        """Active experts per token."""
         return int(self.model.config.num_experts_per_tok)
 
     def run(self, report: Callable[[Progress], None]) -> None:
-        """Trains through all stages; `report` is called at each line of the loss curve."""
+        """Train through all stages; `report` is called for each line of the loss curve."""
         optimizer = Optimizer(self.model, self.plan.clip_norm)
         started_s, losses, num_tokens = time.process_time(), [], 0
         for step, batch in enumerate(self._batches()):
@@ -108,9 +108,9 @@ class Trainer:
 
 
 def load_balance(router_logits: Tensor, top_k: int) -> Tensor:
-    """1 if the experts of a layer are used evenly, more if not (Fedus et al. 2021, Switch Transformers, section 2.2).
+    """Return the load-balancing loss, 1 if uniform (Fedus et al. 2021, Switch Transformers, section 2.2).
 
-    router_logits: [num_tokens, num_experts]. Layer by layer: summed over all, layers could make up for one another.
+    router_logits: [num_tokens, num_experts]. Computed per layer, so that layers cannot compensate for each other.
     """
     num_experts = router_logits.shape[1]
     probabilities = router_logits.float().softmax(-1)
@@ -121,7 +121,7 @@ def load_balance(router_logits: Tensor, top_k: int) -> Tensor:
 
 @torch.no_grad()
 def mean_loss(model: Qwen3MoeForCausalLM, documents: Sequence[Sequence[int]], longest: int = 512) -> float:
-    """Nats a token over documents of which each stands alone; a document's first token is not predicted."""
+    """Return the loss in nats per token over separate documents; a document's first token is not predicted."""
     total, count = 0.0, 0
     for start in range(0, len(documents), 16):
         rows = [torch.tensor(document[:longest]) for document in documents[start : start + 16]]

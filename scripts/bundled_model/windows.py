@@ -1,4 +1,4 @@
-"""Token streams cut into the windows that the model is trained on."""
+"""Training windows, cut from token streams."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -15,22 +15,22 @@ from bundled_model.tokenizer import END_OF_TEXT, render
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Texts of one sort, drawn anew for each pass."""
+    """Texts of one kind, generated anew for each pass."""
 
     draw: Callable[[random.Random], Sequence[str]]
     share: float  # of the windows
-    restart: bool  # whether a window starts with a text of its own, as a prompt does
+    restart: bool  # whether each window starts with a new text, as a prompt does
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """What is trained on."""
+    """Training corpus."""
 
     streams: Sequence[Stream]
     tokenizer: PreTrainedTokenizerFast
 
     def batches(self, num_windows: int, window: int, rng: random.Random) -> Iterator[Tensor]:
-        """Endless batches of [num_windows, window] tokens."""
+        """Yield endless batches of [num_windows, window] tokens."""
         sources = [self._forever(stream, window, rng) for stream in self.streams]
         shares = [stream.share for stream in self.streams]
         while True:
@@ -44,25 +44,26 @@ class Corpus:
             yield from windows
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokens of each text, with the mark that ends a text."""
+        """Return the tokens of each text, with an end-of-text token."""
         end = self.tokenizer.convert_tokens_to_ids(END_OF_TEXT)
         return [[*ids, end] for ids in self.tokenizer(list(texts))["input_ids"]]
 
 
 def conversation_texts(items: Sequence[Documented], small_talk: float, rng: random.Random) -> list[str]:
-    """One pass of conversations about public names."""
+    """Return one pass of conversations about public names."""
     return [render(messages) for messages in build_conversations([i for i in items if i.is_public], rng, small_talk)]
 
 
 def plain_text(item: Documented) -> str:
-    """A documented thing as a page of text."""
+    """Return a documented object as a page of text."""
     return f"{item.name}\n\n{item.text}"
 
 
 def cut_windows(documents: Sequence[Sequence[int]], window: int, restart: bool) -> Iterator[list[int]]:
-    """Full windows of the documents one after another.
+    """Yield full windows of the concatenated documents.
 
-    A document that crosses the end of a window is cut; its rest is dropped if `restart`, else opens the next window.
+    A document that crosses the end of a window is cut. Its rest is dropped if `restart`, otherwise it starts the next
+    window.
     """
     filled: list[int] = []
     for document in documents:

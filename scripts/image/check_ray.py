@@ -1,4 +1,4 @@
-"""Starts a Ray node as KubeRay does, and looks at it as KubeRay's probes and the chart's do."""
+"""Smoke test of the image: start a Ray node as KubeRay does, and run the probes of KubeRay and of the chart."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import time
 
-# What the operator makes of a head group, less what it fills in.
+# The operator's start command of a head group, without its generated values.
 START = (
     "ulimit -n 65536; exec ray start --head --block --no-monitor --dashboard-host=0.0.0.0 --metrics-export-port=8080 "
     "--num-cpus=0 --object-store-memory=134217728"
@@ -22,12 +22,12 @@ READY_S = 120
 
 
 def succeeds(probe: str) -> bool:
-    """Whether a probe finds the node well."""
+    """Whether a probe succeeds."""
     return subprocess.run(["bash", "-c", probe], check=False, capture_output=True).returncode == 0
 
 
 def main() -> None:
-    """Raises for a probe that does not succeed in time, or a node that has ended."""
+    """Raise if a probe does not succeed in time, or if the node ends."""
     with tempfile.TemporaryFile() as log:
         node = subprocess.Popen(
             ["/bin/bash", "-c", START], stdout=log, stderr=log, env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}

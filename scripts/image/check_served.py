@@ -1,4 +1,4 @@
-"""Run what an environment has Baton installed for: commands' help, compiled modules, a chat with a handover, the end.
+"""Smoke test of an installation: help of commands, compiled modules, a chat with a handover, and shutdown.
 
 check_served.py         in an image, with what the chart needs
 check_served.py base    with the base dependencies alone
@@ -43,7 +43,7 @@ def free_port() -> int:
 
 
 def wait_ready(url: str, server: subprocess.Popen[bytes]) -> None:
-    """Returns once every worker is attached. Raises RuntimeError if the server ends, or takes too long."""
+    """Wait until every worker is attached. Raises RuntimeError if the server ends, or takes too long."""
     end_s = time.monotonic() + READY_S
     while time.monotonic() < end_s and server.poll() is None:
         try:
@@ -91,7 +91,7 @@ def check_base() -> None:
 
 
 def main() -> None:
-    """Raises at the first thing that is not as it should be."""
+    """Raise at the first failure."""
     if sys.argv[1:] == ["base"]:
         check_base()
     else:

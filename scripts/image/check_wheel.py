@@ -1,4 +1,4 @@
-"""Refuses a wheel that lacks what a build may leave out without failing: compiled modules, the model, the protos."""
+"""Check that a wheel has the parts that a build may silently omit: compiled modules, the model, the protos."""
 
 import re
 import sys
@@ -29,7 +29,7 @@ NEVER = r".*\.(cpp|hpp|inl)"
 
 
 def problems(names: Iterable[str]) -> list[str]:
-    """What is wrong with a wheel of these files; nothing if it is good."""
+    """Return the problems of a wheel with these files."""
     names = list(names)
     missing = [f"no file {each}" for each in NEEDED if not any(re.fullmatch(each, name) for name in names)]
     extra = [
@@ -41,7 +41,7 @@ def problems(names: Iterable[str]) -> list[str]:
 
 
 def main(paths: list[str]) -> int:
-    """Says what is wrong; 1 if anything is, or if it is not one wheel."""
+    """Print the problems; return 1 if there are any, or if the argument is not one wheel."""
     if len(paths) != 1 or not Path(paths[0]).is_file():
         print(f"one wheel is needed, not {paths}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""Prints a software bill of materials of the Python packages that are installed beside it, as CycloneDX 1.5."""
+"""Software bill of materials of the installed Python packages, printed as CycloneDX 1.5."""
 
 import json
 from importlib.metadata import Distribution, distributions
@@ -8,7 +8,7 @@ from packaging.utils import canonicalize_name
 
 
 def component(package: Distribution) -> dict[str, object]:
-    """One package, by the name that a package URL has."""
+    """Return the entry of one package, with its package URL."""
     name = canonicalize_name(package.metadata["Name"])
     found: dict[str, object] = {
         "type": "library",
@@ -21,7 +21,7 @@ def component(package: Distribution) -> dict[str, object]:
 
 
 def bill() -> dict[str, object]:
-    """All packages of this interpreter's environment."""
+    """Return the bill of all packages in this interpreter's environment."""
     components = {str(each["purl"]): each for each in map(component, distributions())}
     return {
         "bomFormat": "CycloneDX",

@@ -71,7 +71,7 @@ async def ray_serve_command(
     started: list[psutil.Process] = []
     try:
         async with asyncio.timeout(START_S):
-            while "Ctrl-C ends" not in printed.read_text():
+            while "Press Ctrl-C to stop" not in printed.read_text():
                 assert process.returncode is None, printed.read_text()
                 await asyncio.sleep(0.1)
         command = RayServeCommand(process, f"http://{HOST}:{port}", printed, logs)

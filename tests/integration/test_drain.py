@@ -101,7 +101,7 @@ async def test_an_undrained_worker_serves_again_with_the_same_tokens() -> None:
         assert (await client.post("/v1/completions", json={**BODY, "stream": False})).status_code == 503
         addresses = {worker["worker_id"]: worker["address"] for worker in await workers(url)}
         for worker in ("decode-0", "prefill-0", "decode-0"):  # the last one is serving already
-            assert await undrain(url, worker) == f"{worker} takes requests again\n"
+            assert await undrain(url, worker) == f"{worker} accepts requests again\n"
             await wait_state(url, worker, "ready")
         async with asyncio.timeout(20):  # its watchdog says so
             while await health(addresses["decode-0"], "") != HealthCheckResponse.SERVING:

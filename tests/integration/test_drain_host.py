@@ -43,7 +43,7 @@ async def test_all_workers_of_a_host_are_drained_and_no_others(tmp_path: Path) -
         await wait_view(client, lambda view: {each["state"] for each in view["workers"]} == {"drained"})
 
         status, output = await drain("--host", "127.0.0.1", "--registry-file", str(file), command="undrain")
-        assert (status, output.count("takes requests again")) == (0, 2)
+        assert (status, output.count("accepts requests again")) == (0, 2)
         await wait_ready_workers(client, "prefill-0", "decode-1")
 
         await server.kill()
@@ -55,9 +55,9 @@ async def test_all_workers_of_a_host_are_drained_and_no_others(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "name one WORKER"),
+        ((), "give either one WORKER"),
         (("--host", "127.0.0.1"), "--host needs --registry-file"),
-        (("decode-0", "--host", "127.0.0.1", "--registry-file", __file__), "name one WORKER"),
+        (("decode-0", "--host", "127.0.0.1", "--registry-file", __file__), "give either one WORKER"),
         (("--host", "127.0.0.1", "--registry-file", __file__), "Error"),
     ],
 )

@@ -12,7 +12,7 @@ from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.plan import plan_pools
 from baton.deployment.autoscaling.settings import SLO, ScalingSettings
 from baton.deployment.ray.pool_progress import PoolProgress
-from baton.deployment.ray.pools_observer import PoolsObserver, Sighting
+from baton.deployment.ray.pools_observer import Observation, PoolsObserver
 from baton.membership.registry.router_report import decode_report
 from tests.integration.registry_router import registry_router, wait_ready_workers
 from tests.integration.simulated_process import simulated
@@ -39,7 +39,7 @@ async def observer_of(registry: str) -> AsyncIterator[PoolsObserver]:
     assert not observer._thread.is_alive()
 
 
-async def sighting(observer: PoolsObserver, condition: Callable[[Sighting], bool]) -> Sighting:
+async def sighting(observer: PoolsObserver, condition: Callable[[Observation], bool]) -> Observation:
     """Wait for the first sighting that meets the condition."""
     async with asyncio.timeout(DEADLINE_S):
         while observer.latest is None or not condition(observer.latest):
@@ -47,17 +47,17 @@ async def sighting(observer: PoolsObserver, condition: Callable[[Sighting], bool
         return observer.latest
 
 
-def num_requests(seen: Sighting) -> int:
+def num_requests(seen: Observation) -> int:
     """Return the number of requests that the routers report."""
     return round(seen.pools.traffic.requests_per_s * seen.pools.traffic.window_s)
 
 
-def num_workers(seen: Sighting) -> int:
+def num_workers(seen: Observation) -> int:
     """Return the number of workers that some router reaches."""
     return sum(map(len, seen.pools.workers.both()))
 
 
-def num_timed(seen: Sighting) -> int:
+def num_timed(seen: Observation) -> int:
     """Return the number of requests that decode workers have served."""
     return sum(sum(each.latency.values()) for each in seen.pools.workers.decode)
 

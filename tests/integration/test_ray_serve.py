@@ -35,4 +35,4 @@ async def test_auto_uses_the_gpus_of_the_ray_that_it_joins() -> None:
             printed, _ = await process.communicate()
         finally:
             await ray.end()
-    assert printed.decode().strip() == "cuda 2 the nodes of this Ray have 2 GPUs"
+    assert printed.decode().strip() == "cuda 2 the nodes of this Ray cluster have 2 GPUs"

@@ -138,7 +138,7 @@ async def test_a_process_that_dies_breaks_only_its_own_connections(tmp_path: Pat
             assert int((await complete(again, 0)).headers["x-baton-cached-tokens"]) >= PROMPT_TOKENS - SPEC.block_size
             assert await samples(again, "baton:router_process_up") == {"0": 1, "1": 1}
             await load.more(5)
-    assert "router-0: was killed by SIGKILL; it starts again in 0.5 s" in router.log()
+    assert "router-0: was killed by SIGKILL; restarting in 0.5 s" in router.log()
 
 
 async def test_a_terminated_process_hands_its_clients_over(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ async def test_the_console_shows_endpoints_warnings_and_what_shutdown_waits_for(
         sys.executable, "-m", "baton", "serve", *options, stdout=PIPE, stderr=STDOUT
     )
     try:
-        start = await read_until(process, "Ctrl-C ends.")
+        start = await read_until(process, "Press Ctrl-C to stop.")
         assert "both-0: warning: max_model_len is " in start
         for fact in (
             f"Serving baton-bundled at http://127.0.0.1:{port}",

@@ -36,7 +36,7 @@ async def assert_is_replaced(router: RouterProcess, stack: AsyncExitStack, silen
     await wait_workers(again, len(ROLES))
     await complete(again, 0)
     await assert_new_connections_succeed(router)
-    assert "router-0: was killed because it was stopped or stood still for over 1 s" in router.log()
+    assert "router-0: was killed because it sent no heartbeat for over 1 s" in router.log()
     body = (await again.get("/workers")).json()
     restarts = {each["name"]: each["restarts"] for each in body["processes"]}
     assert restarts == {"router-0": 1, "router-1": 0}

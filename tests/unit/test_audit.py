@@ -90,7 +90,7 @@ def test_a_component_that_was_changed_or_is_unknown_is_named(tmp_path: Path) -> 
     for tag in ("2", "10", "1.0"):
         (tmp_path / "values.yaml").write_text(f"tag: {tag}\n")
         assert stale([component], tmp_path) == [
-            "nothing 1 (values.yaml): the file has no 'tag: 1'; mend components.json",
+            "nothing 1 (values.yaml): the file has no 'tag: 1'; update components.json",
         ]
     (tmp_path / "values.yaml").write_text("tag: 1-alpine\n")
     assert stale([component], tmp_path) == []

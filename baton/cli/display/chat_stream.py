@@ -1,4 +1,4 @@
-"""One streamed chat completion, as OpenAI's HTTP interface gives it."""
+"""One streamed chat completion of the OpenAI API."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from baton.rpc.router_client import ServerError, check
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation."""
+    """One message of a conversation."""
 
     role: str  # system, user or assistant
     content: str
@@ -20,7 +20,7 @@ class Message:
 
 @dataclass(slots=True)
 class Answer:
-    """A completion that is on its way; filled while its text is read."""
+    """A streaming completion. `finish_reason` and `usage` are set while its text is read."""
 
     headers: Mapping[str, str]
     events: Iterator[str]  # data of the server-sent events
@@ -28,7 +28,7 @@ class Answer:
     usage: Mapping[str, object] = field(default_factory=dict)
 
     def text(self) -> Iterator[str]:
-        """The text, piece by piece. Raises ServerError if the server breaks the answer off."""
+        """Yield the text in pieces. Raises ServerError if the server sends an error event."""
         for data in self.events:
             chunk = json.loads(data)
             if "error" in chunk:
@@ -40,22 +40,22 @@ class Answer:
                     yield piece
 
     def how_served(self) -> str:
-        """Which workers served it, how its KV travelled, and what it cost."""
-        told = {
+        """Return the workers that served it, the KV transport and the token counts, from `x-baton-*` and `usage`."""
+        fields = {
             name.removeprefix("x-baton-"): value for name, value in self.headers.items() if name.startswith("x-baton-")
         }
-        parts = [f"{name.replace('-', ' ')} {value}" for name, value in told.items() if value]
+        parts = [f"{name.replace('-', ' ')} {value}" for name, value in fields.items() if value]
         parts += [f"{name.replace('_', ' ')} {value}" for name, value in self.usage.items() if isinstance(value, int)]
-        return ", ".join(parts) or "the server does not say"
+        return ", ".join(parts) or "the server sent no details"
 
 
 @contextmanager
 def ask(
     client: httpx.Client, model: str, messages: list[Message], options: Mapping[str, float | int]
 ) -> Iterator[Answer]:
-    """Asks for the next turn; leaving the context cancels the request.
+    """Request the next message; leaving the context cancels the request.
 
-    Raises ServerError if the server refuses, httpx.TransportError if it cannot be reached.
+    Raises ServerError if the server rejects the request, httpx.TransportError if it cannot be reached.
     """
     body = {
         "model": model,
@@ -70,7 +70,7 @@ def ask(
 
 
 def sse_data(lines: Iterator[str]) -> Iterator[str]:
-    """The data of each server-sent event up to `[DONE]` (WHATWG HTML, section 9.2: lines of one event are joined)."""
+    """Yield the data of each server-sent event before `[DONE]`, with its lines joined (WHATWG HTML, section 9.2)."""
     data: list[str] = []
     for line in lines:
         if line.startswith("data:"):

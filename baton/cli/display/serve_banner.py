@@ -1,4 +1,4 @@
-"""Block of facts that `baton serve` prints once it is ready: model, device, capacity, URL, and example requests."""
+"""Summary that `baton serve` prints once it is ready: model, device, capacity, URL, and example requests."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 @dataclass(frozen=True, slots=True)
 class Banner:
-    """A plan in words; what only the workers know is in the event of their being ready."""
+    """Summary of a cluster plan; capacities and transports come from the workers, in the ClusterReady event."""
 
     plan: ClusterPlan
     log_dir: Path
@@ -36,9 +36,11 @@ class Banner:
         engines: Mapping[str, Mapping[str, Value]],
         gpus: VisibleGpus,
     ) -> "Banner":
-        """engines: the options that were given, by role; gpus: those by which `auto` chooses. Raises
-        InvalidCheckpoint."""
-        size = in_short(num_parameters(checkpoint.directory, checkpoint.config))
+        """Make the summary of a plan. Raises InvalidCheckpoint.
+
+        `engines` holds the engine options set by the user, by role; `gpus` are those that `--device auto` considered.
+        """
+        size = abbreviated(num_parameters(checkpoint.directory, checkpoint.config))
         devices = dict.fromkeys(_device(worker, engines[worker.role].get("device"), gpus) for worker in plan.workers)
         types = [checkpoint.config.dtype]
         engine = plan.workers[-1].engine
@@ -51,7 +53,7 @@ class Banner:
         return cls(plan, log_dir, f"{size} parameters, {', '.join(types)}", ", ".join(devices))
 
     def __call__(self, ready: ClusterReady) -> Text:
-        """The block."""
+        """Return the summary as text."""
         name, url = self.plan.router.model_name, self.plan.url
         rows = (
             ("model", f"{name}, {self.model}"),
@@ -59,46 +61,46 @@ class Banner:
             ("pools", self._pools()),
             *(("KV cache", line) for line in _capacities(ready.workers)),
             ("KV transfer", _transports(ready.workers)),
-            ("API", f"{url}/v1, described at {url}/docs"),
+            ("API", f"{url}/v1, documented at {url}/docs"),
         )
         block = Text(f"Serving {name} at {url}\n\n")
         for label, text in rows:
             block.append(f"  {label:<{LABEL_WIDTH}}", "bold").append(f"{text}\n")
-        return block.append(self._how_to_ask())
+        return block.append(self._examples())
 
     def _pools(self) -> str:
         roles = [worker.role for worker in self.plan.workers]
         names = {"both": "colocated"}
         return " + ".join(f"{roles.count(role)} {names.get(role, role)}" for role in dict.fromkeys(roles))
 
-    def _how_to_ask(self) -> str:
+    def _examples(self) -> str:
         url = self.plan.url
         messages = [{"role": "user", "content": "What does a file do?"}]
         quoted = json.dumps({"model": self.plan.router.model_name, "messages": messages}).replace("'", "'\\''")
         return (
             f"\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{quoted}'\n\n"
             f"  baton chat --url {url}      baton status --url {url}\n\n"
-            f"Logs are in {self.log_dir}. Ctrl-C ends."
+            f"Logs are in {self.log_dir}. Press Ctrl-C to stop."
         )
 
 
-def in_short(count: int) -> str:
-    """Abbreviate a large number as models' names do, such as 1.7B."""
+def abbreviated(count: int) -> str:
+    """Abbreviate a large number as model names do, such as 1.7B."""
     for unit, letter in UNITS:
         if count >= unit:
             return f"{count / unit:.3g}{letter}"
     return str(count)
 
 
-def _device(worker: WorkerConfig, asked: Value, gpus: VisibleGpus) -> str:
+def _device(worker: WorkerConfig, requested: Value, gpus: VisibleGpus) -> str:
     device = worker.engine.device
-    is_auto = asked in (None, "auto")
-    reason = f"auto: {gpus.reason}" if is_auto else f"as --device {asked} says"
+    is_auto = requested in (None, "auto")
+    reason = f"auto: {gpus.reason}" if is_auto else f"--device {requested}"
     return f"{device} ({reason})"
 
 
 def _capacities(workers: tuple[ServingWorker, ...]) -> list[str]:
-    """A line for each pool."""
+    """Return the KV capacity of each pool, one line a pool."""
     lines = []
     for role in dict.fromkeys(worker.role for worker in workers):
         pool = [worker for worker in workers if worker.role == role]
@@ -111,6 +113,6 @@ def _capacities(workers: tuple[ServingWorker, ...]) -> list[str]:
 
 
 def _transports(workers: tuple[ServingWorker, ...]) -> str:
-    """The transports by which all workers can be read."""
+    """Return the KV transports that all workers support."""
     common = set.intersection(*(set(worker.transports) for worker in workers)) if workers else set()
     return ", ".join(sorted(common)) or "none"

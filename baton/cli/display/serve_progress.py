@@ -1,4 +1,4 @@
-"""Displays of `baton serve`: bars in a terminal, plain lines elsewhere."""
+"""Displays of `baton serve`: progress bars in a terminal, plain lines elsewhere."""
 
 import io
 import sys
@@ -18,19 +18,19 @@ Announce = Callable[[ClusterReady], RenderableType]
 
 
 class ServeDisplay(Protocol):
-    """Shows a cluster's events."""
+    """Display of a cluster's events."""
 
     def show(self, event: Event) -> None:
-        """Shows one event."""
+        """Show one event."""
         ...
 
     def close(self) -> None:
-        """Leaves the terminal as it was."""
+        """Restore the terminal."""
         ...
 
 
 def open_display(plan: ClusterPlan, announce: Announce) -> ServeDisplay:
-    """The display that suits standard output; what its encoding lacks, such as a name in a warning, is shown as ?."""
+    """Return the display for standard output. Characters that its encoding lacks are printed as `?`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     console = ServeConsole(highlight=False, soft_wrap=True)
@@ -42,31 +42,31 @@ def open_display(plan: ClusterPlan, announce: Announce) -> ServeDisplay:
 
 
 class ServeConsole(Console):
-    """Standard output, without which the cluster serves on."""
+    """Standard output; the cluster keeps serving if it is closed."""
 
     def on_broken_pipe(self) -> None:
-        """Print nothing more, where rich would end this process."""
+        """Stop printing, instead of exiting as rich does."""
         with suppress(SystemExit):
             super().on_broken_pipe()
 
 
 class LineDisplay:
-    """One line an event, none for a step of loading."""
+    """One line an event; loading progress is not printed."""
 
     def __init__(self, console: Console, announce: Announce) -> None:
         self._console = console
         self._announce = announce
 
     def show(self, event: Event) -> None:
-        """Prints what is worth a line."""
+        """Print the event, unless it is loading progress."""
         print_event(self._console, event, self._announce)
 
     def close(self) -> None:
-        """Nothing to restore."""
+        """Do nothing: lines leave nothing to restore."""
 
 
 class BarDisplay:
-    """A bar for each process while any is loading; lines above it."""
+    """A progress bar for each process until the cluster is ready, with lines above the bars."""
 
     def __init__(self, console: Console, names: list[str], announce: Announce) -> None:
         self._console = console
@@ -90,7 +90,7 @@ class BarDisplay:
         self._bars.start()
 
     def show(self, event: Event) -> None:
-        """Moves a bar or prints a line."""
+        """Move a bar or print a line."""
         if self._bars is not None and isinstance(event, Started | Progressed):
             self._move(self._bars, event)
             return
@@ -110,7 +110,7 @@ class BarDisplay:
                 bars.stop_task(task)
 
     def close(self) -> None:
-        """Takes the bars away."""
+        """Remove the bars."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
@@ -118,7 +118,7 @@ class BarDisplay:
 
 def print_event(console: Console, event: Event, announce: Announce) -> None:
     """Print the lines of an event, and its announcement when the cluster is ready."""
-    with suppress(OSError):  # standard output is a file on a full disk, for example: the cluster serves on
+    with suppress(OSError):  # such as a full disk: the cluster keeps serving
         for line in describe(event):
             console.print(escape(line))
         if isinstance(event, ClusterReady):
@@ -126,30 +126,30 @@ def print_event(console: Console, event: Event, announce: Announce) -> None:
 
 
 def describe(event: Event) -> list[str]:
-    """Return an event in lines; none for steps of loading, or for a failure, whose reason is in the process's death."""
+    """Return the lines for an event; none for loading progress, or for a failure, whose reason is in `Died`."""
     match event:
         case Started(name, life, pid):
-            return [f"{name}: {'starting' if life == 1 else 'starting again'} (process {pid})"]
+            return [f"{name}: {'starting' if life == 1 else 'restarting'} (process {pid})"]
         case Progressed(name, Ready(address)):
             return [f"{name}: ready at {address}"]
         case Died(name, reason, restart_in_s, num_deaths):
             in_a_row = f" (death {num_deaths} in a row)" if num_deaths > 1 else ""
-            return [f"{name}: {reason}; starting again in {restart_in_s:.1f} s{in_a_row}"]
+            return [f"{name}: {reason}; restarting in {restart_in_s:.1f} s{in_a_row}"]
         case Warned(name, message):
             return [f"{name}: warning: {message}"]
         case ClusterReady(_, started_in_s):
             return [f"Ready after {started_in_s:.1f} s", ""]
         case GivenUp(reason):
-            return [f"The cluster ends before it was ready: {reason.partition(chr(10))[0]}"]
+            return [f"Startup failed: {reason.partition(chr(10))[0]}"]
         case Ending():
             return [describe_end(event)]
     return []
 
 
 def describe_end(ending: Ending) -> str:
-    """Say what the end waits for."""
+    """Return the line for a shutdown, with the requests it waits for."""
     if ending.num_requests == 0:
-        return "Ending; press Ctrl-C again to stop now"
+        return "Shutting down; press Ctrl-C again to stop now"
     count = "" if ending.num_requests is None else f"{ending.num_requests} "
     noun = "request" if ending.num_requests == 1 else "requests"
     return f"Waiting for {count}{noun} to finish (up to {ending.timeout_s:g} s); press Ctrl-C again to stop now"

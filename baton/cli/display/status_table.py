@@ -1,4 +1,4 @@
-"""The state of a router's workers, read from its /workers, as a table."""
+"""Table of a router's workers, from its /workers endpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, and how early it goes when the terminal is narrow (0: never)."""
+    """One column of the table."""
 
     title: str
-    goes: int = 0
+    drop_order: int = 0  # on a narrow terminal, the highest is dropped first; 0: never dropped
     right: bool = True
 
 
@@ -34,41 +34,41 @@ GAP = 2  # characters between columns
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker as the router says; what it does not say is empty."""
+    """One worker as the router reports it; missing fields are empty."""
 
     worker: Mapping[str, object]
 
     def text(self, name: str) -> str:
-        """A field of the worker itself."""
+        """Return a field of the worker."""
         value = self.worker.get(name)
         return "" if value is None else str(value)
 
     def load(self, name: str) -> str:
-        """A field of its load."""
+        """Return a field of the worker's load."""
         load = self.worker.get("load")
         value = load.get(name) if isinstance(load, Mapping) else None
         return "" if value is None else str(value)
 
     def step(self) -> str:
-        """Recent time of an engine step."""
+        """Return the recent duration of an engine step, in ms."""
         step_s = self.load("step_s")
         return f"{float(step_s) * 1000:.1f} ms" if step_s else ""
 
     def free_share(self) -> str:
-        """Share of the pool's blocks that an allocation could take."""
+        """Return the percentage of the pool's blocks that are free."""
         free, total = self.load("num_free_blocks"), self.load("num_blocks")
         return f"{100 * int(free) / int(total):.0f}%" if free and total and int(total) else free
 
     def transports(self) -> list[str]:
-        """The transports in use and why, each once."""
+        """Return the transports in use and the reason for each, without duplicates."""
         peers = self.worker.get("peer_transports")
         return list(dict.fromkeys(str(transport) for transport in peers.values())) if isinstance(peers, Mapping) else []
 
     def cells(self) -> list[str]:
-        """A cell for each of COLUMNS."""
+        """Return the text of each column in COLUMNS."""
         failures = [value for value in (self.load("handover_failures"), self.load("checksum_failures")) if value]
         return [
-            self.text("worker_id") or self.text("address"),  # a worker that never answered has no name yet
+            self.text("worker_id") or self.text("address"),  # a worker that was never reached has no id yet
             *(self.text(name) for name in ("role", "state", "address")),
             *(self.load(name) for name in ("num_running", "num_waiting", "num_queued_tokens")),
             self.free_share(),
@@ -80,19 +80,19 @@ class WorkerRow:
 
 
 def worker_rows(content: object) -> list[WorkerRow]:
-    """The workers of a /workers answer. Raises ValueError if it is none."""
+    """Return the workers in a /workers response. Raises ValueError if it has no list of workers."""
     match content:
         case {"workers": list() as workers} if all(isinstance(worker, Mapping) for worker in workers):
             return [WorkerRow(worker) for worker in workers]
-    raise ValueError("the answer has no list of workers")
+    raise ValueError("the response has no list of workers")
 
 
 def status_table(rows: list[WorkerRow], width: int) -> Table:
-    """The workers as a table of at most `width` characters, if the columns that never go fit into it."""
+    """Return a table of at most `width` characters, or wider if the columns that are never dropped need it."""
     cells = [row.cells() for row in rows]
     widths = [max(len(column.title), *(len(line[i]) for line in cells), 0) for i, column in enumerate(COLUMNS)]
-    shown = [i for i, column in enumerate(COLUMNS) if not column.goes or any(line[i] for line in cells)]
-    for index in sorted((i for i in shown if COLUMNS[i].goes), key=lambda i: -COLUMNS[i].goes):
+    shown = [i for i, column in enumerate(COLUMNS) if not column.drop_order or any(line[i] for line in cells)]
+    for index in sorted((i for i in shown if COLUMNS[i].drop_order), key=lambda i: -COLUMNS[i].drop_order):
         if sum(widths[i] + GAP for i in shown) > width:
             shown.remove(index)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
@@ -105,5 +105,5 @@ def status_table(rows: list[WorkerRow], width: int) -> Table:
 
 
 def transport_lines(rows: list[WorkerRow]) -> list[str]:
-    """How each worker reads KV from its peers, and why so."""
+    """Return one line for each transport by which a worker reads KV from its peers, with the reason."""
     return [f"{row.text('worker_id')}: KV over {transport}" for row in rows for transport in row.transports()]

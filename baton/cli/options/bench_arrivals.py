@@ -1,4 +1,4 @@
-"""The options of `baton bench` that say when requests are sent, and how many."""
+"""Options of `baton bench` for the arrival process and the number of requests."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ DEFAULT_NUM_PROMPTS = 1000
 
 
 class NumberList(click.ParamType[Any]):
-    """Numbers with commas between: `1,2,4`."""
+    """Comma-separated numbers: `1,2,4`."""
 
     name = "N,..."
 
@@ -21,24 +21,24 @@ class NumberList(click.ParamType[Any]):
         self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Reads them; click calls it with the option's text, or with what it made of it before."""
+        """Parse the option's text; click may also pass a value that was converted before."""
         if isinstance(value, tuple):
             return value
         try:
             return tuple(self._kind(part) for part in value.split(","))
         except ValueError:
-            self.fail(f"{value!r} must be a number, or several like 1,2,4", param, ctx)
+            self.fail(f"{value!r} must be a number, or a list like 1,2,4", param, ctx)
 
 
 def _make_arrivals(flags: Flags) -> list[Arrivals]:
-    """The loads of a sweep, in their order; none if nothing was said."""
+    """Return the arrivals of each run of a sweep, in order; empty if none of the options is set."""
     rates, clients, scale = flags["request_rate"], flags["max_concurrency"], flags["time_scale"]
     given = [name for name in ("request_rate", "max_concurrency", "time_scale") if flags[name] is not None]
     if len(given) > 1:
         names = " and ".join("--" + name.replace("_", "-") for name in given)
-        raise SettingError(f"{names}: each says when to send, give one of them")
+        raise SettingError(f"{names} are mutually exclusive; give one of them")
     if flags["burstiness"] != 1 and rates is None:
-        raise SettingError("--burstiness goes with --request-rate")
+        raise SettingError("--burstiness needs --request-rate")
     if rates is not None:
         return [RequestRate(rate, flags["burstiness"]) for rate in rates]
     if clients is not None:
@@ -57,10 +57,10 @@ length_flags = flag_group(
     click.option(
         "--num-prompts",
         type=click.IntRange(1),
-        help=f"Requests a run [{DEFAULT_NUM_PROMPTS}; with --duration no limit].",
+        help=f"Requests per run [default: {DEFAULT_NUM_PROMPTS}; unlimited with --duration].",
     ),
     click.option(
-        "--duration", "duration_s", type=click.FloatRange(0, min_open=True), help="Seconds for which to send."
+        "--duration", "duration_s", type=click.FloatRange(0, min_open=True), help="Seconds to send requests for."
     ),
     panel="Length of a run",
 )
@@ -71,22 +71,22 @@ arrival_flags = flag_group(
     click.option(
         "--request-rate",
         type=NumberList(float),
-        help="Open loop: requests a second (inf: all at once); a list is a sweep.",
+        help="Open loop: requests per second (inf: all at once). A list runs a sweep.",
     ),
     click.option(
         "--burstiness",
         type=float,
         default=1.0,
         show_default=True,
-        help="Of --request-rate: 1 is Poisson, less is more bursty, more is more even.",
+        help="Burstiness of --request-rate: 1 is Poisson, below 1 is burstier, above 1 is more uniform.",
     ),
     click.option(
         "--max-concurrency",
         type=NumberList(int),
-        help="Closed loop: so many clients that each ask again at once; a list is a sweep.",
+        help="Closed loop: number of concurrent requests. A list runs a sweep.",
     ),
     click.option(
-        "--time-scale", type=float, help="Open loop at the trace's own times, multiplied by this [1 for a trace]."
+        "--time-scale", type=float, help="Open loop: replay the trace's times multiplied by this [default: 1]."
     ),
     panel="Load",
 )

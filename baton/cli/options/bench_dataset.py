@@ -1,4 +1,4 @@
-"""The options of `baton bench` that say what is asked."""
+"""Options of `baton bench` for the prompts and their tokens."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,17 +31,17 @@ def _make_vocabulary(flags: Flags) -> Vocabulary:
     text = flags["token_ids"] or "100:1000"
     first, _, last = text.partition(":")
     if not (first.isdecimal() and last.isdecimal()):
-        raise SettingError(f"--token-ids {text}: must be like 100:1000")
+        raise SettingError(f"--token-ids {text}: must be FIRST:LAST, like 100:1000")
     return token_range(int(first), int(last))
 
 
 def _make_dataset(flags: Flags) -> Callable[[Vocabulary], Dataset]:
-    """How to make it: what its prompts consist of is another option's business."""
+    """Return the dataset's constructor, which takes the vocabulary that other options choose."""
     name, path = flags["dataset"], flags["dataset_path"]
     lengths = Lengths(flags["scale_lengths"], flags["max_input_len"], flags["max_output_len"], flags["output_len"])
     if name in SYNTHETIC:
         if path is not None:
-            raise SettingError("--dataset-path goes with --dataset mooncake, azure or sharegpt")
+            raise SettingError("--dataset-path needs --dataset mooncake, azure or sharegpt")
         shape = SyntheticShape(
             input_len=flags["random_input_len"],
             output_len=flags["random_output_len"],
@@ -62,10 +62,10 @@ vocabulary_flags = flag_group(
     click.option(
         "--tokenizer",
         type=click.Path(exists=True, path_type=Path),
-        help="Directory with the model's tokenizer.json: prompts are words, and can be text.",
+        help="Directory with the model's tokenizer.json; prompts are then made of words and can be sent as text.",
     ),
-    click.option("--token-ids", help="Without a tokenizer: ids that prompts are made of, as FIRST:LAST [100:1000]."),
-    panel="Tokens of prompts",
+    click.option("--token-ids", help="Without --tokenizer: range of prompt token ids, FIRST:LAST [default: 100:1000]."),
+    panel="Prompt tokens",
 )
 
 dataset_flags = flag_group(
@@ -79,51 +79,53 @@ dataset_flags = flag_group(
         default="synthetic",
         show_default=True,
         metavar="NAME",
-        help=f"Source of the prompts: {', '.join([*SYNTHETIC, *FILE_DATASETS])}; random is synthetic.",
+        help=f"Source of the prompts: {', '.join([*SYNTHETIC, *FILE_DATASETS])}; random means synthetic.",
     ),
     click.option(
         "--dataset-path",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="The trace's or the conversations' file.",
+        help="File of the trace or of the conversations.",
     ),
-    click.option("--scale-lengths", type=float, default=1.0, show_default=True, help="Every length times this."),
-    click.option("--max-input-len", type=click.IntRange(1), help="Cut longer prompts; longer texts are left out."),
-    click.option("--max-output-len", type=click.IntRange(1), help="Ask for no more tokens than this."),
-    click.option("--output-len", type=click.IntRange(1), help="Ask for so many tokens, whatever the dataset says."),
+    click.option("--scale-lengths", type=float, default=1.0, show_default=True, help="Factor for all lengths."),
+    click.option("--max-input-len", type=click.IntRange(1), help="Truncate longer prompts; skip longer conversations."),
+    click.option("--max-output-len", type=click.IntRange(1), help="Maximum output tokens of a request."),
+    click.option(
+        "--output-len", type=click.IntRange(1), help="Output tokens of every request, instead of the dataset's."
+    ),
     click.option(
         "--random-input-len",
         type=click.IntRange(1),
         default=1024,
         show_default=True,
-        help="Tokens of a synthetic prompt, beside its prefix.",
+        help="Tokens of a synthetic prompt, without its prefix.",
     ),
     click.option(
         "--random-output-len",
         type=click.IntRange(1),
         default=128,
         show_default=True,
-        help="Tokens that a synthetic request asks for.",
+        help="Output tokens of a synthetic request.",
     ),
     click.option(
         "--random-range-ratio",
         type=float,
         default=0.0,
         show_default=True,
-        help="Synthetic lengths are uniform between 1 - this and 1 + this times the stated.",
+        help="Synthetic lengths are uniform in length * (1 +/- this).",
     ),
     click.option(
         "--random-prefix-len",
         type=click.IntRange(0),
         default=0,
         show_default=True,
-        help="Tokens that synthetic prompts share, before their own.",
+        help="Tokens of the prefix that synthetic prompts share.",
     ),
     click.option(
         "--random-num-prefixes",
         type=click.IntRange(1),
         default=1,
         show_default=True,
-        help="Different prefixes, of which each prompt has one at random.",
+        help="Number of distinct prefixes; each prompt has one at random.",
     ),
     panel="Prompts",
 )

@@ -1,4 +1,4 @@
-"""The files that `baton bench` writes."""
+"""Output files of `baton bench`."""
 
 import json
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Where they go; None: not wanted."""
+    """Paths of the output files; None: do not write."""
 
     json_file: Path | None
     html_file: Path | None
@@ -25,7 +25,7 @@ class Outputs:
     with_requests: bool  # in the JSON file
 
     def write(self, report: LoadReport) -> None:
-        """Writes them."""
+        """Write the files. Raises OSError."""
         if self.json_file is not None:
             self.json_file.write_text(json.dumps(report.to_json(self.with_requests), indent=1) + "\n")
         if self.html_file is not None:
@@ -37,22 +37,22 @@ class Outputs:
 
 
 def _make_outputs(flags: Flags) -> Outputs:
-    """Refuses at once what could not be written after a long run."""
+    """Check the paths before the run, so that a long run does not end without its results. Raises SettingError."""
     outputs = Outputs(flags["json_file"], flags["html_file"], flags["profile_file"], flags["per_request"])
     for path in (outputs.json_file, outputs.html_file, outputs.profile_file):
         if path is not None and not path.absolute().parent.is_dir():
             raise SettingError(f"{path}: there is no directory {path.absolute().parent}")
     if outputs.with_requests and outputs.json_file is None:
-        raise SettingError("--per-request goes with --json FILE")
+        raise SettingError("--per-request needs --json FILE")
     return outputs
 
 
 output_flags = flag_group(
     "outputs",
     _make_outputs,
-    click.option("--json", "json_file", type=FILE, help="Write every figure here."),
-    click.option("--per-request", is_flag=True, help="Have every request in the JSON file."),
-    click.option("--html", "html_file", type=FILE, help="Write a page with charts here."),
-    click.option("--profile", "profile_file", type=FILE, help="Write what a model of step times is fitted to."),
+    click.option("--json", "json_file", type=FILE, help="Write all results as JSON."),
+    click.option("--per-request", is_flag=True, help="Include every request in the JSON."),
+    click.option("--html", "html_file", type=FILE, help="Write an HTML page with charts."),
+    click.option("--profile", "profile_file", type=FILE, help="Write timings for `baton simulate --profile`."),
     panel="Files",
 )

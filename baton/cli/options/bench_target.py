@@ -1,4 +1,4 @@
-"""The options of `baton bench` that say which server is loaded, and what every request says."""
+"""Options of `baton bench` for the server and for the fields of every request."""
 
 import os
 from collections.abc import Mapping
@@ -36,26 +36,26 @@ def _make_target(flags: Flags) -> Target:
 def _parse_header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip():
-        raise SettingError(f"--header {text!r}: must be like 'x-team: search'")
+        raise SettingError(f"--header {text!r}: must be 'NAME: VALUE', like 'x-team: search'")
     return name.strip().lower(), value.strip()
 
 
 def _read_key(path: Path | None) -> str | None:
-    """The first key of the file, or else of the environment."""
+    """Return the first key in the file. Default: the first in the environment."""
     if path is not None:
         lines = path.read_text().split()
         if not lines:
             raise SettingError(f"--api-key-file {path}: it is empty")
         return lines[0]
     found = next((value for name in KEY_VARIABLES if (value := os.environ.get(name))), "")
-    return found.partition(",")[0].strip() or None  # a router takes several
+    return found.partition(",")[0].strip() or None  # the router accepts several, comma-separated
 
 
 def _parse_body(text: str | None) -> Mapping[str, object]:
     try:
         fields = orjson.loads(text or "{}")
     except orjson.JSONDecodeError as error:
-        raise SettingError(f"--extra-body: no JSON ({error})") from error
+        raise SettingError(f"--extra-body: invalid JSON ({error})") from error
     if not isinstance(fields, dict):
         raise SettingError('--extra-body: must be a JSON object like {"top_p": 0.9}')
     return fields
@@ -66,29 +66,31 @@ target_flags = flag_group(
     _make_target,
     url_flag,
     click.option(
-        "--endpoint", "path", type=click.Choice(PATHS), default=COMPLETIONS, show_default=True, help="The API."
+        "--endpoint", "path", type=click.Choice(PATHS), default=COMPLETIONS, show_default=True, help="API endpoint."
     ),
-    click.option("--model", help="Name of the model; by default the first that the server names."),
+    click.option("--model", help="Model name. Default: the first in the server's /v1/models."),
     click.option(
         "--prompts",
         type=click.Choice(list(PROMPT_FORMS)),
         default="auto",
         show_default=True,
-        help="How prompts are sent to /v1/completions; auto: as token ids if the server takes them.",
+        help="Form of the prompts for /v1/completions; auto: token ids if the server accepts them.",
     ),
     click.option(
         "--api-key-file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help=f"File with the API key; without it {' or '.join(KEY_VARIABLES)} of the environment is taken.",
+        help=f"File with the API key. Default: the environment's {' or '.join(KEY_VARIABLES)}.",
     ),
-    click.option("--header", "headers", multiple=True, help="A header of every request: 'NAME: VALUE'. Repeatable."),
-    click.option("--extra-body", help="JSON object of more fields for every request; null leaves one of ours out."),
-    click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="Of every request."),
+    click.option("--header", "headers", multiple=True, help="Header for every request: 'NAME: VALUE'. Repeatable."),
+    click.option("--extra-body", help="JSON object of extra fields for every request; null removes a field."),
+    click.option(
+        "--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="Sampling temperature."
+    ),
     click.option(
         "--ignore-eos/--no-ignore-eos",
         default=True,
         show_default=True,
-        help="Have answers as long as asked for (vLLM's, SGLang's and Baton's field; others may refuse it).",
+        help="Generate the full output length (a field of vLLM, SGLang and Baton; other servers may reject it).",
     ),
     panel="Server and requests",
 )

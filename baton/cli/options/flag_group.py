@@ -1,4 +1,4 @@
-"""Options of a command that belong together: the command gets one object for all of them."""
+"""Groups of options that a command receives as one object."""
 
 import functools
 from collections.abc import Callable
@@ -15,8 +15,8 @@ Flags = dict[str, Any]
 def flag_group(
     name: str, make: Callable[[Flags], object], *options: Callable[[Command], Command], panel: str
 ) -> Callable[..., Any]:
-    """Give a command the options, in one panel of its help; it gets what `make` makes of them, as `name`."""
-    given = [option(lambda: None) for option in options]  # only to learn the names under which click hands them over
+    """Add options to a command, in one panel of its help; the command receives `make(flags)` as `name`."""
+    given = [option(lambda: None) for option in options]  # only to learn the parameter names that click uses
     names = [parameter.name for each in given for parameter in each.__click_params__]  # type: ignore[attr-defined]  # click's
 
     def decorate(command: Command) -> Command:

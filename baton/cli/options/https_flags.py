@@ -1,4 +1,4 @@
-"""The files with which a command speaks to a router over HTTPS."""
+"""Certificate options of commands that connect to a router over HTTPS."""
 
 import functools
 import ssl
@@ -10,14 +10,14 @@ import click
 from baton.rpc.pem_files import load_authorities, load_pair
 
 HTTPS_OPTIONS = {
-    "ssl_ca_certs": "PEM file with the authority that signed an https:// server's certificate; unset: the system's.",
-    "ssl_certfile": "PEM file with our own certificate, for a server that asks for one.",
-    "ssl_keyfile": "PEM file with that certificate's key.",
+    "ssl_ca_certs": "CA certificates (PEM) for https:// servers. Default: the system's.",
+    "ssl_certfile": "Client certificate (PEM), for servers that require one.",
+    "ssl_keyfile": "Private key (PEM) of --ssl-certfile.",
 }
 
 
 def https_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a click command --ssl-ca-certs, --ssl-certfile and --ssl-keyfile; it gets them as `https`."""
+    """Add --ssl-ca-certs, --ssl-certfile and --ssl-keyfile to a click command, which receives them as `https`."""
 
     @functools.wraps(command)
     def wrapped(**flags: Any) -> None:
@@ -35,9 +35,9 @@ def https_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def client_context(ca_certs: str | None, certfile: str | None, keyfile: str | None) -> ssl.SSLContext:
-    """How servers are checked, and what is shown to them. Raises OSError for files that are no good."""
+    """Return the TLS context of a client. Raises OSError for missing or invalid files."""
     if (certfile is None) != (keyfile is None):
-        raise OSError("--ssl-certfile needs --ssl-keyfile, and --ssl-keyfile needs it")
+        raise OSError("--ssl-certfile and --ssl-keyfile must be given together")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca_certs is None:
         context.load_default_certs()

@@ -1,4 +1,4 @@
-"""MODEL as an argument, and as the option that vLLM has for it."""
+"""MODEL as an argument, or as --model like in vLLM."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ Command = Callable[..., None]
 
 
 def model_argument(command: Command) -> Command:
-    """Give a click command that has --model an argument MODEL that means the same."""
+    """Add an argument MODEL to a click command that has --model, with the same meaning."""
 
     @functools.wraps(command)
     def wrapped(*, model_argument: str | None, model: str | None, **flags: Any) -> None:
@@ -21,7 +21,7 @@ def model_argument(command: Command) -> Command:
 
 
 def one_model(argument: str | None, option: str | None) -> str | None:
-    """Return the model that was named. Raises UsageError for two different ones."""
+    """Return the model from the argument or the option. Raises UsageError if they differ."""
     if argument is not None and option not in (None, argument):
         raise click.UsageError(f"MODEL is {argument} and --model is {option}; name the model once")
     return option if argument is None else argument

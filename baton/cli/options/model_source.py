@@ -1,4 +1,4 @@
-"""Where the model to serve comes from: a directory, a hub id, or the one that comes with Baton."""
+"""Source of the model to serve: a directory, a hub id, or the bundled model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +16,13 @@ from baton.engine.errors import EngineError
 BUNDLED_NAME = "baton-bundled"
 BUNDLED = Path(str(files("baton") / "bundled_model"))
 HUB_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer*", "*.model", "*.txt", "*.jinja"]
-IGNORED = ["*/*"]  # what lies below a directory
+IGNORED = ["*/*"]  # files in subdirectories
 
 
 def find_checkpoint(model: str | None, dtype: str) -> Checkpoint:
-    """The checkpoint that a MODEL argument means, checked as far as that goes without its weights.
+    """Return the checkpoint for a MODEL argument, after all checks that do not need the weights.
 
-    Raises ClickException if there is none or if it asks for something that is not implemented.
+    Raises ClickException if it is not found or not supported.
     """
     directory, name = _locate(model)
     with servable(name):
@@ -35,7 +35,7 @@ def find_checkpoint(model: str | None, dtype: str) -> Checkpoint:
 
 @contextmanager
 def servable(name: str) -> Iterator[None]:
-    """Raises ClickException for what is found wrong with a model within the block."""
+    """Turn an EngineError about a model into a ClickException."""
     try:
         yield
     except EngineError as error:
@@ -49,21 +49,21 @@ def _locate(model: str | None) -> tuple[Path, str]:
     if path.is_dir():
         return path.resolve(), path.resolve().name
     if path.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise click.ClickException(f"{model} is no directory, and no hub id such as Qwen/Qwen3-0.6B either")
+        raise click.ClickException(f"{model} is neither a directory nor a hub id such as Qwen/Qwen3-0.6B")
     return download(model, HUB_PATTERNS), model
 
 
 def download(hub_id: str, patterns: list[str], directory: Path | None = None) -> Path:
-    """A model's files of these patterns from the hub, in a directory or the hub's own cache. Raises ClickException."""
+    """Download a model's files that match the patterns, into a directory or the hub's cache. Raises ClickException."""
     from huggingface_hub import snapshot_download
 
-    click.echo(f"Looking {hub_id} up in the Hugging Face hub")
+    click.echo(f"Downloading {hub_id} from the Hugging Face hub")
     with _hub_errors(hub_id):
         return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=IGNORED, local_dir=directory))
 
 
 def hub_files(hub_id: str, patterns: list[str]) -> set[str]:
-    """Names of the files that a download of these patterns brings. Raises ClickException."""
+    """Return the names of the model's files that match the patterns. Raises ClickException."""
     from huggingface_hub import HfApi
 
     with _hub_errors(hub_id):
@@ -73,10 +73,10 @@ def hub_files(hub_id: str, patterns: list[str]) -> set[str]:
 
 @contextmanager
 def _hub_errors(hub_id: str) -> Iterator[None]:
-    """Raises ClickException for whatever the hub's client raises."""
+    """Turn any error of the hub's client into a ClickException."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    # Its bases are OSError and all errors of the HTTP library, which is another one with each of the client's versions.
+    # Its bases are OSError and the base error of the HTTP library, which differs between versions of the client.
     bases = cast("tuple[type[Exception], ...]", HfHubHTTPError.__bases__)
     expected: tuple[type[Exception], ...] = (*bases, HFValidationError)
     try:
@@ -84,5 +84,5 @@ def _hub_errors(hub_id: str) -> Iterator[None]:
     except expected as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise click.ClickException(
-            f"{hub_id} is no directory here, and it could not be downloaded from the hub: {reason}"
+            f"{hub_id} is not a local directory, and it could not be downloaded from the hub: {reason}"
         ) from error

@@ -1,4 +1,4 @@
-"""The panels in which `--help` of `baton serve`, `worker` and `router` groups their options."""
+"""Panels that group the options in `--help` of `baton serve`, `worker` and `router`."""
 
 from collections.abc import Callable
 
@@ -41,7 +41,7 @@ PANELS = {
 
 
 def option_panels(command: Callable[..., None]) -> Callable[..., None]:
-    """Show a click command's options in `PANELS`; a panel without any of them is left out."""
+    """Group a click command's options by `PANELS`; empty panels are left out."""
     for title, names in reversed(PANELS.items()):
         command = click.option_panel(title, options=list(names))(command)
     return command

@@ -1,4 +1,4 @@
-"""The options that name the running server that a command asks."""
+"""Options for the server that a command connects to."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -10,30 +10,30 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 
 def url_flag(command: Command) -> Command:
-    """Give a click command --url, which vLLM's bench calls --base-url."""
+    """Add --url to a click command; --base-url is vLLM's name for it."""
     return click.option(
         "--url",
         "--base-url",
         "url",
         default="http://127.0.0.1:8000",
         show_default=True,
-        help="Where the server is.",
+        help="URL of the server.",
         callback=clean_url,
     )(command)
 
 
 def key_flag(command: Command) -> Command:
-    """Gives a click command --api-key."""
+    """Add --api-key to a click command."""
     return click.option(
         "--api-key",
         envvar=["BATON_API_KEY", "OPENAI_API_KEY"],
         show_envvar=True,
-        help="API key, if the server asks for one; better in the environment.",
+        help="API key, if the server requires one. Prefer the environment variable.",
     )(command)
 
 
 def clean_url(_context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
-    """Return a server's URL with a scheme and without /v1. Raises BadParameter if it is none of HTTP."""
+    """Return a server's URL with a scheme and without /v1. Raises BadParameter unless it is HTTP or HTTPS."""
     if url is None:
         return None
     if "://" not in url:
@@ -43,5 +43,5 @@ def clean_url(_context: click.Context, _parameter: click.Parameter, url: str | N
     except httpx.InvalidURL as error:
         raise click.BadParameter(f"{url}: {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise click.BadParameter(f"{url} must be like http://127.0.0.1:8000")
+        raise click.BadParameter(f"{url} must be a URL like http://127.0.0.1:8000")
     return url.rstrip("/").removesuffix("/v1")

@@ -1,4 +1,4 @@
-"""The files with which a command speaks to a cluster's processes, where these speak mutual TLS."""
+"""Certificate options of commands that connect to a cluster's processes over mutual TLS."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from baton.settings.values import OptionError
 
 
 def tls_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a click command --tls-cert, --tls-key, --tls-ca and --tls-server-name; it gets them as `security`."""
+    """Add --tls-cert, --tls-key, --tls-ca and --tls-server-name to a click command, which receives `security`."""
 
     @functools.wraps(command)
     def wrapped(**flags: Any) -> None:

@@ -1,21 +1,21 @@
-"""Switches of vLLM for what is always on here, or never."""
+"""vLLM switches for features that Baton has always on or does not have."""
 
 from collections.abc import Callable
 
 import click
 
 ALWAYS_ON = {
-    "enable-chunked-prefill": "prompts are always computed in chunks, within --max-num-batched-tokens a step",
+    "enable-chunked-prefill": "prompts are always prefilled in chunks of at most --max-num-batched-tokens per step",
 }
 ALWAYS_OFF = {
-    "trust-remote-code": "code that comes with a checkpoint is never run: models are part of Baton",
+    "trust-remote-code": "code in a checkpoint is never run; models are implemented in Baton",
 }
 
 Command = Callable[..., None]
 
 
 def vllm_flags(command: Command) -> Command:
-    """Give a click command the switches: the one value that holds is accepted, the other one is refused."""
+    """Add the switches to a click command; only the value that Baton has is accepted."""
     for is_on, switches in ((True, ALWAYS_ON), (False, ALWAYS_OFF)):
         for name, reason in switches.items():
             command = click.option(
@@ -33,7 +33,7 @@ def _fixed(name: str, is_on: bool, reason: str) -> Callable[[click.Context, clic
         if value is None:
             return
         if value is not is_on:
-            raise click.UsageError(f"--{'no-' * (not value)}{name}: {reason}; leave it out")
+            raise click.UsageError(f"--{'no-' * (not value)}{name}: {reason}; remove the flag")
         if is_on:
             click.echo(f"--{name} is always on: {reason}", err=True)
 

@@ -1,4 +1,4 @@
-"""Which workers a command is for: one that a router knows, or all at a host that a registry has."""
+"""Target workers of a command: one that a router lists, or all that a registry lists on a host."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,23 +22,23 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 @dataclass(frozen=True, slots=True)
 class KnownWorker:
-    """A worker as the router or the registry has it."""
+    """A worker as the router or the registry lists it."""
 
     name: str
     address: str
-    model: str | None  # None: out of reach
+    model: str | None  # None: the router cannot reach it
     role: str | None
     takes_requests: bool
 
 
 def host_flags(verb: str) -> Callable[[Command], Command]:
-    """Give a click command --host and --registry-file."""
+    """Add --host and --registry-file to a click command."""
 
     def add(command: Command) -> Command:
         path = click.Path(exists=True, dir_okay=False, path_type=Path)
-        file_help = "File that holds the URL of the registry (redis://...), for --host."
+        file_help = "With --host: file with the URL of the registry (redis://...)."
         command = click.option("--registry-file", type=path, help=file_help)(command)
-        host_help = f"{verb} all workers at this address, as a registry has them, instead of WORKER."
+        host_help = f"{verb} all workers that the registry lists at this address, instead of WORKER."
         return click.option("--host", help=host_help)(command)
 
     return add
@@ -47,13 +47,13 @@ def host_flags(verb: str) -> Callable[[Command], Command]:
 def check_target(worker: str | None, host: str | None, registry_file: Path | None) -> None:
     """Raise UsageError unless the flags name either a worker or a host."""
     if (host is None) != (registry_file is None):
-        raise click.UsageError("--host needs --registry-file, and --registry-file needs --host")
+        raise click.UsageError("--host and --registry-file must be given together")
     if (worker is None) == (host is None):
-        raise click.UsageError("name one WORKER, or a --host for all that are there")
+        raise click.UsageError("give either one WORKER, or --host for all workers at an address")
 
 
 def router_workers(router: httpx.Client, url: str) -> list[KnownWorker]:
-    """Return the workers that the router knows."""
+    """Return the workers that the router lists. Raises ClickException."""
     with router as client:
         try:
             response = client.get("/workers")
@@ -71,18 +71,18 @@ def _known(worker: Mapping[str, Any]) -> KnownWorker:
 
 
 def named(workers: Sequence[KnownWorker], worker: str, url: str) -> dict[str, str]:
-    """Return the address of the worker with this id or address, by what it was called."""
+    """Return the address of the worker with this id or address, keyed by the name given. Raises ClickException."""
     found = [each.address for each in workers if worker in (each.name, each.address)]
     if len(found) == 1:
         return {worker: found[0]}
     if found:
         raise click.ClickException(f"several workers have the id {worker}; give the address of one: {', '.join(found)}")
     names = ", ".join(sorted(each.name or each.address for each in workers))
-    raise click.ClickException(f"{url} has no worker {worker}; it has {names or 'none at all'}")
+    raise click.ClickException(f"{url} has no worker {worker}; it has {names or 'no workers'}")
 
 
 def at_host(workers: Sequence[KnownWorker], host: str) -> dict[str, str]:
-    """Return the addresses of the workers at a host, by their ids."""
+    """Return the addresses of the workers at a host, keyed by `id@address`."""
     found = [each for each in workers if each.address.rpartition(":")[0].strip("[]") == host]
     return {f"{each.name}@{each.address}": each.address for each in found}
 
@@ -95,7 +95,7 @@ def registry_of(file: Path) -> Registry:
 
 
 async def registry_workers(registry: Registry) -> list[KnownWorker]:
-    """Return the workers that the registry has."""
+    """Return the workers that the registry lists. Raises ClickException."""
     try:
         view = await first_view(registry, REGISTRY_TIMEOUT_S)
     except TimeoutError as error:
@@ -110,9 +110,9 @@ async def registry_workers(registry: Registry) -> list[KnownWorker]:
 async def call_each(
     security: Security, addresses: dict[str, str], call: Callable[[grpc.aio.Channel], Awaitable[object]]
 ) -> dict[str, str | None]:
-    """Call all workers at once, each over its channel; return for each why the call failed, or None."""
+    """Call all workers concurrently; return the error of each call, or None for success."""
 
-    async def fail_of(address: str) -> str | None:
+    async def error_of(address: str) -> str | None:
         try:
             async with security.channel(address) as channel:
                 await call(channel)
@@ -120,12 +120,12 @@ async def call_each(
             return f"at {address}: {error.details()}"
         return None
 
-    failures = await asyncio.gather(*map(fail_of, addresses.values()))
+    failures = await asyncio.gather(*map(error_of, addresses.values()))
     return dict(zip(addresses, failures, strict=True))
 
 
 def report(failures: dict[str, str | None], done: str) -> None:
-    """Print each worker's success. Raises ClickException if there was a failure."""
+    """Print one line for each success. Raises ClickException with all failures."""
     for worker, failure in failures.items():
         if failure is None:
             click.echo(f"{worker} {done}")

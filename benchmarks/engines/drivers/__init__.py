@@ -1,1 +1,1 @@
-"""What runs in an engine's own environment: scripts, each with `driver` beside it and nothing else of ours."""
+"""Scripts that run in an engine's own environment, where only `driver` can be imported."""

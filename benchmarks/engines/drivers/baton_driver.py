@@ -1,4 +1,4 @@
-"""Our engine, stepped by its own thread."""
+"""Baton's engine, stepped by its own thread."""
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +19,11 @@ from baton.engine.sampling.params import SamplingParams
 
 
 def engine_config(setting: Setting) -> EngineConfig:
-    """The engine's own defaults, but for what the setting says."""
+    """Return the engine's defaults with the setting's values."""
     block_size = EngineConfig(model=setting.model, device="cpu").block_size
     kv_dtype = "int8" if setting.kv_cache == "int8" else "auto"
     layout = KVCacheLayout.of(read_model_config(Path(setting.model)), block_size, kv_dtype=kv_dtype)
-    num_blocks = setting.num_kv_tokens // block_size + 2 * setting.max_num_seqs + 2  # one each in reserve
+    num_blocks = setting.num_kv_tokens // block_size + 2 * setting.max_num_seqs + 2  # with spare blocks
     return EngineConfig(
         model=setting.model,
         device="cpu",
@@ -37,26 +37,26 @@ def engine_config(setting: Setting) -> EngineConfig:
 
 
 class BatonEngine:
-    """Owns an engine and its thread."""
+    """Owner of an engine and its thread."""
 
     version = "this tree"
 
     def __init__(self, setting: Setting) -> None:
         torch.set_num_threads(setting.num_threads)
         self._outputs: SimpleQueue[StepOutput | BaseException] = SimpleQueue()
-        with ThreadPoolExecutor(1) as loader:  # as a worker does: its team of OpenMP threads ends with it
+        with ThreadPoolExecutor(1) as loader:  # as a worker does: the loader's OpenMP threads end with it
             engine = loader.submit(Engine, engine_config(setting)).result()
         self._loop = EngineLoop(engine, self._outputs.put, self._outputs.put)
         self._loop.start()
 
     def add(self, request: int, prompt: Sequence[int], num_output_tokens: int) -> None:
-        """Between two steps of the engine's thread."""
+        """Add a request between two steps of the engine's thread."""
         sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_output_tokens)
         added = Request(RequestId(str(request)), list(prompt), len(prompt), sampling)
         self._loop.call(lambda engine: engine.add(added))
 
     def step(self) -> Iterable[NewTokens]:
-        """Waits for the next step's end."""
+        """Wait for the end of the next step."""
         output = self._outputs.get()
         if isinstance(output, BaseException):
             raise output
@@ -67,7 +67,7 @@ class BatonEngine:
         ]
 
     def close(self) -> None:
-        """Ends the thread."""
+        """End the thread."""
         self._loop.stop()
 
 

@@ -1,10 +1,10 @@
-"""An engine in a process of its own, driven by lines of JSON: one in, one out.
+"""Driver of an engine in a separate process by lines of JSON: one request line, one response line.
 
     {"load": {...}}     the fields of `Setting`; answered by {"version": ...}
     {"run": {"prompts": [[...]], "num_output_tokens": 64, "concurrency": 8}}     answered by {"answers": [...]}
 
-The standard library alone is imported here, so that this runs in every engine's environment. An engine's script defines
-a class with the methods of `Engine` and calls `serve`.
+Imports only the standard library, so that it runs in every engine's environment. An engine's script defines a class
+with the methods of `Engine` and calls `serve`.
 """
 
 import ctypes
@@ -24,47 +24,47 @@ DIE_WITH_PARENT = 1  # Linux: PR_SET_PDEATHSIG
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What an engine is loaded with; all engines get the same."""
+    """Settings to load an engine with; the same for all engines."""
 
     model: str  # directory or file, in the engine's own format
     weights: str  # bf16, int8
     kv_cache: str  # bf16, int8
     num_threads: int
-    max_num_seqs: int  # requests at a time
+    max_num_seqs: int  # concurrent requests
     max_model_len: int  # prompt plus output
     prefix_caching: bool
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens that the KV cache must hold; whoever has it in blocks needs a last one more for each request."""
+        """Tokens that the KV cache must hold. A paged cache needs one more block per request."""
         return self.max_num_seqs * self.max_model_len
 
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """What a step gave one request."""
+    """Tokens that a step produced for one request."""
 
     request: int
     token_ids: list[int]
 
 
 class Engine(Protocol):
-    """What a driver makes of an engine. Greedy, and an end of sequence ends nothing."""
+    """Interface of a driven engine: greedy sampling, end-of-sequence tokens ignored."""
 
     version: str
 
     def add(self, request: int, prompt: Sequence[int], num_output_tokens: int) -> None:
-        """Takes a request, to be computed by the steps that follow."""
+        """Add a request for the next steps."""
         ...
 
     def step(self) -> Iterable[NewTokens]:
-        """Computes, or waits for what is computed; perhaps there is nothing new yet."""
+        """Run or await a step, and return its tokens, if any."""
         ...
 
 
 @dataclass(slots=True)
 class Answer:
-    """One request: seconds of this process's clock, and the tokens."""
+    """Times, on this process's clock, and tokens of one request."""
 
     submitted_s: float
     first_s: float = 0.0
@@ -73,14 +73,14 @@ class Answer:
 
 
 class ClosedLoop:
-    """Owns the clients: each sends its next request when its last one has ended."""
+    """Clients that each send the next request when their previous one has ended."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._num_requests = 0  # since the start; the engine's names for them
+        self._num_requests = 0  # since the start; also the requests' ids
 
     def run(self, prompts: Sequence[Sequence[int]], num_output_tokens: int, concurrency: int) -> list[Answer]:
-        """So many clients, until all prompts are answered; answers in the prompts' order."""
+        """Run `concurrency` clients until all prompts are done; return the answers in the order of the prompts."""
         first = self._num_requests
         waiting = deque(prompts)
         answers: list[Answer] = []
@@ -104,18 +104,18 @@ class ClosedLoop:
 
 
 def serve(load: Callable[[Setting], Engine]) -> None:
-    """Answers line for line until stdin is closed. What libraries print goes to stderr."""
+    """Respond to each line until stdin is closed. Output of libraries is redirected to stderr."""
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)  # even in the middle of a run
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         _serve(load, sys.stdin, answers)
-    except Exception as error:  # the benchmark says so, with what was printed
+    except Exception as error:  # reported to the benchmark
         traceback.print_exc()
         _write(answers, {"error": f"{type(error).__name__}: {error}"})
     answers.close()
     sys.stderr.flush()
-    os._exit(0)  # some engines' threads and children outlast a plain exit
+    os._exit(0)  # threads and children of some engines survive a plain exit
 
 
 def _serve(load: Callable[[Setting], Engine], lines: TextIO, answers: TextIO) -> None:

@@ -1,7 +1,7 @@
-"""A Qwen3 checkpoint in bf16 as a GGUF file, for llama.cpp: `python gguf_conversion.py CHECKPOINT FILE [q8_0]`.
+"""Conversion of a bf16 Qwen3 checkpoint to GGUF, for llama.cpp: `python gguf_conversion.py CHECKPOINT FILE [q8_0]`.
 
-The tokenizer is left out: requests are token ids. The norms are fp32, as llama.cpp wants them; every other tensor
-keeps its bits. With q8_0, llama.cpp's own quantiser then makes another file of it, in its place.
+The tokenizer is left out, because requests are token ids. Norms are converted to fp32, as llama.cpp requires; other
+tensors keep their bits. With q8_0, llama.cpp's quantiser then replaces the file by a quantised one.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ ARCHITECTURES = {"Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3, "Qwen3MoeForCausalLM
 
 
 def main() -> None:
-    """Arguments: the checkpoint's directory, the file to make, and perhaps q8_0."""
+    """Convert. Arguments: the checkpoint's directory, the output file, and optionally q8_0."""
     checkpoint, target, *quantised = sys.argv[1:]
     plain = Path(f"{target}.bf16") if quantised else Path(target)
     write_bf16(Path(checkpoint), plain)
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def write_bf16(checkpoint: Path, target: Path) -> None:
-    """Every tensor under llama.cpp's name; the experts of a layer become one."""
+    """Write every tensor under llama.cpp's name; the experts of a layer are stacked into one tensor."""
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
@@ -55,7 +55,7 @@ def write_bf16(checkpoint: Path, target: Path) -> None:
 
 
 def write_metadata(writer: gguf.GGUFWriter, config: dict[str, int | float]) -> None:
-    """The shape, and no vocabulary but its size."""
+    """Write the model's shape and the vocabulary size, without a vocabulary."""
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -76,7 +76,7 @@ def write_metadata(writer: gguf.GGUFWriter, config: dict[str, int | float]) -> N
 
 
 def read_tensors(checkpoint: Path) -> dict[str, np.ndarray]:
-    """The bits of each tensor as 16-bit numbers, not read until they are used."""
+    """Return each tensor's bits as lazily read 16-bit integers."""
     tensors = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -93,7 +93,7 @@ def read_tensors(checkpoint: Path) -> dict[str, np.ndarray]:
 
 
 def add(writer: gguf.GGUFWriter, names: gguf.TensorNameMap, name: str, tensor: np.ndarray) -> None:
-    """Vectors in fp32, matrices as they are."""
+    """Add a tensor: vectors in fp32, matrices unchanged."""
     target = names.get_name(name, try_suffixes=(".weight",))
     if target is None:
         raise SystemExit(f"llama.cpp has no name for {name}")

@@ -1,7 +1,7 @@
-"""llama.cpp through its C interface: continuous batching as its server does it, without the server.
+"""llama.cpp through its C interface, with the continuous batching of its server.
 
-A batch has the next token of every sequence that generates, then as much of the waiting prompts as it can hold. With
-prefix caching a request goes to the free slot that has most of its beginning, and keeps that, as in the server.
+A batch has the next token of every decoding sequence, then as much of the waiting prompts as fits. With prefix caching
+a request goes to the free slot with the longest common prefix, which it reuses, as in the server.
 """
 
 import ctypes
@@ -12,9 +12,9 @@ import llama_cpp
 import numpy as np
 from driver import NewTokens, Setting, serve
 
-BATCH_TOKENS = 2048  # the server's defaults, as is the next
+BATCH_TOKENS = 2048  # this and the next are the server's defaults
 MICRO_BATCH_TOKENS = 512
-CONTEXT_STEP = 256  # tokens; it rounds each sequence's part up to these
+CONTEXT_STEP = 256  # tokens; each sequence's context is rounded up to a multiple
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class SlotRequest:
 
 
 class LlamaCppEngine:
-    """Owns a model, a context and the sequences in it, each under the number of its slot."""
+    """Owner of a model, a context and its sequences, by slot number."""
 
     version = f"llama-cpp-python {llama_cpp.__version__}"
 
@@ -46,18 +46,18 @@ class LlamaCppEngine:
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
         self._sequences: dict[int, SlotRequest] = {}
-        self._free_slots: dict[int, list[int]] = {slot: [] for slot in range(setting.max_num_seqs)}  # what each keeps
+        self._free_slots: dict[int, list[int]] = {slot: [] for slot in range(setting.max_num_seqs)}  # cached tokens
         self._keeps = setting.prefix_caching
 
     def add(self, request: int, prompt: Sequence[int], num_output_tokens: int) -> None:
-        """In a slot of its own; there are as many as requests at a time."""
+        """Add a request in a free slot; there is a slot for each concurrent request."""
         slot = max(self._free_slots, key=lambda slot: _num_common(self._free_slots[slot], prompt))
         num_kept = min(_num_common(self._free_slots.pop(slot), prompt), len(prompt) - 1)  # the last gives the logits
         llama_cpp.llama_memory_seq_rm(self._memory, slot, num_kept, -1)
         self._sequences[slot] = SlotRequest(request, list(prompt), num_kept, num_output_tokens)
 
     def step(self) -> Iterable[NewTokens]:
-        """One batch."""
+        """Compute one batch."""
         rows = self._fill_batch()
         status = llama_cpp.llama_decode(self._context, self._batch)
         if status != 0:
@@ -65,7 +65,7 @@ class LlamaCppEngine:
         return [self._take(slot, row) for slot, row in rows.items()]
 
     def _fill_batch(self) -> dict[int, int]:
-        """Row of the batch of each slot's last token, where that is in it."""
+        """Fill the batch, and return the row of each slot's last token, if it is in the batch."""
         self._batch.n_tokens = 0
         rows = {}
         for slot, sequence in sorted(self._sequences.items(), key=lambda item: _missing(item[1]) > 1):
@@ -98,7 +98,7 @@ class LlamaCppEngine:
 
 
 def context_params(setting: Setting) -> ctypes.Structure:
-    """Each sequence has its own part of the cache, as in the server with a given number of slots."""
+    """Return parameters that give each sequence a separate part of the cache, as in the server with slots."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = setting.max_num_seqs * -(-setting.max_model_len // CONTEXT_STEP) * CONTEXT_STEP
     params.n_batch = BATCH_TOKENS

@@ -7,12 +7,12 @@ import openvino
 import openvino_genai
 from driver import NewTokens, Setting, serve
 
-BLOCK_SIZE = 32  # tokens; what its CPU plugin has
+BLOCK_SIZE = 32  # tokens; fixed by its CPU plugin
 KV_CACHE_PRECISION = {"bf16": "bf16", "int8": "u8"}
 
 
 class OpenVinoEngine:
-    """Owns a pipeline."""
+    """Owner of a pipeline."""
 
     version = f"OpenVINO GenAI {openvino_genai.__version__}"
 
@@ -30,7 +30,7 @@ class OpenVinoEngine:
         self._handles: dict[int, openvino_genai.GenerationHandle] = {}
 
     def add(self, request: int, prompt: Sequence[int], num_output_tokens: int) -> None:
-        """By its tokens, without the tokenizer."""
+        """Add a request by its token ids."""
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = num_output_tokens
         config.ignore_eos = True
@@ -39,7 +39,7 @@ class OpenVinoEngine:
         self._handles[request] = self._pipeline.add_request(request, tokens, config)
 
     def step(self) -> Iterable[NewTokens]:
-        """One step, then what each request got."""
+        """Run one step and collect each request's tokens."""
         self._pipeline.step()
         new = []
         for request, handle in list(self._handles.items()):

@@ -1,4 +1,4 @@
-"""transformers: plain `generate` for one request at a time, which is the faster, else its continuous batching."""
+"""transformers: `generate` for one request at a time, which is faster, otherwise its continuous batching."""
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +12,14 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.streamers import BaseStreamer
 
 VERSION = f"transformers {transformers.__version__}"
-PAGE_SIZE = 32  # tokens; small pages, and a cache of just the size needed, are many times as fast as the defaults
+PAGE_SIZE = 32  # tokens; small pages and a cache of the size needed are many times faster than the defaults
 MIN_BATCH_TOKENS = 1024
-SLACK = 1.25  # it starts no prompt when few blocks are free
+SLACK = 1.25  # because it starts no prompt when few blocks are free
 LONGEST_WAIT_S = 1.0
 
 
 class TokenQueue(BaseStreamer):
-    """Puts tokens where another thread waits; the first ones are the prompt's."""
+    """Streamer into a queue that another thread reads. The first tokens are the prompt's."""
 
     def __init__(self, request: int, tokens: "SimpleQueue[NewTokens | BaseException]") -> None:
         self._request = request
@@ -27,17 +27,17 @@ class TokenQueue(BaseStreamer):
         self._is_prompt = True
 
     def put(self, value: torch.Tensor) -> None:
-        """As generate calls it."""
+        """Handle a call from `generate`."""
         if not self._is_prompt:
             self._tokens.put(NewTokens(self._request, value.tolist()))
         self._is_prompt = False
 
     def end(self) -> None:
-        """As generate calls it."""
+        """Handle a call from `generate`."""
 
 
 class OneAtATime:
-    """Owns a model, and the thread that generates."""
+    """Owner of a model and its generating thread."""
 
     version = VERSION
 
@@ -47,11 +47,11 @@ class OneAtATime:
         self._tokens: SimpleQueue[NewTokens | BaseException] = SimpleQueue()
 
     def add(self, request: int, prompt: Sequence[int], num_output_tokens: int) -> None:
-        """Begins at once."""
+        """Start generating."""
         self._thread.submit(self._generate, request, prompt, num_output_tokens)
 
     def step(self) -> Iterable[NewTokens]:
-        """Waits for the next token."""
+        """Wait for the next token."""
         new = self._tokens.get()
         if isinstance(new, BaseException):
             raise new
@@ -69,12 +69,12 @@ class OneAtATime:
                 generation_config=config,
                 streamer=TokenQueue(request, self._tokens),
             )
-        except Exception as error:  # for the thread that waits
+        except Exception as error:  # raised in the waiting thread
             self._tokens.put(error)
 
 
 class ContinuousBatching:
-    """Owns a model and the thread that generates."""
+    """Owner of a model and its generating thread."""
 
     version = VERSION
 
@@ -94,12 +94,12 @@ class ContinuousBatching:
         self._manager.start()
 
     def add(self, request: int, prompt: Sequence[int], num_output_tokens: int) -> None:
-        """For the next step of the generating thread."""
+        """Add a request for the next step of the generating thread."""
         self._num_known[request] = 0
         self._manager.add_request(list(prompt), str(request), max_new_tokens=num_output_tokens, streaming=True)
 
     def step(self) -> Iterable[NewTokens]:
-        """Waits for some request's next token."""
+        """Wait for the next token of any request."""
         output = self._manager.get_result(timeout=LONGEST_WAIT_S)
         if output is None:
             if not self._manager.is_running():
@@ -114,7 +114,7 @@ class ContinuousBatching:
 
 
 def load(setting: Setting) -> Engine:
-    """The prefix cache belongs to continuous batching alone."""
+    """Load the model. Only continuous batching has a prefix cache."""
     torch.set_num_threads(setting.num_threads)
     model = AutoModelForCausalLM.from_pretrained(setting.model, dtype="auto", attn_implementation="sdpa").eval()
     if setting.max_num_seqs == 1 and not setting.prefix_caching:

@@ -7,11 +7,11 @@ from driver import NewTokens, Setting, serve
 from vllm import EngineArgs, LLMEngine, SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
-BLOCK_SIZE = 128  # tokens; its default on a CPU
+BLOCK_SIZE = 128  # tokens; vLLM's default on CPUs
 
 
 class VllmEngine:
-    """Owns an engine. Its own defaults, but for what the setting says."""
+    """Owner of an engine with its defaults, apart from the setting's values."""
 
     version = f"vLLM {vllm.__version__}"
 
@@ -31,7 +31,7 @@ class VllmEngine:
         self._engine = LLMEngine.from_engine_args(arguments)
 
     def add(self, request: int, prompt: Sequence[int], num_output_tokens: int) -> None:
-        """By its tokens, and tokens come back."""
+        """Add a request by its token ids, without detokenization."""
         params = SamplingParams(
             temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True, detokenize=False,
             output_kind=RequestOutputKind.DELTA,
@@ -39,7 +39,7 @@ class VllmEngine:
         self._engine.add_request(str(request), TokensPrompt(prompt_token_ids=list(prompt)), params)
 
     def step(self) -> Iterable[NewTokens]:
-        """One step."""
+        """Run one step."""
         return [
             NewTokens(int(output.request_id), list(output.outputs[0].token_ids))
             for output in self._engine.step()
@@ -48,7 +48,7 @@ class VllmEngine:
 
 
 def kv_token_bytes(model: str) -> int:
-    """Of a token in all layers, in bf16."""
+    """Return the KV bytes of a token in all layers, in bf16."""
     config = vllm.config.ModelConfig(model=model, dtype="bfloat16", skip_tokenizer_init=True).hf_config
     return 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
 

@@ -155,14 +155,14 @@ def test_a_checkpoint_without_weights_or_tokenizer_is_refused(checkpoint: Path, 
 def test_a_context_beyond_the_checkpoints_is_refused_before_anything_starts(checkpoint: Path) -> None:
     result = run("serve", str(checkpoint), "--max-model-len", "65", "--port", free_port())
     assert result.exit_code == 2
-    assert "max_model_len: 65 tokens are over the checkpoint's context of 64" in result.output
+    assert "max_model_len: 65 tokens exceed the checkpoint's context of 64" in result.output
 
 
 def test_what_is_neither_directory_nor_hub_id_is_refused() -> None:
     for name in ("/nowhere/model", "./model", "a/b/c"):
         result = run("serve", name)
         assert result.exit_code == 1
-        assert f"{name} is no directory, and no hub id" in result.output
+        assert f"{name} is neither a directory nor a hub id" in result.output
 
 
 def test_a_hub_id_without_a_network_is_a_clear_error() -> None:

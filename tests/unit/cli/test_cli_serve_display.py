@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from baton.cli.display.serve_banner import Banner, in_short
+from baton.cli.display.serve_banner import Banner, abbreviated
 from baton.cli.display.serve_progress import BarDisplay, LineDisplay, describe_end, open_display
 from baton.cli.options.model_source import BUNDLED
 from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan
@@ -104,15 +104,15 @@ def test_the_banner_says_what_serves_and_how_much_it_holds() -> None:
         "  KV cache     prefill: 10,000 tokens, room for 2 requests of 4,096 tokens",
         "  KV cache     decode: 40,000 tokens, room for 8 requests of 4,096 tokens",
         "  KV transfer  shared_memory, tcp",
-        "  API          http://127.0.0.1:8000/v1, described at http://127.0.0.1:8000/docs",
+        "  API          http://127.0.0.1:8000/v1, documented at http://127.0.0.1:8000/docs",
         "",
     ]
-    assert "  device       cpu (as --device cpu says)\n" in banner(plan(), device="cpu")
+    assert "  device       cpu (--device cpu)\n" in banner(plan(), device="cpu")
 
 
 @pytest.mark.parametrize(("count", "text"), [(8_030_261_248, "8.03B"), (671_000_000_000, "671B"), (999, "999")])
 def test_sizes_are_short(count: int, text: str) -> None:
-    assert in_short(count) == text
+    assert abbreviated(count) == text
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_sizes_are_short(count: int, text: str) -> None:
         (Ending(3, 30.0), "Waiting for 3 requests to finish (up to 30 s); press Ctrl-C again to stop now"),
         (Ending(1, 2.5), "Waiting for 1 request to finish (up to 2.5 s); press Ctrl-C again to stop now"),
         (Ending(None, 30.0), "Waiting for requests to finish (up to 30 s); press Ctrl-C again to stop now"),
-        (Ending(0, 30.0), "Ending; press Ctrl-C again to stop now"),
+        (Ending(0, 30.0), "Shutting down; press Ctrl-C again to stop now"),
     ],
 )
 def test_the_end_says_what_it_waits_for(ending: Ending, text: str) -> None:
@@ -141,9 +141,9 @@ def test_lines_where_there_is_no_terminal() -> None:
         "",
         "ANNOUNCEMENT",
         "decode-0: warning: attention was not compiled",
-        "decode-0: was killed by SIGKILL; starting again in 0.2 s",
-        "decode-0: starting again (process 4712)",
-        "Ending; press Ctrl-C again to stop now",
+        "decode-0: was killed by SIGKILL; restarting in 0.2 s",
+        "decode-0: restarting (process 4712)",
+        "Shutting down; press Ctrl-C again to stop now",
     ]
 
 
@@ -153,8 +153,8 @@ def test_deaths_in_a_row_and_the_reason_of_an_end_have_a_line() -> None:
     display.show(Died("decode-0", "was killed by SIGKILL", 8.0, 5))
     display.show(GivenUp("decode-0 died 3 times in a row.\nlast line of the log\nIts log: decode-0.log"))
     assert output.getvalue().splitlines() == [
-        "decode-0: was killed by SIGKILL; starting again in 8.0 s (death 5 in a row)",
-        "The cluster ends before it was ready: decode-0 died 3 times in a row.",
+        "decode-0: was killed by SIGKILL; restarting in 8.0 s (death 5 in a row)",
+        "Startup failed: decode-0 died 3 times in a row.",
     ]
 
 
@@ -202,9 +202,9 @@ def test_bars_in_a_terminal_give_way_to_the_announcement() -> None:
     display.close()
     text = output.getvalue()
     assert "━" in text
-    assert "starting (process" not in text  # the bar says it
-    assert text.index("━") < text.index("ANNOUNCEMENT") < text.index("was killed by SIGKILL; starting again")
-    assert "starting again (process 4712)" in text
+    assert ": starting (process" not in text  # the bar says it
+    assert text.index("━") < text.index("ANNOUNCEMENT") < text.index("was killed by SIGKILL; restarting")
+    assert "restarting (process 4712)" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor that bars hide is shown again
 
 

@@ -84,7 +84,7 @@ def test_a_router_without_workers_has_an_empty_table() -> None:
 def test_what_is_no_router_is_named() -> None:
     result = status({"hello": "world"}, "--once")
     assert result.exit_code == 1
-    assert "the answer has no list of workers" in result.output
+    assert "the response has no list of workers" in result.output
     refused = status({"detail": "Not Found"}, "--once", code=404)
     assert refused.exit_code == 1
     assert "404: Not Found" in refused.output

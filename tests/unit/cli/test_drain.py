@@ -32,7 +32,7 @@ def test_the_last_worker_of_a_role_is_not_drained(
     workers = [*others, *(worker(each) for each in leaving if each not in {other.name for other in others})]
     addresses = [f"{each}:1" for each in leaving]
     if is_refused:
-        with pytest.raises(LastWorker, match="--force drains it all the same; `baton undrain") as refusal:
+        with pytest.raises(LastWorker, match="--force drains it anyway; `baton undrain") as refusal:
             check_others_serve(workers, addresses)
         assert refusal.value.exit_code == 3
     else:

@@ -37,12 +37,12 @@ def names(directory: Path) -> set[str]:
 
 def test_the_bundled_model_is_put_there_once(tmp_path: Path) -> None:
     directory = tmp_path / "models" / "m"
-    assert "was put into" in fetch("bundled", str(directory)).output
+    assert "downloaded" in fetch("bundled", str(directory)).output
     assert names(directory) == names(BUNDLED)
     assert (directory / "model.safetensors").read_bytes() == (BUNDLED / "model.safetensors").read_bytes()
     (directory / "config.json").write_text("mine")
-    assert "is in" in fetch("bundled", str(directory)).output
-    assert "is in" in fetch("bundled", str(directory), "--without-weights").output
+    assert "is already in" in fetch("bundled", str(directory)).output
+    assert "is already in" in fetch("bundled", str(directory), "--without-weights").output
     assert (directory / "config.json").read_text() == "mine"
 
 
@@ -50,7 +50,7 @@ def test_without_weights_there_is_what_a_router_needs(tmp_path: Path) -> None:
     directory = tmp_path / "m"
     fetch("bundled", str(directory), "--without-weights")
     assert names(directory) == names(BUNDLED) - {"model.safetensors"}
-    assert "was put into" in fetch("bundled", str(directory)).output
+    assert "downloaded" in fetch("bundled", str(directory)).output
     assert names(directory) == names(BUNDLED)
 
 
@@ -70,7 +70,7 @@ def test_who_comes_second_waits(tmp_path: Path) -> None:
             assert "waiting" in process.stdout.readline()
             assert names(tmp_path / "m") == set()
             fcntl.flock(lock, fcntl.LOCK_UN)
-            assert "was put into" in process.stdout.read()
+            assert "downloaded" in process.stdout.read()
     assert process.returncode == 0
 
 
@@ -79,10 +79,10 @@ def test_who_only_waits_fetches_nothing_and_writes_nothing(tmp_path: Path) -> No
     command = (sys.executable, "-m", "baton", "fetch", "bundled", str(tmp_path / "m"), "--wait")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered()) as process:
         assert process.stdout is not None
-        assert "waiting until somebody else has put bundled into" in process.stdout.readline()
+        assert "waiting for another process to download bundled to" in process.stdout.readline()
         assert list(tmp_path.iterdir()) == []
-        assert "was put into" in fetch("bundled", str(tmp_path / "m")).output
-        assert "is in" in process.stdout.read()
+        assert "downloaded" in fetch("bundled", str(tmp_path / "m")).output
+        assert "is already in" in process.stdout.read()
     assert process.returncode == 0
     again = fetch("bundled", str(tmp_path / "m"), "--wait")
     assert "waiting" not in again.output
@@ -90,19 +90,19 @@ def test_who_only_waits_fetches_nothing_and_writes_nothing(tmp_path: Path) -> No
 
 def test_a_routers_part_is_not_enough_for_a_worker_that_waits(tmp_path: Path) -> None:
     fetch("bundled", str(tmp_path / "m"), "--without-weights")
-    assert "is in" in fetch("bundled", str(tmp_path / "m"), "--wait", "--without-weights").output
+    assert "is already in" in fetch("bundled", str(tmp_path / "m"), "--wait", "--without-weights").output
     command = (sys.executable, "-m", "baton", "fetch", "bundled", str(tmp_path / "m"), "--wait")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered()) as process:
         assert process.stdout is not None
         assert "waiting" in process.stdout.readline()
         fetch("bundled", str(tmp_path / "m"))
-        assert "is in" in process.stdout.read()
+        assert "is already in" in process.stdout.read()
 
 
 def test_a_word_that_is_no_model_is_told(tmp_path: Path) -> None:
     result = fetch("qwen", str(tmp_path / "m"))
     assert result.exit_code == 2
-    assert "qwen is no hub id" in result.output
+    assert "qwen is neither a hub id" in result.output
 
 
 def unbuffered(**more: str) -> dict[str, str]:
@@ -202,7 +202,7 @@ def test_a_hubs_model_comes_without_what_nobody_reads(tmp_path: Path) -> None:
             assert run.returncode == 0, run.stderr
             assert names(directory) == expected
     again = fetch_from(server, tmp_path, "a/b", str(directory))
-    assert "is in" in again.stdout  # and nobody is asked
+    assert "is already in" in again.stdout  # and nobody is asked
 
 
 def test_a_hub_that_fails_is_asked_again(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ from baton.deployment.local.ports import free_ports
 from baton.engine.execution.visible_gpus import VisibleGpus
 from baton.settings.values import OptionError
 
-NO_GPU = VisibleGpus(0, "the nodes of this Ray have no GPUs")
-FOUR_GPUS = VisibleGpus(4, "the nodes of this Ray have 4 GPUs")
+NO_GPU = VisibleGpus(0, "the nodes of this Ray cluster have no GPUs")
+FOUR_GPUS = VisibleGpus(4, "the nodes of this Ray cluster have 4 GPUs")
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ({"router": False}, "router: `baton serve` has one"),
-        ({"router_ray": {"num_replicas": 2}}, "router_ray.num_replicas: `baton serve` has one router"),
+        ({"router": False}, "router: `baton serve` needs a router"),
+        ({"router_ray": {"num_replicas": 2}}, "router_ray.num_replicas: must be 1: `baton serve` has one router"),
         (
             {"decode_ray": {"autoscaling": {"min_replicas": 1, "max_replicas": 2}}},
             "decode_ray.autoscaling: .* fixed sizes",
@@ -33,7 +33,7 @@ def test_what_one_machine_cannot_have_is_named(content: dict[str, object], told:
 
 
 def test_a_ray_elsewhere_needs_a_registry() -> None:
-    with pytest.raises(OptionError, match="registry: with --ray-address"):
+    with pytest.raises(OptionError, match="registry: --ray-address needs --registry"):
         read_settings(None, {}, "auto", NO_GPU)
 
 

@@ -83,10 +83,10 @@ def test_what_cannot_be_switched_is_refused_with_the_reason() -> None:
     for command in ("serve", "worker", "router"):
         off = run(command, "--no-enable-chunked-prefill")
         assert off.exit_code == 2
-        assert "--no-enable-chunked-prefill: prompts are always computed in chunks" in off.output
+        assert "--no-enable-chunked-prefill: prompts are always prefilled in chunks" in off.output
         trusted = run(command, "--trust-remote-code")
         assert trusted.exit_code == 2
-        assert "--trust-remote-code: code that comes with a checkpoint is never run" in trusted.output
+        assert "--trust-remote-code: code in a checkpoint is never run" in trusted.output
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_model_is_an_argument_and_an_option_and_not_two(command: str) -> None:
 
 @pytest.mark.parametrize("words", [(NOWHERE,), ("--model", NOWHERE), (NOWHERE, "--model", NOWHERE)])
 def test_both_ways_of_naming_a_model_mean_the_same(words: tuple[str, ...], tmp_path: Path) -> None:
-    assert f"{NOWHERE} is no directory" in run("serve", *words).output
+    assert f"{NOWHERE} is neither a directory" in run("serve", *words).output
     assert "workers: none" in run("router", *words).output
-    assert "no hub id" in run("fetch", *words, str(tmp_path / "new")).output
+    assert "is neither a hub id" in run("fetch", *words, str(tmp_path / "new")).output
 
 
 def test_fetch_needs_a_model_and_a_directory(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_worker_refuses_them_too(flags: tuple[str, ...], dense: Path) -> None:
 def test_a_router_without_workers_is_refused(dense: Path) -> None:
     result = run("router", str(dense))
     assert result.exit_code == 2
-    assert "workers: none are given; set --workers" in result.output
+    assert "workers: none given; set --workers" in result.output
 
 
 @pytest.mark.parametrize(

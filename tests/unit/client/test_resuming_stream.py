@@ -84,7 +84,7 @@ def test_each_token_ends_the_outage() -> None:
         stream.lose(BROKEN)
     _begin(stream)
     with pytest.raises(
-        httpx.RemoteProtocolError, match=r"broken; given up after 2 losses .* at http://a/: ReadError: x"
+        httpx.RemoteProtocolError, match=r"broken; gave up after 2 failures .* at http://a/: ReadError: x"
     ):
         stream.lose(httpx.ReadError("x"))
 

@@ -185,11 +185,11 @@ async def test_a_refused_resume_ends_the_stream() -> None:
 
 async def test_the_first_error_is_raised_when_no_router_comes_back() -> None:
     async with scripted_router(Cut(TWO_TOKENS - 20), *[Refuse(503)] * 20) as router:
-        with pytest.raises(httpx.RemoteProtocolError, match=r"peer closed connection.* given up after [0-9]+ losses"):
+        with pytest.raises(httpx.RemoteProtocolError, match=r"peer closed connection.* gave up after [0-9]+ failures"):
             await _read(router, max_outage_s=0.5)
         assert len(router.asked) >= 2
     async with _client(router.url, max_outage_s=0.2) as client:
-        with pytest.raises(httpx.ConnectError, match="given up after"):
+        with pytest.raises(httpx.ConnectError, match="gave up after"):
             await client.post(PATH, json=BODY)
 
 

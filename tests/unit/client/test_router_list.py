@@ -28,5 +28,5 @@ def test_lost_routers_are_the_last_choice_and_the_latest_the_very_last() -> None
 
 @pytest.mark.parametrize("url", ["http://a/models", "router:8000", "/v1"])
 def test_a_router_s_url_has_a_host_and_no_path(url: str) -> None:
-    with pytest.raises(ValueError, match=r"is like http://host:8000, not"):
+    with pytest.raises(ValueError, match=r"must be like http://host:8000, not"):
         ResumingTransport(routers=[url])

@@ -43,4 +43,4 @@ def test_impossible_loads_are_refused() -> None:
 
 def test_labels() -> None:
     loads = (RequestRate(2.5), TraceTimes(), TraceTimes(0.5), MaxConcurrency(8))
-    assert [load.label for load in loads] == ["2.5 req/s", "trace", "trace x 0.5", "8 at once"]
+    assert [load.label for load in loads] == ["2.5 req/s", "trace", "trace x 0.5", "8 concurrent"]

@@ -115,7 +115,7 @@ def test_a_sweep_measures_and_writes_everything(tmp_path: Path) -> None:
     assert len(json.loads(profile.read_text())["requests"]) == 16
     assert page.read_text().count("<svg") == 4 + 4 + 2 * 2
     assert "8 prefilled elsewhere (8 over tcp)" in result.output
-    assert "4 at once" in result.output
+    assert "4 concurrent" in result.output
 
 
 def test_the_same_prompts_on_request() -> None:
@@ -186,12 +186,12 @@ def test_a_server_that_refuses_everything_is_told_before_the_load() -> None:
         nameless = bench(f"--base-url={url}", "--max-concurrency=1", "--model=m", "--endpoint=/v1/chat/completions")
         assert "404" in nameless.output
     with serving({"/v1/completions": lambda _: json_reply({"choices": []})}) as url:
-        assert "name it by --model" in bench(f"--base-url={url}", "--max-concurrency=1").output
+        assert "set --model" in bench(f"--base-url={url}", "--max-concurrency=1").output
         result = bench(f"--base-url={url}", "--max-concurrency=1", "--model=m")
-        assert "no event stream" in result.output
-    assert "no server answers" in bench("--base-url=http://a..b", "--max-concurrency=1").output
+        assert "is not an event stream" in result.output
+    assert "no server responds" in bench("--base-url=http://a..b", "--max-concurrency=1").output
     gone = bench(f"--base-url={url}", "--max-concurrency=1")
-    assert "no server answers" in gone.output
+    assert "no server responds" in gone.output
     assert gone.exit_code == 1
 
 
@@ -200,18 +200,18 @@ def test_a_server_that_refuses_everything_is_told_before_the_load() -> None:
     [
         ((), "--request-rate N (open loop) or --max-concurrency N (closed loop)"),
         (("--time-scale=2",), "has no times"),
-        (("--request-rate=fast",), "'fast' must be a number, or several like 1,2,4"),
+        (("--request-rate=fast",), "'fast' must be a number, or a list like 1,2,4"),
         (("--request-rate=0",), "must be above 0"),
         (("--request-rate=1,-2",), "must be above 0"),
         (("--max-concurrency=0",), "must be 1 or more"),
         (("--max-concurrency=1.5",), "must be a number"),
-        (("--request-rate=1", "--max-concurrency=1"), "give one of them"),
-        (("--max-concurrency=1", "--burstiness=2"), "goes with --request-rate"),
+        (("--request-rate=1", "--max-concurrency=1"), "mutually exclusive"),
+        (("--max-concurrency=1", "--burstiness=2"), "needs --request-rate"),
         (("--max-concurrency=1", "--goodput=ttfb:5"), "write ttft=1s,tpot=50ms,e2el=10s (names: ttft, tpot, e2el)"),
         (("--max-concurrency=1", "--slo=ttft=5"), "'ttft=5' has no unit; write 5s or 5ms"),
         (("--max-concurrency=1", "--slo", "ttft:5s"), "'ttft:5s' is not an objective"),
         (("--max-concurrency=1", "--slo", "ttft=1s", "tpot=5"), "'tpot=5' has no unit"),
-        (("--max-concurrency=1", "--dataset-name=random", "--dataset-path=/nowhere"), "goes with --dataset mooncake"),
+        (("--max-concurrency=1", "--dataset-name=random", "--dataset-path=/nowhere"), "needs --dataset mooncake"),
         (("a", "b", "--max-concurrency=1"), "unexpected argument 'b'"),
         (("a", "--model=b", "--max-concurrency=1"), "MODEL is a and --model is b"),
         (("--max-concurrency=1", "tpot:5"), "unexpected argument 'tpot:5'"),
@@ -222,16 +222,16 @@ def test_a_server_that_refuses_everything_is_told_before_the_load() -> None:
         (("--max-concurrency=1", "--scale-lengths=0"), "must be above 0"),
         (("--max-concurrency=1", "--dataset=mooncake"), "needs --dataset-path FILE"),
         (("--max-concurrency=1", "--dataset=azure", "--dataset-path=/nowhere"), "/nowhere: No such file"),
-        (("--max-concurrency=1", "--dataset-path=/nowhere"), "goes with --dataset mooncake, azure or sharegpt"),
+        (("--max-concurrency=1", "--dataset-path=/nowhere"), "needs --dataset mooncake, azure or sharegpt"),
         (("--max-concurrency=1", "--dataset=burstgpt"), "'synthetic', 'random', 'sharegpt', 'mooncake', 'azure'"),
-        (("--max-concurrency=1", "--token-ids=5"), "must be like 100:1000"),
+        (("--max-concurrency=1", "--token-ids=5"), "must be FIRST:LAST, like 100:1000"),
         (("--max-concurrency=1", "--tokenizer=/nowhere"), "does not exist"),
-        (("--max-concurrency=1", "--url=ftp://localhost"), "must be like http://127.0.0.1:8000"),
-        (("--max-concurrency=1", "--header=x"), "must be like 'x-team: search'"),
+        (("--max-concurrency=1", "--url=ftp://localhost"), "must be a URL like http://127.0.0.1:8000"),
+        (("--max-concurrency=1", "--header=x"), "must be 'NAME: VALUE', like 'x-team: search'"),
         (("--max-concurrency=1", "--extra-body=[1]"), "must be a JSON object"),
-        (("--max-concurrency=1", "--extra-body={"), "no JSON"),
+        (("--max-concurrency=1", "--extra-body={"), "invalid JSON"),
         (("--max-concurrency=1", "--json=/nowhere/a.json"), "there is no directory /nowhere"),
-        (("--max-concurrency=1", "--per-request"), "goes with --json FILE"),
+        (("--max-concurrency=1", "--per-request"), "needs --json FILE"),
         (("--max-concurency=1",), "--max-concurrency"),
     ],
 )

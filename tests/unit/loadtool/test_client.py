@@ -73,7 +73,7 @@ async def test_bodies_of_every_kind_of_length() -> None:
         (b"HTTP/1.1 200 OK\r\n", "closed the connection"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhel", "closed the connection"),
         (EVENT_HEAD + chunk(b"data: 1\n\n"), "closed the connection"),
-        (b"SSH-2.0-OpenSSH\r\n", "no HTTP"),
+        (b"SSH-2.0-OpenSSH\r\n", "invalid HTTP"),
     ],
 )
 async def test_broken_answers_are_connection_errors(answer: bytes, said: str) -> None:

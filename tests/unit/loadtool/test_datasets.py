@@ -146,12 +146,12 @@ def test_synthetic_lengths_and_prefixes() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "line 1: no JSON"),
-        ("[1]", "line 1: no JSON object"),
+        ("{", "line 1: invalid JSON"),
+        ("[1]", "line 1: not a JSON object"),
         ('{"timestamp": 1}', "no input_length, output_length, hash_ids"),
         ('{"timestamp": -1, "input_length": 1, "output_length": 1, "hash_ids": []}', "timestamp is '-1'"),
         ('{"timestamp": 1, "input_length": "x", "output_length": 1, "hash_ids": []}', "input_length is 'x'"),
-        ('{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": 3}', "hash_ids is no list"),
+        ('{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": 3}', "hash_ids is not a list"),
         ("\n", "no requests"),
         ("\xff", "codec"),
     ],
@@ -177,5 +177,5 @@ def test_missing_and_foreign_files_are_told(tmp_path: Path) -> None:
     other.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n")
     with pytest.raises(DatasetError, match="line 2: TIMESTAMP is 'yesterday'"):
         AzureTrace(other, IDS, Lengths())
-    with pytest.raises(DatasetError, match="no JSON"):
+    with pytest.raises(DatasetError, match="invalid JSON"):
         ShareGptConversations(other, IDS, Lengths(output=1))

@@ -90,7 +90,7 @@ async def test_a_late_client_says_so() -> None:
     found = summarise(run, None)
     assert found.lag_ms is not None
     assert found.lag_ms.max > 150
-    assert any("went out late" in warning for warning in found.warnings)
+    assert any("were sent late" in warning for warning in found.warnings)
 
 
 async def test_a_closed_loop_has_so_many_clients_and_no_more() -> None:

@@ -70,7 +70,7 @@ def test_a_sweep_has_its_curves_its_distributions_and_a_timeline_each() -> None:
     assert checked(page).seen.count("svg") == 4 + 4 + 3 * 2
     assert "<script" not in page
     assert "&lt;too&gt; many" in page
-    assert "within the limits" in page
+    assert "within the SLOs" in page
     assert "4 req/s" in page
 
 
@@ -83,7 +83,7 @@ def test_one_run_has_no_sweep() -> None:
 
 def test_a_load_without_an_answer_is_told_all_the_same() -> None:
     report = report_of(MaxConcurrency(1), MaxConcurrency(2), empty=True)
-    assert "2 at once" in render_page(report)
+    assert "2 concurrent" in render_page(report)
     checked(render_page(report))
     assert distribution_charts(report.runs) == []
     assert timeline_charts(report.runs[0]) == []

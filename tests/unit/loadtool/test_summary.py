@@ -82,7 +82,7 @@ def test_rates_times_and_failures() -> None:
 
 def test_a_closed_loop_has_no_lag() -> None:
     found = summarise(run_of(answered(), arrivals=MaxConcurrency(1)), None)
-    assert (found.label, found.lag_ms, found.offered_per_s, found.goodput) == ("1 at once", None, None, None)
+    assert (found.label, found.lag_ms, found.offered_per_s, found.goodput) == ("1 concurrent", None, None, None)
 
 
 def test_nothing_at_all_has_figures_too() -> None:
@@ -98,7 +98,7 @@ def test_doubts_are_told() -> None:
     short = answered(due_s=0.0)
     short.num_asked_tokens = 9
     warnings = " ".join(summarise(run_of(late, uncounted, short, is_whole=False), None).warnings)
-    for doubt in ("went out late", "did not count the tokens of 1", "1 answers were shorter", "interrupted"):
+    for doubt in ("were sent late", "1 responses had no token count", "1 outputs were shorter", "interrupted"):
         assert doubt in warnings
 
 

@@ -28,7 +28,7 @@ def test_a_bar_tells_what_is_on_its_way_and_what_failed() -> None:
         bar.ended(failed(503, "status 503"))
         bar._progress.refresh()
     assert "2 at once" in output.getvalue()
-    assert "2 ended, 1 on their way, 1 failed" in output.getvalue()
+    assert "2 ended, 1 in flight, 1 failed" in output.getvalue()
 
 
 def test_where_no_person_looks_there_is_no_bar() -> None:

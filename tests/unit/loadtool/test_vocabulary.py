@@ -36,7 +36,7 @@ def test_ids_without_a_tokenizer() -> None:
 
 
 def test_what_is_no_tokenizer_is_told(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"no tokenizer.json that can be read"):
+    with pytest.raises(SettingError, match=r"no readable tokenizer.json"):
         read_vocabulary(tmp_path)
     poor = tmp_path / "tokenizer.json"
     poor.write_text('{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}')

@@ -80,7 +80,7 @@ def test_a_long_pause_is_no_long_time_of_evidence() -> None:
     state = Correction(num_ready=1, steady_since_s=-WINDOW_S)
     paused = state.after(measured(0.6), 0.4, 1.0, 10_000.0, WINDOW_S, SETTINGS)
     assert paused.factor < 1.1
-    back = replace(paused, looked_s=20_000.0, steady_since_s=0.0)
+    back = replace(paused, updated_s=20_000.0, steady_since_s=0.0)
     assert back.after(measured(0.6), 0.4, 1.0, 15_000.0, WINDOW_S, SETTINGS).factor == paused.factor
 
 

@@ -133,7 +133,7 @@ def test_a_pool_may_go_on_in_its_direction_and_back_only_later() -> None:
 
 def test_what_is_taken_back_is_no_change_of_direction() -> None:
     state = SizeState(5, has_grown=True, turned_s=1.0)
-    assert state.taken_back(3) == replace(state, wanted=3)
-    assert state.taken_back(7) == state
+    assert state.lowered(3) == replace(state, wanted=3)
+    assert state.lowered(7) == state
     assert state.raised(7) == replace(state, wanted=7)
     assert state.raised(3) == state

@@ -154,8 +154,8 @@ def test_sizes_cost_what_their_replicas_have() -> None:
     shared = budget(16, PoolLimits(gpus_per_replica=2, min_replicas=2), PoolLimits(gpus_per_replica=4, max_replicas=2))
     assert shared.cost(ByPool(3, 2)) == 14
     assert shared.most == ByPool(6, 2)
-    assert shared.beside(ByPool(5, 2)) == ByPool(4, 1)
-    assert shared.beside(ByPool(8, 4)) == ByPool(2, 1)  # never under the least
+    assert shared.largest(ByPool(5, 2)) == ByPool(4, 1)
+    assert shared.largest(ByPool(8, 4)) == ByPool(2, 1)  # never under the least
     assert shared.keeping(ByPool(5, 1)).least == ByPool(5, 1)
     assert shared.keeping(ByPool(5, 1)).most == ByPool(6, 1)
 

@@ -57,7 +57,7 @@ def test_a_place_that_is_being_cleared_is_taken() -> None:
 
 
 def test_an_amount_that_is_none_names_its_pod() -> None:
-    with pytest.raises(ValueError, match="pod serving/a: '1Q' is no quantity"):
+    with pytest.raises(ValueError, match="pod serving/a: '1Q' is not a quantity"):
         use(pod("a", {}, "1Q"))
 
 

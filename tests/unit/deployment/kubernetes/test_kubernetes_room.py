@@ -67,7 +67,7 @@ def test_each_pool_has_its_own_nodes() -> None:
 
 
 def test_an_amount_that_is_none_names_its_node() -> None:
-    with pytest.raises(ValueError, match="node n: '8Q' is no quantity"):
+    with pytest.raises(ValueError, match="node n: '8Q' is not a quantity"):
         use_of(node("n", gpus="8Q"))
 
 
@@ -202,7 +202,7 @@ def test_the_operators_least_is_asked_for_in_an_empty_cluster_too() -> None:
 
 def test_a_line_for_people() -> None:
     assert budget(cluster([4], prefill=2, decode=3, pending_decode=1)).line() == (
-        "12 GPUs: ours have 8 and wait for 2, 4 are free on 2 nodes; at most 6 prefill and 5 decode replicas"
+        "12 GPUs: Baton's pods have 8 and wait for 2, 4 are free on 2 nodes; at most 6 prefill and 5 decode replicas"
     )
 
 
@@ -241,5 +241,5 @@ def test_a_budget_is_within_what_is_there_and_what_is_allowed(
 @pytest.mark.parametrize(("gpus_per_pod", "gpus_per_replica"), [(8, 3), (4, 6)])
 def test_replicas_that_fill_no_pods_are_refused(gpus_per_pod: int, gpus_per_replica: int) -> None:
     settings = kubernetes_settings(1, gpus_per_pod)
-    with pytest.raises(ValueError, match=f"decode has {gpus_per_pod} gpus_per_pod, which replicas of"):
-        settings.check_beside(scaling_settings(100, 1, gpus_per_replica))
+    with pytest.raises(ValueError, match=f"decode: gpus_per_pod is {gpus_per_pod}, which replicas of"):
+        settings.check_pod_sizes(scaling_settings(100, 1, gpus_per_replica))

@@ -18,10 +18,10 @@ def test_the_settings_on_the_page_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"decode": {"labels": {}}}, "decode has no labels: every pod would be ours"),
+        ({"decode": {"labels": {}}}, "decode: labels must not be empty"),
         ({"decode": {"gpus_per_pod": 2}}, "decode.labels: Field required"),
         ({"decode": {"labels": DECODE, "gpus": 2}}, "decode.gpus: Unexpected keyword argument"),
-        ({"decode": {"labels": DECODE, "gpus_per_pod": 0}}, "decode has 0 gpus_per_pod, but must have 1 or more"),
+        ({"decode": {"labels": DECODE, "gpus_per_pod": 0}}, "decode: gpus_per_pod is 0, but must be 1 or more"),
         ({"refresh": 1}, "refresh: Unexpected keyword argument"),
         ({"refresh_s": 0}, "refresh_s is 0.0, but must be above 0"),
         ({"timeout_s": "inf"}, "timeout_s is inf, but must be above 0"),

@@ -91,7 +91,7 @@ def test_a_cluster_that_cannot_decode_is_refused(tmp_path: Path, flags: dict[str
 
 @pytest.mark.parametrize("flags", [{"prefill": 2, "both": 1}, {"prefill": 1, "both": 1, "decode": 0}])
 def test_prefill_workers_that_nobody_asks_are_refused(tmp_path: Path, flags: dict[str, object]) -> None:
-    with pytest.raises(OptionError, match=r"prefill: no worker takes what these prefill.* one with --decode"):
+    with pytest.raises(OptionError, match=r"prefill: no worker would decode what these prefill.* set --decode"):
         settings(tmp_path, "", **flags)
 
 
@@ -154,7 +154,7 @@ def test_flags_win_over_every_section(tmp_path: Path) -> None:
         ("router: {port: 1}", "router.port: unknown option here; it belongs under the top level"),
         ("router: {drain_timeout_s: 4}", "router.drain_timeout_s: unknown option here; it belongs under the top level"),
         ("router: {max_num_seqs: 4}", "router.max_num_seqs: unknown option here; it belongs under engine"),
-        ("prefill_engine: {block_size: 32}", "block_size: 32 for prefill, 16 for decode, but workers"),
+        ("prefill_engine: {block_size: 32}", "block_size: 32 for prefill, 16 for decode, but it must be equal"),
         (
             "engine: {dtype: bfloat16}\ndecode_engine: {dtype: float32}",
             "dtype: bfloat16 for prefill, float32 for decode",
@@ -180,7 +180,7 @@ def test_workers_that_are_not_there_need_not_be_alike(tmp_path: Path) -> None:
 
 
 def test_a_context_beyond_the_checkpoints_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="max_model_len: 40961 tokens are over the checkpoint's context of 40960"):
+    with pytest.raises(OptionError, match="max_model_len: 40961 tokens exceed the checkpoint's context of 40960"):
         plan(settings(tmp_path, "", max_model_len=40961))
 
 

@@ -28,7 +28,7 @@ def is_second_start(event: Event) -> bool:
 
 
 def is_killed_for_silence(event: Event) -> bool:
-    return isinstance(event, Died) and "was stopped or stood still for over 1 s" in event.reason
+    return isinstance(event, Died) and "sent no heartbeat for over 1 s" in event.reason
 
 
 async def test_a_stopped_process_is_replaced(tmp_path: Path) -> None:

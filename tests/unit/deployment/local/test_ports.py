@@ -17,7 +17,7 @@ def test_they_are_different_and_none_is_taken(monkeypatch: pytest.MonkeyPatch) -
     assert len({first, *others}) == 40
     with socket.create_server((HOST, first)):
         assert set(free_ports(HOST, 1)) <= {first + 1, first + 2, first + 3}
-        with pytest.raises(PortInUse, match=f"found no 4 free ports from {first} to {first + 4}"):
+        with pytest.raises(PortInUse, match=f"did not find 4 free ports from {first} to {first + 4}"):
             free_ports(HOST, 4)
 
 

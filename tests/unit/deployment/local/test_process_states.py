@@ -21,21 +21,21 @@ def test_a_process_is_followed_through_its_lives(tmp_path: Path) -> None:
     path = tmp_path / "processes.json"
     writer = StatesWriter(path, ["router", "decode-0"])
     assert read_states(path) == [ProcessState("router"), ProcessState("decode-0")]
-    writer.hear(Started("decode-0", 1, 10))
-    writer.hear(Progressed("decode-0", Loading(0.5)))
+    writer.update(Started("decode-0", 1, 10))
+    writer.update(Progressed("decode-0", Loading(0.5)))
     assert read_states(path)[1] == ProcessState("decode-0", pid=10)
-    writer.hear(Progressed("decode-0", Ready("127.0.0.1:1")))
+    writer.update(Progressed("decode-0", Ready("127.0.0.1:1")))
     assert read_states(path)[1] == ProcessState("decode-0", "ready", 10)
-    writer.hear(Died("decode-0", "was killed by SIGKILL", 8.0, num_deaths=5))
+    writer.update(Died("decode-0", "was killed by SIGKILL", 8.0, num_deaths=5))
     [router, decode] = (state.report() for state in reader(path).read())
     assert router["last_end"] is router["last_end_s_ago"] is router["next_start_in_s"] is None
     assert (decode["state"], decode["pid"], decode["deaths_in_a_row"]) == ("waiting", None, 5)
     assert decode["last_end"] == "was killed by SIGKILL"
     assert 0 < float(str(decode["next_start_in_s"])) <= 8
-    writer.hear(Started("decode-0", 6, 11))
+    writer.update(Started("decode-0", 6, 11))
     assert reader(path).read()[1].num_restarts == 5
-    writer.hear(Started("a stranger", 1, 12))
-    writer.hear(Warned("decode-0", "all is well"))
+    writer.update(Started("a stranger", 1, 12))
+    writer.update(Warned("decode-0", "all is well"))
     assert len(read_states(path)) == 2
     writer.close()
     assert read_states(path) == []
@@ -46,8 +46,8 @@ def test_the_series_have_all_processes_of_all_supervisors(tmp_path: Path) -> Non
     cluster, routers = StatesWriter(paths[0], ["decode-0"]), StatesWriter(paths[1], ["router-0"])
     registry = CollectorRegistry()
     registry.register(reader(*paths, tmp_path / "missing.json"))
-    routers.hear(Started("router-0", 3, 11))
-    cluster.hear(Progressed("decode-0", Ready("127.0.0.1:1")))
+    routers.update(Started("router-0", 3, 11))
+    cluster.update(Progressed("decode-0", Ready("127.0.0.1:1")))
     values = {
         (sample.name, sample.labels["name"]): sample.value for each in registry.collect() for sample in each.samples
     }
@@ -71,5 +71,5 @@ def test_a_file_that_cannot_be_understood_has_no_states(tmp_path: Path, content:
 
 def test_a_disk_that_is_full_or_gone_ends_nothing(tmp_path: Path) -> None:
     writer = StatesWriter(tmp_path / "missing" / "processes.json", ["decode-0"])
-    writer.hear(Started("decode-0", 1, 10))
+    writer.update(Started("decode-0", 1, 10))
     writer.close()

@@ -66,7 +66,7 @@ async def test_failing_restarts_are_tried_again(tmp_path: Path, caplog: pytest.L
         [pid] = [each.pid for each in psutil.Process().children() if each.name() in NAMES]
         os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(20):
-            while "does not start again" not in caplog.text:
+            while "does not restart" not in caplog.text:
                 assert not keeping.done()
                 await asyncio.sleep(0.02)
             server._binary = binary

@@ -156,7 +156,7 @@ async def test_a_lost_log_folder_keeps_no_process_of_a_cluster_that_has_served_f
     shutil.rmtree(logs)
     os.kill(recorder.pids()[0], signal.SIGKILL)
     await recorder.wait_for(is_second_start)
-    assert any(isinstance(event, Warned) and "not to its log" in event.message for event in recorder.events)
+    assert any(isinstance(event, Warned) and "logs here" in event.message for event in recorder.events)
     await supervisor.stop(timeout_s=10)
     await run
     assert not any(psutil.pid_exists(pid) for pid in recorder.pids())

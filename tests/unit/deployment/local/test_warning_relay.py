@@ -28,21 +28,21 @@ def test_warnings_and_errors_are_relayed_and_the_rest_is_not(tmp_path: Path) -> 
         log.write(record("ERROR", "the engine failed"))
         log.write(record("ERROR", "cannot go on: OSError", logger="baton.process.entry"))  # its death says it
         log.write(record("WARNING", "x.py:1: DeprecationWarning: y", logger="py.warnings"))
-    relayed.look()
-    relayed.look()
+    relayed.poll()
+    relayed.poll()
     assert events == [Warned("decode-0", "attention was not compiled"), Warned("decode-0", "the engine failed")]
 
 
 def test_a_line_is_relayed_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "decode-0.log"
     relayed, events = relay(path)
-    relayed.look()  # there is no file yet
+    relayed.poll()  # there is no file yet
     line = record("WARNING", "slow transport")
     path.write_text(line[:-5])
-    relayed.look()
+    relayed.poll()
     assert events == []
     path.write_text(line)
-    relayed.look()
+    relayed.poll()
     assert events == [Warned("decode-0", "slow transport")]
 
 
@@ -50,9 +50,9 @@ def test_a_log_that_was_emptied_in_place_is_read_from_its_start(tmp_path: Path) 
     path = tmp_path / "decode-0.log"
     relayed, events = relay(path)
     path.write_text(record("INFO", "x" * 1000))
-    relayed.look()
+    relayed.poll()
     path.write_text(record("WARNING", "slow transport"))
-    relayed.look()
+    relayed.poll()
     assert events == [Warned("decode-0", "slow transport")]
 
 
@@ -60,7 +60,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     path = tmp_path / "decode-0.log"
     relayed, events = relay(path)
     path.write_bytes(record("WARNING", "request \x1b]0;title\x07\x1b[2J failed").encode() + b"\xff\x00\n")
-    relayed.look()
+    relayed.poll()
     assert events == [Warned("decode-0", "request ?]0;title??[2J failed")]
 
 
@@ -68,11 +68,11 @@ def test_warnings_that_are_alike_come_once_and_all_have_a_bound(tmp_path: Path) 
     path = tmp_path / "decode-0.log"
     relayed, events = relay(path)
     path.write_text("".join(record("WARNING", f"request {number:032x} took {number} ms") for number in range(50)))
-    relayed.look()
+    relayed.poll()
     assert len(events) == 1
     letters = ("".join(chr(ord("g") + int(digit)) for digit in str(number)) for number in range(100))
     with path.open("a") as log:
         log.writelines(record("WARNING", f"another kind: {each}") for each in letters)
-    relayed.look()
+    relayed.poll()
     assert len(events) == MAX_WARNINGS + 1
     assert events[-1] == Warned("decode-0", "further warnings are only in the logs")

@@ -15,42 +15,42 @@ def replicas(count: int, first: int = 0) -> list[str]:
 
 def test_the_first_that_was_wanted_comes_first() -> None:
     watch = ProgressWatch()
-    assert watch.look(2, replicas(2), 0.0) == PoolProgress()
-    assert watch.look(3, replicas(2), 10.0).starting_since_s == (10.0,)
-    assert watch.look(5, replicas(2), 20.0).starting_since_s == (10.0, 20.0, 20.0)
-    assert watch.look(5, replicas(3), 70.0) == PoolProgress(starting_since_s=(20.0, 20.0), start_s=60.0)
-    assert watch.look(5, replicas(5), 90.0) == PoolProgress(start_s=70.0)  # the median
+    assert watch.update(2, replicas(2), 0.0) == PoolProgress()
+    assert watch.update(3, replicas(2), 10.0).starting_since_s == (10.0,)
+    assert watch.update(5, replicas(2), 20.0).starting_since_s == (10.0, 20.0, 20.0)
+    assert watch.update(5, replicas(3), 70.0) == PoolProgress(starting_since_s=(20.0, 20.0), start_s=60.0)
+    assert watch.update(5, replicas(5), 90.0) == PoolProgress(start_s=70.0)  # the median
 
 
 def test_the_last_that_was_wanted_is_given_up_first() -> None:
     watch = ProgressWatch()
-    watch.look(2, replicas(1), 0.0)
-    watch.look(3, replicas(1), 10.0)
-    assert watch.look(2, replicas(1), 20.0) == PoolProgress(starting_since_s=(0.0,))
+    watch.update(2, replicas(1), 0.0)
+    watch.update(3, replicas(1), 10.0)
+    assert watch.update(2, replicas(1), 20.0) == PoolProgress(starting_since_s=(0.0,))
 
 
 def test_one_that_dies_is_missing_from_then_on() -> None:
     watch = ProgressWatch()
-    watch.look(3, replicas(3), 0.0)
-    assert watch.look(3, replicas(2), 100.0).starting_since_s == (100.0,)
-    assert watch.look(3, replicas(2), 150.0).starting_since_s == (100.0,)
+    watch.update(3, replicas(3), 0.0)
+    assert watch.update(3, replicas(2), 100.0).starting_since_s == (100.0,)
+    assert watch.update(3, replicas(2), 150.0).starting_since_s == (100.0,)
 
 
 def test_one_that_was_out_of_sight_took_no_start() -> None:
     watch = ProgressWatch()
-    watch.look(3, replicas(3), 0.0)
-    watch.look(4, replicas(3), 5.0)
-    assert watch.look(4, replicas(1), 10.0).starting_since_s == (5.0, 10.0, 10.0)
-    assert watch.look(4, replicas(3), 11.0) == PoolProgress(starting_since_s=(5.0,))
-    assert watch.look(4, replicas(4), 65.0) == PoolProgress(start_s=60.0)
-    assert watch.look(4, replicas(4, first=100), 700.0).num_stopping == 0
+    watch.update(3, replicas(3), 0.0)
+    watch.update(4, replicas(3), 5.0)
+    assert watch.update(4, replicas(1), 10.0).starting_since_s == (5.0, 10.0, 10.0)
+    assert watch.update(4, replicas(3), 11.0) == PoolProgress(starting_since_s=(5.0,))
+    assert watch.update(4, replicas(4), 65.0) == PoolProgress(start_s=60.0)
+    assert watch.update(4, replicas(4, first=100), 700.0).num_stopping == 0
     assert len(watch._seen_s) == 4
 
 
 def test_who_is_too_many_is_stopping() -> None:
     watch = ProgressWatch()
-    watch.look(3, replicas(3), 0.0)
-    assert watch.look(1, replicas(3), 1.0) == PoolProgress(num_stopping=2)
+    watch.update(3, replicas(3), 0.0)
+    assert watch.update(1, replicas(3), 1.0) == PoolProgress(num_stopping=2)
 
 
 @given(LOOKS)
@@ -58,7 +58,7 @@ def test_no_replica_is_counted_twice(looks: list[tuple[int, int, float]]) -> Non
     watch, now_s = ProgressWatch(), 0.0
     for target, num_ready, pause_s in looks:
         now_s += pause_s
-        progress = watch.look(target, replicas(num_ready), now_s)
+        progress = watch.update(target, replicas(num_ready), now_s)
         assert num_ready + len(progress.starting_since_s) - progress.num_stopping == target
         assert list(progress.starting_since_s) == sorted(progress.starting_since_s)
         assert all(since_s <= now_s for since_s in progress.starting_since_s)

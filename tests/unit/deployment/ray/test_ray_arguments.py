@@ -24,18 +24,18 @@ def test_an_empty_section_takes_keys_from_outside() -> None:
     [
         (
             {"router": {"max-queue": 1}, "router.max_queue": 2},
-            "router.max_queue: stands there twice, here and in router",
+            "router.max_queue: is set twice, here and in router",
         ),
         (
             {"router.max_queue": 2, "router": {"max_queue": 2}},
-            "router.max_queue: stands there twice, here and in router",
+            "router.max_queue: is set twice, here and in router",
         ),
-        ({"router.max_queue": 2, "router": 3}, "router.max_queue: router is 3 already"),
-        ({"router": "false", "port": "8000"}, "port: `router: false` is no router"),
-        ({"router": False, "host": "127.0.0.1"}, "host: `router: false` is no router"),
-        ({"router": False, "router_processes": 2}, "router_processes: `router: false` is no router"),
-        ({"router": False, "router_ray": {"num_replicas": 2}}, "router_ray: `router: false` is no router"),
-        ({"router": False, "router_ray.num_replicas": 2}, "router_ray: `router: false` is no router"),
+        ({"router.max_queue": 2, "router": 3}, "router.max_queue: router is already 3"),
+        ({"router": "false", "port": "8000"}, "port: has no effect with `router: false`"),
+        ({"router": False, "host": "127.0.0.1"}, "host: has no effect with `router: false`"),
+        ({"router": False, "router_processes": 2}, "router_processes: has no effect with `router: false`"),
+        ({"router": False, "router_ray": {"num_replicas": 2}}, "router_ray: has no effect with `router: false`"),
+        ({"router": False, "router_ray.num_replicas": 2}, "router_ray: has no effect with `router: false`"),
     ],
 )
 def test_what_would_be_lost_is_refused(arguments: dict[str, Any], told: str) -> None:

@@ -17,45 +17,48 @@ SCALED = {"min_replicas": 1, "max_replicas": 4}
     [
         (
             {"decode_ray": {"autoscaling": {**SCALED, "initial_replicas": 2}}},
-            "decode_ray.autoscaling.initial_replicas: Serve would go back to it at each change",
+            "decode_ray.autoscaling.initial_replicas: Serve would return to it at every change",
         ),
         (
             {"prefill_ray": {"autoscaling": {**SCALED, "initial_replicas": 1}}},
-            "prefill_ray.autoscaling.initial_replicas: Serve would go back to it at each change",
+            "prefill_ray.autoscaling.initial_replicas: Serve would return to it at every change",
         ),
-        ({"both_ray": {"autoscaling": SCALED}}, "both_ray.autoscaling: nothing sizes colocated workers; give both_ray"),
+        (
+            {"both_ray": {"autoscaling": SCALED}},
+            "both_ray.autoscaling: colocated workers are not autoscaled; set both_ray",
+        ),
         (
             {"prefill": 2, "both": 1},
-            "prefill: no worker takes what these prefill, for colocated ones prefill for themselves",
+            "prefill: no worker would decode what these prefill, because colocated workers prefill for themselves",
         ),
-        ({"prefill_ray": {"autoscaling": SCALED}, "both": 1}, "prefill: no worker takes what these prefill"),
+        ({"prefill_ray": {"autoscaling": SCALED}, "both": 1}, "prefill: no worker would decode what these prefill"),
         (
             {"drain_timeout_s": 60, "decode_ray": {"graceful_shutdown_timeout_s": 96}},
-            "decode_ray.graceful_shutdown_timeout_s: 96 s end a replica before it has drained; give 97 or more, or less"
-            " than 60 as drain_timeout_s",
+            "decode_ray.graceful_shutdown_timeout_s: 96 s is too short for a replica to drain; set 97 or more, or drain"
+            "_timeout_s to less than 60",
         ),
         (
             {"drain_timeout_s": 60, "router_ray": {"graceful_shutdown_timeout_s": 64}},
-            "router_ray.graceful_shutdown_timeout_s: 64 s end a replica before it has drained; give 65 or more",
+            "router_ray.graceful_shutdown_timeout_s: 64 s is too short for a replica to drain; set 65 or more",
         ),
         (
             {"decode": 1, "expert_parallel": 2},
-            "decode: 1, but the group of the decode workers begins with 2 (expert_pa",
+            "decode: 1, but the group of the decode workers needs 2 (expert_pa",
         ),
         ({"decode_ray": {"num_replicas": 3}, "expert_parallel": 4}, "decode_ray.num_replicas: 3, but the group of"),
         (
             {"decode_ray": {"autoscaling": SCALED}, "expert_parallel": 2},
-            "decode_ray.autoscaling.min_replicas: 1, but the group of the decode workers begins with 2 (expert_parallel"
-            "); give 2 or more",
+            "decode_ray.autoscaling.min_replicas: 1, but the group of the decode workers needs 2 (expert_parallel"
+            "); set 2 or more",
         ),
         (
             {"prefill": 2, "prefill_expert_parallel": 3},
-            "prefill: 2, but the group of the prefill workers begins with 3 (prefill_expert_parallel); give 3 or more",
+            "prefill: 2, but the group of the prefill workers needs 3 (prefill_expert_parallel); set 3 or more",
         ),
-        ({"prefill": 0, "both": 1, "expert_parallel": 2}, "both: 1, but the group of the both workers begins with 2"),
-        ({"rendezvous_ray": {"num_replicas": 2}}, "rendezvous_ray: there is one"),
-        ({"rendezvous_ray": {"autoscaling": SCALED}}, "rendezvous_ray: there is one"),
-        (GPUS, "device: cuda:1 for prefill, but a replica sees none but the 1 that Ray gives it"),
+        ({"prefill": 0, "both": 1, "expert_parallel": 2}, "both: 1, but the group of the both workers needs 2"),
+        ({"rendezvous_ray": {"num_replicas": 2}}, "rendezvous_ray: a pool with expert_parallel has exactly one"),
+        ({"rendezvous_ray": {"autoscaling": SCALED}}, "rendezvous_ray: a pool with expert_parallel has exactly one"),
+        (GPUS, "device: cuda:1 for prefill, but a replica sees only the 1 that Ray assigns to it"),
         ({"prefill": 0, "decode_engine": {"device": "cuda:1"}}, "device: cuda:1 for decode"),
         ({**GPUS, "prefill_ray": {"num_gpus": 2}}, "device: cuda:1 for decode"),
         (
@@ -76,7 +79,7 @@ SCALED = {"min_replicas": 1, "max_replicas": 4}
         ),
         (  # the second rank would want cuda:2
             {"decode_engine": {"device": "cuda:1"}, "tensor_parallel": 2},
-            "device: cuda:1 for decode, but a replica sees none but the 2 that Ray gives it",
+            "device: cuda:1 for decode, but a replica sees only the 2 that Ray assigns to it",
         ),
     ],
 )

@@ -79,9 +79,9 @@ async def test_serve_gets_the_planned_sizes(tmp_path: Path) -> None:
         (AT_ONCE, []),
         ({}, ["set upscale_delay_s and downscale_delay_s to 0"]),
         ({**AT_ONCE, "downscale_to_zero_delay_s": 9.0}, ["set upscale_delay_s and downscale_delay_s to 0"]),
-        ({**AT_ONCE, "upscaling_factor": 0.5}, ["leave upscaling_factor and downscaling_factor out"]),
-        ({**AT_ONCE, "downscaling_factor": 0.5}, ["leave upscaling_factor and downscaling_factor out"]),
-        ({**AT_ONCE, "initial_replicas": 2}, ["leave initial_replicas out"]),
+        ({**AT_ONCE, "upscaling_factor": 0.5}, ["remove upscaling_factor and downscaling_factor"]),
+        ({**AT_ONCE, "downscaling_factor": 0.5}, ["remove upscaling_factor and downscaling_factor"]),
+        ({**AT_ONCE, "initial_replicas": 2}, ["remove initial_replicas"]),
     ],
 )
 def test_what_of_serves_own_acts_beside_the_plan_is_seen(given: dict[str, Any], told: list[str]) -> None:
@@ -90,7 +90,7 @@ def test_what_of_serves_own_acts_beside_the_plan_is_seen(given: dict[str, Any], 
     assert [line.partition(": ")[2].startswith(each) for line, each in zip(lines, told, strict=True)] == [True] * len(
         told
     )
-    assert [line.startswith("router: its size stays") for line in serve_conflicts(dict([router]), POOLS)] == [True]
+    assert [line.startswith("router: is not autoscaled") for line in serve_conflicts(dict([router]), POOLS)] == [True]
 
 
 async def test_a_file_is_followed_while_the_policy_lives(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.plan import plan_pools
 from baton.deployment.autoscaling.settings import PoolLimits, ScalingSettings
 from baton.deployment.ray.observed_pools import ObservedPools
-from baton.deployment.ray.pools_observer import Sighting, own_reports
+from baton.deployment.ray.pools_observer import Observation, own_reports
 from baton.deployment.ray.scaling import PoolsPolicy, affordable, logger, within
 from baton.membership.registry.factory import open_registry
 from baton.membership.registry.router_report import RouterReport, encode_report
@@ -44,12 +44,12 @@ class SeenBy:
     """An observer that is told what it sees."""
 
     def __init__(self) -> None:
-        self.latest: Sighting | None = None
+        self.latest: Observation | None = None
         self.error = "nobody is there"
         self.is_stopped = False
 
     def see(self, report: RouterReport, settings: ScalingSettings = SETTINGS, age_s: float = 0.0) -> None:
-        self.latest = Sighting(time.monotonic() - age_s, ObservedPools.of([report]), settings)
+        self.latest = Observation(time.monotonic() - age_s, ObservedPools.of([report]), settings)
 
     def start(self) -> None:
         """Sees what it is told."""
@@ -118,7 +118,7 @@ def test_what_is_old_says_nothing(policy: PoolsPolicy, observer: SeenBy, caplog:
     observer.error = "Redis is lost"
     for _ in range(100):
         assert policy(contexts()) == ({}, {})
-    assert caplog.messages == ["sizes stay: nobody is there", "sizes stay: Redis is lost"]
+    assert caplog.messages == ["pool sizes unchanged: nobody is there", "pool sizes unchanged: Redis is lost"]
     observer.see(pools())
     assert by_name(policy(contexts())[0]) == {"prefill": 1, "decode": 1}
 
@@ -128,7 +128,7 @@ def test_whatever_is_wrong_sizes_stay(
 ) -> None:
     observer.see(pools())
     assert policy({FakeKey("prefill"): FakeContext()}) == ({}, {})
-    assert "decode should have an autoscaling_config" in caplog.messages[-1]
+    assert "decode need an autoscaling_config" in caplog.messages[-1]
     observer.see(pools(), ScalingSettings(budget_gpus=1))
     assert policy(contexts()) == ({}, {})
     assert "the smallest pools need 2" in caplog.messages[-1]
@@ -145,8 +145,8 @@ def test_whatever_is_wrong_sizes_stay(
     observer.see(pools())
     for _ in range(3):  # ten times a second
         assert policy(contexts()) == ({}, {})
-    failures = [each for each in caplog.records if "the plan has failed" in each.message]
-    assert [each.message for each in failures] == ["sizes stay: the plan has failed with ZeroDivisionError"]
+    failures = [each for each in caplog.records if "planning failed" in each.message]
+    assert [each.message for each in failures] == ["pool sizes unchanged: planning failed with ZeroDivisionError"]
     assert failures[0].exc_info is not None
 
 
@@ -155,9 +155,9 @@ def test_whatever_is_wrong_sizes_stay(
     [
         (FakeConfig(downscale_delay_s=1.0), "decode: set upscale_delay_s and downscale_delay_s to 0"),
         (FakeConfig(downscale_to_zero_delay_s=9.0), "decode: set upscale_delay_s and downscale_delay_s to 0"),
-        (FakeConfig(upscaling_factor=2.0), "decode: leave upscaling_factor and downscaling_factor out"),
-        (FakeConfig(downscaling_factor=0.5), "decode: leave upscaling_factor and downscaling_factor out"),
-        (FakeConfig(initial_replicas=2), "decode: leave initial_replicas out"),
+        (FakeConfig(upscaling_factor=2.0), "decode: remove upscaling_factor and downscaling_factor"),
+        (FakeConfig(downscaling_factor=0.5), "decode: remove upscaling_factor and downscaling_factor"),
+        (FakeConfig(initial_replicas=2), "decode: remove initial_replicas"),
     ],
 )
 def test_what_of_serve_acts_beside_the_plan_is_told(
@@ -177,7 +177,7 @@ def test_deployments_that_are_no_pools_are_not_sized(
 ) -> None:
     observer.see(pools())
     assert by_name(policy({**contexts(), FakeKey("router"): FakeContext()})[0]) == {"prefill": 1, "decode": 1}
-    assert caplog.messages[0] == "router: its size stays: prefill and decode alone are sized; give it num_replicas"
+    assert caplog.messages[0] == "router: is not autoscaled, only prefill and decode are; set num_replicas"
 
 
 def test_a_sighting_is_planned_from_once(
@@ -204,7 +204,7 @@ def test_options_that_make_no_sense_are_told_and_raise_nothing(caplog: pytest.Lo
     policy = PoolsPolicy(registry="redis://nowhere", budget=8)
     assert policy(contexts()) == ({}, {})
     assert caplog.messages == [
-        "sizes stay: autoscaling_policy.policy_kwargs: budget: unknown option; known are "
+        "pool sizes unchanged: autoscaling_policy.policy_kwargs: budget: unknown option; known are "
         + ", ".join(ScalingSettings.__dataclass_fields__)
     ]
 
@@ -223,7 +223,7 @@ def test_colocated_workers_belong_to_no_pool(
 ) -> None:
     observer.see(router_report(worker_report("prefill-0", "prefill"), worker_report("both-0", "both")))
     assert policy(contexts()) == ({}, {})
-    assert caplog.messages == ["sizes stay: there are colocated workers, which belong to neither pool"]
+    assert caplog.messages == ["pool sizes unchanged: there are colocated workers, which belong to neither pool"]
 
 
 def test_a_cluster_that_is_asked_and_has_too_little_leaves_the_smallest_pools(observer: SeenBy) -> None:
@@ -254,7 +254,7 @@ def test_models_are_told_apart() -> None:
     ours, theirs = (router_report(model=name) for name in ("a", "b"))
     assert [each.model for each in own_reports([ours, theirs], "a")] == ["a"]
     assert [each.model for each in own_reports([theirs], None)] == ["b"]
-    with pytest.raises(ValueError, match="there are routers of a, b; say which `model`"):
+    with pytest.raises(ValueError, match=r"routers report several models \(a, b\); set `model`"):
         own_reports([ours, theirs], None)
 
 
@@ -276,7 +276,7 @@ async def test_texts_that_are_no_reports_are_left_out(tmp_path: Path, caplog: py
         policy = PoolsPolicy(registry=server.url, budget_gpus=8)
         async with told(registry, "router-1", lambda: encode_report(pools())):
             assert await sizes(policy) == {"prefill": 1, "decode": 1}
-        assert caplog.text.count("a report in the registry is left out") == 1
+        assert caplog.text.count("ignoring a malformed report in the registry") == 1
         await registry.close()
 
 
@@ -292,7 +292,7 @@ async def test_from_a_real_registry_to_sizes(tmp_path: Path, caplog: pytest.LogC
             assert await sizes(policy) == {"prefill": 1, "decode": 1}
             await server.kill()
             async with asyncio.timeout(DEADLINE_S):
-                while not any("the pools are not seen" in line for line in caplog.messages):
+                while not any("cannot observe the pools" in line for line in caplog.messages):
                     await asyncio.sleep(0.02)
             assert await sizes(policy) == {"prefill": 1, "decode": 1}  # of what was seen last
             await server.start()

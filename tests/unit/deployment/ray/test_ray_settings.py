@@ -98,12 +98,15 @@ def test_a_replica_has_time_to_drain_to_hand_on_and_to_end() -> None:
         ({"registry": None}, "registry: missing"),
         ({"model": None}, "model: missing"),
         ({"registry": "http://cache"}, "registry: a registry's URL starts with"),
-        ({"registry_file": "/registry"}, "registry: the URL is given here or in registry_file"),
+        ({"registry_file": "/registry"}, "registry: set either registry or registry_file"),
         ({"prefil_ray": {}}, "prefil_ray: unknown option"),
         ({"prefill_ray": {"num_gpu": 1}}, "prefill_ray.num_gpu: unknown option; did you mean num_gpus"),
         ({"prefill_ray": {"min_replicas": 1}}, "it belongs under prefill_ray.autoscaling"),
         ({"decode_ray": {"autoscaling": {"min_replicas": 3}}}, "decode_ray.autoscaling.max_replicas: 1 is less"),
-        ({"decode_ray": {"num_replicas": 2, "autoscaling": {}}}, "decode_ray.num_replicas: with autoscaling"),
+        (
+            {"decode_ray": {"num_replicas": 2, "autoscaling": {}}},
+            "decode_ray.num_replicas: cannot be combined with autoscaling",
+        ),
         ({"decode": 0, "prefill_ray": {"autoscaling": {}}}, "decode: no worker decodes"),
         (
             {"prefill": 0, "prefill_ray": {"num_replicas": 1}, "prefill_engine": {"block_size": 8}},
@@ -111,10 +114,10 @@ def test_a_replica_has_time_to_drain_to_hand_on_and_to_end() -> None:
         ),
         ({"decode_ray": {"resources": {"a": "x"}}}, "decode_ray.resources.a: 'x' is not allowed"),
         ({"decode_ray": {"label_selector": ["pool"]}}, "decode_ray.label_selector: must be a mapping"),
-        ({"engine": {"device": "cuda"}, "decode_ray": {"num_gpus": 0}}, "decode_ray.num_gpus: without one"),
+        ({"engine": {"device": "cuda"}, "decode_ray": {"num_gpus": 0}}, "decode_ray.num_gpus: must be above 0"),
         ({"engine": {"max_num_seq": 1}}, "engine.max_num_seq: unknown option"),
         ({"tls_cert": "a.pem"}, "tls_cert, tls_key, tls_ca: all three"),
-        ({"router": False, "router.policy": "cost"}, "router.policy: router is False already"),
+        ({"router": False, "router.policy": "cost"}, "router.policy: router is already False"),
     ],
 )
 def test_what_is_wrong_is_named(arguments: dict[str, Any], told: str) -> None:
@@ -199,5 +202,5 @@ def test_the_registrys_url_may_stand_in_a_file(tmp_path: Path) -> None:
 
 
 def test_a_node_without_the_model_says_so() -> None:
-    with pytest.raises(OptionError, match="/nowhere is no directory on this node"):
+    with pytest.raises(OptionError, match="/nowhere is not a directory on this node"):
         router_process(settings(model="/nowhere"), "router-abc", NODE)

@@ -35,7 +35,7 @@ def test_settings_are_those_of_the_file_as_it_is_now(tmp_path: Path, told: Told)
     assert file.read() == ScalingSettings(budget_gpus=6, turn_s=60.0, slo=SLO(ttft_s=3.0))
     path.write_text("")
     assert file.read() == ScalingSettings(budget_gpus=8, turn_s=60.0)
-    assert told() == [f"the settings are those of {path} as it is now"] * 2
+    assert told() == [f"read new settings from {path}"] * 2
 
 
 def test_a_directory_that_is_swapped_is_followed(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_what_makes_no_sense_leaves_the_settings_and_is_told_once(
         path.write_text(text)
     assert file.read() is file.read() is first
     [line] = told()
-    assert line.startswith(f"the settings stay as they were: {path}: ")
+    assert line.startswith(f"keeping the previous settings: {path}: ")
     assert why in line
     path.write_text("slo: {ttft_s: 4}")
     assert file.read().slo.ttft_s == 4

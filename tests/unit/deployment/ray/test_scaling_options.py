@@ -42,8 +42,8 @@ def test_a_url_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"registry": None}, "registry: give the URL"),
-        ({"registry_file": "/a"}, "registry: give the URL"),
+        ({"registry": None}, "registry: set either registry"),
+        ({"registry_file": "/a"}, "registry: set either registry"),
         ({"registry": "http://cache"}, "registry: a registry's URL starts with"),
         ({"budget_gpus": None}, "budget_gpus: Input should be a valid integer"),
         ({"budget_gpus": 1}, "budget_gpus is 1, but the smallest pools need 2"),
@@ -52,7 +52,7 @@ def test_a_url_in_a_file(tmp_path: Path) -> None:
         ({"slo": 5}, "slo: must be a mapping"),
         ({"slo": "ttft=1"}, "slo: 'ttft=1' has no unit; write 1s or 1ms"),
         ({"prefill": {"gpus_per_replica": "two"}}, "prefill.gpus_per_replica: Input should be a valid integer"),
-        ({"flip_s": 3.0}, "flip_s: replicas of Ray Serve cannot change their role"),
+        ({"flip_s": 3.0}, "flip_s: not supported, because replicas of Ray Serve cannot change their role"),
         ({"kubernetes": True}, "kubernetes: must be a mapping"),
     ],
 )

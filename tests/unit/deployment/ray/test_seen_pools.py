@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.input_check import decode_fault, prefill_fault, snapshot_fault
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot, ReplicaLatency
-from baton.deployment.ray.observed_pools import WAY_S, ObservedPools, merged_workers
+from baton.deployment.ray.observed_pools import HANDOVER_S, ObservedPools, merged_workers
 from baton.deployment.ray.pool_progress import PoolProgress
 from baton.membership.registry.router_report import RouterReport, bin_of, quantile_of_bins
 from tests.unit.membership.registry.router_reports import router_report, sums, traffic_report, worker_report
@@ -64,7 +64,7 @@ def test_both_pools_as_they_are() -> None:
     assert pool.latencies == (ReplicaLatency(100.0, 25, quantile_of_bins(merged, 0.95)),)
     assert (seen.prefill.tokens_per_s, seen.prefill.step_s, seen.prefill.max_step_tokens) == (10_000.0, 0.01, 2048)
     assert seen.prefill.queued_tokens == 300  # what drains does its own
-    assert seen.prefill.handover_s == WAY_S > 0
+    assert seen.prefill.handover_s == HANDOVER_S > 0
     assert (seen.decode.pool.num_ready, seen.decode.num_running, seen.decode.num_waiting) == (2, 5, 0)
     assert (seen.decode.step_s, seen.decode.sequence_s, seen.decode.max_num_seqs) == (0.01, 0.001, 32)
     assert (seen.decode.kv_tokens, seen.decode.kv_used_tokens) == (8000, 1600)
