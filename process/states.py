@@ -86,8 +86,8 @@ class ProcessReport:
         if (num_deaths := self._number("deaths_in_a_row")) > 1:
             text += f", death {num_deaths:.0f} in a row"
         if self.process.get("state") == "waiting":
-            return f"{text}; starts again in {max(0.0, self._number('next_start_in_s')):.0f} s"
-        return f"{text}; is starting again"
+            return f"{text}; restarts in {max(0.0, self._number('next_start_in_s')):.0f} s"
+        return f"{text}; is restarting"
 
     def _number(self, name: str) -> float:
         value = self.process.get(name)

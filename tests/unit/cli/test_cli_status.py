@@ -109,6 +109,6 @@ def test_processes_that_died_are_named_with_what_follows() -> None:
     ]
     lines = status({**WORKERS, "processes": processes}, "--once").output.splitlines()
     assert "prefill-0: was killed by SIGKILL 4 s ago, serves again; restarts: 2" in lines
-    assert "decode-0: was killed by SIGKILL 4 s ago; is starting again" in lines
-    assert "decode-1: was killed by SIGKILL 4 s ago, death 7 in a row; starts again in 12 s" in lines
+    assert "decode-0: was killed by SIGKILL 4 s ago; is restarting" in lines
+    assert "decode-1: was killed by SIGKILL 4 s ago, death 7 in a row; restarts in 12 s" in lines
     assert not any(line.startswith("router:") for line in lines)
