@@ -1,4 +1,4 @@
-"""What a registry is, to the workers that stand in it and to the routers that follow it."""
+"""The registry's interfaces: leases for workers, views for routers."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,98 +11,98 @@ from baton.settings.worker_config import Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A worker in one of its lives, as the registry has it."""
+    """One incarnation of a worker, as the registry stores it."""
 
     worker_id: str  # the same over restarts
     incarnation: str  # fresh at every start; the key
     role: Role
     address: str  # host:port of its gRPC server
     model: str  # name of the model that it serves
-    fingerprint: str  # KV goes only between equal ones
+    fingerprint: str  # KV moves only between equal ones
     block_size: int  # tokens
-    max_num_seqs: int  # most sequences in its batch
+    max_num_seqs: int  # in its batch
     draining: bool = False  # takes no new requests
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryView:
-    """What a router knows of the registry."""
+    """The registry as a router sees it."""
 
     members: tuple[Member, ...] = ()  # as last listed
-    fixed: tuple[str, ...] = ()  # addresses of workers that are there whatever is listed
+    fixed: tuple[str, ...] = ()  # addresses of workers that need no registry
     is_listed: bool = False  # the members were listed at least once
-    num_malformed: int = 0  # entries that are no members and were left out
-    error: str | None = None  # why the registry cannot be asked now; None: it can
+    num_malformed: int = 0  # entries that are not members, left out
+    error: str | None = None  # why the registry is unreachable now; None: it is reachable
 
 
 class LeaseLapsed(PlainError):
-    """This process stood still for so long that others took it for dead: it must not go on in this life."""
+    """This process stalled for longer than its lease, so that routers gave it up: this incarnation must end."""
 
 
 class RegistryLost(Exception):
-    """The registry cannot be asked now; the text says why."""
+    """The registry is unreachable now; the text has the reason."""
 
 
 class PlaceTaken(PlainError):
-    """Another process has come under our name; the text says which. Nobody will find us any more."""
+    """Another process has taken this name; the text has which. Lookups no longer find this process."""
 
 
 Listener = Callable[[RegistryView], None]
 
 
 class Lease(Protocol):
-    """One worker's place in a registry; it lapses unless it is kept."""
+    """One worker's entry in a registry; it lapses unless it is renewed."""
 
     async def keep(self) -> None:
-        """Registers the worker and renews its lease, whatever becomes of the registry, until cancelled.
+        """Register the worker and renew its lease, even while the registry is lost, until cancelled.
 
         Raises LeaseLapsed if the worker itself was silent for so long that it lost its place.
         """
         ...
 
     def update(self, member: Member) -> None:
-        """The worker changed; `keep` tells it at once."""
+        """Replace the entry; `keep` publishes it at once."""
         ...
 
     async def withdraw(self) -> None:
-        """Takes the worker out, once `keep` has ended; without a registry the lease lapses by itself."""
+        """Remove the entry, after `keep` has ended. If the registry is lost, the lease lapses by itself."""
         ...
 
 
 class Reports(Protocol):
-    """What each router tells of its traffic and its workers (membership/registry/router_report.py), as JSON."""
+    """Reports of the routers about their traffic and workers (`router_report.py`), as JSON."""
 
     async def keep(self, router_id: str, make: Callable[[], str]) -> None:
-        """Publishes a router's report, and ever newer ones, whatever becomes of the registry; until cancelled."""
+        """Publish a router's report again and again, even while the registry is lost, until cancelled."""
         ...
 
     async def read(self) -> tuple[str, ...]:
-        """Those of all routers, none older than a few seconds. Raises RegistryLost."""
+        """Return the reports of all routers, none older than a few seconds. Raises RegistryLost."""
         ...
 
 
 class NamedAddress(Protocol):
-    """Where a process is that a cluster has one of, or one of each name."""
+    """Address of a process of which a cluster has one, or one per name."""
 
     @property
     def name(self) -> str:
-        """For people; without passwords."""
+        """Name for logs, without passwords."""
         ...
 
     async def find(self) -> str | None:
-        """Its host:port; None if none stands there. Raises RegistryLost."""
+        """Return its host:port; None if there is none. Raises RegistryLost."""
         ...
 
     async def keep(self, address: str, lease_s: float) -> None:
-        """We are it, at this address, whatever becomes of the registry, until cancelled. Raises PlaceTaken."""
+        """Publish this process's address until cancelled, even while the registry is lost. Raises PlaceTaken."""
         ...
 
     async def withdraw(self) -> None:
-        """Takes us out, once `keep` has ended; without a registry the lease lapses by itself."""
+        """Remove the address, after `keep` has ended. If the registry is lost, the lease lapses by itself."""
         ...
 
     async def close(self) -> None:
-        """Ends its connections."""
+        """Close its connections."""
         ...
 
 
@@ -111,7 +111,7 @@ class SharedText(Protocol):
 
     @property
     def name(self) -> str:
-        """For people; without passwords."""
+        """Name for logs, without passwords."""
         ...
 
     async def agree(self, proposed: str) -> str:
@@ -119,33 +119,33 @@ class SharedText(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends its connections."""
+        """Close its connections."""
         ...
 
 
 class Registry(Protocol):
-    """Holds the members of a cluster, and what its routers tell."""
+    """Members of a cluster and reports of its routers."""
 
     @property
     def name(self) -> str:
-        """For people; without passwords."""
+        """Name for logs, without passwords."""
         ...
 
     def lease(self, member: Member, lease_s: float) -> Lease:
-        """A place for a worker, that lapses when it was not renewed for `lease_s` seconds."""
+        """Return an entry for a worker. It lapses if it is not renewed for `lease_s` seconds."""
         ...
 
     async def follow(self, listener: Listener) -> None:
-        """Tells the members now and soon after each change, and when the registry is lost; until cancelled."""
+        """Report the members now and soon after each change, and the loss of the registry; until cancelled."""
         ...
 
     @property
     def reports(self) -> Reports:
-        """What the routers tell."""
+        """Reports of the routers."""
         ...
 
     async def close(self) -> None:
-        """Ends its connections; whatever uses it has ended before."""
+        """Close its connections, after everything that uses them has ended."""
         ...
 
 

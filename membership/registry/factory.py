@@ -8,7 +8,7 @@ from baton.settings.registry_url import parse_registry_url
 
 
 def open_registry(url: str | None, addresses: Sequence[str] = ()) -> Registry:
-    """The registry at a URL, or without one that of fixed addresses; connects to nothing yet.
+    """Return the registry at a URL, or one of fixed addresses. Connections open with the first command.
 
     Raises OptionError for a URL that cannot be read.
     """
@@ -20,7 +20,7 @@ def open_registry(url: str | None, addresses: Sequence[str] = ()) -> Registry:
 
 
 def open_address(url: str, kind: str, name: str) -> NamedAddress:
-    """Where the process of this name is that the registry at a URL has of a kind; connects to nothing yet.
+    """Return the named address of a kind of process at a registry. Connections open with the first command.
 
     Raises OptionError for a URL that cannot be read.
     """
@@ -30,7 +30,7 @@ def open_address(url: str, kind: str, name: str) -> NamedAddress:
 
 
 def open_shared_text(url: str, name: str) -> SharedText:
-    """Return the text of this name on which processes agree at the registry of a URL; connects to nothing yet.
+    """Return the shared text of this name at a registry. Connections open with the first command.
 
     Raises OptionError for a URL that cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Where a process is that a cluster has one of, in Redis: who came last under a name has the place.
+"""Address in Redis of a process of which a cluster has one; the latest process under a name owns it.
 
 baton:{NAMESPACE}:KIND:NAME   host:port of it and its incarnation, as JSON; the time to live is the lease
 """
@@ -22,7 +22,7 @@ from baton.settings.registry_url import RegistryUrl
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 4096  # of what stands in a place; the rest is not read
+MAX_BYTES = 4096  # read of an address; the rest is ignored
 NO_TEXT = b" "  # stands for a value of another type
 
 
@@ -30,21 +30,21 @@ class RedisAddress:
     """Owns connections to Redis, and in the process that is looked for its place there."""
 
     def __init__(self, url: RegistryUrl, kind: str, name: str) -> None:
-        """Connects to nothing yet."""
+        """Store the settings; connections open with the first command."""
         self._name = f"{kind} {name} at {url}"
         self._connections = RedisConnections(url)
         self._client = cast(Any, self._connections.client)  # its types promise results or awaitables of them
         self._key = f"baton:{{{url.namespace}}}:{kind}:{name}"
         self._incarnation = uuid.uuid4().hex
-        self._text: bytes | None = None  # what we have put there
+        self._text: bytes | None = None  # the text that this process stored
 
     @property
     def name(self) -> str:
-        """For people; without passwords."""
+        """Name for logs, without passwords."""
         return self._name
 
     async def find(self) -> str | None:
-        """Its host:port; None if none stands there. Raises RegistryLost."""
+        """Return its host:port; None if there is none. Raises RegistryLost."""
         try:
             place = _place(await self._read())
         except REDIS_ERRORS as error:
@@ -52,7 +52,7 @@ class RedisAddress:
         return place.address if place is not None else None
 
     async def keep(self, address: str, lease_s: float) -> None:
-        """We are there, whatever becomes of Redis, until cancelled. Raises PlaceTaken."""
+        """Publish the address until cancelled, even while Redis is lost. Raises PlaceTaken."""
         backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         ours = _Place(address, self._incarnation)
         text = orjson.dumps(asdict(ours))
@@ -75,7 +75,7 @@ class RedisAddress:
             await asyncio.sleep(min(lease_s / RENEWALS, LONGEST_PAUSE_S))
 
     async def withdraw(self) -> None:
-        """Takes us out, once `keep` has ended, unless another has the place; without Redis the lease lapses."""
+        """Remove the address, after `keep` has ended, unless another process has taken it. Without Redis it lapses."""
         if self._text is None:
             return
         try:
@@ -85,7 +85,7 @@ class RedisAddress:
             logger.warning("%s lapses by itself, Redis is lost: %s", self.name, error)
 
     async def close(self) -> None:
-        """Ends every connection."""
+        """Close all connections."""
         await self._connections.close()
 
     async def _put(self, text: bytes, lease_s: float) -> None:
@@ -105,7 +105,7 @@ class RedisAddress:
         await self._put(text, lease_s)
 
     async def _read(self) -> bytes:
-        """What stands there; empty if nothing does."""
+        """Return the stored text; empty if there is none."""
         try:
             stored: bytes = await done(self._client.getrange(self._key, 0, MAX_BYTES - 1))
             return stored
@@ -117,7 +117,7 @@ class RedisAddress:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What stands there."""
+    """Stored text of an address."""
 
     address: str
     incarnation: str

@@ -1,6 +1,6 @@
 """Clients of Redis: one server, behind Sentinels, or a cluster.
 
-No client tries anything again by itself: who uses it says that Redis is lost, and tries again after a pause.
+Clients never retry by themselves. Their users report that Redis is lost and retry after a pause.
 
 Replies are bytes. A reply that is longer than Baton's own can be is not read: any program that can write to Redis could
 otherwise stop the event loop of every router.
@@ -20,7 +20,7 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from baton.settings.registry_url import RegistryUrl
 
-TIMEOUT_S = 2.0  # to connect, and for an answer
+TIMEOUT_S = 2.0  # to connect, and per command
 MAX_REPLY_BYTES = 1 << 23  # twice the longest text that Baton stores
 CLUSTER_RETRIES = 1  # a cluster's client needs one to ask for the cluster's nodes anew
 
@@ -53,7 +53,7 @@ class RedisConnections:
     """Owns the client for a URL, and the Sentinels that it asks."""
 
     def __init__(self, url: RegistryUrl) -> None:
-        """Connects to nothing yet."""
+        """Store the settings; connections open with the first command."""
         self._sentinel: Sentinel | None = None
         common = _connection_options(url)
         login: dict[str, Any] = {"username": url.username, "password": url.password}
@@ -78,7 +78,7 @@ class RedisConnections:
             self.client.connection_pool.connection_kwargs["parser_class"] = BoundedParser
 
     async def close(self) -> None:
-        """Ends every connection."""
+        """Close all connections."""
         await self.client.aclose()
         if self._sentinel is not None:
             await self._sentinel.aclose()
@@ -101,13 +101,15 @@ def _connection_options(url: RegistryUrl) -> dict[str, Any]:
 
 
 async def done(command: Awaitable[Any]) -> Any:
-    """The command's result or error; but never one in place of our being cancelled, nor a cancellation of its own.
+    """Return a command's result or raise one of REDIS_ERRORS. A cancellation of the caller always takes precedence.
 
-    The client waits with `asyncio.wait_for`, which up to Python 3.11 forgets a cancellation that comes just as what it
-    waits for is done: our callers would go on for ever. And who waits for a stream's end after another was cancelled
-    there is cancelled too, for no reason of ours: our callers would end. So they would with an error that is not one of
-    REDIS_ERRORS: the RuntimeError by which uvloop says that a connection was lost before a command was written, or what
-    the client raises for a reply that it does not understand.
+    Works around three behaviours of the client:
+
+    - It waits with `asyncio.wait_for`, which up to Python 3.11 loses a cancellation that arrives just as the awaited
+      result is ready. The caller would then run forever.
+    - A task that waits for the end of a stream is cancelled if another task was cancelled there. The caller would end.
+    - Some errors are not REDIS_ERRORS: the RuntimeError with which uvloop reports a connection lost before a command
+      was written, and what the client raises for replies that it cannot parse.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -1,4 +1,4 @@
-"""One worker's place in Redis."""
+"""One worker's lease in Redis."""
 
 import asyncio
 import logging
@@ -15,13 +15,13 @@ logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
-RENEWALS = 4  # within a lease: so many may fail before it lapses
+RENEWALS = 4  # per lease: this many may fail before it lapses
 LONGEST_LOOK_S = 0.25  # between two looks at the clock
-LONGEST_PAUSE_S = 2.0  # a Redis that came back empty has every worker after this
+LONGEST_PAUSE_S = 2.0  # after this a Redis that restarted empty has all workers again
 
 
 class RedisLease:
-    """Keeps a worker registered; loses Redis with a warning and never with an error.
+    """Registration of a worker. The loss of Redis is a warning, never an error.
 
     A lease that lapsed while this process stood still is not taken up again.
     """
@@ -31,14 +31,14 @@ class RedisLease:
         self._name = name
         self._member = member
         self._lease_s = lease_s
-        self._told: Member | None = None  # what the routers were told last
+        self._told: Member | None = None  # as last published
         self._changed = asyncio.Event()
         self._is_lost = False
         self._seen_s = math.inf  # monotonic clock when this process was last seen to run
         self._stood_still = False  # for longer than a lease, since the last renewal
 
     async def keep(self) -> None:
-        """Registers the worker and renews its lease until cancelled. Raises LeaseLapsed."""
+        """Register the worker and renew its lease until cancelled. Raises LeaseLapsed."""
         watching = asyncio.create_task(self._watch_clock())
         try:
             await self._keep_renewed()
@@ -61,7 +61,7 @@ class RedisLease:
                     await self._changed.wait()
 
     async def _watch_clock(self) -> None:
-        """Notes that the process runs, whatever becomes of Redis."""
+        """Record that the process runs, even while Redis is lost."""
         while True:
             self._look_at_clock()
             await asyncio.sleep(min(LONGEST_LOOK_S, self._lease_s / RENEWALS))
@@ -72,12 +72,12 @@ class RedisLease:
         self._seen_s = now_s
 
     def update(self, member: Member) -> None:
-        """The worker changed; it is told at once."""
+        """Replace the entry and publish it at once."""
         self._member = member
         self._changed.set()
 
     async def withdraw(self) -> None:
-        """Takes the worker out; if Redis is lost, the lease lapses by itself."""
+        """Remove the worker. If Redis is lost, the lease lapses by itself."""
         try:
             await self._store.remove(self._member)
         except REDIS_ERRORS as error:

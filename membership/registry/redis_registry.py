@@ -17,42 +17,42 @@ from baton.settings.registry_url import RegistryUrl
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-LEASE_S = 5.0  # a report without a successor is gone after this, as its router is
+LEASE_S = 5.0  # a report that is not replaced lapses after this, like its router
 
 
 class RedisReports:
-    """One process's view of the reports that stand there."""
+    """Reports of the routers in Redis."""
 
     def __init__(self, texts: LapsingTexts) -> None:
         self._texts = texts
 
     async def keep(self, router_id: str, make: Callable[[], str]) -> None:
-        """Puts a new report there once a second, as far as Redis is there, until cancelled; then takes it out."""
-        level = logging.ERROR  # of a report that cannot be made: said aloud once
+        """Publish a new report once a second while Redis is reachable, until cancelled; then remove it."""
+        level = logging.ERROR  # of the first report that cannot be made
         try:
             while True:
                 try:
                     await self._texts.put(router_id, make(), LEASE_S)
-                except REDIS_ERRORS as error:  # whoever follows the members says so louder
+                except REDIS_ERRORS as error:  # the follower of the members warns of it
                     logger.debug("%s has not told of itself: %s", router_id, error)
                 except Exception:  # a report that cannot be made must not end those that can
                     logger.log(level, "%s has not told of itself", router_id, exc_info=True)
                     level = logging.DEBUG
                 await asyncio.sleep(PERIOD_S)
         finally:
-            with suppress(*REDIS_ERRORS):  # then it lapses by itself
+            with suppress(*REDIS_ERRORS):  # otherwise it lapses by itself
                 await self._texts.remove(router_id)
 
     async def read(self) -> tuple[str, ...]:
-        """All that have not lapsed. Raises RegistryLost."""
+        """Return all reports that have not lapsed. Raises RegistryLost."""
         try:
             return tuple((await self._texts.all()).by_id.values())
         except REDIS_ERRORS as error:
             raise RegistryLost(f"{type(error).__name__}: {error}") from error
 
 
-RECONCILE_S = 2.0  # the members are listed so often even if no change is announced: leases lapse silently
-LEAST_PAUSE_S = 0.1  # between two listings, whatever is announced
+RECONCILE_S = 2.0  # between listings without announcements: leases lapse silently
+LEAST_PAUSE_S = 0.1  # between two listings, however many announcements there are
 
 
 class RedisRegistry:
@@ -69,11 +69,11 @@ class RedisRegistry:
         return str(self._url)
 
     def lease(self, member: Member, lease_s: float) -> RedisLease:
-        """A place for a worker."""
+        """Return an entry for a worker."""
         return RedisLease(self._store, self.name, member, lease_s)
 
     async def follow(self, listener: Listener) -> None:
-        """Tells the members after each listing; while Redis is lost, that it is, with the members last known."""
+        """Report the members after each listing; while Redis is lost, report that, with the last known members."""
         backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         view = RegistryView()
         while True:
@@ -99,5 +99,5 @@ class RedisRegistry:
             await backoff.wait()
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Close the connections."""
         await self._store.close()

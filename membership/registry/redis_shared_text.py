@@ -1,6 +1,6 @@
-"""A text in Redis on which processes agree: the first one's, as long as any of them is there.
+"""A text in Redis on which processes agree: that of the first process, as long as any of them runs.
 
-baton:{NAMESPACE}:NAME   the text; its time to live is renewed with each look
+baton:{NAMESPACE}:NAME   the text; each read renews its time to live
 
 Values that Baton cannot have written are replaced: other types, bytes that are not UTF-8, and texts that are empty or
 too long.
@@ -18,7 +18,7 @@ from baton.settings.registry_url import RegistryUrl
 
 logger = logging.getLogger(__name__)
 
-LEASE_MS = 3_600_000  # without any process that looks
+LEASE_MS = 3_600_000  # without any process that reads it
 MAX_BYTES = 4096  # of a text
 
 
@@ -26,14 +26,14 @@ class RedisSharedText:
     """Owns connections to Redis."""
 
     def __init__(self, url: RegistryUrl, name: str) -> None:
-        """Connects to nothing yet."""
+        """Store the settings; connections open with the first command."""
         self.name = f"{name} at {url}"  # without passwords
         self._connections = RedisConnections(url)
         self._client = cast(Any, self._connections.client)  # its types promise results or awaitables of them
         self._key = f"baton:{{{url.namespace}}}:{name}"
 
     async def agree(self, proposed: str) -> str:
-        """See SharedText."""
+        """Return the agreed text; see `SharedText`."""
         try:
             if await done(self._client.set(self._key, proposed, nx=True, px=LEASE_MS)):
                 return proposed
@@ -48,7 +48,7 @@ class RedisSharedText:
         return text
 
     async def close(self) -> None:
-        """Ends every connection."""
+        """Close all connections."""
         await self._connections.close()
 
     async def _read(self) -> str | None:

@@ -1,9 +1,9 @@
-"""How a cluster's members stand in Redis.
+"""Members of a cluster in Redis.
 
     baton:{NAMESPACE}:worker:INCARNATION   a member as JSON; its time to live is the lease
     baton:{NAMESPACE}:workers              set of the incarnations of all members
     baton:{NAMESPACE}:changes              channel on which each change is announced
-    baton:{NAMESPACE}:router:ROUTER_ID     what a router tells of its traffic and its workers, as JSON
+    baton:{NAMESPACE}:router:ROUTER_ID     report of a router about its traffic and workers, as JSON
     baton:{NAMESPACE}:routers              set of the ids of all routers
 
 The braces keep one cluster's keys on one node of a Redis Cluster.
@@ -34,7 +34,7 @@ MAX_MEMBER_BYTES = 1 << 14
 MAX_REPORT_BYTES = 1 << 22  # some thousand workers
 MAX_NUMBER = 1 << 31
 MAX_SHOWN_CHARS = 100
-MAX_ANNOUNCEMENTS = 1000  # answered by one listing
+MAX_ANNOUNCEMENTS = 1000  # covered by one listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +42,19 @@ class Listing:
     """The members whose lease holds, by worker id."""
 
     members: tuple[Member, ...]
-    num_malformed: int  # entries that are no members
+    num_malformed: int  # entries that are not members
 
 
 class Changes:
-    """Announcements on a channel, as one router hears them."""
+    """Announcements on a channel, as one router receives them."""
 
     def __init__(self, channel: PubSub) -> None:
         self._channel = channel
 
     async def wait(self, timeout_s: float) -> None:
-        """Returns when something was announced since the last time, or after the time-out; raises if Redis is lost."""
+        """Wait for an announcement since the last call, or for the time-out. Raises if Redis is lost."""
         await done(self._next(timeout_s))
-        for _ in range(MAX_ANNOUNCEMENTS):  # all of them are answered by listing once
+        for _ in range(MAX_ANNOUNCEMENTS):  # one listing covers them all
             if await done(self._next(0)) is None:
                 break
 
@@ -79,21 +79,21 @@ class RedisStore:
         self._was_full = False  # at the last listing
 
     async def put(self, member: Member, lease_s: float) -> None:
-        """The member is there, as given, for so many seconds; tells the routers."""
+        """Store the member for this many seconds and announce it."""
         await self._members.put(member.incarnation, encode_member(member), lease_s)
         await done(self._client.publish(self._channel, member.incarnation))
 
     async def renew(self, member: Member, lease_s: float) -> bool:
-        """The member is there for so many seconds more; False if its lease had lapsed, and then it is not."""
+        """Extend the member's lease; return False, without an effect, if it had lapsed."""
         return await self._members.renew(member.incarnation, encode_member(member), lease_s)
 
     async def remove(self, member: Member) -> None:
-        """The member is gone; tells the routers."""
+        """Remove the member and announce it."""
         await self._members.remove(member.incarnation)
         await done(self._client.publish(self._channel, member.incarnation))
 
     async def members(self) -> Listing:
-        """All members whose lease holds; what is no member is left out, with one warning for each key."""
+        """Return all members with a valid lease; leave out other entries, with one warning for each key."""
         texts = await self._members.all()
         decoded: dict[str, Member] = {}
         for index, (text_id, text) in enumerate(texts.by_id.items()):
@@ -121,7 +121,7 @@ class RedisStore:
 
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[Changes]:
-        """Announcements from now on: what is listed after this began misses none."""
+        """Subscribe to announcements; a listing after this misses none."""
         await done(
             self._client.exists(self._index)
         )  # a cluster's client learns from a command alone which nodes there are
@@ -135,17 +135,17 @@ class RedisStore:
             await done(channel.aclose())
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Close the connections."""
         await self._connections.close()
 
 
 def encode_member(member: Member) -> str:
-    """A member as JSON."""
+    """Return a member as JSON."""
     return orjson.dumps(asdict(member)).decode()
 
 
 def decode_member(text: str) -> Member:
-    """The member of a JSON text. Raises ValueError if it is none; what a later version added is left out."""
+    """Return the member in a JSON text, without fields of later versions. Raises ValueError if it is not a member."""
     shown = f"{text[:MAX_SHOWN_CHARS]!r}"
     values = orjson.loads(text)
     if not isinstance(values, dict):

@@ -1,8 +1,8 @@
-"""Texts in Redis that lapse, each under a key of its own, and the set of what there is.
+"""Texts in Redis that lapse: a key for each text, and a set of the ids.
 
-An id whose text lapsed stays in the set until somebody lists the texts and takes it out; one that is kept all the same
-is back in the set with the next renewal. Keys of a wrong type and texts that were overwritten are mended by then too. A
-set with an id that is too long to be read is deleted by the listing, and the ids of live texts are back in it by then.
+The id of a lapsed text stays in the set until a listing removes it. The next renewal of a live text adds its id again
+and repairs keys of a wrong type and texts that were overwritten. A listing deletes a set with an id that is too long to
+be read, and renewals add the ids of live texts again.
 """
 
 import logging
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 BATCH = 100  # texts read at once
 MAX_BATCH_BYTES = 1 << 24
 MAX_ID_BYTES = 512
-MAX_TEXTS = 10_000  # of one listing; further ones are not read
+MAX_TEXTS = 10_000  # per listing; further ones are not read
 MAX_LISTING_BYTES = 1 << 28  # of one listing's texts; the batch that goes beyond is the last
 
 
@@ -56,24 +56,24 @@ class LapsingTexts:
         self._batch = max(1, min(BATCH, MAX_BATCH_BYTES // max_bytes))
 
     async def put(self, text_id: str, text: str, lease_s: float) -> None:
-        """The text is there for so many seconds."""
+        """Store a text for this many seconds."""
         await done(self._client.set(self._key + text_id, text, px=round(lease_s * 1000)))
         await self._add(text_id)
 
     async def renew(self, text_id: str, text: str, lease_s: float) -> bool:
-        """The text is there for so many seconds more; False if it had lapsed, and then it is not."""
+        """Extend a text's time; return False, without an effect, if it had lapsed."""
         if not await done(self._client.set(self._key + text_id, text, px=round(lease_s * 1000), xx=True)):
             return False
         await self._add(text_id)
         return True
 
     async def remove(self, text_id: str) -> None:
-        """The text is gone."""
+        """Remove a text."""
         await done(self._client.delete(self._key + text_id))
         await done(self._client.srem(self._index, text_id))
 
     async def all(self) -> Texts:
-        """What has not lapsed; read in batches, so that a thousand hold nobody up."""
+        """Return the texts that have not lapsed, read in batches so that the event loop keeps running."""
         found = Texts()
         cursor = 0
         while True:

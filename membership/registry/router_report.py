@@ -1,4 +1,4 @@
-"""What a router tells of its traffic and its workers, for whoever decides how many workers there should be."""
+"""A router's report about its traffic and workers, for the autoscaler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,29 +11,29 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from baton.settings.worker_config import Role
 
 GROWTH = 1.1
-LEAST_S, MOST_S = 1e-6, 1e5  # times beyond are taken for these: so there are 267 bins at most
+LEAST_S, MOST_S = 1e-6, 1e5  # clamp for times, which bounds the number of bins to 267
 LOG_GROWTH = log(GROWTH)
 
 
 def bin_of(time_s: float) -> int:
-    """The number of the bin that holds times above `GROWTH ** (number - 1)`, up to `GROWTH ** number`."""
+    """Return the bin of a time: bin `number` covers `GROWTH ** (number - 1)`, exclusive, to `GROWTH ** number`."""
     return ceil(log(min(max(time_s, LEAST_S), MOST_S)) / LOG_GROWTH)
 
 
 def quantile_of_bins(counts: Mapping[int, int], quantile: float) -> float:
-    """The time that this share of the times is within; 0 if there are none."""
+    """Return the quantile of the times at this share; 0 if there are none."""
     rank = ceil(quantile * sum(counts.values()))
     passed = 0
     for number in sorted(counts):
         passed += counts[number]
         if passed >= rank > 0:
-            return float(2 * GROWTH**number / (1 + GROWTH))  # as far from either end of the bin, in proportion
+            return float(2 * GROWTH**number / (1 + GROWTH))  # at equal relative distance from both ends of the bin
     return 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSums:
-    """Of samples: their number, their sum and that of their squares."""
+    """Number, sum and sum of squares of samples."""
 
     num: int = 0
     total: FiniteFloat = 0.0
@@ -45,24 +45,24 @@ class SampleSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficReport:
-    """What came to the router within the last `window_s`, counted in choices: a request with `n` of 3 is three."""
+    """Traffic within the last `window_s`, counted in completions: a request with `n` of 3 counts as three."""
 
     window_s: FiniteFloat
-    num_requests: int  # as they came, before they wait: refused ones too
-    gaps_s: SampleSums = field(default_factory=SampleSums)  # between them
+    num_requests: int  # on arrival, refused ones included
+    gaps_s: SampleSums = field(default_factory=SampleSums)  # between arrivals
     prompt_tokens: SampleSums = field(default_factory=SampleSums)
-    uncached_tokens: SampleSums = field(default_factory=SampleSums)  # of prompts, that some worker had to compute
-    remote_tokens: SampleSums | None = None  # the same of prompts that went to a prefill worker; None: not counted
-    output_tokens: SampleSums = field(default_factory=SampleSums)  # of those that ended
-    asked_tokens: SampleSums = field(default_factory=SampleSums)  # the most output that those that came may have
-    num_generated_tokens: int | None = None  # of output, of those that run too; None: not counted
+    uncached_tokens: SampleSums = field(default_factory=SampleSums)  # prompt tokens that a worker had to compute
+    remote_tokens: SampleSums | None = None  # the same, of prompts sent to a prefill worker; None: not counted
+    output_tokens: SampleSums = field(default_factory=SampleSums)  # of completions that finished
+    asked_tokens: SampleSums = field(default_factory=SampleSums)  # max_tokens of arrivals
+    num_generated_tokens: int | None = None  # output tokens, of running completions too; None: not counted
     num_waiting: int = 0  # in the router's queue now
-    oldest_wait_s: FiniteFloat = 0.0  # of them
+    oldest_wait_s: FiniteFloat = 0.0  # of the waiting completions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """A worker that the router is connected to; 0 in a rate: not known yet."""
+    """A worker that the router is connected to. A rate of 0 is unknown."""
 
     worker_id: str
     incarnation: str
@@ -70,7 +70,7 @@ class WorkerReport:
     draining: bool
     ready_for_s: FiniteFloat  # since this router reached it
     num_running: int
-    num_waiting: int  # admitted and not in the batch; at a decode worker those that a prefill worker computes too
+    num_waiting: int  # admitted, not in the batch; at a decode worker including prompts that a prefill worker computes
     num_queued_tokens: int
     num_blocks: int
     num_free_blocks: int
@@ -86,22 +86,22 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterReport:
-    """One router's, at one moment."""
+    """Report of one router at one time."""
 
     router_id: str
     model: str
-    time_s: FiniteFloat  # Unix time; the latest knows best how a worker is
+    time_s: FiniteFloat  # Unix time; for a worker the latest report counts
     traffic: TrafficReport
     workers: tuple[WorkerReport, ...] = ()
 
 
 def encode_report(report: RouterReport) -> str:
-    """A report as JSON."""
+    """Return a report as JSON."""
     return orjson.dumps(report, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
 def decode_report(text: str) -> RouterReport:
-    """The report of a JSON text. Raises ValueError if it is none; what a later version added is left out."""
+    """Return the report in a JSON text, without fields of later versions. Raises ValueError if it is not a report."""
     try:
         return _adapter().validate_json(text.encode(errors="surrogateescape"))
     except ValidationError as error:
@@ -111,5 +111,5 @@ def decode_report(text: str) -> RouterReport:
 
 @cache
 def _adapter() -> TypeAdapter[RouterReport]:
-    """Made when it is needed, which is not in a router."""
+    """Return the adapter, made on first use: routers never need it."""
     return TypeAdapter(RouterReport)
