@@ -127,5 +127,5 @@ async def examine_links(prefill: WorkerProcess, decode: WorkerProcess) -> None:
     finally:
         os.kill(decode.child.pid, signal.SIGCONT)
     assert not link.HasField("transport")
-    assert "does not answer" in link.reason
+    assert "does not respond" in link.reason
     assert [link.transport for link in await probe(prefill, decode)] == ["tcp", "shared_memory"]
