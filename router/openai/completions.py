@@ -1,4 +1,4 @@
-"""`/v1/completions`."""
+"""The `/v1/completions` route."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ class CompletionRequest(GenerationFields):
 
     model_config = ConfigDict(json_schema_extra={"allOf": [STREAM_RULE, EMPTY_OUTPUT_RULE]})
 
-    prompt: Annotated[object, WithJsonSchema(PROMPT_SCHEMA)]  # read by `read_prompts`
+    prompt: Annotated[object, WithJsonSchema(PROMPT_SCHEMA)]  # validated by `read_prompts`
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     echo: bool = False
@@ -38,13 +38,13 @@ class CompletionRequest(GenerationFields):
 
 
 class CompletionsApi:
-    """Serves completions."""
+    """Handler of completion requests."""
 
     def __init__(self, service: RouterService) -> None:
         self._service = service
 
     async def complete(self, body: CompletionRequest, exchange: Exchange) -> None:
-        """Continues each prompt."""
+        """Generate the completions of each prompt and send the response."""
         service = self._service
         service.check_model(body.model)
         prompts = read_prompts(body.prompt, service.config.max_choices, service.pipeline.context_len())
