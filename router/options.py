@@ -26,7 +26,7 @@ ROUTER_OPTIONS = {
     ),
     "policy": OptionInfo("Routing policy: how the router chooses workers for a request."),
     "local_prefill_below": OptionInfo(
-        "A decode worker prefills fewer uncached tokens than this itself; 0: never. Default in `baton router`: by cost.",
+        "A decode worker prefills fewer uncached tokens than this itself; 0: never. Default in `baton router`: cost.",
         minimum=0,
     ),
     "slo": OptionInfo(
