@@ -1,1 +1,1 @@
-"""The router: from HTTP and gRPC requests to prefill and decode workers and back."""
+"""The router: passes HTTP and gRPC requests to prefill and decode workers and streams the output back."""

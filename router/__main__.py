@@ -15,22 +15,22 @@ from baton.settings.values import OptionError
 
 
 def read_config(process: ProcessOptions, flags: Mapping[str, object]) -> RouterConfig:
-    """The config of a file, flags and the environment. Raises OptionError."""
+    """Return the config from a file, flags and the environment. Raises OptionError."""
     config = load(RouterConfig, ROUTER_OPTIONS, process.config_file, with_secrets(flags, os.environ))
-    if config.progress_fd is None:  # else a supervisor is to hear of it, when the router starts
-        make_certificate(config)  # a wrong file is a wrong option, and is told as one
+    if config.progress_fd is None:  # otherwise the router reports a wrong file to its supervisor when it starts
+        make_certificate(config)  # reports a wrong file as a wrong option
     return config
 
 
 def start(config: RouterConfig) -> Coroutine[object, object, None]:
-    """Makes the router; imports the HTTP server and the tokenizer only once the options are known to be good."""
+    """Make the router. Imports the HTTP server and the tokenizer only after the options have been checked."""
     from baton.router.app import run
 
     return run(config)
 
 
 def run_here(process: ProcessOptions, config: RouterConfig) -> None:
-    """Runs one router in this process, to its end."""
+    """Run one router in this process until it ends."""
     name = "router" if config.process is None else f"router-{config.process}"
     run_process(process.named(name, config.progress_fd), lambda: start(config))
 
@@ -40,11 +40,11 @@ def run_here(process: ProcessOptions, config: RouterConfig) -> None:
 @process_flags
 @plain_errors
 def main(**flags: object) -> None:
-    """Takes OpenAI HTTP and gRPC requests and sends them to workers."""
+    """Serve OpenAI HTTP and gRPC requests by sending them to workers."""
     process = take_process_flags(flags)
     config = read_config(process, flags)
     if config.processes > 1 and config.process is None:
-        raise OptionError("processes: here is one; `baton router` starts several")
+        raise OptionError("processes: this command runs a single process; use `baton router` to start several")
     run_here(process, config)
 
 

@@ -1,4 +1,4 @@
-"""The router's process: connections to the workers, HTTP and gRPC servers, orderly end."""
+"""The router process: connections to the workers, HTTP and gRPC servers, graceful shutdown."""
 
 import asyncio
 import gc
@@ -34,8 +34,8 @@ from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.reflection import enable_reflection
 from baton.settings.names import host_port
 
-NEW_OBJECTS = 50_000  # between two automatic collections of new objects
-INTERVAL_S = 10.0  # between two full collections at least
+NEW_OBJECTS = 50_000  # allocations between two automatic collections of the youngest generation
+INTERVAL_S = 10.0  # minimum time between two full collections
 BUSY_INTERVAL_S = 120.0  # the same while requests are in flight: a collection takes some ms for 1,000 of them
 LONGEST_S = 0.5  # of a full collection, during which the event loop stands still
 FIRST_S_PER_BLOCK = 1e-7  # time of a full collection by memory blocks, until one was measured
@@ -44,10 +44,10 @@ NEVER = 1 << 30
 
 
 class GarbageCollector:
-    """Owns the settings of the process's collector.
+    """Settings and schedule of the process's garbage collector.
 
-    The duration of a full collection grows with the heap. One that would take too long is left out, and young objects
-    alone are collected: a router that stands still for seconds loses its workers, or is ended by its watchdog.
+    The duration of a full collection grows with the heap. If one would take too long, only young objects are collected:
+    a router that stalls for seconds loses its workers, or its watchdog ends it.
     """
 
     def __init__(self, interval_s: float = INTERVAL_S, busy_interval_s: float = BUSY_INTERVAL_S) -> None:
@@ -59,7 +59,7 @@ class GarbageCollector:
         gc.set_threshold(NEW_OBJECTS, 50, NEVER)  # full collections are ours alone
 
     async def run(self, is_idle: Callable[[], bool]) -> None:
-        """Collect garbage from time to time, once all that lives as long as the process is there."""
+        """Collect garbage periodically. Freezes all objects that exist now: they live as long as the process."""
         gc.collect()
         gc.freeze()
         self._num_frozen_blocks = sys.getallocatedblocks()
@@ -87,14 +87,14 @@ class GarbageCollector:
 
 logger = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_S = 0.0005  # after which a thread that reads a large body lets the event loop go on, if it can
-LEARN_TIMEOUT_S = 2.0  # before the first request is taken
+SWITCH_INTERVAL_S = 0.0005  # a thread that parses a large body yields the GIL to the event loop this often, if it can
+WORKERS_TIMEOUT_S = 2.0  # maximum wait for the workers' state before the first request is accepted
 POLL_S = 0.01
-MAX_CALLS = 1024  # of one gRPC connection at once; health checks that wait for changes are among them, without a key
+MAX_CALLS = 1024  # concurrent calls of one gRPC connection, including Health.Watch calls, which need no key
 
 
 async def run(config: RouterConfig) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. Raises if the model's files or the addresses are no good."""
+    """Serve until SIGTERM or SIGINT, then drain. Raises if the model's files or the addresses are unusable."""
     stopping = asyncio.Event()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -103,10 +103,10 @@ async def run(config: RouterConfig) -> None:
 
 
 async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageCollector | None = None) -> None:
-    """Serves until `stopping` is set, then drains. `garbage`: of a process that does nothing else."""
+    """Serve until `stopping` is set, then drain. `garbage`: only if the process runs nothing else."""
     certificate = make_certificate(config)
     progress = ProgressReporter(config.progress_fd)
-    async with AsyncExitStack() as beating, AsyncExitStack() as stack:
+    async with AsyncExitStack() as heartbeat_stack, AsyncExitStack() as stack:
         listener = stack.enter_context(_bind(config))
         service = await asyncio.to_thread(make_service, config)
         stack.callback(service.tokenizer.close)
@@ -117,7 +117,7 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
         stack.push_async_callback(_cancel, reporting)
         if service.group is not None:
             await stack.enter_async_context(service.group)
-        await _learn(service.pool)
+        await _wait_for_workers(service.pool)
         health_servicer = HealthServicer()
         grpc_server, grpc_address = await _start_grpc(config, service, health_servicer)
         stack.push_async_callback(grpc_server.stop, STOP_GRACE_S)
@@ -125,22 +125,22 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
         stack.callback(http_app.close)
         http_server = HttpServer(http_app, certificate, config.body_timeout_s)
         http = asyncio.create_task(http_server.serve([listener]), name="HTTP server")
-        await _first(http, pool, http_server.listening.wait())
+        await _wait_or_fail(http, pool, http_server.listening.wait())
         if garbage is not None:
             collecting = asyncio.create_task(garbage.run(lambda: not service.admission.num_inflight), name="garbage")
             stack.push_async_callback(_cancel, collecting)
         address = host_port(config.host, listener.getsockname()[1])
         progress.ready(address=address, grpc_address=grpc_address)
         heartbeats = asyncio.create_task(progress.send_heartbeats(), name="heartbeats")
-        beating.push_async_callback(_cancel, heartbeats)  # last of all: an end may take its time
+        heartbeat_stack.push_async_callback(_cancel, heartbeats)  # cancelled last: shutting down may take long
         logger.info("router serves %s at %s://%s", service.model.name, config.scheme, address)
         try:
-            await _first(http, pool, stopping.wait())
+            await _wait_or_fail(http, pool, stopping.wait())
             end_s = time.monotonic() + config.drain_timeout_s
             await health_servicer.enter_graceful_shutdown()
             grpc_end = asyncio.create_task(grpc_server.stop(config.drain_timeout_s + STOP_GRACE_S), name="gRPC server")
-            stack.push_async_callback(_cancel, grpc_end)  # it waits for calls of any kind: some watch our health
-            await http_server.leave(listener, config.drain_timeout_s)  # clients go to other routers
+            stack.push_async_callback(_cancel, grpc_end)  # it waits for all calls, Health.Watch included
+            await http_server.leave(listener, config.drain_timeout_s)  # clients connect to other routers
             await _drain(service, max(end_s - time.monotonic(), POLL_S))
         finally:
             http_server.should_exit = True
@@ -150,7 +150,7 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
 async def _start_grpc(
     config: RouterConfig, service: RouterService, health_servicer: HealthServicer
 ) -> tuple[grpc.aio.Server, str | None]:
-    """A server that serves (on no port, if the config has none), and its address."""
+    """Start the gRPC server, on no port if the config has none. Return it and its address."""
     options = {
         **dict(SERVER_OPTIONS),
         "grpc.so_reuseport": int(service.group is not None),
@@ -173,10 +173,10 @@ async def _start_grpc(
 
 
 def _bind(config: RouterConfig) -> socket.socket:
-    """The HTTP server's socket; OSError if the address is taken.
+    """Return the HTTP server's socket. Raises OSError if the address is in use.
 
-    It listens at once, so that clients wait while we start and learn; but one of several processes leaves them to the
-    others until it is ready.
+    It listens at once, so clients wait while the router starts. One of several processes does not listen until it is
+    ready: the others serve the clients meanwhile.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     if config.process is None:
@@ -184,37 +184,40 @@ def _bind(config: RouterConfig) -> socket.socket:
     return shared_socket(config.host, config.port)
 
 
-async def _learn(pool: WorkerPool) -> None:
-    """Returns once the pool knows who is there and what is cached where, or after a while: until then others serve
-    better, if at all.
+async def _wait_for_workers(pool: WorkerPool) -> None:
+    """Wait until the pool knows the workers and their caches, at most `WORKERS_TIMEOUT_S`.
+
+    Until then other routers place requests better.
     """
     with suppress(TimeoutError):
-        async with asyncio.timeout(LEARN_TIMEOUT_S):
+        async with asyncio.timeout(WORKERS_TIMEOUT_S):
             while pool.is_degraded:
                 await pool.wait_change(POLL_S)
 
 
-async def _first(http: asyncio.Task[None], pool: asyncio.Task[None], wait: Coroutine[object, object, object]) -> None:
-    """Returns when `wait` does; raises if a server ends before."""
+async def _wait_or_fail(
+    http: asyncio.Task[None], pool: asyncio.Task[None], wait: Coroutine[object, object, object]
+) -> None:
+    """Wait for `wait`. Raises if a server ends first."""
     waiting = asyncio.ensure_future(wait)
     await asyncio.wait((http, pool, waiting), return_when=asyncio.FIRST_COMPLETED)
     for task in (http, pool):
         if task.done():
             waiting.cancel()
             task.result()
-            raise RuntimeError(f"the {task.get_name()} ended by itself")
+            raise RuntimeError(f"the {task.get_name()} ended unexpectedly")
 
 
 async def _drain(service: RouterService, timeout_s: float) -> None:
-    """Lets requests finish and clients take their output, for so long; fails the rest, and takes no more."""
+    """Wait for running requests and undelivered output, then fail the rest and reject new requests."""
     end_s = time.monotonic() + timeout_s
     if not await service.admission.wait_idle(timeout_s):
         service.admission.draining = True
-        logger.warning("%d choices had not ended when the drain's time was over", service.admission.num_inflight)
-        service.pool.end(Draining("the router is shutting down, and the time for running requests is over"))
+        logger.warning("%d completions had not finished within the drain timeout", service.admission.num_inflight)
+        service.pool.end(Draining("the router is shutting down, and its drain timeout has expired"))
         await service.admission.wait_idle(STOP_GRACE_S)
     if not await service.unread.wait_delivered(max(end_s - time.monotonic(), STOP_GRACE_S)):
-        logger.warning("%d bytes of output were not taken in the drain's time", service.unread.num_bytes)
+        logger.warning("%d bytes of output were not read by clients within the drain timeout", service.unread.num_bytes)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -1,19 +1,19 @@
-"""Errors of the router, beside the engine's InvalidRequest and QueueFull.
+"""Errors of the router, below the engine's InvalidRequest and QueueFull.
 
 InvalidRequest (engine/errors.py)
-└── FieldError   a field of the request cannot be served as it is
+└── FieldError   a field of the request is invalid
 QueueFull (engine/errors.py)
-└── Overloaded   the router has too much to do; it says when to come back
-    └── KeyLimitReached   the client's API key has used up what it may
+└── Overloaded   the router is overloaded; the client may retry later
+    └── KeyLimitReached   the client's API key has reached a limit
 Unavailable (rpc/status.py)
 ├── NoWorker     no worker can serve the request now
-├── WorkerLost   the worker that had the request is gone
-├── HandedOff    the worker that had the request drains, and gave it away
-└── Draining     the router takes no new requests, and has no more time for running ones
+├── WorkerLost   the worker of the request was lost
+├── HandedOff    the worker of the request is draining and handed it off
+└── Draining     the router is shutting down
 Conflict (rpc/status.py)
-└── ResumeFailed the output of a resumed request is not what its client has of it
+└── ResumeFailed the output of a resumed request differs from what its client received
 Cancelled (rpc/status.py)
-└── SlowClient   the client does not take its output
+└── SlowClient   the client does not read its output
 """
 
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ from baton.rpc.status import Cancelled, Conflict, Internal, Unavailable
 
 
 class FieldError(InvalidRequest):
-    """A field of the request cannot be served as it is; `field` is its name in the API."""
+    """A field of the request is invalid; `field` is its name in the API."""
 
     def __init__(self, field: str, message: str, code: str | None = None) -> None:
-        """`code`: OpenAI's `error.code`, if it has one for this error."""
+        """`code`: OpenAI's `error.code`, if there is one for this error."""
         super().__init__(message)
         self.field = field
         self.code = code
 
 
 class Overloaded(QueueFull):
-    """The router has too much to do; after `retry_after_s`, whole seconds, there should be room."""
+    """The router is overloaded; a retry after `retry_after_s`, in whole seconds, should succeed."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(f"{message}; try again in {retry_after_s} s")
@@ -42,7 +42,7 @@ class Overloaded(QueueFull):
 
 
 class KeyLimitReached(Overloaded):
-    """The client's API key has used up what it may: of `kind`, `requests` or `tokens` as OpenAI's error type has it."""
+    """The client's API key has reached a limit; `kind` is OpenAI's error type, `requests` or `tokens`."""
 
     def __init__(self, message: str, retry_after_s: int, kind: str) -> None:
         super().__init__(message, retry_after_s)
@@ -50,38 +50,38 @@ class KeyLimitReached(Overloaded):
 
 
 class NoWorker(Unavailable):
-    """No worker can serve the request now; the text says what is missing."""
+    """No worker can serve the request now; the message says what is missing."""
 
 
 class WorkerLost(Unavailable):
-    """The worker that had the request is gone, or the connection to it broke."""
+    """The worker of the request has ended, or the connection to it broke."""
 
 
 class HandedOff(Unavailable):
-    """The worker that had the request drains, and gave it away in order: its cache has the KV."""
+    """The worker of the request is draining and handed it off; its cache still has the KV."""
 
 
 class Draining(Unavailable):
-    """The router is shutting down: it takes no new requests, and has no more time for running ones."""
+    """The router is shutting down: it rejects new requests, and running ones have exceeded the drain timeout."""
 
 
 class ResumeFailed(Conflict):
-    """The output of a resumed request is not what its client has of it, so that nothing can follow that."""
+    """The output of a resumed request differs from what its client received, so the stream cannot continue."""
 
 
 class SlowClient(Cancelled):
-    """The client took too little of its output, or left too much of it in the router's memory."""
+    """The client reads its output too slowly, or left too much of it in the router's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class PanicsAs:
-    """A context in which a panic becomes this error."""
+    """Context manager that converts a panic of a Rust library to an error."""
 
     error: type[Exception]
     message: str
 
     def __enter__(self) -> None:
-        """Nothing to begin."""
+        """No-op."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -91,11 +91,11 @@ class PanicsAs:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether it is one: each library has a class of its own for them, all of this name."""
+    """Return whether the error is a Rust panic. Each pyo3 library has its own class for them, all with this name."""
     return type(error).__name__ == "PanicException"
 
 
-# The same text would fail again: a client that is told of a failing of the server's would only ask again.
-INPUT_PANICS = PanicsAs(InvalidRequest, "the model's tokenizer cannot take this text or these tokens: it broke off")
-OUTPUT_PANICS = PanicsAs(Internal, "the model's tokenizer broke off at the generated tokens")
-REQUEST_PANICS = PanicsAs(Internal, "a library that the request needs broke off; the server's log has its words")
+# The client's error, as the same text would fail again: after a server error the client would only retry.
+INPUT_PANICS = PanicsAs(InvalidRequest, "the model's tokenizer failed on this text or these tokens")
+OUTPUT_PANICS = PanicsAs(Internal, "the model's tokenizer failed on the generated tokens")
+REQUEST_PANICS = PanicsAs(Internal, "a library failed on the request; see the server's log")

@@ -1,4 +1,4 @@
-"""A prompt with its options on its way through the router, and the news of its choices."""
+"""A request on its way through the router, and the deltas of its completions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from baton.router.text.stop_strings import StopString
 
 
 class PromptHashes:
-    """Owns the block hashes of one prompt, so that its choices and their attempts hash it once for each block size."""
+    """Block hashes of one prompt, computed once per block size for all of its completions and attempts."""
 
     def __init__(self, token_ids: Sequence[int], cache_salt: str) -> None:
         self._token_ids = token_ids
@@ -21,7 +21,7 @@ class PromptHashes:
         self._hashes: dict[int, bytes] = {}
 
     def extended(self, token_ids: Sequence[int], block_size: int) -> bytes:
-        """Hashes of the full blocks of `token_ids`, one after the other; these are the prompt and what followed it."""
+        """Return the concatenated hashes of the full blocks of `token_ids`, the prompt and its output so far."""
         hashes = self._hashes.get(block_size)
         if hashes is None:
             hashes = self._hashes[block_size] = pack_hashes(self._root, self._token_ids, block_size)
@@ -32,7 +32,7 @@ class PromptHashes:
         return hashes + pack_hashes(parent, token_ids, block_size, num_known * block_size)
 
 
-LOGPROB_BYTES = 100  # of one candidate in memory, about as many as its JSON has
+LOGPROB_BYTES = 100  # approximate size of one candidate in memory, about that of its JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,38 +47,38 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """What a front end asks for one prompt."""
+    """A front end's request for one prompt."""
 
     request_id: str
     prompt: str | Sequence[int] | ChatPrompt
-    sampling: SamplingParams  # its seed and max_tokens do not count
-    seed: int | None = None  # None: drawn
-    max_tokens: int | None = None  # None: the default; 0: only the prompt and its logprobs are wanted
-    default_max_tokens: int | None = None  # cut to what the context leaves; None: all of that
+    sampling: SamplingParams  # its seed and max_tokens are ignored
+    seed: int | None = None  # None: random
+    max_tokens: int | None = None  # None: the default; 0: return only the prompt and its logprobs
+    default_max_tokens: int | None = None  # cut to the rest of the context; None: all of the rest
     add_special_tokens: bool = True
     stop: tuple[str, ...] = ()
-    include_stop: bool = False  # the stop string or token is shown too
+    include_stop: bool = False  # the output includes the stop string or token
     skip_special_tokens: bool = True
     n: int = 1
     cache_salt: str = ""
-    resume_key: bytes = b""  # by which workers remember the output; empty: they do not
-    whole: bool = False  # nobody looks at the output before its end
+    resume_key: bytes = b""  # key under which workers remember the output; empty: they do not
+    whole: bool = False  # the output is returned at the end, not streamed
     context: RequestContext = field(default_factory=RequestContext)
 
     @property
     def patient(self) -> bool:
-        """Whether the output may come all at once after its first token: nobody sees it, and nothing in it matters."""
+        """Whether all tokens after the first may be delivered at once: they are neither streamed nor inspected."""
         return self.whole and self.n == 1 and not self.stop
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A request whose prompt is tokens and whose limits are known."""
+    """A request with a tokenised prompt and known limits."""
 
     request: GenerationRequest
     token_ids: list[int]  # of the prompt
     sampling: SamplingParams  # seed and max_tokens are set
-    starts: tuple[ChoiceStart, ...] = ()  # of a resumed request, one a choice
+    starts: tuple[ChoiceStart, ...] = ()  # one per completion of a resumed request; empty: a new request
     hashes: PromptHashes = field(init=False)
     stops: tuple[StopString, ...] = field(init=False)  # shared by the choices
 
@@ -87,22 +87,22 @@ class Generation:
         object.__setattr__(self, "hashes", PromptHashes(self.token_ids, self.request.cache_salt))
 
     def start(self, index: int) -> ChoiceStart | None:
-        """Return where a choice of a resumed request goes on; None if the request is new."""
+        """Return where a completion of a resumed request continues; None if the request is new."""
         return self.starts[index] if self.starts else None
 
     @property
     def num_recomputed(self) -> int:
-        """Tokens of a resumed request that are computed again although its client was charged for them."""
+        """Number of tokens of a resumed request that are recomputed although its client was charged for them."""
         lost = [start.num_seen for start in self.starts if start.num_seen > len(start.token_ids)]
         most = self.sampling.max_tokens
         return len(self.token_ids) + sum(min(num_seen, most) for num_seen in lost) if lost else 0
 
     def resume_key(self, index: int) -> bytes:
-        """Return what workers remember a choice's output by; empty if they do not."""
+        """Return the key under which workers remember a completion's output; empty if they do not."""
         return self.request.resume_key + index.to_bytes(4, "little") if self.request.resume_key else b""
 
     def choice_sampling(self, index: int) -> SamplingParams:
-        """Options of one choice: each has a seed of its own, the first the request's."""
+        """Return the options of one completion: the first has the request's seed, the others seeds derived from it."""
         if index == 0:
             return self.sampling
         digest = blake2b(self.sampling.seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8)
@@ -111,23 +111,23 @@ class Generation:
 
 @dataclass(slots=True)
 class ChoiceDelta:
-    """News of one choice."""
+    """New output of one completion."""
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     text_offsets: list[int] = field(
         default_factory=list
-    )  # of each new token, from the output's start, in characters; if logprobs were asked for
-    logprobs: list[PositionLogprobs] = field(default_factory=list)  # of the new tokens, if asked for
-    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)  # from position 1 on, if asked for
-    seen: Sequence[int] = ()  # tokens ahead of the new ones that the client has already
-    finish_reason: str | None = None  # stop, length: with the choice's last news
+    )  # offset of each new token in the output, in characters; only if logprobs were requested
+    logprobs: list[PositionLogprobs] = field(default_factory=list)  # of the new tokens, if requested
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)  # from position 1 on, if requested
+    seen: Sequence[int] = ()  # tokens in front of the new ones that the client already has
+    finish_reason: str | None = None  # stop or length, in the completion's last delta
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
-    served_by: ServedBy | None = None  # with the first token and the last news
+    served_by: ServedBy | None = None  # in the deltas of the first token and of the end
 
     def extend(self, later: "ChoiceDelta") -> None:
-        """Append a later delta of the same choice."""
+        """Append a later delta of the same completion."""
         self.text += later.text
         self.token_ids += later.token_ids
         self.text_offsets += later.text_offsets
@@ -147,20 +147,20 @@ class ChoiceDelta:
 
 
 def cached_tokens(served_by: ServedBy) -> int:
-    """Prompt tokens that no worker had to compute."""
+    """Return the number of prompt tokens that no worker had to compute."""
     if served_by.prefill_worker and served_by.prefill_worker != served_by.decode_worker:
         return served_by.prefill_cached_tokens
     return served_by.decode_cached_tokens + served_by.prefix_pulled_tokens
 
 
-DELTA_BYTES = 500  # of a delta without content, in memory
+DELTA_BYTES = 500  # size in memory of a delta without content
 
 
 class MergedDeltas:
-    """Owns at most one delta a choice, however many were added."""
+    """Deltas merged to at most one per completion."""
 
     def __init__(self) -> None:
-        self.num_bytes = 0  # 0: there is none
+        self.num_bytes = 0  # 0: there is no delta
         self._deltas: dict[int, ChoiceDelta] = {}
 
     def add(self, delta: ChoiceDelta) -> None:
@@ -173,6 +173,6 @@ class MergedDeltas:
             self._deltas[delta.index] = delta
 
     def take(self) -> list[ChoiceDelta]:
-        """Return the merged deltas; none is left."""
+        """Remove and return the merged deltas."""
         deltas, self._deltas, self.num_bytes = self._deltas, {}, 0
         return list(deltas.values())

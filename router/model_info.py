@@ -1,4 +1,4 @@
-"""What the router knows of the model from its directory, beside the tokenizer."""
+"""Facts about the model that the router reads from its directory, without the tokenizer."""
 
 import time
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ class ModelInfo:
     """The served model."""
 
     name: str  # for clients
-    vocab_size: int  # logits a position
-    max_model_len: int  # tokens of the checkpoint's context; workers may take fewer
-    sampling_defaults: SamplingParams  # of generation_config.json, else the usual ones
-    default_max_tokens: int | None  # of generation_config.json
-    created_s: int  # Unix time at which this router began to serve it
+    vocab_size: int  # logits per position
+    max_model_len: int  # context length of the checkpoint in tokens; workers may have less
+    sampling_defaults: SamplingParams  # from generation_config.json, otherwise the usual defaults
+    default_max_tokens: int | None  # from generation_config.json
+    created_s: int  # Unix time at which this router started to serve it
 
 
 def read_model_info(directory: str, name: str) -> ModelInfo:
-    """Reads config.json and generation_config.json. Raises InvalidCheckpoint or UnsupportedModel."""
+    """Read config.json and generation_config.json. Raises InvalidCheckpoint or UnsupportedModel."""
     path = Path(directory)
     given = read_generation_defaults(path)
     usual = SamplingParams()

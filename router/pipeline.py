@@ -1,14 +1,14 @@
 """The life of a request in the router.
 
-0. Take it on once it is its turn, unless the router is full or shutting down (`Admission`, held by the front end until
-   all is generated).
+0. Admit it, possibly after a wait in the queue (`Admission`). The front end holds the admission until the last token
+   is generated.
 1. Render the chat template and tokenise the prompt, off the event loop.
-2. Check that it fits the model, draw a seed if none was given.
-3. Choose workers by what their caches hold and what they have to do, and send the first choice (`Dispatcher`).
-4. Pass its news on: detokenised, cut at stop strings (`CompletionOutput`).
-5. Once the first choice's prompt is in its decode worker's cache, send the other choices there.
+2. Check that prompt and output fit the context, and draw a seed if the request has none.
+3. Choose workers by their prefix caches and load, and send the first completion (`Dispatcher`).
+4. Stream its output: detokenise it and cut it at stop strings (`CompletionOutput`).
+5. Once the prompt is in the decode worker's cache, send the other completions there.
 
-A request whose time is over ends wherever it is: its choices are cancelled at the workers.
+A request that exceeds its deadline fails at any step. Its completions are cancelled at the workers.
 """
 
 import secrets
@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from baton.router.admission.deadline import deadline_of, news_within, result_within
+from baton.router.admission.deadline import deadline_of, items_within, result_within
 from baton.router.completion import CompletionOutput
 from baton.router.errors import FieldError, NoWorker
 from baton.router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest, cached_tokens
@@ -32,7 +32,7 @@ from baton.router.workers.pool import WorkerPool
 
 
 class Pipeline:
-    """Turns requests into news of their choices."""
+    """Prepares requests and generates their completions."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class Pipeline:
         self._pool = pool
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._default_timeout_s = default_timeout_s  # of requests that state none
+        self._default_timeout_s = default_timeout_s  # for requests that set none
         self.recall = Recall(pool, metrics)
 
     async def prepare(self, request: GenerationRequest) -> Generation:
-        """The request as tokens within the model's limits.
+        """Tokenise the prompt and resolve the limits and the seed.
 
-        Raises InvalidRequest, NoWorker when none is ready, or DeadlineExceeded.
+        Raises InvalidRequest, NoWorker if no decode worker is ready, or DeadlineExceeded.
         """
         deadline_s = deadline_of(request.context, self._default_timeout_s)
         if deadline_s is None:
@@ -62,13 +62,13 @@ class Pipeline:
         return await result_within(deadline_s, self._prepare(request), "was tokenised")
 
     def generate(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
-        """News of the generation's choices, each to its end. Closing it cancels what is left at the workers.
+        """Yield the deltas of all completions until each has finished. Closing it cancels them at the workers.
 
-        Raises DeadlineExceeded when the request's time is over, and what `Dispatcher.run` does.
+        Raises DeadlineExceeded, and what `Dispatcher.run` raises.
         """
         deadline_s = deadline_of(generation.request.context, self._default_timeout_s)
-        news = self._choice(generation, 0) if generation.request.n == 1 else self._news(generation)
-        return news if deadline_s is None else news_within(deadline_s, news)
+        deltas = self._completion(generation, 0) if generation.request.n == 1 else self._completions(generation)
+        return deltas if deadline_s is None else items_within(deadline_s, deltas)
 
     async def _prepare(self, request: GenerationRequest) -> Generation:
         field = prompt_field(request.prompt)
@@ -86,8 +86,8 @@ class Pipeline:
             text = f"min_tokens is {sampling.min_tokens}, but the context leaves {max_tokens} tokens"
             raise FieldError("min_tokens", text, CONTEXT_LENGTH_EXCEEDED)
         sampling.validate(self._model.vocab_size)
-        self._metrics.request_came(max_tokens, request.n)
-        return Generation(replace(request, prompt=()), token_ids, sampling)  # it may be megabytes
+        self._metrics.request_started(max_tokens, request.n)
+        return Generation(replace(request, prompt=()), token_ids, sampling)  # frees the prompt: it may be megabytes
 
     async def tokenize(
         self,
@@ -96,9 +96,9 @@ class Pipeline:
         cache_salt: str = "",
         client: str = "",
     ) -> list[int]:
-        """Return the token ids of a prompt; clients use the tokenizer in turn.
+        """Return the token ids of a prompt. Clients take turns at the tokenizer.
 
-        Raises FieldError if it cannot fit the context or has ids that the model lacks.
+        Raises FieldError if it cannot fit the context or has token ids outside of the vocabulary.
         """
         field = prompt_field(prompt)
         if isinstance(prompt, ChatPrompt):
@@ -120,44 +120,44 @@ class Pipeline:
         return token_ids
 
     def context_len(self) -> int:
-        """The longest prompt plus output in tokens: the workers', or while there is none the checkpoint's."""
+        """Return the maximum tokens of prompt plus output: the workers', or the checkpoint's if there is no worker."""
         return self._pool.max_model_len() or self._model.max_model_len
 
-    async def _news(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
-        """News of several choices, to the end of all."""
+    async def _completions(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
+        """Yield the deltas of several completions until all have finished."""
         num_choices = generation.request.n
         async with StreamMerge[ChoiceDelta]() as merged:
-            merged.add(self._choice(generation, 0))
+            merged.add(self._completion(generation, 0))
             num_first_tokens, decode_worker = 0, ""
             async for delta in merged:
                 if num_choices > 1 and delta.index == 0:
                     num_first_tokens += len(delta.token_ids)
                     decode_worker = delta.served_by.decode_worker if delta.served_by else decode_worker
-                    # The second token shows that the whole prompt is there, however it came.
+                    # The second token proves that the decode worker has the KV of the whole prompt.
                     if num_first_tokens > 1 or delta.finish_reason is not None:
                         for index in range(1, num_choices):
-                            merged.add(self._choice(generation, index, decode_worker))
+                            merged.add(self._completion(generation, index, decode_worker))
                         num_choices = 1
                 yield delta
 
-    async def _choice(
+    async def _completion(
         self, generation: Generation, index: int, decode_worker: str | None = None
     ) -> AsyncGenerator[ChoiceDelta, None]:
-        """News of one choice, to its end."""
+        """Yield the deltas of one completion until it has finished."""
         output: Output = CompletionOutput(index, generation, self._tokenizer)
-        raw_news = self._dispatcher.run(generation, index, decode_worker)
+        worker_deltas = self._dispatcher.run(generation, index, decode_worker)
         if (start := generation.start(index)) is not None:
             output = ResumedOutput(output, start, len(generation.token_ids))
-            raw_news = recalled_first(start, raw_news)
+            worker_deltas = recalled_first(start, worker_deltas)
         meter = ChoiceMeter(self._metrics)
         reason = "abort"
-        told_prompt = index > 0  # the first choice tells what the prompt cost
+        is_prompt_counted = index > 0  # the first completion counts the prompt
         try:
-            async with aclosing(raw_news) as deltas:
-                async for raw in deltas:
-                    delta = output.push(raw)
-                    if delta.served_by is not None and not told_prompt:
-                        told_prompt = True
+            async with aclosing(worker_deltas):
+                async for worker_delta in worker_deltas:
+                    delta = output.push(worker_delta)
+                    if delta.served_by is not None and not is_prompt_counted:
+                        is_prompt_counted = True
                         self._metrics.prompt_done(len(generation.token_ids), cached_tokens(delta.served_by))
                     meter.tokens(len(delta.token_ids))
                     reason = delta.finish_reason or reason
@@ -171,7 +171,7 @@ class Pipeline:
             meter.ended(reason)
 
     def _fit(self, num_prompt_tokens: int, request: GenerationRequest) -> int:
-        """The most tokens to generate. Raises InvalidRequest if prompt and output do not fit the context."""
+        """Return the maximum tokens to generate. Raises InvalidRequest if prompt and output exceed the context."""
         max_model_len = self._pool.max_model_len()
         if max_model_len is None:
             raise NoWorker("no decode worker is ready")
@@ -183,9 +183,9 @@ class Pipeline:
             return min(max(wanted, request.sampling.min_tokens), left)
         if request.max_tokens > left:
             raise context_error("max_tokens", max_model_len, num_prompt_tokens, request.max_tokens)
-        return max(1, request.max_tokens)  # workers generate at least one; the choice leaves it out if it is unwanted
+        return max(1, request.max_tokens)  # workers generate at least one token; `CompletionOutput` drops it for 0
 
 
 def prompt_field(prompt: str | Sequence[int] | ChatPrompt) -> str:
-    """The field that a prompt came in."""
+    """Return the request's field that holds the prompt."""
     return "messages" if isinstance(prompt, ChatPrompt) else "prompt"

@@ -1,4 +1,4 @@
-"""What a request says of itself beside its options: for how long, for whom, and by which workers."""
+"""A request's deadline, priority, fairness key and routing hints."""
 
 import time
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ PLANS: Mapping[str, HintedPlan] = {"local": "local", "remote": "remote"}
 
 @dataclass(frozen=True, slots=True)
 class RoutingHints:
-    """Wishes of the client, for pinning and debugging; a worker that is not there is an error, not ignored."""
+    """The client's choice of workers, for pinning and debugging. An unknown worker is an error."""
 
     decode_worker: str | None = None  # id
     prefill_worker: str | None = None  # id; implies a remote plan
@@ -23,10 +23,10 @@ NO_HINTS = RoutingHints()
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Whose request it is, and until when it is wanted."""
+    """Options of a request that do not change its output."""
 
     hints: RoutingHints = NO_HINTS
-    fairness_key: str = ""  # requests of one key wait behind each other, not behind other keys'; "" is a key too
+    fairness_key: str = ""  # keys take turns in the queue; "" is a key too
     timeout_s: float | None = None  # from its arrival to its last token; None: no limit
     priority: int = 0  # lower is served earlier
-    arrived_s: float = field(default_factory=time.monotonic, compare=False)  # by `time.monotonic`
+    arrived_s: float = field(default_factory=time.monotonic, compare=False)  # on the clock of `time.monotonic`

@@ -1,4 +1,4 @@
-"""What the router's front ends work with, put together."""
+"""The parts of a router that its front ends share."""
 
 import uuid
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from baton.router.workers.pool import WorkerPool
 from baton.rpc.status import NotFound
 from baton.rpc.tls import Security, make_security
 
-MAX_NAME_CHARS = 128  # of a wrong name that is repeated to who gave it
+MAX_NAME_CHARS = 128  # of a wrong model name in the error message
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class RouterService:
 
     config: RouterConfig
     gate: Gate
-    cache_secret: CacheSecret | None  # None: all clients share their caches
+    cache_secret: CacheSecret | None  # None: all clients share cached prompts
     model: ModelInfo
     tokenizer: Tokenizer
     security: Security  # of connections to other processes
@@ -53,18 +53,18 @@ class RouterService:
     unread: UnreadOutput
     metrics: RouterMetrics
     pipeline: Pipeline
-    group: ProcessGroup | None  # of the processes that share our ports
+    group: ProcessGroup | None  # the processes that share the ports; None: a single process
     metrics_page: MetricsPage
     reporter: PoolsReporter
     processes: ProcessStates
 
     def check_model(self, name: str | None) -> None:
-        """Raises NotFound if a request is for another model than the one served."""
+        """Raise NotFound unless a request is for the served model."""
         if name and name != self.model.name:
             raise NotFound(f"The model `{name[:MAX_NAME_CHARS]}` does not exist; this server has `{self.model.name}`.")
 
     def is_ready(self) -> bool:
-        """Whether a request would be served now."""
+        """Return whether a request would be served now."""
         if self.admission.draining:
             return False
         try:
@@ -75,7 +75,7 @@ class RouterService:
 
 
 def make_service(config: RouterConfig) -> RouterService:
-    """Reads the model's files and puts the parts together; nothing runs yet, but an event loop must."""
+    """Read the model's files and construct the parts. Starts no task, but needs a running event loop."""
     secret = CacheSecret(config.cache_secret) if config.needs_key and not config.shared_cache else None
     gate = _make_gate(config, secret)
     tokenizer = Tokenizer(config.model)

@@ -1,4 +1,4 @@
-"""Several streams of news as one."""
+"""Several streams merged into one."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -12,15 +12,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A stream has ended, with its error if it had one."""
+    """End of a stream, with its error if it failed."""
 
     error: Exception | None
 
 
 class StreamMerge(Generic[T]):
-    """Owns the tasks that read the streams; a context manager, at whose end none of them is left.
+    """Tasks that read several streams into one bounded queue, so a slow reader slows the streams.
 
-    What was read and not yet taken is bounded, so a slow reader slows the streams.
+    A context manager, which cancels the tasks on exit.
     """
 
     def __init__(self, bound: int = 16) -> None:
@@ -29,7 +29,7 @@ class StreamMerge(Generic[T]):
         self._num_open = 0
 
     def add(self, stream: AsyncGenerator[T, None]) -> None:
-        """Reads this stream too, from now on."""
+        """Start to read another stream."""
         self._num_open += 1
         self._tasks.append(asyncio.create_task(self._read(stream)))
 
@@ -44,7 +44,7 @@ class StreamMerge(Generic[T]):
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        """News of all streams, until each has ended. Raises the first stream's error."""
+        """Yield the items of all streams until each has ended. Raises the error of the first stream that fails."""
         while self._num_open:
             item = await self._queue.get()
             if not isinstance(item, _Ended):
@@ -60,6 +60,6 @@ class StreamMerge(Generic[T]):
             async with aclosing(stream):
                 async for item in stream:
                     await self._queue.put(item)
-        except Exception as caught:  # raised again by the one who iterates
+        except Exception as caught:  # `__aiter__` raises it
             error = caught
         await self._queue.put(_Ended(error))

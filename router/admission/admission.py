@@ -1,13 +1,15 @@
-"""How much the router takes on at once, and who waits.
+"""Admission of requests, and the queue in front of it.
 
 The life of a request here:
 
-1. It is admitted at once if nobody waits and fewer choices are in flight than the workers run (`InflightLimit`).
-2. Else it is refused if its time would be over before its turn (by the measured rate at which choices end), or if it
-   would wait for longer than anybody should, or if the queue is full and nobody in it should give way to it.
-3. Else it waits: more urgent requests first, then the keys in turn (`FairQueue`). Whenever choices end or workers come,
-   those whose turn it is are admitted. It leaves early if its client goes away or its time is over.
-4. It holds room for its choices until its last token is generated, whether or not its client has read it (`unread`).
+1. It is admitted at once if no request waits and fewer completions are in flight than the workers run
+   (`InflightLimit`).
+2. Otherwise it is refused if its deadline would expire before its turn (by the measured rate at which completions
+   end), if it would wait longer than `max_wait_s`, or if the queue is full and no queued request should yield to it.
+3. Otherwise it waits: more urgent requests first, then the keys take turns (`FairQueue`). Requests are admitted as
+   completions end or workers join. A request leaves early if its client disconnects or its deadline expires.
+4. It holds room for its completions until its last token is generated, whether or not its client has read it
+   (`UnreadOutput`).
 """
 
 import asyncio
@@ -32,15 +34,15 @@ MAX_RETRY_AFTER_S = 600
 
 @dataclass(slots=True, eq=False)
 class _Waiter(Ticket):
-    """A request in the queue, and how it is told."""
+    """A request in the queue, with the future that admits it."""
 
     admitted: asyncio.Future[None]
-    since_s: float  # when it came
+    since_s: float  # when it was queued
     is_queued: bool = True
 
 
 class Admission:
-    """Owns the count of choices taken on, from before their prompts are tokenised, and the queue of those that wait."""
+    """The count of admitted completions, from before their prompts are tokenised, and the queue of waiting requests."""
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class Admission:
     ) -> None:
         self.num_inflight = 0
         self.draining = False
-        self.arrivals = arrivals  # of what is to be generated
+        self.arrivals = arrivals  # of requests that generate
         self._limits = limits
         self._limit = InflightLimit(limits.max_inflight, capacity)
         self._metrics = metrics
@@ -66,34 +68,34 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        """Choices in the queue."""
+        """Completions in the queue."""
         return self._queue.num_choices
 
     @property
     def oldest_wait_s(self) -> float:
-        """How long the first to come of those in the queue has waited; 0 if nobody does."""
+        """Seconds that the oldest request in the queue has waited; 0 if the queue is empty."""
         tickets = self._queue.tickets()
         return self._clock() - min(each.since_s for each in tickets) if tickets else 0.0
 
     def admit(self, num_choices: int, context: RequestContext, generates: bool = True) -> "Admitted":
-        """A context manager: waits for the request's turn, and has taken on so many choices for its length.
+        """Return a context manager that waits for the request's turn and holds room for its completions.
 
-        `generates`: its end tells how fast the workers are.
-        Entering it raises Draining, Overloaded, DeadlineExceeded or NoWorker. At most `max_inflight` choices.
+        `num_choices`: at most `max_inflight`. `generates`: the time in the context is a sample of the workers' speed.
+        Entering it raises Draining, Overloaded, DeadlineExceeded or NoWorker.
         """
         return Admitted(self, num_choices, context, generates)
 
     async def enter(self, num_choices: int, context: RequestContext) -> float:
-        """Returns the time at which the request is admitted; see `admit`."""
+        """Wait for the request's turn and return the time of its admission; see `admit`."""
         if self.draining:
             self._metrics.refused(Refusal.DRAINING)
-            raise Draining("the router is shutting down; another one may serve the request")
+            raise Draining("the router is shutting down; retry at another router")
         now_s = self._clock()
         deadline_s = deadline_of(context, self._limits.default_timeout_s)
         left_s = math.inf if deadline_s is None else deadline_s - now_s
         if left_s <= 0:
             self._metrics.refused(Refusal.EXPIRED)
-            raise exceeded("was on its way")
+            raise exceeded("was being received")
         if self._fits(num_choices, now_s) and not (self._queue and self._limit.has_worker):
             self._take(num_choices)
             return now_s
@@ -107,7 +109,7 @@ class Admission:
         return admitted_s
 
     def leave(self, num_choices: int, admitted_s: float, generates: bool = True) -> None:
-        """So many choices have ended that were admitted then."""
+        """Release the room of completions that were admitted at `admitted_s`."""
         self.num_inflight -= num_choices
         now_s = self._clock()
         if generates:
@@ -115,7 +117,7 @@ class Admission:
         self._serve(now_s)
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Returns once nothing is being generated and nobody waits (True) or the time is over (False)."""
+        """Return True once no request is in flight or waits, False after the timeout."""
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
@@ -123,8 +125,9 @@ class Admission:
         return True
 
     def _limit_at(self, now_s: float) -> int:
-        """Choices in flight from which on further ones wait here. Those beyond the workers' places wait there: no more
-        of them than leave within the time that anybody should wait.
+        """Return the limit of completions in flight.
+
+        Completions beyond the workers' capacity wait at the workers: no more of them than end within `max_wait_s`.
         """
         if self._limits.max_wait_s is None:
             return self._limit.at(now_s)
@@ -132,8 +135,10 @@ class Admission:
         return self._limit.at(now_s) if rate is None else self._limit.at(now_s, rate * self._limits.max_wait_s)
 
     def _fits(self, num_choices: int, now_s: float) -> bool:
-        """Whether there is room. Of a request that the workers cannot run at once some choices wait there: a large one
-        need not see them run dry to come in.
+        """Return whether a request may be admitted now.
+
+        A large request may exceed the limit, so that the workers need not run empty first. Some of its completions
+        then wait at the workers.
         """
         total = self.num_inflight + num_choices
         return self.num_inflight < self._limit_at(now_s) and total <= self._limit.max_inflight
@@ -143,38 +148,38 @@ class Admission:
         self._idle.clear()
 
     def _refuse_late(self, ticket: _Waiter, now_s: float, left_s: float) -> None:
-        """Raises Overloaded if the request's turn will come only after its time, or later than anybody should wait."""
+        """Raise Overloaded if the request's expected wait exceeds its deadline or `max_wait_s`."""
         max_wait_s = math.inf if self._limits.max_wait_s is None else self._limits.max_wait_s
         least_s = min(left_s, max_wait_s)
         wait_s = self._expected_wait_s(ticket, now_s) if least_s < math.inf else None
         if wait_s is None or wait_s <= least_s:
             return
-        is_own = left_s <= max_wait_s
-        self._metrics.refused(Refusal.DEADLINE if is_own else Refusal.WAIT)
-        bound = f"but has only {left_s:.1f} s left" if is_own else f"and {max_wait_s:g} s is the limit"
-        text = f"the request would wait about {wait_s:.1f} s for its turn, {bound}"
+        is_deadline = left_s <= max_wait_s
+        self._metrics.refused(Refusal.DEADLINE if is_deadline else Refusal.WAIT)
+        bound = f"but its deadline is in {left_s:.1f} s" if is_deadline else f"over the limit of {max_wait_s:g} s"
+        text = f"the request would wait about {wait_s:.1f} s in the queue, {bound}"
         raise Overloaded(text, _whole_seconds(wait_s - least_s))
 
     def _make_room(self, ticket: _Waiter, now_s: float) -> None:
-        """Takes others out of a full queue, or raises Overloaded if none should give way."""
+        """Displace requests from a full queue. Raises Overloaded if none should yield."""
         num_over = self.num_waiting + ticket.num_choices - self._limits.max_queue
         if num_over <= 0:
             return
-        leaving = self._queue.displaced_by(ticket, num_over)
+        displaced = self._queue.displaced_by(ticket, num_over)
         retry_after_s = _whole_seconds(self._expected_wait_s(ticket, now_s))
-        if not leaving:
+        if not displaced:
             self._metrics.refused(Refusal.QUEUE_FULL)
             raise Overloaded(
-                f"no room for {ticket.num_choices} more: {self.num_inflight} choices are being generated (the limit is "
-                f"{self._limit_at(now_s)}) and {self.num_waiting} wait (the limit is {self._limits.max_queue})",
+                f"no room for {ticket.num_choices} more: {self.num_inflight} completions are in progress (limit: "
+                f"{self._limit_at(now_s)}) and {self.num_waiting} wait (limit: {self._limits.max_queue})",
                 retry_after_s,
             )
-        text = "the queue is full, and the request gave way to a more urgent one or to another client's"
-        for each in leaving:
+        text = "the queue is full, and a more urgent request or another client's displaced this one"
+        for each in displaced:
             self._fail(each, Overloaded(text, retry_after_s), Refusal.DISPLACED)
 
     def _expected_wait_s(self, ticket: _Waiter, now_s: float) -> float | None:
-        """Time until the request's turn if it joins now; None while there is nothing to tell it from."""
+        """Return the expected wait of the request if it joins the queue now; None if the rate is unknown."""
         rate = self._rate.per_s(now_s, self.num_inflight)
         if rate is None:
             return None
@@ -182,7 +187,7 @@ class Admission:
         return max(0, self._queue.num_ahead(ticket) + ticket.num_choices - num_free) / rate
 
     async def _wait(self, ticket: _Waiter, now_s: float, left_s: float) -> None:
-        """Returns when the request is admitted. Raises what it is refused with; a cancelled one leaves the queue."""
+        """Wait until the request is admitted. Raises the error of a refusal; a cancelled request leaves the queue."""
         loop = asyncio.get_running_loop()
         self._queue.add(ticket)
         self._idle.clear()
@@ -199,17 +204,17 @@ class Admission:
                 self._remove(ticket)
                 self._serve(self._clock())
             elif not ticket.admitted.cancelled() and ticket.admitted.exception() is None:
-                self.leave(ticket.num_choices, self._clock())  # it was admitted in the same turn of the event loop
+                self.leave(ticket.num_choices, self._clock())  # admitted in the same iteration of the event loop
             raise
         finally:
             for timer in timers:
                 timer.cancel()
 
     def _serve(self, now_s: float) -> None:
-        """Admits those whose turn it is."""
+        """Admit requests from the head of the queue while there is room."""
         while self._queue:
             head = self._queue.head()
-            if head.admitted.done():  # cancelled, and about to leave by itself
+            if head.admitted.done():  # cancelled; its own task has not run yet
                 self._remove(head)
                 continue
             if not self._fits(head.num_choices, now_s) or not self._limit.has_worker:
@@ -224,14 +229,14 @@ class Admission:
 
     def _expire(self, ticket: _Waiter) -> None:
         if ticket.is_queued:
-            self._fail(ticket, exceeded("waited for its turn"), Refusal.EXPIRED)
-            self._serve(self._clock())  # it may have been the one that kept others waiting
+            self._fail(ticket, exceeded("waited in the queue"), Refusal.EXPIRED)
+            self._serve(self._clock())  # a large request at the head blocks the ones after it
 
     def _give_up(self, ticket: _Waiter) -> None:
-        """It has waited for as long as anybody should."""
+        """Refuse a request that has waited for `max_wait_s`."""
         if ticket.is_queued:
             retry_after_s = _whole_seconds(self._expected_wait_s(ticket, self._clock()))
-            text = f"the request has waited for {self._limits.max_wait_s:g} s, which is the limit"
+            text = f"the request has waited for the limit of {self._limits.max_wait_s:g} s"
             self._fail(ticket, Overloaded(text, retry_after_s), Refusal.WAIT)
             self._serve(self._clock())
 
@@ -246,7 +251,7 @@ class Admission:
         ticket.is_queued = False
 
     async def _watch_workers(self) -> None:
-        """Looks after the queue when workers come and go, until nobody waits."""
+        """Serve the queue whenever workers join or leave, until it is empty."""
         while self._queue:
             try:
                 await self._limit.wait_change()
@@ -254,7 +259,7 @@ class Admission:
                 self._fail_all(error, Refusal.DRAINING)
                 return
             now_s = self._clock()
-            self._limit.look(now_s)
+            self._limit.refresh(now_s)
             if self._limit.no_worker_s(now_s) >= self._limits.no_worker_timeout_s:
                 self._fail_all(NoWorker("no decode worker is ready"), Refusal.NO_WORKER)
             self._serve(now_s)
@@ -266,7 +271,7 @@ class Admission:
 
 
 class Admitted:
-    """A request's room among the choices in flight."""
+    """A request's room among the completions in flight."""
 
     def __init__(self, admission: Admission, num_choices: int, context: RequestContext, generates: bool) -> None:
         self._admission = admission
@@ -278,7 +283,7 @@ class Admitted:
 
     async def __aenter__(self) -> None:
         if self._generates and not self._admission.draining:
-            self._arrival = self._admission.arrivals.came(self._num_choices)
+            self._arrival = self._admission.arrivals.add(self._num_choices)
         self._admitted_s = await self._admission.enter(self._num_choices, self._context)
 
     async def __aexit__(
@@ -286,10 +291,10 @@ class Admitted:
     ) -> None:
         generated = self._generates and not isinstance(error, InvalidRequest)
         if self._arrival is not None and not generated:
-            self._admission.arrivals.was_invalid(self._arrival)
+            self._admission.arrivals.remove(self._arrival)
         self._admission.leave(self._num_choices, self._admitted_s, generated)
 
 
 def _whole_seconds(wait_s: float | None) -> int:
-    """The wait as Retry-After has it; 1 s if nothing is known."""
+    """Return a wait as whole seconds for Retry-After, at least 1 and at most `MAX_RETRY_AFTER_S`; 1 if unknown."""
     return 1 if wait_s is None else min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))

@@ -10,26 +10,26 @@ from baton.membership.registry.router_report import SampleSums
 
 @dataclass(slots=True)
 class Samples:
-    """What has been seen so far."""
+    """Count, sum and sum of squares of the samples so far."""
 
     num: int = 0
     total: float = 0.0
     squares: float = 0.0
 
     def add(self, value: float) -> None:
-        """One more sample."""
+        """Count a sample."""
         self.num += 1
         self.total += value
         self.squares += value * value
 
     def remove(self, value: float) -> None:
-        """A sample that was added is none."""
+        """Uncount a sample that was added."""
         self.num -= 1
         self.total -= value
         self.squares -= value * value
 
     def sums(self) -> SampleSums:
-        """As they are told."""
+        """Return the sums as they are reported."""
         return SampleSums(self.num, self.total, self.squares)
 
 
@@ -37,46 +37,46 @@ T = TypeVar("T")
 
 
 class SlidingWindow(Generic[T]):
-    """Owns one thing to count in for each of the last spans, the present one included."""
+    """One counter for each of the last spans, the current one included."""
 
     def __init__(self, make: Callable[[], T], num_spans: int, span_s: float) -> None:
-        """`make` gives a thing that has counted nothing."""
+        """`make` returns an empty counter."""
         self._make = make
         self._span_s = span_s
-        self._things = [make() for _ in range(num_spans)]
-        self._numbers: list[int | None] = [None] * num_spans  # of the span that each is for; None: of none yet
+        self._counters = [make() for _ in range(num_spans)]
+        self._numbers: list[int | None] = [None] * num_spans  # number of each counter's span; None: unused
 
     def at(self, now_s: float) -> T:
-        """The thing of the present span."""
+        """Return the counter of the current span."""
         number = int(now_s // self._span_s)
-        place = number % len(self._things)
+        place = number % len(self._counters)
         if self._numbers[place] != number:
-            self._things[place] = self._make()
+            self._counters[place] = self._make()
             self._numbers[place] = number
-        return self._things[place]
+        return self._counters[place]
 
     def live(self, now_s: float) -> Iterator[T]:
-        """The things of the window that have counted anything."""
+        """Yield the counters of the window that are in use."""
         first = self._first(now_s)
-        for thing, number in zip(self._things, self._numbers, strict=True):
+        for counter, number in zip(self._counters, self._numbers, strict=True):
             if number is not None and number >= first:
-                yield thing
+                yield counter
 
     def begins_s(self, now_s: float) -> float:
-        """Since when all that came is counted."""
+        """Return the time at which the window begins."""
         return self._first(now_s) * self._span_s
 
     def _first(self, now_s: float) -> int:
-        return int(now_s // self._span_s) - len(self._things) + 1
+        return int(now_s // self._span_s) - len(self._counters) + 1
 
 
 SPAN_S = 1.0
-LEAST_WINDOW_S = 1.0  # a router that began a moment ago knows no rate
+MIN_WINDOW_S = 1.0  # so that a router that has just started does not report a huge rate
 
 
 @dataclass(slots=True)
-class _Came:
-    """The choices that came in one span."""
+class _SpanCounts:
+    """Completions that arrived in one span."""
 
     num: int = 0
     gaps_s: Samples = field(default_factory=Samples)
@@ -84,16 +84,16 @@ class _Came:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrival:
-    """What was counted of a request, so that it can be taken back."""
+    """The counts of one request, so that they can be removed."""
 
-    span: _Came
+    span: _SpanCounts
     num_choices: int
-    gap_s: float | None  # before it; None: none was counted
-    previous_s: float | None  # when the one before it came
+    gap_s: float | None  # time since the previous request; None: not counted
+    previous_s: float | None  # time of the previous request
 
 
 class Arrivals:
-    """Owns when choices came, before anybody waits or is refused."""
+    """Arrival counts of completions, taken before requests wait or are refused."""
 
     def __init__(self, window_s: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._longest_s = window_s
@@ -101,16 +101,16 @@ class Arrivals:
         self._began_s = clock()
         self._last_s: float | None = None
         self._last: Arrival | None = None
-        self._window = SlidingWindow(_Came, window_s, SPAN_S)
+        self._window = SlidingWindow(_SpanCounts, window_s, SPAN_S)
 
-    def came(self, num_choices: int) -> Arrival:
-        """A request came; its choices come at once, without a gap."""
+    def add(self, num_choices: int) -> Arrival:
+        """Count a request. Its completions arrive together, without gaps."""
         now_s = self._clock()
         span = self._window.at(now_s)
         span.num += num_choices
         span.gaps_s.num += num_choices - 1
         gap_s = None if self._last_s is None else now_s - self._last_s
-        if gap_s is not None and gap_s >= self._longest_s:  # of no window
+        if gap_s is not None and gap_s >= self._longest_s:  # the previous request has left the window
             gap_s = None
         if gap_s is not None:
             span.gaps_s.add(gap_s)
@@ -118,10 +118,10 @@ class Arrivals:
         self._last_s = now_s
         return arrival
 
-    def was_invalid(self, arrival: Arrival) -> None:
-        """A request that came was none, which was found out a moment later: it is no load.
+    def remove(self, arrival: Arrival) -> None:
+        """Uncount a request that turned out to be invalid: it is no load.
 
-        Unless others came in the meantime all is as if it had never come; the gap after it stays too short if so.
+        If other requests have arrived since, the gap after it remains too short.
         """
         span = arrival.span
         span.num -= arrival.num_choices
@@ -133,16 +133,16 @@ class Arrivals:
 
     @property
     def num_choices(self) -> int:
-        """That came within the window."""
+        """Completions that arrived within the window."""
         return sum(span.num for span in self._window.live(self._clock()))
 
     @property
     def gaps_s(self) -> SampleSums:
-        """Times between them."""
+        """Times between the arrivals, in seconds."""
         return sum((span.gaps_s.sums() for span in self._window.live(self._clock())), SampleSums())
 
     @property
     def window_s(self) -> float:
-        """The time in which they came."""
+        """Length of the window; shorter after a start, at least 1 s."""
         now_s = self._clock()
-        return max(LEAST_WINDOW_S, now_s - max(self._began_s, self._window.begins_s(now_s)))
+        return max(MIN_WINDOW_S, now_s - max(self._began_s, self._window.begins_s(now_s)))

@@ -1,8 +1,8 @@
-"""Bytes of request bodies in the router's memory, and their bounds.
+"""Bounds on the bytes of request bodies in the router's memory.
 
-Bytes are counted as they come, whatever length a request announces, and until its prompt has been read: decompressed
-bytes of compressed bodies. A gRPC message is counted from its arrival to the end of its call. Clients are API keys;
-without keys, addresses.
+Bytes are counted as they arrive, regardless of `content-length`, until the prompt has been parsed. Compressed bodies
+count with their decompressed size. A gRPC message counts from its arrival to the end of its call. Clients are API
+keys; without keys, addresses.
 """
 
 from ipaddress import IPv6Address, IPv6Network
@@ -15,21 +15,21 @@ from baton.router.errors import KeyLimitReached, Overloaded
 from baton.router.metrics.metrics import PREFIX, RouterMetrics
 
 RETRY_AFTER_S = 1
-NETWORK_BITS = 64  # of an IPv6 address: one customer of a provider has all addresses of such a network
+NETWORK_BITS = 64  # IPv6 prefix that counts as one client: providers assign a whole /64 to a customer
 
 
 def make_body_budget(config: RouterConfig, metrics: RouterMetrics) -> "BodyBudget":
-    """Return the budget that a router's options ask for, which one body of the largest size fits; with its series."""
+    """Return the budget of a router's options, raised to fit one body of the largest size, and register its gauge."""
     client_bytes = max(config.max_client_body_bytes_in_flight, config.max_body_bytes)
     budget = BodyBudget(max(config.max_body_bytes_in_flight, 2 * config.max_body_bytes), client_bytes)
-    name, text = f"{PREFIX}router_body_bytes", "Bytes of request bodies that are coming or wait to be read as prompts."
+    name, text = f"{PREFIX}router_body_bytes", "Bytes of request bodies that are being received or wait to be parsed."
     gauge = Gauge(name, text, ["model_name"], registry=metrics.registry)
     gauge.labels(metrics.model_name).set_function(lambda: budget.num_bytes)
     return budget
 
 
 class BodyBudget:
-    """Owns the counts of the bytes, in all and by client."""
+    """Byte counts, in total and by client."""
 
     def __init__(self, max_bytes: int, max_client_bytes: int) -> None:
         self.num_bytes = 0
@@ -38,14 +38,14 @@ class BodyBudget:
         self._held: dict[str, int] = {}  # by client
 
     def begin(self, client: Client, address: str) -> "Upload":
-        """Return the upload of a request whose body is to come. Raises KeyLimitReached."""
+        """Return the upload of a request whose body follows. Raises KeyLimitReached."""
         client.begin_upload()
         return Upload(self, client, address)
 
     def take(self, holder: str, num_bytes: int, is_key: bool) -> None:
-        """Count bytes. Raises Overloaded, and counts nothing, if they are over a bound.
+        """Count bytes. Raises Overloaded, and counts nothing, if they exceed a bound.
 
-        In the upper half of the router's budget each client has an equal share, so that a few clients cannot use it up.
+        Once half of the router's budget is used, each client gets an equal share, so a few clients cannot exhaust it.
         """
         held, total = self._held.get(holder, 0) + num_bytes, self.num_bytes + num_bytes
         if held > self._max_client_bytes:
@@ -61,12 +61,12 @@ class BodyBudget:
         self.num_bytes = total
 
     def give_back(self, holder: str, num_bytes: int) -> None:
-        """Count so many bytes less."""
+        """Subtract bytes of a client."""
         self.num_bytes -= num_bytes
         self._set(holder, self._held[holder] - num_bytes)
 
     def _set(self, holder: str, num_bytes: int) -> None:
-        """Set a client's count; a client without bytes has no share."""
+        """Set a client's count. A client without bytes is removed and gets no share."""
         if num_bytes:
             self._held[holder] = num_bytes
         else:
@@ -74,7 +74,7 @@ class BodyBudget:
 
 
 class Upload:
-    """One request's bytes in the budget, and its place among those that its API key may have in flight."""
+    """One request's bytes in the budget, and its slot in the in-flight limit of its API key."""
 
     def __init__(self, budget: BodyBudget, client: Client, address: str) -> None:
         self._budget = budget
@@ -85,18 +85,18 @@ class Upload:
         self._is_coming = True
 
     def add(self, num_bytes: int) -> None:
-        """Count bytes that came. Raises Overloaded."""
+        """Count received bytes. Raises Overloaded."""
         self._budget.take(self.holder, num_bytes, self._is_key)
         self._num_bytes += num_bytes
 
     def end(self) -> None:
-        """Give the place back: the body has been read."""
+        """Return the slot, once the body has been parsed."""
         if self._is_coming:
             self._is_coming = False
             self._client.end_upload()
 
     def release(self) -> None:
-        """Give the place and the bytes back: the body has been forgotten."""
+        """Return the slot and the bytes, once the body has been freed."""
         self.end()
         if self._num_bytes:
             self._budget.give_back(self.holder, self._num_bytes)
@@ -104,7 +104,7 @@ class Upload:
 
 
 def _network(address: str) -> str:
-    """Return what stands for a client without a key: its IPv4 address, or its IPv6 network."""
+    """Return the identity of a client without a key: its IPv4 address or its IPv6 /64 network."""
     if ":" not in address:
         return address
     parsed = IPv6Address(address.partition("%")[0])

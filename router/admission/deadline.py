@@ -1,4 +1,4 @@
-"""Until when a request is wanted, and its end when that time is over."""
+"""Deadlines of requests, and their enforcement."""
 
 import asyncio
 import time
@@ -11,22 +11,22 @@ from baton.rpc.status import DeadlineExceeded
 
 T = TypeVar("T")
 
-MAX_TIMEOUT_S = 365 * 86400.0  # a longer one is none: timers are not made for it
+MAX_TIMEOUT_S = 365 * 86400.0  # longer timeouts count as none: event loop timers do not support them
 
 
 def deadline_of(context: RequestContext, default_timeout_s: float | None) -> float | None:
-    """When the request's time is over, by `time.monotonic`; None: never."""
+    """Return the request's deadline on the clock of `time.monotonic`; None: no deadline."""
     timeout_s = default_timeout_s if context.timeout_s is None else context.timeout_s
     return None if timeout_s is None or timeout_s > MAX_TIMEOUT_S else context.arrived_s + timeout_s
 
 
 def exceeded(doing: str) -> DeadlineExceeded:
-    """The error for a request whose time was over while this was going on."""
-    return DeadlineExceeded(f"the request's time was over while it {doing}")
+    """Return the error for a request that exceeded its deadline. `doing`: a verb phrase, such as "was tokenised"."""
+    return DeadlineExceeded(f"the request exceeded its deadline while it {doing}")
 
 
 async def result_within(deadline_s: float, work: Coroutine[object, object, T], doing: str) -> T:
-    """What `work` returns; it is cancelled when the time is over (DeadlineExceeded)."""
+    """Return the result of `work`. Cancels it at the deadline and raises DeadlineExceeded."""
     try:
         async with asyncio.timeout(deadline_s - time.monotonic()) as limit:
             return await work
@@ -36,18 +36,19 @@ async def result_within(deadline_s: float, work: Coroutine[object, object, T], d
         raise
 
 
-async def news_within(deadline_s: float, news: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """What `news` yields, until the time is over: then it is closed at once and DeadlineExceeded raised.
+async def items_within(deadline_s: float, stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """Yield the items of `stream`. Closes it at the deadline and raises DeadlineExceeded.
 
-    One timer serves for all of it, and whatever task reads: streams are begun by one task and ended by another.
+    A single timer covers the whole stream, also if several tasks read it in turn: one task may begin a stream and
+    another end it.
     """
-    expiry = _Expiry(news)
+    expiry = _Expiry(stream)
     timer = asyncio.get_running_loop().call_later(deadline_s - time.monotonic(), expiry.fire)
     try:
         while True:
             with expiry:
                 try:
-                    item = await anext(news)
+                    item = await anext(stream)
                 except StopAsyncIteration:
                     return
             yield item
@@ -57,13 +58,13 @@ async def news_within(deadline_s: float, news: AsyncGenerator[T, None]) -> Async
 
 
 class _Expiry(Generic[T]):
-    """Ends the reading of news: the task that waits for them is cancelled, or they are closed if none waits.
+    """Ends a stream at its deadline: cancels the task that waits for an item, or closes the stream if none waits.
 
-    A context manager around each wait; it turns its own cancellation, and no other, into DeadlineExceeded.
+    A context manager around each wait. It converts its own cancellation, and no other, to DeadlineExceeded.
     """
 
-    def __init__(self, news: AsyncGenerator[T, None]) -> None:
-        self._news = news
+    def __init__(self, stream: AsyncGenerator[T, None]) -> None:
+        self._stream = stream
         self._fired = False
         self._reader: asyncio.Task[object] | None = None
         self._num_cancelling = 0
@@ -71,19 +72,19 @@ class _Expiry(Generic[T]):
         self._closing: asyncio.Task[None] | None = None
 
     def fire(self) -> None:
-        """The time is over."""
+        """End the stream: the deadline has passed."""
         self._fired = True
-        if self._reader is None:  # a slow client has not taken what came; the workers need not go on for it
-            self._closing = asyncio.create_task(self._close_news())
+        if self._reader is None:  # a slow client still reads the last item; close the stream to free the workers
+            self._closing = asyncio.create_task(self._close_stream())
         else:
             self._cancelled = True
             self._reader.cancel()
 
     async def close(self) -> None:
-        """Returns once the news are closed."""
+        """Close the stream, and wait until it is closed."""
         if self._closing is not None:
             await self._closing
-        await self._news.aclose()
+        await self._stream.aclose()
 
     def __enter__(self) -> None:
         if self._fired:
@@ -102,5 +103,5 @@ class _Expiry(Generic[T]):
         if reader.uncancel() <= self._num_cancelling and isinstance(error, asyncio.CancelledError):
             raise exceeded("was being generated") from None
 
-    async def _close_news(self) -> None:
-        await self._news.aclose()
+    async def _close_stream(self) -> None:
+        await self._stream.aclose()

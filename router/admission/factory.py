@@ -1,4 +1,4 @@
-"""Admission as a router's options have it."""
+"""Construction of the admission from a router's options."""
 
 from prometheus_client import CollectorRegistry
 
@@ -13,13 +13,16 @@ from baton.router.workers.pool import WorkerPool
 
 
 class PoolCapacity:
-    """Reads the capacity of a pool's decode workers; a `Capacity`."""
+    """Capacity of a pool's decode workers; implements `Capacity`."""
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
 
     def num_seqs(self) -> int | None:
-        """The sum of what the ready decode workers run at once; a draining one counts as what it still runs for us."""
+        """Return the sum of the ready decode workers' `max_num_seqs`; None if one does not report it.
+
+        A draining worker counts with the requests that it still runs for this router.
+        """
         decoders = [each for each in self._pool.reached if _decodes(each)]
         num_seqs, num_ready = 0, 0
         for connection in decoders:
@@ -34,7 +37,7 @@ class PoolCapacity:
         return num_seqs if num_ready else 0
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Returns when a worker came or went, or after the time-out; raises what the pool ended with."""
+        """Wait until a worker joins or leaves, or for the timeout. Raises the error that the pool ended with."""
         await self._pool.wait_change(timeout_s)
 
 
@@ -46,7 +49,7 @@ def _decodes(connection: WorkerConnection) -> bool:
 
 
 def make_admission(config: RouterConfig, pool: WorkerPool, registry: CollectorRegistry, model_name: str) -> Admission:
-    """Admission to the workers of the pool, its series in the registry."""
+    """Return the admission to the workers of the pool, with its metrics in `registry`."""
     limits = AdmissionLimits(
         max_inflight=config.max_inflight,
         max_queue=config.max_queue,

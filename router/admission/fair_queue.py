@@ -1,9 +1,9 @@
-"""Who is next among those that wait: by priority, then in turn between keys, then by arrival.
+"""Queue of waiting requests: by priority, then round robin between keys, then by arrival.
 
-Within a priority each key has a line of its own, and the lines take turns by deficit round robin (Shreedhar and
-Varghese, 1996): a line earns one choice a turn and its first ticket leaves once the line has earned all of that
-ticket's choices. So keys get equal shares of the choices, whatever the sizes of their requests and however many of
-them wait. A line that is empty is forgotten, with what it had earned.
+Within a priority each key has its own line. The lines take turns by deficit round robin (Shreedhar and Varghese,
+1996): a line earns one completion per turn, and its first ticket leaves once the line has earned all completions of
+that ticket. So keys get equal shares of the completions, whatever the sizes and the number of their requests. An empty
+line is removed together with its credit.
 """
 
 from bisect import insort
@@ -32,35 +32,35 @@ class _Line(Generic[T]):
 
     tickets: "OrderedDict[T, None]" = field(default_factory=OrderedDict)
     num_choices: int = 0
-    credit: int = 1  # choices earned and not used: one a turn
+    credit: int = 1  # completions earned and not used; one is earned per turn
 
     @property
     def first(self) -> T:
-        """The ticket that came first."""
+        """The oldest ticket."""
         return next(iter(self.tickets))
 
     @property
     def shortfall(self) -> int:
-        """Choices that its first ticket still has to earn."""
+        """Completions that the line still has to earn for its first ticket."""
         return self.first.num_choices - self.credit
 
 
 class _Lines(Generic[T]):
-    """The lines of one priority, in the order of their turns."""
+    """The lines of one priority, in order of their turns."""
 
     def __init__(self) -> None:
         self.by_key: OrderedDict[str, _Line[T]] = OrderedDict()
         self.num_choices = 0
 
     def add(self, ticket: T) -> None:
-        """A key that had nothing in line has its turn after all others."""
+        """Add a ticket. A key without a line gets its turn after all others."""
         line = self.by_key.setdefault(ticket.fairness_key, _Line())
         line.tickets[ticket] = None
         line.num_choices += ticket.num_choices
         self.num_choices += ticket.num_choices
 
     def remove(self, ticket: T, charge: bool) -> None:
-        """Takes a ticket out; `charge`: it was served."""
+        """Remove a ticket; `charge`: it was served."""
         line = self.by_key[ticket.fairness_key]
         del line.tickets[ticket]
         line.num_choices -= ticket.num_choices
@@ -70,7 +70,9 @@ class _Lines(Generic[T]):
             del self.by_key[ticket.fairness_key]
 
     def head(self) -> T:
-        """The ticket whose turn it is; the same until it is removed, since turns go on only when credit is short."""
+        """Return the ticket whose turn it is. It stays the same until it is removed: a line with enough credit keeps
+        its turn.
+        """
         num_turns = 0
         while True:
             key, line = next(iter(self.by_key.items()))
@@ -83,7 +85,10 @@ class _Lines(Generic[T]):
                 self._skip_rounds()
 
     def last_of_longest(self, num_kept: int) -> Iterator[T]:
-        """Tickets that could leave, always the last of what is then the longest line; each keeps so many choices."""
+        """Yield tickets to displace: always the last one of the line that is longest then.
+
+        Each line keeps at least `num_kept` completions.
+        """
         lines = {key: reversed(line.tickets) for key, line in self.by_key.items() if line.num_choices > num_kept}
         longest = [(-self.by_key[key].num_choices, key) for key in lines]
         heapify(longest)
@@ -98,25 +103,25 @@ class _Lines(Generic[T]):
                 heappush(longest, (-num_left, key))
 
     def _skip_rounds(self) -> None:
-        """Earns at once what the lines earn in the rounds in which no ticket leaves: large ones need many."""
+        """Credit all rounds in which no ticket can leave at once: large tickets need many rounds."""
         num_rounds = max(0, min(line.shortfall for line in self.by_key.values()))
         for line in self.by_key.values():
             line.credit += num_rounds
 
 
 class FairQueue(Generic[T]):
-    """Owns the order of the waiting requests."""
+    """The order of the waiting requests."""
 
     def __init__(self) -> None:
         self.num_choices = 0
         self._lines: dict[int, _Lines[T]] = {}
-        self._priorities: list[int] = []  # of the above, the most urgent first
+        self._priorities: list[int] = []  # keys of `_lines`, most urgent first
 
     def __bool__(self) -> bool:
         return bool(self._priorities)
 
     def add(self, ticket: T) -> None:
-        """A request waits from now on."""
+        """Add a request."""
         lines = self._lines.get(ticket.priority)
         if lines is None:
             lines = self._lines[ticket.priority] = _Lines()
@@ -125,42 +130,42 @@ class FairQueue(Generic[T]):
         self.num_choices += ticket.num_choices
 
     def head(self) -> T:
-        """The request whose turn it is. The queue must not be empty."""
+        """Return the request whose turn it is. The queue must not be empty."""
         return self._lines[self._priorities[0]].head()
 
     def take(self, ticket: T) -> None:
-        """The request is served: it leaves, and its key has used up as many choices."""
+        """Remove a request that is served, and charge its key for its completions."""
         self._remove(ticket, charge=True)
 
     def remove(self, ticket: T) -> None:
-        """The request leaves unserved."""
+        """Remove a request that is not served."""
         self._remove(ticket, charge=False)
 
     def tickets(self) -> list[T]:
-        """All that wait, in no order of service."""
+        """Return all waiting requests, in no particular order."""
         lines = (line for each in self._lines.values() for line in each.by_key.values())
         return [ticket for line in lines for ticket in line.tickets]
 
     def num_ahead(self, ticket: Ticket) -> int:
-        """Choices that are served before this request's if it joins now and nobody else does."""
+        """Return the completions that would be served before this request's if it joined now and no other followed."""
         num_ahead = sum(self._lines[each].num_choices for each in self._priorities if each < ticket.priority)
         lines = self._lines.get(ticket.priority)
         if lines is None:
             return num_ahead
         own = lines.by_key.get(ticket.fairness_key)
         num_own = own.num_choices if own is not None else 0
-        share = num_own + ticket.num_choices  # what any other key is served while this one is served so much
+        share = num_own + ticket.num_choices  # upper bound of what each other key is served until then
         others = (line for line in lines.by_key.values() if line is not own)
         return num_ahead + num_own + sum(min(line.num_choices, share) for line in others)
 
     def displaced_by(self, ticket: Ticket, num_choices: int) -> list[T]:
-        """Who should leave to make room for so many choices of this request; empty if it has no better right to wait.
+        """Return the requests to displace to make room for `num_choices` of this one; empty: this one must not wait.
 
-        Those who came last of the longest lines, the least urgent first: all that are less urgent than the request,
-        and of its own priority those whose line stays at least as long as that of the request's key. A key that floods
-        the queue displaces itself and not others.
+        The least urgent requests are displaced first, and among them the latest of the longest line. Eligible are all
+        requests that are less urgent than this one, and those of its priority whose line stays at least as long as
+        the line of its key. So a key that floods the queue displaces only itself.
         """
-        leaving: list[T] = []
+        displaced: list[T] = []
         for priority in reversed(self._priorities):
             if priority < ticket.priority:
                 break
@@ -169,10 +174,10 @@ class FairQueue(Generic[T]):
                 own = lines.by_key.get(ticket.fairness_key)
                 num_kept = ticket.num_choices + (own.num_choices if own is not None else 0)
             for each in lines.last_of_longest(num_kept):
-                leaving.append(each)
+                displaced.append(each)
                 num_choices -= each.num_choices
                 if num_choices <= 0:
-                    return leaving
+                    return displaced
         return []
 
     def _remove(self, ticket: T, charge: bool) -> None:

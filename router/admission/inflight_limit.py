@@ -7,46 +7,46 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """How much is taken on, and for how long anybody waits."""
+    """Limits on admitted and on waiting requests."""
 
-    max_inflight: int  # choices
-    max_queue: int  # choices; 0: nobody waits
-    default_timeout_s: float | None = None  # of requests that state none; None: no limit
-    max_wait_s: float | None = None  # of anybody in the queue; None: no limit
-    no_worker_timeout_s: float = 30.0  # how long those who wait do so without any decode worker
+    max_inflight: int  # completions
+    max_queue: int  # completions; 0: no queue
+    default_timeout_s: float | None = None  # of requests that set none; None: no limit
+    max_wait_s: float | None = None  # of any request in the queue; None: no limit
+    no_worker_timeout_s: float = 30.0  # maximum wait while there is no decode worker
 
 
-SPAN_S = 10.0  # busy time over which the rate is a mean, with exponentially falling weights
-GUESS_WEIGHT_S = 1.0  # busy time that the guess counts as much as
-NUM_HELD = 32  # choices over which the time that each takes is a mean
+SPAN_S = 10.0  # busy time over which the rate is averaged, with exponential decay
+GUESS_WEIGHT_S = 1.0  # weight of the guess, as busy time
+NUM_HELD = 32  # completions over which the duration is averaged
 
 
 class ServiceRate:
-    """Owns the estimate of the choices that end in a second.
+    """Estimate of the completions that end per second.
 
-    Only while requests wait is the number of ends a measure of what the workers can do: otherwise it is that of the
-    arrivals. Until such time has passed the estimate is a guess by Little's law, from how long choices take and how
-    many are being generated. It is too high where a fuller batch is slower, so nobody is sent away for it too early.
+    The rate is measured only while requests wait: otherwise it reflects the arrivals and not the workers' capacity.
+    Until then the estimate is a guess by Little's law, from the duration of completions and their number in flight. The
+    guess is too high if larger batches are slower, so it does not refuse requests too early.
     """
 
     def __init__(self) -> None:
-        self._busy_from_s: float | None = None  # None: nobody waits
-        self._num_ended = 0.0  # in busy time, the older the less
-        self._busy_s = 0.0  # weighted the same
-        self._held_s: float | None = None  # mean time from a choice's admission to its end
+        self._busy_from_s: float | None = None  # None: no request waits
+        self._num_ended = 0.0  # completions that ended in busy time, decayed
+        self._busy_s = 0.0  # busy time, decayed the same way
+        self._held_s: float | None = None  # mean time from a completion's admission to its end
 
     def busy(self, now_s: float) -> None:
-        """Requests wait from now on."""
+        """Start to measure: requests wait from now on."""
         if self._busy_from_s is None:
             self._busy_from_s = now_s
 
     def idle(self, now_s: float) -> None:
-        """Nobody waits any more."""
+        """Stop to measure: no request waits any more."""
         self._pass(now_s)
         self._busy_from_s = None
 
     def ended(self, now_s: float, num_choices: int, held_s: float) -> None:
-        """Choices ended that were admitted `held_s` ago."""
+        """Count completions that ended `held_s` after their admission."""
         weight = min(1.0, num_choices / NUM_HELD)
         self._held_s = held_s if self._held_s is None else self._held_s + (held_s - self._held_s) * weight
         if self._busy_from_s is not None:
@@ -54,7 +54,7 @@ class ServiceRate:
             self._num_ended += num_choices
 
     def per_s(self, now_s: float, num_inflight: int) -> float | None:
-        """Choices that end in a second; None before the first ended."""
+        """Return the completions that end per second; None before the first one ended."""
         self._pass(now_s)
         if not self._held_s or not num_inflight:
             return self._num_ended / self._busy_s if self._num_ended and self._busy_s else None
@@ -62,7 +62,7 @@ class ServiceRate:
         return (self._num_ended + guess * GUESS_WEIGHT_S) / (self._busy_s + GUESS_WEIGHT_S)
 
     def _pass(self, now_s: float) -> None:
-        """Lets busy time pass."""
+        """Decay the counts and add the busy time since the last call."""
         if self._busy_from_s is None:
             return
         kept = math.exp((self._busy_from_s - now_s) / SPAN_S)
@@ -71,48 +71,52 @@ class ServiceRate:
         self._busy_from_s = now_s
 
 
-LOOK_INTERVAL_S = 0.1  # how old the known capacity of the workers may be
-MIN_MARGIN = 8  # choices
-MARGIN_SHARE = 4  # the margin is this part of the workers' capacity
+REFRESH_INTERVAL_S = 0.1  # maximum age of the known capacity of the workers
+MIN_MARGIN = 8  # completions
+MARGIN_DIVISOR = 4  # the margin is the workers' capacity divided by this
 
 
 class Capacity(Protocol):
-    """What the workers can do."""
+    """Capacity of the workers."""
 
     def num_seqs(self) -> int | None:
-        """Choices that the decode workers run at once; 0: no worker is ready; None: a worker does not say."""
+        """Return the sequences that the decode workers run at once.
+
+        0: no worker is ready; None: a worker does not report its capacity.
+        """
         ...
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Returns when a worker came or went, or after the time-out. Raises Unavailable once the router ends."""
+        """Wait until a worker joins or leaves, or for the timeout. Raises Unavailable once the router ends."""
         ...
 
 
 class InflightLimit:
-    """Owns what is known of the workers' capacity, which is looked up now and then: there may be a thousand workers."""
+    """The limit, from a cached capacity of the workers: there may be a thousand of them."""
 
     def __init__(self, max_inflight: int, capacity: Capacity) -> None:
-        self.max_inflight = max_inflight  # whatever the workers can do
+        self.max_inflight = max_inflight  # upper bound, whatever the workers' capacity
         self._capacity = capacity
         self._num_seqs: int | None = None
-        self._looked_s = -math.inf
+        self._refreshed_s = -math.inf
         self._no_worker_since_s: float | None = None
 
     def at(self, now_s: float, max_margin: float = math.inf) -> int:
-        """Choices in flight from which on further ones wait. Without a worker none waits: it is told so at once.
+        """Return the completions in flight beyond which further ones wait.
 
-        `max_margin`: most choices beyond the workers' capacity.
+        Without a worker, or if one does not report its capacity, the limit is `max_inflight`: requests are admitted
+        and fail at once. `max_margin`: maximum completions beyond the workers' capacity.
         """
-        if now_s - self._looked_s > LOOK_INTERVAL_S:
-            self.look(now_s)
+        if now_s - self._refreshed_s > REFRESH_INTERVAL_S:
+            self.refresh(now_s)
         if not self._num_seqs:
             return self.max_inflight
-        margin = min(max(MIN_MARGIN, self._num_seqs // MARGIN_SHARE), max_margin)
+        margin = min(max(MIN_MARGIN, self._num_seqs // MARGIN_DIVISOR), max_margin)
         return min(self.max_inflight, self._num_seqs + int(margin))
 
-    def look(self, now_s: float) -> None:
-        """Looks up what the workers can do."""
-        self._looked_s = now_s
+    def refresh(self, now_s: float) -> None:
+        """Read the capacity of the workers again."""
+        self._refreshed_s = now_s
         self._num_seqs = self._capacity.num_seqs()
         if self._num_seqs != 0:
             self._no_worker_since_s = None
@@ -121,13 +125,13 @@ class InflightLimit:
 
     @property
     def has_worker(self) -> bool:
-        """Whether some worker was ready at the last look."""
+        """Whether some worker was ready at the last refresh."""
         return self._num_seqs != 0
 
     def no_worker_s(self, now_s: float) -> float:
-        """For how long no worker has been ready."""
+        """Return the seconds for which no worker has been ready."""
         return 0.0 if self._no_worker_since_s is None else now_s - self._no_worker_since_s
 
     async def wait_change(self) -> None:
-        """Returns when a worker came or went or the capacity should be looked up. Raises Unavailable at the end."""
-        await self._capacity.wait_change(LOOK_INTERVAL_S)
+        """Wait until a worker joins or leaves or a refresh is due. Raises Unavailable once the router ends."""
+        await self._capacity.wait_change(REFRESH_INTERVAL_S)

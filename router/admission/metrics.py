@@ -1,4 +1,4 @@
-"""What is measured of the requests that wait and of those that are refused."""
+"""Metrics of waiting and refused requests."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -15,15 +15,15 @@ class Refusal(Enum):
 
     DRAINING = "draining"  # the router is shutting down
     QUEUE_FULL = "queue_full"
-    DISPLACED = "displaced"  # it waited, and gave way to a more urgent request or to another key's
-    DEADLINE = "deadline"  # it would have waited for longer than its time
-    WAIT = "wait"  # it would have waited, or did wait, for longer than anybody should
-    EXPIRED = "expired"  # its time was over while it waited
-    NO_WORKER = "no_worker"  # all decode workers went away while it waited, and none came back
+    DISPLACED = "displaced"  # it waited, and a more urgent request or another key's displaced it
+    DEADLINE = "deadline"  # its deadline would have expired in the queue
+    WAIT = "wait"  # it would have waited, or did wait, longer than the limit
+    EXPIRED = "expired"  # its deadline expired in the queue
+    NO_WORKER = "no_worker"  # there was no decode worker while it waited
 
 
 class AdmissionMetrics:
-    """Owns the series of the router's queue."""
+    """Metrics of the router's queue."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self._registry = registry
@@ -42,18 +42,18 @@ class AdmissionMetrics:
         self._wait = wait.labels(model_name)
 
     def watch(self, num_waiting: Callable[[], int], capacity: Callable[[], int]) -> None:
-        """Where the queue's length and the router's capacity, both in choices, are read when asked for."""
+        """Export the queue's length and the router's capacity, both in completions, from these callbacks."""
         for name, text, read in (
-            ("router_waiting", "Choices in the router's queue.", num_waiting),
-            ("router_capacity", "Choices that may be in flight before further ones wait.", capacity),
+            ("router_waiting", "Completions in the router's queue.", num_waiting),
+            ("router_capacity", "Completions that may be in flight before further ones wait.", capacity),
         ):
             gauge = Gauge(f"{PREFIX}{name}", text, ["model_name"], registry=self._registry)
             gauge.labels(self._model_name).set_function(read)
 
     def waited(self, wait_s: float) -> None:
-        """A request left the queue to be served."""
+        """Record the wait of a request that was admitted from the queue."""
         self._wait.observe(wait_s)
 
     def refused(self, reason: Refusal) -> None:
-        """A request was not served."""
+        """Count a request that was not served."""
         self._refusals[reason].inc()

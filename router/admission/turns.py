@@ -1,4 +1,4 @@
-"""Fair use of a few threads: a client with many requests delays another client by at most one piece of work."""
+"""Fair use of a few threads: a client with many requests delays another client by at most one job."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager
 
 
 class Turns:
-    """Waiting requests in the order of their turns: one of each client, then the next of each."""
+    """Requests that wait for a thread, served round robin between clients."""
 
     def __init__(self, num_threads: int = 1) -> None:
         self._num_free = num_threads
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by client, the next one first
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by client, next turn first
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:
-        """Hold a thread once it is the client's turn."""
+        """Wait for the client's turn and hold a thread for the context."""
         if self._num_free:
             self._num_free -= 1
         else:

@@ -1,11 +1,13 @@
-"""Output that clients have not taken, and the bounds on it.
+"""Output that clients have not read, and the bounds on it.
 
-Generation does not wait for a slow client: its output is kept in memory, outside of the kernel's buffers. Each request
-reports how much that is while its client is behind. The output that is being delivered counts for its key and for the
-router. The request's own bound is on what waits behind it, so that one large answer may be sent at once.
+Generation does not wait for a slow client: the router buffers its output in memory, beyond the kernel's buffers. Each
+request reports its buffered bytes while its client lags. The output that is being delivered counts towards the bounds
+of the key and the router. The bound of the request covers only the output after it, so one large response may be sent
+at once.
 
-Over a request's bound that request ends. Over a key's, the key's request with the most unread output ends; over the
-router's, that of the key (or of all requests without a key) that has most.
+A request that exceeds its own bound is aborted. If a key exceeds its bound, its request with the most unread output is
+aborted. If the router exceeds its bound, the request with the most unread output is aborted of the key (or of all
+requests without a key) that has the most.
 """
 
 import asyncio
@@ -22,8 +24,8 @@ from baton.router.metrics.metrics import PREFIX
 
 logger = logging.getLogger(__name__)
 
-STALL_S = 30.0  # in which a client that is behind must take some, and at the least rate
-LEAST_BYTES_PER_S = 1024  # that a client takes while it is behind; one that keeps up with its stream has no least rate
+STALL_S = 30.0  # time in which a lagging client must read something, at the minimum rate or faster
+LEAST_BYTES_PER_S = 1024  # minimum rate of a lagging client; a client that keeps up has no minimum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,44 +38,44 @@ class UnreadLimits:
 
 
 class SlowReason(Enum):
-    """Why a request of a slow client was ended."""
+    """Why a request of a slow client was aborted."""
 
     REQUEST = "request"  # over the bound of one request
     KEY = "key"
     ROUTER = "router"
-    STALL = "stall"  # the client took too little in the time in which it was behind
+    STALL = "stall"  # the client read too slowly while it lagged
 
 
 class UnreadMetrics:
-    """Owns the series of unread output."""
+    """Metrics of unread output."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         ended = CounterMetric(
             f"{PREFIX}router_slow_clients",
-            "Requests ended because their clients did not take their output, by reason.",
+            "Requests aborted because their clients did not read their output, by reason.",
             ["model_name", "reason"],
             registry=registry,
         )
         self._ended = {reason: ended.labels(model_name, reason.value) for reason in SlowReason}
         unread = Gauge(
             f"{PREFIX}router_unread_bytes",
-            "Output in the router's memory that clients have not taken.",
+            "Bytes of output in the router's memory that clients have not read.",
             ["model_name"],
             registry=registry,
         )
         self._unread = unread.labels(model_name)
 
     def watch(self, num_bytes: Callable[[], int]) -> None:
-        """Read the number of unread bytes from here when it is asked for."""
+        """Export the number of unread bytes from this callback."""
         self._unread.set_function(num_bytes)
 
     def ended(self, reason: SlowReason) -> None:
-        """Count a request that was ended."""
+        """Count a request that was aborted."""
         self._ended[reason].inc()
 
 
 class UnreadOutput:
-    """Counts the unread output of the requests whose clients are behind, and ends those that have too much."""
+    """Byte counts of unread output of lagging clients; aborts the requests with too much of it."""
 
     def __init__(self, limits: UnreadLimits, metrics: UnreadMetrics) -> None:
         self.num_bytes = 0
@@ -86,14 +88,14 @@ class UnreadOutput:
         metrics.watch(lambda: self.num_bytes)
 
     def begin(self, request_id: str, key: str | None, end_request: Callable[[], None]) -> "UnreadShare":
-        """Return the share of a request; `end_request` is called when it must end. `key`: None without an API key."""
+        """Return the share of a request. `end_request` is called to abort it. `key`: None without an API key."""
         share = UnreadShare(self, request_id, key, end_request)
         self._shares.add(share)
         self._idle.clear()
         return share
 
     def change(self, share: "UnreadShare", change: int) -> None:
-        """Count a change of a share, and end the requests that are over a bound by now."""
+        """Count a change of a share, and abort the requests that exceed a bound now."""
         self.num_bytes += change
         self._key_bytes[share.key] += change
         limits = self._limits
@@ -107,7 +109,7 @@ class UnreadOutput:
             self._end(most, SlowReason.ROUTER)
 
     def remove(self, share: "UnreadShare") -> None:
-        """Forget a share that is empty."""
+        """Remove an empty share."""
         self._shares.discard(share)
         if not self._key_bytes[share.key]:
             del self._key_bytes[share.key]
@@ -115,12 +117,12 @@ class UnreadOutput:
             self._idle.set()
 
     def stalled(self, request_id: str) -> None:
-        """Log and count a request that ends because its client took too little in `STALL_S`."""
-        logger.warning("%s is ended: its client took too little for %.0f s", request_id, STALL_S)
+        """Log and count a request that is aborted because its client read too slowly for `STALL_S`."""
+        logger.warning("%s is aborted: its client read too slowly for %.0f s", request_id, STALL_S)
         self._metrics.ended(SlowReason.STALL)
 
     async def wait_delivered(self, timeout_s: float) -> bool:
-        """Return True once no client is behind, or False after the time-out."""
+        """Return True once no client lags, False after the timeout."""
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
@@ -128,7 +130,7 @@ class UnreadOutput:
         return True
 
     def _end(self, share: "UnreadShare", reason: SlowReason) -> None:
-        text = "%s is ended: its client has %d bytes of output to take, over the limit of one %s"
+        text = "%s is aborted: its client has not read %d bytes of output, over the limit of one %s"
         logger.warning(text, share.request_id, share.num_bytes, reason.value)
         self._metrics.ended(reason)
         share.close()
@@ -136,7 +138,7 @@ class UnreadOutput:
 
 
 class UnreadShare:
-    """One request's part of the unread output. The front end that began it closes it, exactly once or more often."""
+    """One request's share of the unread output. The front end that began it closes it; `close` is idempotent."""
 
     def __init__(self, total: UnreadOutput, request_id: str, key: str | None, end_request: Callable[[], None]) -> None:
         self.request_id = request_id
@@ -148,7 +150,7 @@ class UnreadShare:
         self._is_closed = False
 
     def update(self, num_sending: int, num_waiting: int) -> None:
-        """Set the bytes that are being delivered and those that wait behind them. No-op after `close`."""
+        """Set the bytes that are being delivered and those queued after them. No-op after `close`."""
         if self._is_closed:
             return
         change = num_sending + num_waiting - self.num_bytes
@@ -156,7 +158,7 @@ class UnreadShare:
         self._total.change(self, change)
 
     def close(self) -> None:
-        """Count nothing any more."""
+        """Remove the share from all counts."""
         if not self._is_closed:
             self.update(0, 0)
             self._is_closed = True

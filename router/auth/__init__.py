@@ -1,1 +1,1 @@
-"""API keys: who may send requests, and within which limits."""
+"""API keys, their limits, and the tenants whose cached prompts they share."""

@@ -1,8 +1,8 @@
-"""API keys: what a router knows of one, which is all but the key itself.
+"""API keys: a router stores the digest and the limits of a key, never the key.
 
-A key is 256 random bits, made by `new_key`. So its plain SHA-256 may be kept and looked up: nobody finds by trying what
-has so many values, while a password's slow hash would cost every request milliseconds. Looking a digest up tells by its
-time at most how a digest begins, and nobody can choose keys by their digests.
+A key is 256 random bits, made by `new_key`. Its plain SHA-256 is therefore safe to store: it cannot be brute-forced,
+while a slow password hash would cost every request milliseconds. The time of a lookup leaks at most the beginning of a
+digest, and keys cannot be chosen by their digests.
 """
 
 import re
@@ -10,7 +10,7 @@ import secrets
 from dataclasses import dataclass
 from hashlib import sha256
 
-KEY_PREFIX = "sk-baton-"  # so that a key that leaked is recognised as one
+KEY_PREFIX = "sk-baton-"  # makes leaked keys recognisable
 KEY_BYTES = 32
 DIGEST_PREFIX = "sha256:"
 HEX_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
@@ -18,51 +18,51 @@ HEX_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """One key as its operator entered it."""
+    """One key and its limits."""
 
-    name: str  # stands in logs
+    name: str  # appears in logs
     digest: bytes  # SHA-256 of the key
-    priority: int = 0  # of its requests, unless they want to be less urgent; lower is served earlier
-    max_inflight: int | None = None  # choices that wait or are generated; None: no limit of its own
+    priority: int = 0  # of its requests, which may ask to be less urgent; lower is served earlier
+    max_inflight: int | None = None  # completions that wait or are generated; None: no limit
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and outputs
-    cache_scope: str | None = None  # keys of one scope find each other's prompts in caches; None: the key by itself
-    expires_s: float | None = None  # Unix time from which on it is refused
+    cache_scope: str | None = None  # keys of one scope share cached prompts; None: the key shares none
+    expires_s: float | None = None  # Unix time from which the key is refused
 
     @property
     def tenant(self) -> str:
-        """Whose cached prompts its requests find; a scope is never what a key's own name is."""
+        """Name of the tenant whose cached prompts its requests find. Scopes and key names cannot collide."""
         return f"key:{self.name}" if self.cache_scope is None else f"scope:{self.cache_scope}"
 
     @property
     def is_metered(self) -> bool:
-        """Whether it has a limit of its own."""
+        """Whether the key has a limit."""
         return any(limit is not None for limit in (self.max_inflight, self.requests_per_minute, self.tokens_per_minute))
 
 
 def new_key() -> str:
-    """A key that nobody has."""
+    """Return a new random key."""
     return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def digest_of(key: bytes) -> bytes:
-    """What is kept of a key."""
+    """Return the SHA-256 of a key."""
     return sha256(key).digest()
 
 
 def hidden(key: str) -> str:
-    """A key as it may stand in a process's flags: its digest. What is one already stays as it is."""
+    """Return a key in a form that is safe in a process's flags: `sha256:` and its hex digest. Idempotent."""
     if is_hidden(key):
         return key
     return DIGEST_PREFIX + digest_of(key.encode()).hex()
 
 
 def is_hidden(text: str) -> bool:
-    """Whether a text is a key's digest and not a key."""
+    """Return whether a text is a key's digest and not a key."""
     return text.startswith(DIGEST_PREFIX) and HEX_DIGEST.fullmatch(text, len(DIGEST_PREFIX)) is not None
 
 
 def unnamed_key(text: str) -> ApiKey:
-    """The key of a digest as `hidden` gives it; its name comes from the digest, so that all routers call it alike."""
+    """Return the key of a digest from `hidden`. Its name is derived from the digest, the same at all routers."""
     digest = bytes.fromhex(text.removeprefix(DIGEST_PREFIX))
     return ApiKey(name=f"key-{sha256(digest).hexdigest()[:8]}", digest=digest)

@@ -3,8 +3,8 @@
 A salt is a MAC of the tenant's name and the request's own salt. A client that knows a tenant's name but not the secret
 cannot compute the hashes under which workers keep the tenant's prompts.
 
-All routers of a cluster need the same secret, otherwise a prompt that came through one of them is not found through
-another. It is the one in their options; by default the routers of a registry agree on one, and a router without a
+All routers of a cluster need the same secret, otherwise a prompt that was cached through one router is not found
+through another. It comes from their options. By default the routers of a registry agree on one, and a router without a
 registry has its own.
 """
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
 REGISTRY_NAME = "cache-secret"
-LOOK_INTERVAL_S = 10.0  # between two looks at the registry's
+LOOK_INTERVAL_S = 10.0  # between two reads of the registry's secret
 
 
 def new_cache_secret() -> str:
@@ -32,16 +32,16 @@ def new_cache_secret() -> str:
 
 
 class CacheSecret:
-    """Owns the secret in use. Another one costs cache hits and nothing else."""
+    """The secret in use. A change of it only costs cache hits."""
 
     def __init__(self, given: str | None = None) -> None:
-        """`given`: that of the router's options; None: a random one, until the registry has another."""
+        """`given`: the secret in the router's options; None: a random one, until the registry has another."""
         self.is_given = given is not None
         self._text = given or new_cache_secret()
         self._key = _key(self._text)
 
     def salt(self, tenant: str, own: str) -> str:
-        """Return the cache salt of a tenant's request with a salt of its own; different pairs have different ones."""
+        """Return the cache salt of a tenant's request with the request's salt `own`; unique for each pair."""
         digest = blake2b(digest_size=16, key=self._key, person=b"baton-tenant")
         for part in (tenant, own):
             encoded = part.encode()
@@ -49,11 +49,11 @@ class CacheSecret:
         return digest.hexdigest()
 
     async def agree(self, shared: SharedText) -> None:
-        """Take the registry's secret, which is this one if there is none yet. Without the registry nothing changes."""
+        """Adopt the registry's secret, or store this one if it has none. Keeps this one if the registry is lost."""
         try:
             text = await shared.agree(self._text)
         except RegistryLost as error:
-            logger.debug("%s: the cache secret stays: %s", shared.name, error)
+            logger.debug("%s: the cache secret is unchanged: %s", shared.name, error)
             return
         if text != self._text:
             self._text, self._key = text, _key(text)
@@ -61,19 +61,19 @@ class CacheSecret:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """The holder of one or several keys, whose requests find each other's prompts in caches."""
+    """One or several keys whose requests share cached prompts."""
 
     name: str
     secret: CacheSecret
 
     def salt(self, own: str) -> str:
-        """Return the cache salt of a request that has this one of its own."""
+        """Return the cache salt of a request with the salt `own`."""
         return self.secret.salt(self.name, own)
 
 
 @asynccontextmanager
 async def agreed(secret: CacheSecret | None, registry: str | None) -> AsyncIterator[None]:
-    """The routers of a registry use one secret, to the end of the block, unless they were given one."""
+    """Keep the secret equal to that of the registry's other routers for the context, unless an option sets it."""
     if secret is None or secret.is_given or registry is None:
         yield
         return

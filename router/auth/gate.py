@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from baton.router.auth.api_key import ApiKey, digest_of
 from baton.router.auth.cache_secret import CacheSecret, Tenant
-from baton.router.auth.client import ANYBODY, Client
+from baton.router.auth.client import ANONYMOUS, Client
 from baton.router.auth.key_meter import KeyMeter
 from baton.router.auth.keys_file import InvalidKeysFile, KeysFile
 from baton.rpc.status import Unauthenticated
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 1.0  # least time between two looks whether the file is another
+LOOK_INTERVAL_S = 1.0  # minimum time between two checks of the file for changes
 
 
 class KeyRing:
-    """Owns the clients by their keys' digests. For one thread.
+    """Clients by the digests of their keys. Not thread-safe.
 
-    The file is looked at when a key is, so that no key is taken that left the file a second ago. It is read there and
-    then: a thousand keys take some 100 ms, once for each change.
+    Each lookup checks the file for changes, at most once a second, so a removed key is refused within a second. The
+    file is read synchronously: a thousand keys take some 100 ms, once per change.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class KeyRing:
         secret: CacheSecret | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`keys`: beside those of the file; `secret`: of the tenants' cache salts, None: all keys share their caches.
+        """`keys`: in addition to the file's. `secret`: for the tenants' cache salts; None: keys share cached prompts.
 
         Raises InvalidKeysFile.
         """
@@ -40,36 +40,36 @@ class KeyRing:
         self._clock = clock
         self._meters: dict[str, KeyMeter] = {}  # by the keys' names
         self._clients: dict[bytes, Client] = {}
-        self._looked_s = clock()
+        self._checked_s = clock()
         self._take(file.read() if file is not None else ())
 
     def __len__(self) -> int:
         return len(self._clients)
 
     def find(self, digest: bytes) -> Client | None:
-        """The client with the key of this digest; None if there is none (any more)."""
-        if self._file is not None and self._clock() - self._looked_s >= LOOK_INTERVAL_S:
-            self._look(self._file)
+        """Return the client with the key of this digest; None if it is unknown or expired."""
+        if self._file is not None and self._clock() - self._checked_s >= LOOK_INTERVAL_S:
+            self._reload_if_changed(self._file)
         client = self._clients.get(digest)
         if client is None or client.key is None:
             return None
         expires_s = client.key.expires_s
         return client if expires_s is None or time.time() < expires_s else None
 
-    def _look(self, file: KeysFile) -> None:
-        """Takes the file's keys if it is another; of one that is broken nothing, and the keys stay."""
-        self._looked_s = self._clock()
+    def _reload_if_changed(self, file: KeysFile) -> None:
+        """Reload the file if it has changed. An invalid file leaves the keys unchanged."""
+        self._checked_s = self._clock()
         if not file.has_changed():
             return
         try:
             self._take(file.read())
         except InvalidKeysFile as error:
-            logger.error("the API keys stay as they are: %s", error)
+            logger.error("the API keys are unchanged: %s", error)
         else:
-            logger.info("%d API keys are taken from now on", len(self))
+            logger.info("%d API keys are in use now", len(self))
 
     def _take(self, keys: Iterable[ApiKey]) -> None:
-        """Exactly these, and those that are no file's. A key's counts go on under its name."""
+        """Replace the file's keys. The counts of a key continue under its name."""
         by_digest = {key.digest: key for key in (*self._keys, *keys)}
         meters: dict[str, KeyMeter] = {}
         for key in by_digest.values():
@@ -86,34 +86,37 @@ class KeyRing:
         return None if self._secret is None else Tenant(key.tenant, self._secret)
 
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})  # for load balancers; they tell nothing of the workers
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})  # for load balancers; they reveal nothing about the workers
 OPERATIONS_PATHS = frozenset(
     {"/metrics", "/workers", "/pools", "/version", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
-)  # for who runs the router
+)  # for operators
 
 
 class Gate:
-    """Knows the clients by what they show."""
+    """Authentication of requests by API key."""
 
     def __init__(self, keys: KeyRing | None, protect_operations: bool = False) -> None:
-        """`keys` None: everybody may ask everything."""
+        """`keys`: None: no request needs a key."""
         self._keys = keys
         self._open_paths = OPEN_PATHS if protect_operations else OPEN_PATHS | OPERATIONS_PATHS
 
     def client(self, headers: Mapping[str, str]) -> Client:
-        """Who shows these headers, named in lower case. Raises Unauthenticated, whose text repeats nothing of them."""
+        """Return the client of these headers, whose names are in lower case.
+
+        Raises Unauthenticated; its message repeats nothing from the headers.
+        """
         if self._keys is None:
-            return ANYBODY
+            return ANONYMOUS
         scheme, _, key = headers.get("authorization", "").strip(" \t").partition(" ")
         key = key.strip(" \t")
         if not key or scheme.lower() != "bearer":
-            raise Unauthenticated("an API key is needed; send it as 'authorization: Bearer KEY'")
-        # Headers are read as Latin-1, so these are the bytes that came.
+            raise Unauthenticated("an API key is required; send it as 'authorization: Bearer KEY'")
+        # Headers are decoded as Latin-1, so these are the original bytes.
         client = self._keys.find(digest_of(key.encode("latin-1", "replace")))
         if client is None:
-            raise Unauthenticated("the API key is not known here, or is no longer valid")
+            raise Unauthenticated("the API key is unknown or no longer valid")
         return client
 
     def is_open(self, path: str) -> bool:
-        """Whether anybody may ask for a path. A path that nobody knows is not open."""
+        """Return whether a path needs no key. Unknown paths need one."""
         return self._keys is None or path in self._open_paths

@@ -1,8 +1,8 @@
-"""What one API key has used, against its own limits.
+"""Usage of one API key, compared with its limits.
 
-Each router process counts for itself. A request is taken from its key's rate when its head comes, before its body;
-its prompt's tokens once they are known, its output's as it ends. So a key that still has one token left may begin a
-request of any size, and waits the longer afterwards.
+Each router process counts separately. A request is charged when its headers arrive, its prompt's tokens after the
+tokenisation, and its output's tokens at the end. So a key with one token left may begin a request of any size, and then
+waits correspondingly longer.
 """
 
 import math
@@ -15,7 +15,7 @@ from baton.router.errors import FieldError, KeyLimitReached
 
 
 class RateBucket:
-    """Owns how much of a rate is left: a minute's worth at first and at most. It may be overdrawn by the last taker."""
+    """Token bucket that holds at most a minute's worth, which it starts with. Its level may become negative."""
 
     def __init__(self, per_minute: int, now_s: float) -> None:
         self.per_minute = per_minute
@@ -23,22 +23,22 @@ class RateBucket:
         self._at_s = now_s
 
     def level(self, now_s: float) -> float:
-        """What can be taken now; below zero if more was taken than there was."""
+        """Return the current level; negative if the bucket is overdrawn."""
         if now_s > self._at_s:
             self._level = min(self.per_minute, self._level + (now_s - self._at_s) * self.per_minute / 60)
             self._at_s = now_s
         return self._level
 
     def take(self, count: int, now_s: float) -> None:
-        """So much is used, whether it is there or not."""
+        """Subtract from the level, even below zero."""
         self._level = self.level(now_s) - count
 
     def wait_s(self, now_s: float) -> float:
-        """Time until there is one to take; 0 if there is."""
+        """Return the seconds until the level is at least 1."""
         return max(0.0, (1 - self.level(now_s)) * 60 / self.per_minute)
 
     def full_s(self, now_s: float) -> float:
-        """Time until it is full again if nothing is taken."""
+        """Return the seconds until the bucket is full if nothing is taken."""
         return (self.per_minute - self.level(now_s)) * 60 / self.per_minute
 
 
@@ -47,18 +47,18 @@ RATES = ("requests", "tokens")
 
 
 class KeyMeter:
-    """Owns the counts of one key; they outlive changes of its limits."""
+    """Counts of one key; they survive changes of its limits."""
 
     def __init__(self, key: ApiKey, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._key = key
         self._num_inflight = 0
-        self._num_uploads = 0  # requests whose bodies have not been read; each becomes at least one choice
-        self._buckets: dict[str, RateBucket] = {}  # by what they count
+        self._num_uploads = 0  # requests whose bodies have not been parsed; each becomes at least one completion
+        self._buckets: dict[str, RateBucket] = {}  # by name in `RATES`
         self.renew(key)
 
     def renew(self, key: ApiKey) -> None:
-        """The key has these limits from now on; a rate that changed begins with a full minute."""
+        """Set the limits of the key. A rate that changed starts with a full bucket."""
         self._key = key
         for kind, per_minute in zip(RATES, (key.requests_per_minute, key.tokens_per_minute), strict=True):
             bucket = self._buckets.get(kind)
@@ -68,67 +68,67 @@ class KeyMeter:
                 self._buckets[kind] = RateBucket(per_minute, self._clock())
 
     def begin(self) -> None:
-        """A request came. Raises KeyLimitReached if the key has used up a rate."""
+        """Count a request. Raises KeyLimitReached if the key has used up a rate."""
         if not self._buckets:
             return
         now_s = self._clock()
         for kind, bucket in self._buckets.items():
             wait_s = bucket.wait_s(now_s)
             if wait_s > 0:
-                text = f"the API key has used up its {bucket.per_minute} {kind} a minute"
+                text = f"the API key has used up its {bucket.per_minute} {kind} per minute"
                 raise KeyLimitReached(text, max(1, math.ceil(wait_s)), kind)
         if (requests := self._buckets.get("requests")) is not None:
             requests.take(1, now_s)
 
     def begin_upload(self) -> None:
-        """Count a request whose body is to come. Raises KeyLimitReached if the key has no choice left for it."""
+        """Count a request whose body follows. Raises KeyLimitReached if the in-flight limit has no room for it."""
         self._check_inflight(self._num_uploads + 1)
         self._num_uploads += 1
 
     def end_upload(self) -> None:
-        """Count one such request less."""
+        """Uncount a request of `begin_upload`."""
         self._num_uploads -= 1
 
     def enter(self, num_choices: int) -> None:
-        """So many choices are to be generated. Raises KeyLimitReached, or FieldError for more than ever can be."""
+        """Count completions in flight. Raises KeyLimitReached, or FieldError if one request exceeds the limit."""
         limit = self._key.max_inflight
         if limit is not None and num_choices > limit:
-            text = f"the request has {num_choices} choices, over the API key's limit of {limit} at once"
+            text = f"the request has {num_choices} completions, over the API key's limit of {limit} in flight"
             raise FieldError("n", text)
         self._check_inflight(num_choices)
         self._num_inflight += num_choices
 
     def leave(self, num_choices: int) -> None:
-        """So many choices have ended."""
+        """Uncount completions that have ended."""
         self._num_inflight -= num_choices
 
     def _check_inflight(self, num_more: int) -> None:
         limit = self._key.max_inflight
         if limit is not None and self._num_inflight + num_more > limit:
-            uploads = f" and {self._num_uploads} requests on their way" if self._num_uploads else ""
-            text = f"the API key has {self._num_inflight} choices in flight{uploads}, and its limit is {limit}"
+            uploads = f" and {self._num_uploads} requests being received" if self._num_uploads else ""
+            text = f"the API key has {self._num_inflight} completions in flight{uploads}, and its limit is {limit}"
             raise KeyLimitReached(text, 1, "requests")
 
     def charge(self, num_tokens: int) -> None:
-        """So many tokens were read or generated."""
+        """Charge tokens of a prompt or an output."""
         if num_tokens and (tokens := self._buckets.get("tokens")) is not None:
             tokens.take(num_tokens, self._clock())
 
     def headers(self) -> Mapping[str, str]:
-        """What is left of each rate, as OpenAI tells it."""
+        """Return the rate limits and what is left of them, as OpenAI's `x-ratelimit-*` headers."""
         if not self._buckets:
             return NOTHING
         now_s = self._clock()
-        told: dict[str, str] = {}
+        headers: dict[str, str] = {}
         for kind, bucket in self._buckets.items():
-            told[f"x-ratelimit-limit-{kind}"] = str(bucket.per_minute)
-            told[f"x-ratelimit-remaining-{kind}"] = str(max(0, math.floor(bucket.level(now_s))))
-            told[f"x-ratelimit-reset-{kind}"] = duration(bucket.full_s(now_s))
-        return told
+            headers[f"x-ratelimit-limit-{kind}"] = str(bucket.per_minute)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, math.floor(bucket.level(now_s))))
+            headers[f"x-ratelimit-reset-{kind}"] = duration(bucket.full_s(now_s))
+        return headers
 
 
 def duration(seconds: float) -> str:
-    """A time as OpenAI words it: 12ms, 7.66s, 6m0s, 1h2m3s."""
+    """Format seconds as OpenAI does: 12ms, 7.66s, 6m0s, 1h2m3s."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     if seconds < 60:

@@ -1,9 +1,9 @@
-"""The file that has the API keys: YAML, with a digest for each key and never a key.
+"""The file of API keys: YAML, with the digest of each key and never the key.
 
 keys:
-  - name: team-a                # unlike any other; stands in logs
+  - name: team-a                # unique; appears in logs
     sha256: "9f86d0..."         # of the key, in hexadecimal
-    priority: 0                 # all from here on may be left out
+    priority: 0                 # this and all below are optional
     max_inflight: 64
     requests_per_minute: 600
     tokens_per_minute: 200000
@@ -27,20 +27,20 @@ from baton.settings.values import OptionError
 
 try:
     from yaml import CSafeLoader as Loader
-except ImportError:  # yaml was built without its library: the same, slower
-    from yaml import SafeLoader as Loader  # type: ignore[assignment]  # they take and give the same
+except ImportError:  # yaml was built without libyaml; the pure Python loader is slower
+    from yaml import SafeLoader as Loader  # type: ignore[assignment]  # same interface
 
-MAX_DEPTH = 16  # of nested lists and mappings; there are three
+MAX_DEPTH = 16  # of nested lists and mappings; a valid file has three levels
 INT32_MAX = (1 << 31) - 1
 
 
 class InvalidKeysFile(OptionError):
-    """The file cannot be read or says what it must not; the text names the place, and repeats nothing secret."""
+    """The file cannot be read or is invalid; the message names the place and repeats nothing secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyEntry:
-    """One key as it stands in the file."""
+    """One entry of the file."""
 
     name: str
     sha256: str
@@ -54,41 +54,41 @@ class KeyEntry:
 
 ENTRY_INFOS = {
     "priority": OptionInfo("Priority of its requests.", minimum=-INT32_MAX, maximum=INT32_MAX),
-    "max_inflight": OptionInfo("Most choices that wait or are generated.", minimum=1),
+    "max_inflight": OptionInfo("Maximum completions that wait or are generated.", minimum=1),
     "requests_per_minute": OptionInfo("Requests a minute.", minimum=1),
     "tokens_per_minute": OptionInfo("Tokens of prompts and outputs a minute.", minimum=1),
 }
 ENTRY_OPTIONS = options_of(KeyEntry, ENTRY_INFOS)
 
-# Of what a path leads to: another file under the same name, or the same file written anew, has another one.
+# Device, inode, mtime and size; changes if the file is replaced or rewritten.
 Signature = tuple[int, int, int, int]
 
 
 class KeysFile:
-    """Owns what was last read of the file, to tell when it is another."""
+    """The path of the file, and the signature of the last version that was read."""
 
     def __init__(self, path: str) -> None:
-        """Nothing is read yet."""
+        """Read nothing yet."""
         self.path = Path(path)
         self._signature: Signature | None = None
 
     def has_changed(self) -> bool:
-        """Whether there is something that `read` has not seen; that the file is gone is something too."""
-        return self._look() != self._signature
+        """Return whether the file has changed since the last `read`; a deleted file has changed too."""
+        return self._stat() != self._signature
 
     def read(self) -> list[ApiKey]:
-        """The keys. Raises InvalidKeysFile; the file counts as seen all the same."""
+        """Read the keys. Raises InvalidKeysFile; an invalid file counts as read, too."""
         try:
             with self.path.open("rb") as file:
                 self._signature = _signature(os.fstat(file.fileno()))
                 text = file.read()
         except OSError as error:
-            self._signature = self._look()
+            self._signature = self._stat()
             raise InvalidKeysFile(f"cannot read {self.path}: {error.strerror}") from None
         return read_keys(text, str(self.path))
 
-    def _look(self) -> Signature | None:
-        """What the path leads to now; None: nothing."""
+    def _stat(self) -> Signature | None:
+        """Return the current signature of the file; None if there is none."""
         try:
             return _signature(self.path.stat())
         except OSError:
@@ -96,7 +96,7 @@ class KeysFile:
 
 
 def read_keys(text: bytes, where: str) -> list[ApiKey]:
-    """The keys of a file's text. Raises InvalidKeysFile."""
+    """Return the keys in a file's text; `where` names it in errors. Raises InvalidKeysFile."""
     content = _load(text, where)
     if not isinstance(content, Mapping) or set(content) != {"keys"} or not isinstance(content["keys"], list):
         raise InvalidKeysFile(f"{where}: must be a mapping with a list under `keys`, and nothing else")
@@ -106,12 +106,12 @@ def read_keys(text: bytes, where: str) -> list[ApiKey]:
         for place, value in enumerate(values):
             first = seen.setdefault(value, place)
             if first != place:
-                raise InvalidKeysFile(f"{where}: keys[{place}].{what}: is that of keys[{first}] too")
+                raise InvalidKeysFile(f"{where}: keys[{place}].{what}: must not be the same as in keys[{first}]")
     return keys
 
 
 def _load(text: bytes, where: str) -> object:
-    """The YAML document. A parser's own words would repeat the line, perhaps with a key in it."""
+    """Return the YAML document. Errors omit the parser's message: it repeats the line, which may contain a key."""
     try:
         _refuse_depth(text)
         loader = Loader(text)
@@ -131,7 +131,7 @@ def _load(text: bytes, where: str) -> object:
 
 
 def _refuse_depth(text: bytes) -> None:
-    """Raises YAMLError for lists within lists without end: the library would fall over them."""
+    """Raise YAMLError for deep nesting, which would exceed the parser's recursion limit."""
     depth = 0
     for event in yaml.parse(text, Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -140,9 +140,9 @@ def _refuse_depth(text: bytes) -> None:
 
 
 def _refuse_twice(node: yaml.Node, checked: set[int]) -> None:
-    """Raises ConstructorError if a mapping has a key twice: YAML would quietly take the last one."""
+    """Raise ConstructorError if a mapping has a key twice: YAML would silently use the last one."""
     if id(node) in checked:
-        return  # an alias of it was here before
+        return  # an alias of a node that was checked
     checked.add(id(node))
     if isinstance(node, yaml.MappingNode):
         names = set()
@@ -162,7 +162,7 @@ def _key(entry: object, where: str) -> ApiKey:
     if not {"name", "sha256"} <= set(entry):
         raise InvalidKeysFile(f"{where}: must have a name and a sha256")
     digest = entry["sha256"]
-    if not isinstance(digest, str) or not HEX_DIGEST.fullmatch(digest):  # perhaps a key: it is not repeated
+    if not isinstance(digest, str) or not HEX_DIGEST.fullmatch(digest):  # not repeated in the error: it may be a key
         raise InvalidKeysFile(f"{where}.sha256: must be the 64 hexadecimal digits of a key's SHA-256, in quotes")
     values = {str(name): str(value) if isinstance(value, date) else value for name, value in entry.items()}
     try:
@@ -185,7 +185,7 @@ def _key(entry: object, where: str) -> ApiKey:
 
 
 def _unix_time(text: str, where: str) -> float:
-    """The Unix time of an ISO 8601 one; without a zone it is UTC."""
+    """Return the Unix time of an ISO 8601 time; UTC if it has no zone."""
     try:
         time = datetime.fromisoformat(text)
         return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()

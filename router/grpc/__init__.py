@@ -1,1 +1,1 @@
-"""The gRPC front end."""
+"""The gRPC front end, `baton.v1.Inference`."""

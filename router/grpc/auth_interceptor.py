@@ -1,4 +1,4 @@
-"""Calls without an API key where one is needed, ended before their message is read: it may be as large as a body."""
+"""Rejection of calls without a required API key, before their message is read: it may be as large as an HTTP body."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
@@ -12,8 +12,8 @@ from baton.rpc.status import Unauthenticated, message_of, status_of
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any]"]]
 
 
-class GateInterceptor(ServerInterceptor):  # type: ignore[type-arg]  # it takes some in its stubs alone
-    """Lets a service's calls in; those of other services (health, reflection) are open to everybody."""
+class GateInterceptor(ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
+    """Authenticates the calls of one service; other services (health, reflection) need no key."""
 
     def __init__(self, gate: Gate, service_name: str) -> None:
         self._gate = gate
@@ -22,7 +22,7 @@ class GateInterceptor(ServerInterceptor):  # type: ignore[type-arg]  # it takes 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """gRPC: who handles a call."""
+        """gRPC: return the handler of a call."""
         if handler_call_details.method.startswith(self._prefix):
             try:
                 self._gate.client(text_metadata(handler_call_details.invocation_metadata))
@@ -32,7 +32,7 @@ class GateInterceptor(ServerInterceptor):  # type: ignore[type-arg]  # it takes 
 
 
 def text_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
-    """A call's metadata that is text; the first of several of a name."""
+    """Return a call's text metadata; the first one of duplicates."""
     headers: dict[str, str] = {}
     for name, value in metadata or ():
         if isinstance(value, str):
@@ -41,7 +41,7 @@ def text_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[st
 
 
 def _refusal(error: Unauthenticated) -> "grpc.RpcMethodHandler[Any, Any]":
-    """Ends the call. As one that may have many messages: it is asked for the first only by who wants it."""
+    """Return a handler that ends the call. As a streaming handler, it does not read the request message."""
 
     async def refuse(_messages: AsyncIterator[Any], context: ServicerContext[Any, Any]) -> None:
         await context.abort(status_of(error).code, message_of(error))

@@ -15,9 +15,9 @@ SERVICE_NAME = DESCRIPTOR.services_by_name["Inference"].full_name
 GENERATE = f"/{SERVICE_NAME}/Generate"
 TEXT = GenerateRequest.TEXT_FIELD_NUMBER
 TOKEN_IDS = GenerateRequest.TOKEN_IDS_FIELD_NUMBER
-TOKEN_ID_BYTES = 6  # of one in an unpacked list; packed, it takes at most five
+TOKEN_ID_BYTES = 6  # maximum size of an unpacked token id; a packed one has at most five
 MAX_FIELDS = 1024
-MAX_OPTION_BYTES = 512 << 10  # of everything but the prompt: several times what the options may have
+MAX_OPTION_BYTES = 512 << 10  # of all fields but the prompt: several times what valid options need
 MAX_OTHER_BYTES = 64 << 10  # of a message to health or reflection, which need no API key
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
@@ -25,14 +25,14 @@ FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
 
 
 class MessageBounds:
-    """Checks messages to the router's services."""
+    """Size limits of messages to the router's services."""
 
     def __init__(self, context_len: Callable[[], int]) -> None:
-        """`context_len`: tokens that a prompt may have."""
+        """`context_len`: returns the maximum tokens of a prompt."""
         self._context_len = context_len
 
     def check(self, method: str, message: bytes) -> None:
-        """Raises MessageRefused for a message over a bound, DecodeError for one that is malformed."""
+        """Raise MessageRefused for a message over a limit, DecodeError for a malformed one."""
         if method == GENERATE:
             _check_generate(message, TOKEN_ID_BYTES * self._context_len())
         elif len(message) > MAX_OTHER_BYTES:
@@ -67,7 +67,7 @@ def _check_generate(message: bytes, max_token_bytes: int) -> None:
 
 
 def _varint(message: bytes, start: int) -> tuple[int, int]:
-    """Return the number that begins here, and where it ends. Raises DecodeError."""
+    """Return the varint at `start` and the position after it. Raises DecodeError."""
     value = 0
     for place, byte in enumerate(message[start : start + 10]):
         value |= (byte & 0x7F) << (7 * place)

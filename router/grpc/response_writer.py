@@ -1,4 +1,4 @@
-"""The messages of one gRPC call to a client that may be slow: generation never waits for it."""
+"""Writer of one gRPC call's messages: generation never waits for a slow client."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,9 +17,9 @@ Context = ServicerContext[GenerateRequest, GenerateResponse]
 
 
 class ResponseWriter:
-    """Owns the deltas that the client has yet to take, and the task that writes them.
+    """Deltas that the client has not read, and the task that writes them.
 
-    A context manager: SlowClient ends the task that entered it when the client takes too little, or leaves too much.
+    A context manager: it fails with SlowClient if the client reads too slowly or leaves too much output unread.
     """
 
     def __init__(self, context: Context, total: UnreadOutput, request_id: str, key: str | None) -> None:
@@ -55,18 +55,18 @@ class ResponseWriter:
                 raise self._slow from None
 
     def begin(self, message: Message) -> None:
-        """Begin to write; `message` words a delta when its turn comes."""
+        """Start to write; `message` converts a delta to a message when its turn comes."""
         self._task = asyncio.create_task(self._write(message))
 
     def add(self, delta: ChoiceDelta) -> None:
-        """Write a delta, merged with those of its choice that wait already."""
+        """Queue a delta, merged with the waiting ones of its completion."""
         self._merged.add(delta)
         if self._num_sending:
             self._share.update(self._num_sending, self._merged.num_bytes)
         self._wake.set()
 
     async def finish(self) -> None:
-        """Return once the client has taken all."""
+        """Wait until the client has read all."""
         self._is_ended = True
         self._wake.set()
         if self._task is not None:
@@ -80,7 +80,7 @@ class ResponseWriter:
                 await self._write_one(message(delta))
 
     async def _write_one(self, response: GenerateResponse) -> None:
-        """Write a message. gRPC does not report how much of it is taken: it has the time of its size at least rate."""
+        """Write a message. As gRPC reports no progress within it, its timeout is its size at the minimum rate."""
         self._num_sending = response.ByteSize()
         self._share.update(self._num_sending, self._merged.num_bytes)
         timeout_s = unread.STALL_S + self._num_sending / unread.LEAST_BYTES_PER_S
@@ -89,7 +89,7 @@ class ResponseWriter:
                 await self._context.write(response)
         except TimeoutError:
             self._total.stalled(self._request_id)
-            raise self._end(f"the client took too little of the output for {timeout_s:.0f} s") from None
+            raise self._end(f"the client read the output too slowly for {timeout_s:.0f} s") from None
         self._num_sending = 0
         self._share.update(0, self._merged.num_bytes)
 

@@ -1,4 +1,4 @@
-"""gRPC `baton.v1.Inference`: the same pipeline with the same options as HTTP."""
+"""The gRPC service `baton.v1.Inference`: the same pipeline and options as over HTTP."""
 
 import logging
 import math
@@ -45,7 +45,7 @@ FINISH_NUMBERS = {
 
 
 class InferenceService(InferenceServicer):
-    """Serves generation over gRPC."""
+    """Implementation of the service."""
 
     def __init__(self, service: RouterService) -> None:
         self._service = service
@@ -54,7 +54,7 @@ class InferenceService(InferenceServicer):
     async def Generate(  # type: ignore[override]  # noqa: N802  # the service's name; the stubs have a generator
         self, request: GenerateRequest, context: Context
     ) -> None:
-        """One prompt in, its output as it comes; the caller's cancellation ends it everywhere."""
+        """Stream the output of one prompt. Cancelling the call cancels the completions at the workers."""
         request_id = request.request_id or secrets.token_hex(8)
         try:
             with REQUEST_PANICS:
@@ -80,7 +80,7 @@ class InferenceService(InferenceServicer):
         upload = self._service.body_budget.begin(client, peer_address(context.peer()))
         try:
             upload.add(request.ByteSize())
-            upload.end()  # from here on its choices count
+            upload.end()  # from here its completions count instead
             yield
         finally:
             upload.release()
@@ -88,7 +88,7 @@ class InferenceService(InferenceServicer):
     async def _generate(
         self, wanted: GenerationRequest, request_id: str, client: Client, writer: ResponseWriter
     ) -> Exception | None:
-        """Generate for the writer. Returns the error that came in mid-stream, to be raised once all is written.
+        """Generate for the writer. Returns an error that occurs in mid-stream, to raise once all output is written.
 
         The client is charged for the prompt at once, and for the output at the end.
         """
@@ -99,8 +99,8 @@ class InferenceService(InferenceServicer):
             output = _Output(generation, request_id)
             writer.begin(output.message)
             try:
-                async with aclosing(self._service.pipeline.generate(generation)) as news:
-                    async for delta in news:
+                async with aclosing(self._service.pipeline.generate(generation)) as deltas:
+                    async for delta in deltas:
                         output.count(delta)
                         writer.add(delta)
             except Exception as error:
@@ -112,11 +112,11 @@ class InferenceService(InferenceServicer):
         return None
 
     def _generation_request(self, request: GenerateRequest, request_id: str, client: Client) -> GenerationRequest:
-        """The pipeline's request. Raises NotFound for another model, InvalidRequest for what no request may be."""
+        """Convert a message to the pipeline's request. Raises NotFound for another model, InvalidRequest if invalid."""
         service = self._service
         service.check_model(request.model)
         if request.WhichOneof("prompt") is None:
-            raise InvalidRequest("text or token_ids is needed")
+            raise InvalidRequest("text or token_ids is required")
         if not is_name(request_id):
             raise InvalidRequest(f"request_id must be {NAME_RULE}")
         num_choices = request.n or 1
@@ -126,7 +126,7 @@ class InferenceService(InferenceServicer):
         check_text("fairness_key", request.fairness_key)
         given = request.sampling
         num_tokens, context_len = len(request.token_ids.ids), service.pipeline.context_len()
-        if num_tokens >= context_len:  # before they are looked at: millions would keep everybody waiting
+        if num_tokens >= context_len:  # first: checking millions of ids would block the event loop
             raise context_error("token_ids", context_len, num_tokens)
         for name, num_entries in (("logit_bias", len(given.logit_bias)), ("stop_token_ids", len(given.stop_token_ids))):
             if num_entries > MAX_ENTRIES:
@@ -147,18 +147,18 @@ class InferenceService(InferenceServicer):
 
 
 class _Output:
-    """Counts the output of one call, and words it."""
+    """Counts the output of one call and converts it to messages."""
 
     def __init__(self, generation: Generation, request_id: str) -> None:
         self.num_tokens = 0
-        self.open_choices: dict[int, ServedBy] = {}  # that have begun
+        self.open_choices: dict[int, ServedBy] = {}  # completions that have begun and not finished
         self._generation = generation
         self._request_id = request_id
         self._num_open = generation.request.n
-        self._num_cached: int | None = None  # as the first worker says
+        self._num_cached: int | None = None  # prompt tokens, as the first worker reports
 
     def count(self, delta: ChoiceDelta) -> None:
-        """Count what was generated."""
+        """Count a delta."""
         self.num_tokens += len(delta.token_ids)
         if delta.served_by is not None and delta.index == 0 and self._num_cached is None:
             self._num_cached = cached_tokens(delta.served_by)
@@ -168,7 +168,7 @@ class _Output:
             self.open_choices.pop(delta.index, None)
 
     def message(self, delta: ChoiceDelta) -> GenerateResponse:
-        """Return a delta's message; the last choice's last one has the usage."""
+        """Return a delta's message; the last message of the last completion has the usage."""
         response = _response(self._request_id, delta)
         if delta.finish_reason is not None and delta.finish_reason != "error":
             self._num_open -= 1
@@ -178,7 +178,7 @@ class _Output:
 
 
 def _context(request: GenerateRequest, client: Client) -> RequestContext:
-    """Raises InvalidRequest for a plan, a worker or a time that is none."""
+    """Return the request's context. Raises InvalidRequest for an invalid plan, worker name or time limit."""
     hints = request.hints
     check_worker_name("hints.decode_worker", hints.decode_worker)
     check_worker_name("hints.prefill_worker", hints.prefill_worker)

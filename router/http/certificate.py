@@ -1,7 +1,7 @@
-"""The certificate that the router's HTTP server shows, and whose certificates it asks of its clients.
+"""TLS of the router's HTTP server: its certificate, and the authorities of client certificates.
 
-Certificates are renewed while the router runs: each handshake looks whether the files were replaced, and gets those of
-its time. A connection that stands goes on with what it began with.
+Certificates may be renewed while the router runs: each handshake checks whether the files were replaced, and uses the
+current ones. Established connections are unaffected.
 """
 
 import ssl
@@ -15,7 +15,7 @@ from baton.settings.values import OptionError
 
 @dataclass(frozen=True, slots=True)
 class HttpsFiles:
-    """Where the PEM files are; with `ca_certs`, clients are asked for certificates of its authorities."""
+    """Paths of the PEM files; with `ca_certs`, clients are asked for certificates of these authorities."""
 
     certfile: str
     keyfile: str
@@ -24,7 +24,7 @@ class HttpsFiles:
 
     @property
     def paths(self) -> list[str]:
-        """All of them."""
+        """Paths of all files."""
         return [path for path in (self.certfile, self.keyfile, self.ca_certs) if path is not None]
 
 
@@ -35,28 +35,28 @@ class _Loaded:
 
 
 class Certificate:
-    """Owns the context of the files that are in use."""
+    """SSL context of the current files."""
 
     def __init__(self, files: HttpsFiles) -> None:
-        """Raises OptionError for files that cannot be read or do not go together."""
+        """Raise OptionError for files that cannot be read or do not match."""
         try:
             self._watch = FileWatch("certificates for HTTPS", files.paths, lambda: _load(files))
         except OSError as error:
             raise OptionError(f"ssl_certfile, ssl_keyfile, ssl_ca_certs: {error}") from error
 
     def server_context(self) -> ssl.SSLContext:
-        """For a server that listens: its connections get the files of their time."""
+        """Return a context for a listening server; each of its connections uses the files current at its handshake."""
         context = self._watch.look().context
         context.sni_callback = self._take_latest
         return context
 
     def _take_latest(self, connection: ssl.SSLObject, _name: str | None, _listening: ssl.SSLContext) -> None:
-        """OpenSSL calls this in every handshake, also of a client that names no server."""
+        """Set the current context. OpenSSL calls this in every handshake, even without SNI."""
         connection.context = self._watch.look().context
 
 
 def make_certificate(config: RouterConfig) -> Certificate | None:
-    """The certificate that the options name; None: clients speak plain HTTP. Raises OptionError."""
+    """Return the certificate in the options; None for plain HTTP. Raises OptionError."""
     if config.ssl_certfile is None or config.ssl_keyfile is None:
         return None
     reqs = ssl.VerifyMode(config.ssl_cert_reqs)
@@ -72,7 +72,7 @@ def _load(files: HttpsFiles) -> _Loaded:
     if files.ca_certs is not None:
         load_authorities(context, files.ca_certs)
         context.verify_mode = files.cert_reqs
-        # Who resumes a session shows no certificate again, though its authority may not be taken any more.
+        # No session resumption: a resumed session skips the client certificate, whose authority may have been removed.
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0
     return _Loaded(contents, context)

@@ -1,4 +1,4 @@
-"""Comments in the pauses of a resumable stream, by which its client tells a slow router from a lost one."""
+"""Keep-alive comments in a resumable stream, so the client can distinguish a slow router from a lost one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -14,14 +14,14 @@ from baton.router.openai.headers import RESPONSE_HEADERS
 from baton.router.resumption.resumption import Resumption
 
 COMMENT = b": waiting\n\n"
-INTERVAL_S = 1.0  # without an event
+INTERVAL_S = 1.0  # silence before a comment
 
 
 @asynccontextmanager
 async def kept_alive(exchange: Exchange, stream: bool, interval_s: float = INTERVAL_S) -> AsyncIterator[Exchange]:
-    """Yield the exchange, for a resumable stream as one that is never silent for longer than the interval.
+    """Yield the exchange. A resumable stream is wrapped so that it is never silent for longer than the interval.
 
-    An error that comes after the first comment is sent as an event, since the response's head is out.
+    An error after the first comment is sent as an event, since the response headers have been sent.
     """
     if exchange.resumption is None or not stream:
         yield exchange
@@ -42,13 +42,13 @@ async def kept_alive(exchange: Exchange, stream: bool, interval_s: float = INTER
 
 
 class KeptAliveExchange:
-    """An exchange whose stream of events begins with its first comment or event, whichever comes first."""
+    """Exchange whose event stream begins with its first comment or event, whichever is first."""
 
     def __init__(self, exchange: Exchange, interval_s: float) -> None:
         self._exchange = exchange
         self._interval_s = interval_s
         self._last_s = asyncio.get_running_loop().time()
-        self._source: EventSource | None = None  # once the stream has its own beginning
+        self._source: EventSource | None = None  # set by `begin_events`
         self.is_over = False  # the last event was sent
         self.request_id: str = exchange.request_id
         self.client: Client = exchange.client
@@ -60,68 +60,68 @@ class KeptAliveExchange:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """By name in lower case; the first of several of a name."""
+        """Request headers by lower-case name; the first one of duplicates."""
         return self._exchange.headers
 
     @property
     def started(self) -> bool:
-        """Whether the answer's head is out."""
+        """Whether the response headers have been sent."""
         return self._exchange.started
 
     async def read(self, max_bytes: int) -> bytes | bytearray:
-        """The body."""
+        """Return the body."""
         return await self._exchange.read(max_bytes)
 
     def forget_body(self) -> None:
-        """Hold nothing of the body any more."""
+        """Free the body."""
         self._exchange.forget_body()
 
     def watch(self) -> AbstractAsyncContextManager[object]:
-        """A context in which the current task ends with ClientGone when the client goes away."""
+        """Return a context in which the current task fails with ClientGone if the client disconnects."""
         return self._exchange.watch()
 
     async def answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-        """Sends a whole answer."""
+        """Send a complete response."""
         await self._exchange.answer(status, body, headers)
 
     async def begin_events(self, headers: Mapping[str, str], source: EventSource) -> None:
-        """Sends the head of a stream of events, unless it went ahead of the first comment."""
+        """Send the headers of the event stream, unless a comment has sent them."""
         self._source = source
         if not self._exchange.started:
             await self._exchange.begin_events(headers, self)
 
     async def send_events(self, events: bytes, last: bool = False) -> None:
-        """Sends events, behind those of the source. Raises ClientGone."""
+        """Send events, after those in the source. Raises ClientGone."""
         self.is_over = last
         self._last_s = asyncio.get_running_loop().time()
         await self._exchange.send_events(events, last)
 
     @property
     def num_bytes(self) -> int:
-        """How much waits in the source."""
+        """Size of the events in the source."""
         return 0 if self._source is None else self._source.num_bytes
 
     def take(self) -> bytes:
-        """Return all events that wait in the source."""
+        """Remove and return the events in the source."""
         return b"" if self._source is None else self._source.take()
 
     @property
     def is_behind(self) -> bool:
-        """Whether the client has yet to take what it was sent."""
+        """Whether the client lags."""
         return self._exchange.is_behind
 
     def count_unread(self) -> None:
-        """Count what waits for the client."""
+        """Count the client's unread output."""
         self._exchange.count_unread()
 
     async def run(self) -> None:
-        """Sends the comments, until cancelled or the client is gone."""
+        """Send comments until cancelled, the last event is sent, or the client disconnects."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._last_s + self._interval_s - loop.time())
             if self.is_over:
                 return
-            if self.is_behind:  # what the client was sent already keeps it busy
+            if self.is_behind:  # the client still reads earlier output
                 self._last_s = loop.time()
             elif loop.time() >= self._last_s + self._interval_s:
                 try:

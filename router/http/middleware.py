@@ -1,4 +1,4 @@
-"""Middleware of what FastAPI serves: request ids, API keys, cross-origin headers."""
+"""Middleware of the FastAPI application: request ids, API keys, CORS headers."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ from baton.rpc.status import Unauthenticated
 
 
 class CrossOrigin(CORSMiddleware):
-    """Starlette's middleware for these origins, and its headers for responses that do not pass it.
+    """Starlette's CORS middleware, and its headers for responses that bypass it.
 
-    Browsers keep a page from reading a response unless its headers are named as readable, so all are. Cookies are not
-    accepted: an API key is sent in a header.
+    All response headers are exposed: browsers hide others from the page. Cookies are not allowed, as API keys are sent
+    in a header.
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
@@ -24,7 +24,7 @@ class CrossOrigin(CORSMiddleware):
         super().__init__(app, allow_origins=origins, allow_methods=methods, allow_headers=("*",), expose_headers=("*",))
 
     def response_headers(self, origin: str | None) -> list[tuple[bytes, bytes]]:
-        """Return what the middleware would add to the response for a request from this origin."""
+        """Return the headers that the middleware adds to the response for a request from this origin."""
         headers = MutableHeaders(self.simple_headers if origin is not None else None)
         if origin is not None and not self.allow_all_origins and self.is_allowed_origin(origin):
             self.allow_explicit_origin(headers, origin)
@@ -34,13 +34,13 @@ class CrossOrigin(CORSMiddleware):
 
 
 class RequestIdMiddleware:
-    """Gives each request an id, the client's own if it has one, and returns it with the response."""
+    """Adds `x-request-id` to each response: the client's id if it sent one, otherwise a random one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
+        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -55,14 +55,14 @@ class RequestIdMiddleware:
 
 
 class GateMiddleware:
-    """Answers for the application who may not ask it."""
+    """Rejects requests without a required API key."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
         self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
+        """Serve one request."""
         if scope["type"] == "http" and not self._gate.is_open(scope["path"]):
             try:
                 self._gate.client(read_headers(scope["headers"]))

@@ -1,4 +1,4 @@
-"""One request that came whole over its own connection, and its answer: what a route needs, in uvicorn's own terms."""
+"""One POST request and its response, directly on its uvicorn connection."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from baton.router.admission.body_budget import Upload
 from baton.router.admission.unread_output import UnreadOutput, UnreadShare
-from baton.router.auth.client import ANYBODY, Client
+from baton.router.auth.client import ANONYMOUS, Client
 from baton.router.errors import Overloaded
 from baton.router.http.body_route import BodyRoute
 from baton.router.http.exchange import ClientGone, EventSource, check_size, new_id, read_headers
@@ -22,14 +22,14 @@ from baton.router.resumption.resumption import Resumption
 
 logger = logging.getLogger(__name__)
 
-SLICE_BYTES = 1 << 16  # of output that the transport gets at once
+SLICE_BYTES = 1 << 16  # maximum output written to the transport at once
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 EVENTS_HEAD = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
 class PostExchange(RequestResponseCycle):
-    """An exchange on its connection, in uvicorn's own terms; it is its own watch for the client's going away."""
+    """An `Exchange` on a uvicorn connection. It is also the context manager that `watch` returns."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class PostExchange(RequestResponseCycle):
         unread: UnreadOutput,
         cross_origin: CrossOrigin | None = None,
     ) -> None:
-        """With `cross_origin`, the response has its headers too."""
+        """`cross_origin`: adds its CORS headers to the response."""
         self.headers = read_headers(protocol.headers)
         is_http_1_1 = protocol.parser.get_http_version() == "1.1"
         default_headers = protocol.server_state.default_headers
@@ -58,37 +58,37 @@ class PostExchange(RequestResponseCycle):
             on_response=protocol.on_response_complete,
         )
         self.request_id = new_id(self.headers.get("x-request-id", ""))
-        self.client: Client = ANYBODY
+        self.client: Client = ANONYMOUS
         self.resumption: Resumption | None = None
         self.address = protocol.client[0] if protocol.client else ""
         self.upload: Upload | None = None
         self.refusal: Exception | None = None
-        self.has_body = False  # all of the body has come
+        self.has_body = False  # the whole body has been received
         self._protocol = protocol
         self._route = route
         self._task: asyncio.Task[None] | None = None
         self._num_cancelling = 0
-        self._is_chunked = is_http_1_1  # a stream; HTTP/1.0 knows the end of one by the end of the connection
+        self._is_chunked = is_http_1_1  # HTTP/1.0 ends a stream by closing the connection
         self._watching = self._cancelled = False
         self._unread = unread
-        self._share: UnreadShare | None = None  # while the client is behind
-        self._pieces: deque[memoryview] = deque()  # that wait for the transport
-        self._num_kept = 0  # bytes of them
+        self._share: UnreadShare | None = None  # while the client lags
+        self._pieces: deque[memoryview] = deque()  # output that waits for the transport
+        self._num_kept = 0  # bytes in `_pieces`
         self._source: EventSource | None = None
-        self._is_whole = False  # all that is to be sent was handed over
+        self._is_whole = False  # the route has sent the whole response
 
     @property
     def begun(self) -> bool:
-        """Whether the route has begun."""
+        """Whether the route has started."""
         return self._task is not None
 
     @property
     def started(self) -> bool:
-        """Whether the answer's head is out."""
+        """Whether the response headers have been sent."""
         return self.response_started
 
     def add(self, part: bytes) -> None:
-        """Keep a part of the body, or nothing more of it once the request is refused."""
+        """Buffer a part of the body. Discards it once the request is refused."""
         if self._task is not None:
             return
         try:
@@ -104,18 +104,18 @@ class PostExchange(RequestResponseCycle):
             self.body += part
 
     def refuse(self, error: Exception) -> None:
-        """Respond with an error, and forget what came of the body."""
+        """Respond with an error and free the body."""
         self.refusal = error
         self.forget_body()
         self.serve()
 
     def end_body(self) -> None:
-        """All of the body has come."""
+        """Start the route: the whole body has been received."""
         self.has_body = True
         self.serve()
 
     def serve(self) -> None:
-        """Begin the route: the body has come, or the request is refused."""
+        """Start the route: the body has been received, or the request is refused."""
         if self._task is not None:
             return
         tasks = self._protocol.tasks
@@ -124,7 +124,7 @@ class PostExchange(RequestResponseCycle):
         self._task.add_done_callback(tasks.discard)
 
     def lost(self) -> None:
-        """The client is gone."""
+        """Free the buffers and cancel the route: the client has disconnected."""
         self.disconnected = not self.response_complete
         if self._task is None or self._task.done():
             self.forget_body()
@@ -134,25 +134,25 @@ class PostExchange(RequestResponseCycle):
             self._task.cancel()
 
     def forget_body(self) -> None:
-        """Hold nothing of the body any more, and count it no longer."""
+        """Free the body and release its bytes in the budget."""
         self.body = bytearray()
         if self.upload is not None:
             self.upload.release()
 
     async def read(self, max_bytes: int) -> bytearray:
-        """Return the body. Raises why the request is refused, or ClientGone."""
+        """Return the body. Raises the error of a refused request, or ClientGone."""
         if self.refusal is not None:
             try:
                 raise self.refusal
             finally:
-                self.refusal = None  # it refers to the frames that it passed, and they refer to us
+                self.refusal = None  # breaks a reference cycle: its traceback refers to this exchange
         if self.disconnected:
             raise ClientGone
         body, self.body = self.body, bytearray()
         return body
 
     def watch(self) -> "PostExchange":
-        """A context in which the current task ends with ClientGone when the client goes away."""
+        """Return a context in which the current task fails with ClientGone if the client disconnects."""
         return self
 
     async def __aenter__(self) -> "PostExchange":
@@ -173,18 +173,18 @@ class PostExchange(RequestResponseCycle):
                 raise ClientGone from None
 
     async def answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-        """Sends a whole answer: JSON, or nothing."""
+        """Send a complete response: JSON or empty."""
         kind = b"content-type: application/json\r\n" if body else b""
         self._send(self._head(status, b"content-length: %d\r\n%b" % (len(body), kind), headers or {}) + body)
         self._end()
 
     async def begin_events(self, headers: Mapping[str, str], source: EventSource) -> None:
-        """Sends the head of a stream of events; `source` is asked for more when a client that was behind caught up."""
+        """Send the headers of an event stream. Events are taken from `source` when a lagging client catches up."""
         self._source = source
         self._send(self._head(200, EVENTS_HEAD + CHUNKED if self._is_chunked else EVENTS_HEAD, headers))
 
     async def send_events(self, events: bytes, last: bool = False) -> None:
-        """Sends events, behind those of the source. Raises ClientGone."""
+        """Send events, after those in the source. Raises ClientGone."""
         if self.is_behind and self._source is not None:
             events = self._source.take() + events
         chunk = self._chunk(events)
@@ -196,11 +196,11 @@ class PostExchange(RequestResponseCycle):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the client has yet to take what it was sent."""
+        """Whether the client lags."""
         return self.flow.write_paused or bool(self._pieces)
 
     def count_unread(self) -> None:
-        """Count what waits for the client. May end the exchange, if that is too much."""
+        """Count the client's unread output. May abort the exchange if there is too much of it."""
         if not self.is_behind:
             self._forget_unread()
             return
@@ -211,7 +211,7 @@ class PostExchange(RequestResponseCycle):
         self._share.update(num_sending + self.transport.get_write_buffer_size(), num_waiting)
 
     def caught_up(self) -> None:
-        """The transport takes more: send what waits."""
+        """Send waiting output: the transport accepts more."""
         while not self.flow.write_paused and not self.disconnected:
             if self._pieces:
                 self._write_slice()
@@ -227,7 +227,7 @@ class PostExchange(RequestResponseCycle):
         return b"%x\r\n%b\r\n" % (len(events), events) if events and self._is_chunked else events
 
     def _send(self, data: bytes) -> None:
-        """Writes data, or keeps it while the client is behind. Raises ClientGone."""
+        """Write data, or buffer it while the client lags. Raises ClientGone."""
         if self.disconnected:
             raise ClientGone
         self.response_started = True
@@ -253,17 +253,17 @@ class PostExchange(RequestResponseCycle):
         self.transport.write(data)
 
     def _end(self) -> None:
-        """All is handed over: the answer is complete once the client has taken nearly all."""
+        """Mark the response as whole. It is complete once the client has read nearly all of it."""
         self._is_whole = True
         self.caught_up()
 
     def _give_up(self) -> None:
-        """The client leaves too much to be taken: the connection ends, and with it the route."""
+        """Abort the connection and with it the route: the client left too much output unread."""
         self.disconnected = True
         self.transport.abort()
 
     def _drop_unread(self) -> None:
-        """Keep nothing that waits for the client."""
+        """Discard all output that waits for the client."""
         self._pieces.clear()
         self._num_kept = 0
         self._source = None
@@ -274,14 +274,14 @@ class PostExchange(RequestResponseCycle):
             self._share.close()
             self._share = None
 
-    def _head(self, status: int, own: bytes, headers: Mapping[str, str]) -> bytes:
-        parts = [STATUS_LINES[status], own]
+    def _head(self, status: int, first: bytes, headers: Mapping[str, str]) -> bytes:
+        parts = [STATUS_LINES[status], first]
         parts += [b"%b: %b\r\n" % header for header in self.default_headers]
         for name, value in self.client.headers().items():
             parts.append(f"{name}: {value}\r\n".encode())
         for name, value in headers.items():
             if not value.isprintable():
-                raise ValueError(f"the header {name} would have {value!r}")
+                raise ValueError(f"the value {value!r} of header {name} is not printable")
             parts.append(f"{name}: {value}\r\n".encode("latin-1"))
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
@@ -298,15 +298,15 @@ class PostExchange(RequestResponseCycle):
         try:
             await self._route.serve(self)
         except Exception:
-            logger.exception("%s failed with half of its answer out", self.request_id)
+            logger.exception("%s failed in the middle of its response", self.request_id)
             self._break_off()
         else:
             if not self._is_whole and not self.disconnected:
-                logger.error("%s has no whole answer", self.request_id)
+                logger.error("%s: the route returned without a complete response", self.request_id)
                 self._break_off()
 
     def _break_off(self) -> None:
-        """Ends the connection, by which the client sees that its answer is not whole."""
+        """Close the connection, which shows the client that its response is incomplete."""
         self._drop_unread()
         self.transport.close()
         self.on_response()

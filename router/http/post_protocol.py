@@ -1,15 +1,15 @@
-"""The connections of the HTTP server: uvicorn's, with a short way from a request's last byte to its route.
+"""Connections of the HTTP server: uvicorn's protocol with a shortcut for POST requests.
 
-POST requests to a known path that takes bodies are answered on the connection itself. All others go uvicorn's own way,
+POST requests to a known path that takes bodies are served directly on the connection. All others are served by uvicorn
 over ASGI.
 
-A connection has one request at a time. Who sends another before the answer gets the answer, and then the connection
-ends: requests that wait would take memory without bound, and while they wait unread nobody sees the client go away.
+A connection has one request at a time. If a client sends another request before the response, the connection ends after
+that response: queued requests would take unbounded memory, and while they are unread a disconnect goes unnoticed.
 
-Who sends nothing more of a request loses the connection after a while, and so does a client that takes too little of
-any response while it is behind (`StallWatch`): both hold what others could use.
+A connection is closed if its client stops sending in the middle of a request, or reads a response too slowly while it
+lags (`StallWatch`): both hold resources.
 
-Who shows no API key where one is needed is told so by the head alone; a head itself has a bound.
+Requests without a required API key are rejected after the headers. Headers are limited to 32 KiB.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ from baton.router.http.post_exchange import STATUS_LINES, PostExchange
 from baton.router.http.stall_watch import StallWatch
 from baton.router.openai.errors import error_body
 
-LEAST_BYTES_PER_S = 16 << 10  # of a request that takes longer than the time that any may take
-DISCARD_S = 30.0  # for the rest of a refused body; a connection that ends with bytes unread may lose the response
-HEADER_BYTES = 3  # of a header's separators: a colon and the end of the line
-MAX_HEAD_BYTES = 32 << 10  # of a request's line and headers, and of what stands between the parts of its body
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # for clients that wait for it in front of the body
-LINGER_S = 1.0  # of a connection without a request when the server leaves: one may be on its way
+LEAST_BYTES_PER_S = 16 << 10  # minimum rate of a request that takes longer than `body_timeout_s`
+DISCARD_S = 30.0  # to receive the rest of a refused body: closing with unread bytes may lose the response
+HEADER_BYTES = 3  # separators of a header: a colon and the end of the line
+MAX_HEAD_BYTES = 32 << 10  # of the request line and headers, and of the framing between two parts of a body
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # for clients that wait for it before they send the body
+LINGER_S = 1.0  # grace of an idle connection when the server stops listening: a request may be in transit
 
 
 class Pipelined(Exception):
-    """A request came before the last one's answer."""
+    """A request arrived before the response to the previous one."""
 
 
 class HeadTooLarge(Exception):
-    """A request's head is over the bound."""
+    """The request line and headers exceed the limit."""
 
 
 class PostProtocol(HttpToolsProtocol):
@@ -57,25 +57,25 @@ class PostProtocol(HttpToolsProtocol):
         body_timeout_s: float,
         **options: Any,
     ) -> None:
-        """`posts`: by path; `leaving`: set once the server gives up its port; `options`: uvicorn's."""
+        """`posts`: routes by path. `leaving`: set once the server stops listening. `options`: uvicorn's."""
         super().__init__(**options)
         self._posts = posts
         self._cross_origin = cross_origin
         self._unread = unread
         self._leaving = leaving
         self._body_timeout_s = body_timeout_s
-        self._stall_watch: StallWatch | None = None  # made when the client is behind for the first time
-        self._is_over = False  # what comes now is not read any more
-        self._is_reading = False  # a request has begun, and not all of it is here
-        self._has_head = False  # of the request that is being read or was last
-        self._num_header_bytes = 0  # of the headers that have been parsed
-        self._num_head_bytes = 0  # that came since the request's begin or the last part of its body
-        self._discarding: asyncio.TimerHandle | None = None  # until when the rest of a refused body may come
-        self._begun_s = 0.0  # when the request that is being read began
-        self._num_read = 0  # bytes of it
+        self._stall_watch: StallWatch | None = None  # created when the client lags for the first time
+        self._is_over = False  # further data is ignored
+        self._is_reading = False  # a request is being received
+        self._has_head = False  # the headers of the current or last request have been parsed
+        self._num_header_bytes = 0  # size of the parsed headers
+        self._num_head_bytes = 0  # received since the start of the request or the last part of its body
+        self._discarding: asyncio.TimerHandle | None = None  # closes the connection if a refused body does not end
+        self._begun_s = 0.0  # start of the request that is being received
+        self._num_read = 0  # received bytes of this request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's
-        """asyncio: the connection begins."""
+        """asyncio: the connection is established."""
         super().connection_made(transport)
         if self._leaving.is_set():
             self.leave()
@@ -83,24 +83,24 @@ class PostProtocol(HttpToolsProtocol):
             self._end_soon(self.timeout_keep_alive)
 
     def leave(self) -> None:
-        """Ends the connection with the answer that is awaited; else with the next one, or soon if nothing is asked."""
+        """End the connection after the pending response; without one, after `LINGER_S` or the next response."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False
             return
         self._end_soon(LINGER_S)
 
     def _end_soon(self, timeout_s: float) -> None:
-        """Ends the connection unless something comes in time."""
+        """Close the connection unless data arrives within the timeout."""
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(timeout_s, self.timeout_keep_alive_handler)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing came in time: the connection ends."""
+        """Close the connection: no data arrived in time."""
         super().timeout_keep_alive_handler()
         self._see_to_end()
 
     def on_response_complete(self) -> None:
-        """An answer is out, as far as we are concerned."""
+        """uvicorn: the response is complete, though the transport may still buffer a part of it."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._see_to_end()
@@ -112,26 +112,26 @@ class PostProtocol(HttpToolsProtocol):
         self._see_to_end()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is no HTTP."""
+        """Respond to data that is not HTTP."""
         super().send_400_response(msg)
         self._see_to_end()
 
     def pause_writing(self) -> None:
-        """asyncio: the client is behind with what it was sent."""
+        """asyncio: the client lags."""
         super().pause_writing()
         self._watch_stalls().start()
 
     def resume_writing(self) -> None:
-        """asyncio: the client has taken nearly all."""
+        """asyncio: the client has read nearly all output."""
         super().resume_writing()
         self._watch_stalls().caught_up()
         if isinstance(self.cycle, PostExchange):
             self.cycle.caught_up()
 
     def _see_to_end(self) -> None:
-        """Has a connection that was closed really end, once its other end has taken all, or takes too little of it.
+        """Make sure that a closed connection ends, once the client has read all output or reads it too slowly.
 
-        Over TLS the other end should then say that it is done, but need not.
+        TLS clients should then send a close_notify, but may not.
         """
         if self in self.connections:
             self._watch_stalls().start(is_ending=True)
@@ -145,7 +145,7 @@ class PostProtocol(HttpToolsProtocol):
         self._unread.stalled(self.cycle.request_id if isinstance(self.cycle, PostExchange) else "a connection")
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: something came."""
+        """asyncio: data arrived."""
         if self._is_over:
             return
         self._unset_keepalive_if_required()
@@ -163,20 +163,20 @@ class PostProtocol(HttpToolsProtocol):
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._refuse_head()
             elif self._is_slow():
-                self._refuse(408, f"the request did not come within {self._body_timeout_s:g} s")
+                self._refuse(408, f"the request was not received within {self._body_timeout_s:g} s")
             self._end_soon(self.timeout_keep_alive)
 
     def _is_slow(self) -> bool:
-        """Whether the request that is being read takes too long."""
+        """Return whether the current request takes too long to arrive."""
         time_s = self.loop.time() - self._begun_s
         return time_s > self._body_timeout_s and time_s > self._body_timeout_s + self._num_read / LEAST_BYTES_PER_S
 
     def _refuse_head(self) -> None:
-        """Respond to a head that is too large, and end the connection."""
-        self._refuse(431, f"the request's line and headers are over the limit of {MAX_HEAD_BYTES} bytes")
+        """Respond to headers that are too large, and close the connection."""
+        self._refuse(431, f"the request line and headers are over the limit of {MAX_HEAD_BYTES} bytes")
 
     def _refuse(self, status: int, text: str) -> None:
-        """Respond to a request that has not come whole, and end the connection."""
+        """Respond to an incomplete request, and close the connection."""
         self._is_over = True
         if not self._has_head or not self._is_answering():
             body = orjson.dumps(error_body(text, "invalid_request_error", None, status))
@@ -185,21 +185,22 @@ class PostProtocol(HttpToolsProtocol):
         self._close()
 
     def _is_answering(self) -> bool:
-        """Whether the request has a response, or is about to have one, before its body is all here."""
+        """Return whether the request already has a response, or is about to, although its body is incomplete."""
         return self.cycle.begun if isinstance(self.cycle, PostExchange) else self.cycle.response_started
 
     def _begin_again(self, rest: bytes) -> None:
-        """Reads a request without its wish for another protocol, as who speaks none must (RFC 9110, 7.8): with it, the
-        parser takes what comes after the head for that protocol's.
+        """Parse a request again without its `upgrade` header, which a server may ignore (RFC 9110, 7.8).
+
+        With the header, the parser treats the data after the headers as the other protocol's.
         """
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         if method == b"CONNECT":
-            self.send_400_response("This is no proxy.")
+            self.send_400_response("This server is not a proxy.")
             return
         head = [b"%b %b HTTP/%b\r\n" % (method, self.url, version)]
         head += [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
         self.data_received(b"".join((*head, b"\r\n", rest)))
 
     def on_message_begin(self) -> None:
@@ -222,25 +223,25 @@ class PostProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def _check_head_size(self) -> None:
-        """Raise HeadTooLarge. Only bytes of the head count: data received with it may belong to the body."""
+        """Raise HeadTooLarge for a head over the limit. Only bytes of the head count: other data may be the body's."""
         if len(self.url) + self._num_header_bytes > MAX_HEAD_BYTES:
             self._refuse_head()
             raise HeadTooLarge
 
     def on_headers_complete(self) -> None:
-        """httptools: the head of a request is here."""
+        """httptools: parsed the request line and headers."""
         parser = self.parser
-        self._check_head_size()  # for the line, without any header
+        self._check_head_size()  # covers a request without headers
         self._num_head_bytes = 0
         if parser.should_upgrade():
-            return  # it begins again
+            return  # the request will be parsed again
         route = self._post_route()
         if route is None:
             super().on_headers_complete()
         else:
             self.cycle = exchange = PostExchange(self, route, self._unread, self._cross_origin)
             if not route.is_authorized(exchange):
-                exchange.serve()  # refuses it: no body is needed for that
+                exchange.serve()  # rejects the request; needs no body
             elif self.expect_100_continue and parser.get_http_version() == "1.1":
                 self.transport.write(CONTINUE)
         self._has_head = True
@@ -248,16 +249,16 @@ class PostProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _post_route(self) -> BodyRoute[Any] | None:
-        """The route that answers the request on the connection itself; None if it goes over ASGI.
+        """Return the route that serves the request on the connection itself; None if it goes over ASGI.
 
-        None of them may: uvicorn streams in chunks, which HTTP/1.0 does not know, and waits for slow clients.
+        These routes must not use ASGI: uvicorn streams in chunks, which HTTP/1.0 lacks, and waits for slow clients.
         """
         if self.parser.get_method() != b"POST":
             return None
         return self._posts.get(self.url) or self._posts.get(unquote_to_bytes(httptools.parse_url(self.url).path))
 
     def on_body(self, body: bytes) -> None:
-        """httptools: a part of a request's body is here."""
+        """httptools: parsed a part of the body."""
         self._num_head_bytes = 0
         if isinstance(self.cycle, PostExchange):
             self.cycle.add(body)
@@ -265,7 +266,7 @@ class PostProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """httptools: all of a request is here."""
+        """httptools: parsed the whole request."""
         if self.parser.should_upgrade():
             return
         self._is_reading = False
@@ -278,7 +279,7 @@ class PostProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: the connection is over."""
+        """asyncio: the connection has ended."""
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         if self._stall_watch is not None:
@@ -287,4 +288,4 @@ class PostProtocol(HttpToolsProtocol):
             self._discarding.cancel()
         if isinstance(self.cycle, PostExchange):
             self.cycle.lost()
-        self.cycle = None  # type: ignore[assignment]  # it refers to us: without the garbage collector, both would stay
+        self.cycle = None  # type: ignore[assignment]  # breaks a reference cycle with this protocol

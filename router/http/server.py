@@ -16,27 +16,27 @@ from baton.router.http.post_protocol import LINGER_S, PostProtocol
 from baton.router.http.shared_socket import accept_waiting
 
 STOP_GRACE_S = 1.0
-KEEP_ALIVE_S = 30  # of an idle connection; so long may a handshake take too
-SHUTDOWN_S = 3600.0  # asyncio's bound on the rest of an answer; a connection has a better one of its own
+KEEP_ALIVE_S = 30  # timeout of an idle connection, and of a TLS handshake
+SHUTDOWN_S = 3600.0  # asyncio's limit for the rest of a response at close; `StallWatch` has a stricter one
 BODY_TIMEOUT_S = 60.0
 BACKLOG = 2048
 POLL_S = 0.01
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to us, says when it listens, and leaves its port without losing requests."""
+    """A uvicorn server without signal handlers that reports when it listens and stops without losing requests."""
 
     def __init__(
         self, app: HttpApp, certificate: Certificate | None = None, body_timeout_s: float = BODY_TIMEOUT_S
     ) -> None:
-        """With a certificate it speaks HTTPS, else HTTP. `body_timeout_s`: for a request to come."""
+        """`certificate`: for HTTPS; None: plain HTTP. `body_timeout_s`: maximum time to receive a request."""
         self.listening = asyncio.Event()
         self._leaving = asyncio.Event()
         self._posts = {path.encode(): route for path, route in app.posts.items()}
         self._cross_origin = app.cross_origin
         self._body_timeout_s = body_timeout_s
         self._unread = app.unread
-        self._begun: WeakKeyDictionary[PostProtocol, float] = WeakKeyDictionary()  # when; perhaps still in a handshake
+        self._begun: WeakKeyDictionary[PostProtocol, float] = WeakKeyDictionary()  # start time, before the handshake
         self._tls: dict[str, Any] = {}
         if certificate is not None:
             self._tls = {
@@ -47,12 +47,12 @@ class HttpServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             http=PostProtocol,
-            loop="none",  # the one we run in
+            loop="none",  # the running loop
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # nobody looks at the client's address
+            proxy_headers=False,  # the forwarded client address is not used
             ws="none",
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(STOP_GRACE_S),
@@ -61,20 +61,20 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Signals are the process's business."""
+        """Install no signal handlers: the process has its own."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to listen: uvicorn's own has no bounds on handshakes."""
+        """Start to listen. Replaces uvicorn's method, which does not limit the time of handshakes."""
         listen = asyncio.get_running_loop().create_server
         self.servers = [await listen(self._begin, sock=each, backlog=BACKLOG, **self._tls) for each in sockets or ()]
         self.started = True
         self.listening.set()
 
     async def leave(self, listener: socket.socket, timeout_s: float) -> None:
-        """Takes no more connections; returns once those that there are have ended, or the time is over.
+        """Accept no more connections, and wait until the existing ones have ended or the timeout expires.
 
-        Whoever is connected by now gets an answer, and with it the connection ends.
+        Each connected client still gets a response, after which its connection ends.
         """
         self._leaving.set()
         waiting = accept_waiting(listener)
@@ -86,24 +86,24 @@ class HttpServer(uvicorn.Server):
         connect = asyncio.get_running_loop().connect_accepted_socket
         accepted = asyncio.gather(
             *(connect(self._begin, each, **self._tls) for each in waiting),
-            return_exceptions=True,  # some may be gone
+            return_exceptions=True,  # some clients may have disconnected
         )
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
-                    await asyncio.sleep(POLL_S)  # by then, what the event loop has accepted is a connection
-                    if not self.server_state.connections and not self._is_greeting():
+                    await asyncio.sleep(POLL_S)  # lets the event loop set up accepted connections
+                    if not self.server_state.connections and not self._has_handshake():
                         break
         accepted.cancel()
         await asyncio.gather(accepted, return_exceptions=True)
 
-    def _is_greeting(self) -> bool:
-        """Whether a handshake is under way; one that takes long is no client's in a hurry."""
+    def _has_handshake(self) -> bool:
+        """Return whether a TLS handshake is in progress; ignores those that take longer than `LINGER_S`."""
         since_s = time.monotonic() - LINGER_S
         return any(begun_s > since_s and connection.transport is None for connection, begun_s in self._begun.items())
 
     def _begin(self) -> PostProtocol:
-        """A connection; over TLS it has its handshake before it."""
+        """Return the protocol of a new connection; over TLS, before its handshake."""
         connection = PostProtocol(
             config=self.config,
             server_state=self.server_state,

@@ -1,17 +1,19 @@
-"""A port that several processes listen on; the kernel gives each new connection to one of them (SO_REUSEPORT)."""
+"""A port shared by several processes: the kernel distributes new connections among them (SO_REUSEPORT)."""
 
 import socket
 from contextlib import suppress
 
 
 def shared_socket(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet (0: at a free port that nobody shares). OSError if the address is taken.
+    """Return a socket that is bound but does not listen. `port`: 0: any free port. Raises OSError if it is in use.
 
-    Who only binds gets no connections, but keeps the port from being given to others.
+    A socket that is only bound gets no connections, but reserves the port.
     """
     shared = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections do not matter
+        shared.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # also binds while old connections are in TIME_WAIT
         shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         shared.bind((host, port))
     except OSError:
@@ -21,10 +23,10 @@ def shared_socket(host: str, port: int) -> socket.socket:
 
 
 def accept_waiting(listener: socket.socket) -> list[socket.socket]:
-    """The connections that wait to be accepted, non-blocking ones: closing the listener would break them off."""
+    """Accept all pending connections and return them, non-blocking: closing the listener would reset them."""
     listener.setblocking(False)
     waiting: list[socket.socket] = []
-    with suppress(OSError):  # there are no more, or no file descriptors for them
+    with suppress(OSError):  # no more connections, or no more file descriptors
         while True:
             connection, _ = listener.accept()
             connection.setblocking(False)

@@ -1,1 +1,1 @@
-"""The index of every worker's prefix cache."""
+"""Index of the blocks in every worker's prefix cache."""

@@ -1,15 +1,15 @@
-"""Which worker has which blocks in its prefix cache, exactly as the workers' cache events tell it.
+"""Index of the blocks in every worker's prefix cache, kept exact by the workers' cache events.
 
-A worker's cache is closed under prefixes: whoever has a block has all blocks before it (the engine's cache sees to
-that, also while it evicts). So the end of a worker's prefix is found by bisection over a prompt's hashes; were a cache
-not closed, a match could only be a wrong guess of what the worker will find.
+A worker's cache is closed under prefixes: a worker that has a block has all blocks in front of it (the engine's cache
+guarantees this, also during eviction). So bisection over a prompt's hashes finds the end of a worker's prefix. If a
+cache were not closed, the match would only be a wrong estimate.
 
-The compiled index is one map from block hash to the workers that hold it, so that one probe tells of all workers, and
-those whose prefixes end together are searched together: a prompt that nobody has costs one probe, one whose beginning
-is everywhere about log2(its blocks). It never pauses: its table grows, and a worker that is gone is forgotten, a few
-slots at every event. Memory: 24 bytes a slot, from 35% to 70% full: 34 to 69 bytes for each distinct block, 1.5 times
-as much while it grows; about 190 more for a block that over four of 1,000 workers hold. Blocks of workers that are
-gone count until as many events came as a third of the map has blocks. It takes 32,767 workers.
+The compiled index is one map from block hash to the workers that hold the block, so one probe covers all workers, and
+workers whose prefixes end at the same block are searched together. A prompt that no worker has costs one probe; a
+prefix that all workers have costs about log2(its blocks). The index never pauses: its table grows, and lost workers are
+removed, a few slots per event. Memory: 24 bytes per slot at a load of 35% to 70%, so 34 to 69 bytes per distinct block,
+and 1.5 times as much while it grows; about 190 more for a block that more than four of 1,000 workers hold. Blocks of
+lost workers are freed after as many events as a third of the blocks in the map. The maximum is 32,767 workers.
 """
 
 import logging
@@ -24,72 +24,72 @@ from baton.router.index.python_prefix_index import PythonIndex
 
 try:
     from baton.router.index.native.prefix_index import CompiledIndex
-except ImportError:  # nothing was compiled when this was installed
-    CompiledIndex = None  # type: ignore[assignment, misc]  # there is no optional class for mypy
+except ImportError:  # the package was installed without compiled extensions
+    CompiledIndex = None  # type: ignore[assignment, misc]  # mypy has no optional classes
 
 logger = logging.getLogger(__name__)
 
 
 class BlockIndex(Protocol):
-    """What an implementation does; see `PrefixIndex`."""
+    """Implementation of `PrefixIndex`, which documents the methods."""
 
     def reset(self, incarnation: str) -> None:
-        """Forgets a worker's blocks."""
+        """Remove a worker's blocks."""
 
     def update(self, incarnation: str, removed: bytes, stored: bytes) -> None:
-        """Applies one event."""
+        """Apply one cache event."""
 
     def match(self, hashes: bytes) -> dict[str, int]:
-        """Finds each worker's longest prefix."""
+        """Return the length of each worker's longest prefix in blocks."""
 
     def num_blocks(self, incarnation: str) -> int:
-        """Counts a worker's blocks."""
+        """Return the number of a worker's blocks."""
 
 
 def create_index() -> BlockIndex:
-    """The compiled index, or where there is none the Python one, which the log then says."""
+    """Return the compiled index, or the Python one with a warning if nothing was compiled."""
     if CompiledIndex is not None:
         return CompiledIndex()
-    logger.warning("the prefix index was not compiled when this was installed; the Python one serves, more slowly")
+    logger.warning("the compiled prefix index is not installed; using the slower Python one")
     return PythonIndex()
 
 
 class PrefixIndex:
-    """Owns, per worker, the set of block hashes in its cache.
+    """Block hashes in the cache of each worker.
 
-    A worker's key is its incarnation, so that news of its next life never mixes with this one's.
+    Workers are keyed by incarnation, so events of a restarted worker never mix with those of the previous one.
     """
 
     def __init__(self, create: Callable[[], BlockIndex] = create_index) -> None:
         self._index = create()
 
     def reset(self, incarnation: str) -> None:
-        """Forgets what the worker had: a snapshot follows, or the worker is gone."""
+        """Remove a worker's blocks: a snapshot follows, or the worker was lost."""
         self._index.reset(incarnation)
 
     def update(self, incarnation: str, removed: bytes, stored: bytes) -> None:
-        """Applies one event, what was removed first. Raises ValueError, and changes nothing, if a hash is cut short."""
+        """Apply one cache event, removals first. Raises ValueError, and changes nothing, for a truncated hash."""
         self._index.update(incarnation, removed, stored)
 
     def match(self, hashes: bytes) -> dict[str, int]:
-        """For each worker that has the first of a prompt's blocks, how many it has from the first on.
+        """Return the cached prefix length in blocks, by incarnation, of each worker that has the first block.
 
-        `hashes` are those of the prompt's blocks, one after the other. Raises ValueError if one is cut short.
+        `hashes`: the concatenated hashes of the prompt's blocks. Raises ValueError for a truncated hash.
         """
         return self._index.match(hashes)
 
     def num_blocks(self, incarnation: str) -> int:
-        """How many blocks the worker has cached."""
+        """Return the number of blocks that the worker has cached."""
         return self._index.num_blocks(incarnation)
 
 
 LIFE_S = 1.0
-MAX_CHAINS = 4096  # expected at once; the oldest are forgotten for more
+MAX_CHAINS = 4096  # expected at once; further ones replace the oldest
 
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """Blocks that a worker should have; the last one's hash stands for all."""
+    """Chain of blocks that a worker should have; the hash of the last one identifies it."""
 
     num_blocks: int
     first: bytes
@@ -99,16 +99,19 @@ class _Chain:
 
 
 class ExpectedBlocks:
-    """Owns the chains of the last second; a prompt is compared with those alone that begin as it does."""
+    """Chains of the last second that workers should have cached but may not have reported.
+
+    A prompt is compared only with chains that have the same first block.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._chains: deque[_Chain] = deque()  # the oldest first
-        self._workers: dict[bytes, dict[str, float]] = {}  # incarnations and until when, by a chain's last hash
-        self._lengths: dict[bytes, Counter[int]] = {}  # of the chains, by their first hash
+        self._chains: deque[_Chain] = deque()  # oldest first
+        self._workers: dict[bytes, dict[str, float]] = {}  # by last hash: expiry time of each incarnation
+        self._lengths: dict[bytes, Counter[int]] = {}  # by first hash: number of chains of each length
 
     def note(self, incarnation: str, hashes: bytes) -> None:
-        """Expect these blocks at a worker, whose hashes stand one after the other."""
+        """Expect the blocks with these concatenated hashes at a worker."""
         if not hashes:
             return
         num_blocks, first, last = len(hashes) // HASH_BYTES, hashes[:HASH_BYTES], hashes[-HASH_BYTES:]
@@ -119,7 +122,7 @@ class ExpectedBlocks:
         self._lengths.setdefault(first, Counter())[num_blocks] += 1
 
     def match(self, hashes: bytes) -> dict[str, int]:
-        """Return how many of a prompt's first blocks each worker is expected to have; those with none are left out."""
+        """Return the expected prefix length in blocks, by incarnation; workers with none are omitted."""
         if not self._chains:
             return {}
         self._forget_old(MAX_CHAINS)
@@ -131,7 +134,7 @@ class ExpectedBlocks:
         return found
 
     def _forget_old(self, limit: int) -> None:
-        """Forget the chains whose time is over, and the oldest until no more than the limit are left."""
+        """Remove expired chains, and the oldest ones above the limit."""
         now_s = self._clock()
         while self._chains and (self._chains[0].end_s <= now_s or len(self._chains) > limit):
             chain = self._chains.popleft()

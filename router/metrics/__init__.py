@@ -1,1 +1,1 @@
-"""What the router measures and reports, to Prometheus and to the autoscaler."""
+"""Metrics of the router, for Prometheus and the autoscaler."""

@@ -1,4 +1,4 @@
-"""What the router measures, under the names that vLLM's users know with our prefix."""
+"""The router's metrics, with vLLM's names and the prefix `baton:`."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ LENGTH_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 
 
 
 class RouterMetrics:
-    """Owns the router's series, the registry that they and the workers' series are read from, and the last traffic."""
+    """The router's series, the Prometheus registry of all series, and the traffic statistics."""
 
     def __init__(self, model_name: str, traffic_window_s: int) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each count
@@ -63,35 +63,35 @@ class RouterMetrics:
         family = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self.registry)
         return family.labels(self.model_name)
 
-    def request_came(self, max_tokens: int, num_choices: int) -> None:
-        """A prompt with these options is to be served."""
+    def request_started(self, max_tokens: int, num_choices: int) -> None:
+        """Record the options of a prompt that is to be served."""
         self._max_tokens.observe(max_tokens)
         self._num_choices.observe(num_choices)
 
     def planned(self, plan: str) -> None:
-        """A choice was routed by a plan of this kind."""
+        """Count a completion that was routed by this kind of plan."""
         self._plans(plan).inc()
 
     def prompt_done(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """A prompt was computed."""
+        """Record a prompt that was computed."""
         self._prompt_tokens.inc(num_tokens)
         self._prefix_cache_queries.inc(num_tokens)
         self._prefix_cache_hits.inc(num_cached_tokens)
         self._prompt_length.observe(num_tokens)
 
-    def tokens_came(self, num_tokens: int, gap_s: float | None) -> None:
-        """Tokens of a choice came, so long after the ones before."""
+    def tokens_arrived(self, num_tokens: int, gap_s: float | None) -> None:
+        """Record tokens of a completion; `gap_s`: time since the previous ones, None for the first."""
         self._generation_tokens.inc(num_tokens)
         if gap_s is not None:
             for _ in range(num_tokens):
                 self._itl.observe(gap_s / num_tokens)
 
     def first_token(self, waited_s: float) -> None:
-        """The first token of a choice came."""
+        """Record the TTFT of a completion."""
         self._ttft.observe(waited_s)
 
     def choice_ended(self, reason: str, num_tokens: int, total_s: float, decode_s: float) -> None:
-        """A choice ended; `decode_s` is the time since its first token."""
+        """Record the end of a completion; `decode_s`: time from its first token to its last."""
         self._success(reason).inc()
         self._output_length.observe(num_tokens)
         if num_tokens:
@@ -102,7 +102,7 @@ class RouterMetrics:
 
 
 class ChoiceMeter:
-    """Times one choice."""
+    """Latencies of one completion."""
 
     def __init__(self, metrics: RouterMetrics) -> None:
         self._metrics = metrics
@@ -111,20 +111,20 @@ class ChoiceMeter:
         self._num_tokens = 0
 
     def tokens(self, num_tokens: int) -> None:
-        """Tokens came."""
+        """Record the arrival of tokens."""
         if not num_tokens:
             return
         now_s = time.perf_counter()
         if self._num_tokens:
-            self._metrics.tokens_came(num_tokens, now_s - self._last_s)
+            self._metrics.tokens_arrived(num_tokens, now_s - self._last_s)
         else:
             self._first_s = now_s
             self._metrics.first_token(now_s - self._started_s)
-            self._metrics.tokens_came(num_tokens, None)
+            self._metrics.tokens_arrived(num_tokens, None)
         self._num_tokens += num_tokens
         self._last_s = now_s
 
     def ended(self, reason: str) -> None:
-        """The choice ended."""
+        """Record the end of the completion."""
         now_s = time.perf_counter()
         self._metrics.choice_ended(reason, self._num_tokens, now_s - self._started_s, self._last_s - self._first_s)

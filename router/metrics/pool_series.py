@@ -1,4 +1,4 @@
-"""How many workers there are, how many were lost, and how well the router knows them, for Prometheus."""
+"""Prometheus series of the worker pool: numbers of workers, losses, and the router's view of the registry."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from baton.router.policy.cluster import WorkerRole
 from baton.router.workers.connection import ROLES, ConnectionState, WorkerConnection
 from baton.router.workers.pool import WorkerPool
 
-UNKNOWN_ROLE = "unknown"  # of a worker that is not in reach, or has not told its load yet
-STATES = tuple(state for state in ConnectionState if state is not ConnectionState.CONNECTING)  # of a worker in reach
+UNKNOWN_ROLE = "unknown"  # of a worker that is unreachable or has not reported yet
+STATES = tuple(state for state in ConnectionState if state is not ConnectionState.CONNECTING)  # of reachable workers
 ROLES_AND_STATES = (
     *((role.value, state) for role in WorkerRole for state in STATES),
     (UNKNOWN_ROLE, ConnectionState.CONNECTING),
@@ -20,20 +20,20 @@ ROLES_AND_STATES = (
 
 
 class PoolSeries(Collector):
-    """Reads the pool whenever it is scraped; what it counts is this router's view, so routers' values do not add up."""
+    """Collector that reads the pool at each scrape. Values are this router's view: do not sum them over routers."""
 
     def __init__(self, pool: WorkerPool, model_name: str) -> None:
         self._pool = pool
         self._model_name = model_name
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """All series of the pool."""
+        """Yield all series of the pool."""
         yield self._states()
         yield self._losses()
         yield from self._knowledge()
 
     def _states(self) -> GaugeMetricFamily:
-        """Zeros too: an alert for a role without workers needs a number."""
+        """Return the numbers of workers, zeros included: alerts for a role without workers need a value."""
         counts = Counter((_role(connection), connection.state) for connection in self._pool.connections)
         gauge = GaugeMetricFamily(
             f"{PREFIX}workers", "Workers by role and state.", labels=("model_name", "role", "state")
@@ -52,17 +52,17 @@ class PoolSeries(Collector):
         return counter
 
     def _knowledge(self) -> Iterator[GaugeMetricFamily]:
-        """How well the router knows the workers."""
+        """Yield the gauges of the router's view of the workers and the registry."""
         view = self._pool.view
         for name, text, value in (
             (
                 "router_degraded",
-                "1 until the router knows what every worker in reach has cached.",
+                "1 until the router knows the caches of all reachable workers.",
                 self._pool.is_degraded,
             ),
-            ("registry_connected", "1 while the registry can be asked.", view.error is None),
+            ("registry_connected", "1 while the registry is reachable.", view.error is None),
             ("registry_members", "Workers in the registry, as last listed.", len(view.members) + len(view.fixed)),
-            ("registry_malformed", "Entries in the registry that are no workers and are left out.", view.num_malformed),
+            ("registry_malformed", "Malformed entries in the registry, which are ignored.", view.num_malformed),
         ):
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=("model_name",))
             gauge.add_metric((self._model_name,), value)

@@ -1,4 +1,4 @@
-"""What this router tells of its traffic and its workers, for whoever decides how many workers there should be."""
+"""This router's report of its traffic and workers, for the autoscaler."""
 
 import time
 
@@ -18,7 +18,7 @@ ROLE_NAMES: dict[WorkerRole, Role] = {
 
 
 class PoolsReporter:
-    """Reads what others own; nothing in a report is of any one request."""
+    """Makes the reports. They contain aggregates only, nothing about single requests."""
 
     def __init__(self, router_id: str, pool: WorkerPool, admission: Admission, metrics: RouterMetrics) -> None:
         self._router_id = router_id
@@ -27,15 +27,15 @@ class PoolsReporter:
         self._metrics = metrics
 
     async def run(self) -> None:
-        """Keeps the report in the registry until cancelled."""
+        """Keep a current report in the registry until cancelled."""
         await self._pool.registry.reports.keep(self._router_id, self.text)
 
     def text(self) -> str:
-        """The report of now, as JSON."""
+        """Return the current report as JSON."""
         return encode_report(self.report())
 
     def report(self) -> RouterReport:
-        """The report of now."""
+        """Return the current report."""
         reports = (self._worker(each) for each in self._pool.connections)
         return RouterReport(
             router_id=self._router_id,
@@ -62,7 +62,7 @@ class PoolsReporter:
         )
 
     def _worker(self, connection: WorkerConnection) -> WorkerReport | None:
-        """None for a worker that is out of reach, or has not told its load yet."""
+        """Return a worker's part of the report; None if it is unreachable or has not reported yet."""
         found, load = connection.description, connection.load.reported
         if found is None or connection.state is ConnectionState.CONNECTING:
             return None

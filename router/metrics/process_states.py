@@ -1,4 +1,4 @@
-"""The processes of the router's supervisors, as reported by `/workers` and `/metrics`."""
+"""States of the supervised processes, for `/workers` and `/metrics`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ NAME_LABEL = "name"
 
 
 class ProcessStates(Collector):
-    """States read anew for each report; none without a supervisor."""
+    """Collector that reads the states at each scrape. Without a supervisor there are none."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._paths = [Path(path) for path in config.process_states]
@@ -24,7 +24,7 @@ class ProcessStates(Collector):
         return [state for path in self._paths for state in read_states(path)]
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """Return the series of all processes."""
+        """Yield the series of all processes."""
         up = GaugeMetricFamily(
             f"{PREFIX}process_up", "1 for a supervised process that is ready, 0 while it is not.", labels=(NAME_LABEL,)
         )

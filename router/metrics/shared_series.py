@@ -1,8 +1,8 @@
 """The series of several router processes on one page.
 
-Each process counts for itself, so its series get a label with its number: sums are left to who reads them, and a
-process that starts again resets its own counters alone. What the workers and the supervisors report is the same at
-every process, and stands on the page once.
+Each process counts separately, and its series get a label with its number. The reader sums them up, and a process that
+restarts resets only its own counters. The series of workers and supervisors are the same at every process, and appear
+once.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,16 +17,16 @@ from baton.router.metrics.process_states import NAME_LABEL
 
 PROCESS_LABEL = "process"
 WORKER_LABEL = "worker"
-SHARED_LABELS = frozenset({WORKER_LABEL, NAME_LABEL})  # of series that are the same at every process
+SHARED_LABELS = frozenset({WORKER_LABEL, NAME_LABEL})  # labels of series that are the same at every process
 
 
 def own_series(registry: CollectorRegistry) -> Iterator[Metric]:
-    """What a process counts itself."""
+    """Return the series that a process counts itself."""
     return (family for family in registry.collect() if not _is_shared(family))
 
 
 def shared_series(registry: CollectorRegistry) -> Iterator[Metric]:
-    """Return what workers and supervisors reported to a process."""
+    """Return the series that workers and supervisors report to a process."""
     return (family for family in registry.collect() if _is_shared(family))
 
 
@@ -35,7 +35,7 @@ def _is_shared(family: Metric) -> bool:
 
 
 def pack_series(families: Iterable[Metric]) -> bytes:
-    """Families as one process sends them to another; values as texts, since JSON has no infinity."""
+    """Serialise families for another process. Values are strings, as JSON has no infinity."""
 
     def samples(family: Metric) -> list[tuple[str, Mapping[str, str], str]]:
         return [(each.name, each.labels, repr(float(each.value))) for each in family.samples]
@@ -44,7 +44,7 @@ def pack_series(families: Iterable[Metric]) -> bytes:
 
 
 def unpack_series(packed: bytes) -> list[Metric]:
-    """What `pack_series` packed. Raises ValueError if the sender died while it wrote."""
+    """Deserialise the output of `pack_series`. Raises ValueError if it is truncated, as after the sender's death."""
     families = []
     for name, documentation, kind, samples in orjson.loads(packed):
         family = Metric(name, documentation, kind)
@@ -55,10 +55,10 @@ def unpack_series(packed: bytes) -> list[Metric]:
 
 
 def one_page(by_process: Mapping[int, Iterable[Metric] | None], shared: Iterable[Metric]) -> Collector:
-    """The processes' own series (None: it did not answer) and the shared ones, on one page."""
+    """Return the series of each process (None: it did not respond) and the shared ones as one collector."""
     up = GaugeMetricFamily(
         f"{PREFIX}router_process_up",
-        "1 for a router process whose series are here, 0 for one that does not answer.",
+        "1 for a router process whose series are included, 0 for one that does not respond.",
         labels=(PROCESS_LABEL,),
     )
     merged: dict[str, Metric] = {}
@@ -72,11 +72,11 @@ def one_page(by_process: Mapping[int, Iterable[Metric] | None], shared: Iterable
 
 
 class _Families(Collector):
-    """Families that are already collected."""
+    """Collector of families that have been collected before."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """The families."""
+        """Return the families."""
         return self._families

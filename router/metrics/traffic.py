@@ -1,6 +1,6 @@
-"""How long prompts and outputs were lately, and how soon each worker answered.
+"""Recent lengths of prompts and outputs, and latencies of each worker.
 
-Counting costs a request some ten microseconds in all; whoever reads adds up the seconds.
+Counting costs some ten microseconds per request. The sums over the window are computed when they are read.
 """
 
 import time
@@ -12,19 +12,19 @@ from baton.membership.registry.router_report import SampleSums, bin_of
 from baton.router.admission.arrivals import Samples, SlidingWindow
 from baton.router.policy.cluster import Plan, RoutedRequest
 
-SPANS = 6  # within the window, and the present one; coarse: there are as many windows as workers
+SPANS = 6  # per window, plus the current one; few, as there is a window per worker
 
 
 class LatencyWindow:
-    """Owns the counts by bin."""
+    """Latency histogram over a sliding window: counts by bin."""
 
     def __init__(self, window_s: float) -> None:
         self._span_s = window_s / SPANS
-        self._spans: deque[tuple[int, Counter[int]]] = deque()  # each with its number, in order
+        self._spans: deque[tuple[int, Counter[int]]] = deque()  # number and counts of each span, oldest first
         self._sum: dict[int, int] = {}
 
     def add(self, number: int, now_s: float) -> None:
-        """One more time in the bin of this number."""
+        """Count a latency in the bin `number`."""
         span = int(now_s // self._span_s)
         if not self._spans or self._spans[-1][0] != span:
             self._drop_old(now_s)
@@ -33,7 +33,7 @@ class LatencyWindow:
         self._sum[number] = self._sum.get(number, 0) + 1
 
     def counts(self, now_s: float) -> dict[int, int]:
-        """Those of the window."""
+        """Return the counts of the window by bin."""
         self._drop_old(now_s)
         return self._sum.copy()
 
@@ -51,7 +51,7 @@ SPAN_S = 1.0
 
 @dataclass(slots=True)
 class _Lengths:
-    """Of the choices of one span, in tokens."""
+    """Lengths of the completions of one span, in tokens."""
 
     prompt: Samples = field(default_factory=Samples)
     uncached: Samples = field(default_factory=Samples)
@@ -63,28 +63,28 @@ class _Lengths:
 
 @dataclass(frozen=True, slots=True)
 class LengthSums:
-    """Of the choices of the window, in tokens."""
+    """Lengths of the completions of the window, in tokens."""
 
     prompt: SampleSums
-    uncached: SampleSums  # what some worker had to compute of the prompts
-    remote: SampleSums  # of these prompts, those that went to a prefill worker
-    output: SampleSums  # of choices that ended
-    asked: SampleSums  # the most output that these choices may have
-    num_generated: int  # tokens of output, of whatever choice
+    uncached: SampleSums  # prompt tokens that some worker had to compute
+    remote: SampleSums  # the same, of prompts that a prefill worker computed
+    output: SampleSums  # of completions that ended
+    asked: SampleSums  # maximum output of the completions
+    num_generated: int  # output tokens of all completions, ended or not
 
 
 class Traffic:
-    """Owns what is measured of the choices on their way."""
+    """Traffic statistics over a sliding window."""
 
     def __init__(self, window_s: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._window_s = window_s
         self._clock = clock
         self._lengths = SlidingWindow(_Lengths, window_s, SPAN_S)
-        self._num_generated = 0  # tokens that are in no span yet
+        self._num_generated = 0  # tokens not yet added to a span
         self._latencies: dict[str, LatencyWindow] = {}  # by incarnation
 
     def routed(self, plan: Plan, request: RoutedRequest) -> None:
-        """A choice is sent to workers for the first time."""
+        """Record a completion that is sent to workers for the first time."""
         span = self._span()
         span.prompt.add(request.num_tokens)
         if request.num_final_tokens > request.num_tokens:
@@ -95,15 +95,15 @@ class Traffic:
             span.remote.add(num_uncached)
 
     def generated(self, num_tokens: int) -> None:
-        """Tokens of a choice came from its worker. That is often: whatever comes next says when it was."""
+        """Count generated tokens. As this is called often, it reads no clock; the next other call assigns the span."""
         self._num_generated += num_tokens
 
     def ended(self, num_tokens: int) -> None:
-        """A choice ended with so many tokens."""
+        """Record the output length of a completion that ended."""
         self._span().output.add(num_tokens)
 
-    def took(self, incarnation: str, time_s: float) -> None:
-        """A worker took so long for a first token, or for each further one."""
+    def add_latency(self, incarnation: str, time_s: float) -> None:
+        """Record a worker's TTFT (of a prefill worker) or TPOT (of a decode worker)."""
         now_s = self._clock()
         window = self._latencies.get(incarnation)
         if window is None:
@@ -113,7 +113,7 @@ class Traffic:
 
     @property
     def lengths(self) -> LengthSums:
-        """Those of the window."""
+        """Lengths of the completions of the window."""
         self._span()
         spans = list(self._lengths.live(self._clock()))
         return LengthSums(
@@ -126,23 +126,23 @@ class Traffic:
         )
 
     def latency(self, incarnation: str) -> dict[int, int]:
-        """How often a worker took how long, by bin."""
+        """Return a worker's latency counts by bin."""
         window = self._latencies.get(incarnation)
         return {} if window is None else window.counts(self._clock())
 
     def _span(self) -> _Lengths:
-        """The present one, with the tokens that came lately."""
+        """Return the current span, after adding the tokens of `generated`."""
         span = self._lengths.at(self._clock())
         span.num_generated += self._num_generated
         self._num_generated = 0
         return span
 
     def _forget_old(self, now_s: float) -> None:
-        """Workers come and go: of those that have done nothing for a while there is nothing to remember."""
+        """Remove workers without a latency in the window."""
         self._latencies = {each: window for each, window in self._latencies.items() if window.counts(now_s)}
 
 
 def uncached_tokens(plan: Plan, request: RoutedRequest) -> int:
-    """Tokens of the prompt that are computed for it, by whomever: neither cached there nor pulled."""
-    who = plan.prefill or plan.decode
-    return min(request.missing_tokens(each) for each in (who, plan.prefix_source) if each is not None)
+    """Return the prompt tokens that a plan computes: those that are neither cached at the worker nor pulled."""
+    worker = plan.prefill or plan.decode
+    return min(request.missing_tokens(each) for each in (worker, plan.prefix_source) if each is not None)

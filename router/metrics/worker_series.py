@@ -1,4 +1,4 @@
-"""The workers' own numbers, as their last reports have them, for Prometheus."""
+"""Prometheus series of the workers, from their last load reports."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ GAUGES = {
     "num_requests_running": ("Requests in the worker's batch.", "num_running"),
     "num_requests_waiting": ("Requests admitted and not in the batch.", "num_waiting"),
     "num_queued_tokens": ("Tokens to compute before all admitted requests are decoding.", "num_queued_tokens"),
-    "step_seconds": ("Recent seconds a step.", "step_s"),
+    "step_seconds": ("Recent seconds per step.", "step_s"),
 }
 COUNTERS = {
     "num_preemptions": ("Preemptions.", "num_preemptions"),
@@ -26,12 +26,12 @@ COUNTERS = {
     "handovers": ("Handovers received.", "handovers"),
     "handover_bytes": ("Bytes received by handovers.", "handover_bytes"),
     "handover_failures": ("Handovers that failed.", "handover_failures"),
-    "checksum_failures": ("Blocks refused for their checksum.", "checksum_failures"),
+    "checksum_failures": ("Blocks rejected because of a wrong checksum.", "checksum_failures"),
 }
 
 
 def cache_usage(load: WorkerLoad) -> float:
-    """Share of a worker's blocks that are in use, 0 to 1."""
+    """Return the share of a worker's blocks that are in use, 0 to 1."""
     return 1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0
 
 
@@ -39,7 +39,7 @@ def cache_usage(load: WorkerLoad) -> float:
 class ReportingWorker:
     """A worker and its last report."""
 
-    name: str  # its id; with the address, if another one has the same id
+    name: str  # worker id, followed by the address if another worker has the same id
     incarnation: str
     address: str
     role: WorkerRole
@@ -47,14 +47,14 @@ class ReportingWorker:
 
 
 class WorkerSeries(Collector):
-    """Reads the pool whenever it is scraped; a worker has no series before its first report over a connection."""
+    """Collector that reads the pool at each scrape. A worker has no series before its first report."""
 
     def __init__(self, pool: WorkerPool, model_name: str) -> None:
         self._pool = pool
         self._model_name = model_name
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """All series of all workers."""
+        """Yield all series of all workers."""
         workers = list(self._workers())
         usage = GaugeMetricFamily(f"{PREFIX}kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", labels=LABELS)
         for worker in workers:
@@ -86,7 +86,7 @@ class WorkerSeries(Collector):
 
     def _info(self, workers: Iterable[ReportingWorker]) -> GaugeMetricFamily:
         labels = ("model_name", "worker", "role", "address")
-        info = GaugeMetricFamily(f"{PREFIX}worker_info", "1 for what a worker is for, and where.", labels=labels)
+        info = GaugeMetricFamily(f"{PREFIX}worker_info", "1 for each worker, with its role and address.", labels=labels)
         for worker in workers:
             info.add_metric((self._model_name, worker.name, worker.role.value, worker.address), 1)
         return info

@@ -1,4 +1,4 @@
-"""How the completions API words its answers."""
+"""Encoding of responses of the completions API."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,17 @@ from baton.router.text.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class PromptEcho:
-    """A prompt that its choices' texts begin with."""
+    """A prompt that is repeated in front of its completions."""
 
     text: str
     token_ids: Sequence[int]
-    text_offsets: Sequence[int]  # of each token, if logprobs were asked for
-    token_logprobs: list[object] = field(default_factory=lambda: [None])  # as they come; the first token has none
+    text_offsets: Sequence[int]  # of each token, if logprobs were requested
+    token_logprobs: list[object] = field(default_factory=lambda: [None])  # filled as they arrive; the first has none
     top_logprobs: list[object] = field(default_factory=lambda: [None])
 
 
 class CompletionShape:
-    """Words the answers of one completion request; the constant part of its chunks is made once."""
+    """Encoder of the responses to one completion request. Encodes the constant part of its chunks once."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class CompletionShape:
         answer_id: str,
         model: str,
         generations: Sequence[Generation],
-        echoes: Sequence[PromptEcho],  # one a prompt, or none at all
-        num_choices: int,  # of each prompt
+        echoes: Sequence[PromptEcho],  # one per prompt; empty: no echo
+        num_choices: int,  # completions of each prompt
         num_top: int | None,  # best candidates of each token; None: no logprobs
         with_prompt_logprobs: bool,
         with_token_ids: bool,
@@ -57,19 +57,19 @@ class CompletionShape:
         self._opened: set[int] = set()
 
     def resume(self, index: int) -> None:
-        """Leave out what the first event of a choice has of its prompt."""
+        """Omit the prompt's fields in the first event of a completion."""
         self._opened.add(index)
 
     def chunk(self, delta: ChoiceDelta, usage: dict[str, object] | None) -> bytes:
-        """New text; nothing while a character or stop string is incomplete.
+        """Return the event of a delta; empty while a character or stop string is incomplete.
 
-        An echo does not wait for that: a client that resumes behind a choice's first token must have it.
+        An echo is sent with the first token in any case: a client that resumes after that token must have the echo.
         """
         prompt = delta.index // self._num_choices
         echo = self._echoes[prompt] if self._echoes else None
         is_first = delta.index not in self._opened
         if echo is not None:
-            self._word_prompt(echo, delta.prompt_logprobs)
+            self._add_prompt_logprobs(echo, delta.prompt_logprobs)
         with_tokens = self._num_top is not None or self._with_token_ids or (echo is not None and is_first)
         if not (delta.text or delta.finish_reason or (with_tokens and delta.token_ids)):
             return b""
@@ -80,14 +80,14 @@ class CompletionShape:
         return self._prefix + orjson.dumps(body) + b"]" + self._end(usage)
 
     def usage_chunk(self, usage: dict[str, object]) -> bytes:
-        """No choices, only usage."""
+        """Return the event with the usage and no choices."""
         return self._prefix + b"]" + self._end(usage)
 
     def whole(self, choices: Sequence[WholeChoice], usage: dict[str, object]) -> dict[str, object]:
-        """The completion object."""
+        """Return the completion object."""
         for choice in choices:
             if self._echoes:
-                self._word_prompt(self._echoes[choice.index // self._num_choices], choice.prompt_logprobs)
+                self._add_prompt_logprobs(self._echoes[choice.index // self._num_choices], choice.prompt_logprobs)
         bodies = []
         for choice in choices:
             prompt = choice.index // self._num_choices
@@ -114,8 +114,8 @@ class CompletionShape:
                 body["prompt_token_ids"] = prompt.token_ids
         return body
 
-    def _word_prompt(self, echo: PromptEcho, positions: Sequence[PositionLogprobs]) -> None:
-        """Word a prompt's logprobs as they come, once for all choices: it takes seconds for a long prompt."""
+    def _add_prompt_logprobs(self, echo: PromptEcho, positions: Sequence[PositionLogprobs]) -> None:
+        """Encode prompt logprobs as they arrive, once for all completions: a long prompt's take seconds."""
         if self._num_top is not None:
             block = completion_block((), positions, (), self._num_top, self._tokenizer)
             echo.token_logprobs += block["token_logprobs"]

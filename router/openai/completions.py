@@ -1,4 +1,4 @@
-"""`/v1/completions`."""
+"""The `/v1/completions` route."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +31,7 @@ class CompletionRequest(GenerationFields):
 
     model_config = ConfigDict(json_schema_extra={"allOf": [STREAM_RULE, EMPTY_OUTPUT_RULE]})
 
-    prompt: Annotated[object, WithJsonSchema(PROMPT_SCHEMA)]  # read by `read_prompts`
+    prompt: Annotated[object, WithJsonSchema(PROMPT_SCHEMA)]  # validated by `read_prompts`
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     echo: bool = False
@@ -39,14 +39,14 @@ class CompletionRequest(GenerationFields):
 
 
 class CompletionsApi:
-    """Serves completions."""
+    """Handler of completion requests."""
 
     def __init__(self, service: RouterService) -> None:
         self._service = service
         self._inline = InlineWork()
 
     async def complete(self, body: CompletionRequest, exchange: Exchange) -> None:
-        """Continues each prompt."""
+        """Generate the completions of each prompt and send the response."""
         service = self._service
         service.check_model(body.model)
         context_len = service.pipeline.context_len()

@@ -17,18 +17,18 @@ from baton.rpc.status import ServiceError, message_of, shortened, status_of
 
 logger = logging.getLogger(__name__)
 
-CODES: Mapping[int, str] = {401: "invalid_api_key", 404: "model_not_found"}  # OpenAI's; else the status
+CODES: Mapping[int, str] = {401: "invalid_api_key", 404: "model_not_found"}  # OpenAI's; otherwise the status
 OWN_CODES: Mapping[type[Exception], str | int] = {Draining: "router_draining", ResumeFailed: "resume_failed"}
-RETRY_AFTER_S = "1"  # where nothing is known of when it would be better
+RETRY_AFTER_S = "1"  # if there is no estimate
 
 
 def error_body(message: str, kind: str, param: str | None, code: str | int | None) -> dict[str, object]:
-    """OpenAI's error object."""
+    """Return OpenAI's error object."""
     return {"error": {"message": shortened(message), "type": kind, "param": param, "code": code}}
 
 
 def describe(error: Exception) -> tuple[int, dict[str, object]]:
-    """HTTP status and body of an error; one of our own failings is logged and not told in detail."""
+    """Return the HTTP status and body of an error. Logs internal errors, whose details clients do not get."""
     status = status_of(error)
     if status.http == 500:
         logger.error("a request failed", exc_info=error)
@@ -42,7 +42,7 @@ def describe(error: Exception) -> tuple[int, dict[str, object]]:
 
 
 def error_response(error: Exception) -> Response:
-    """The response for an error before any of the answer was sent."""
+    """Return the response for an error before the response has begun."""
     if isinstance(error, HTTPException):
         kind = "invalid_request_error" if error.status_code < 500 else "internal_server_error"
         message = str(error.detail or http.HTTPStatus(error.status_code).phrase)
@@ -57,7 +57,7 @@ def error_response(error: Exception) -> Response:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes every error of the application an OpenAI-shaped one."""
+    """Convert every error of the application to OpenAI's shape."""
 
     async def handle(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.status_code in (404, 405):
@@ -69,14 +69,14 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _allowed_methods(app: FastAPI, request: Request) -> set[str]:
-    """The methods of the request's path; empty if there is no such path."""
+    """Return the methods of the request's path; empty if there is no such path."""
     routes = (each for each in app.routes if isinstance(each, Route) and each.matches(request.scope)[0] != Match.NONE)
     methods = {method for route in routes for method in route.methods or ()}
     return methods | ({"HEAD"} if "GET" in methods else set())
 
 
 def _unknown_url(request: Request, allowed: set[str]) -> Response:
-    """The response for a path that is not served, or not by this method; code and text as OpenAI has them."""
+    """Return the response for an unknown path or method, with OpenAI's code and text."""
     url = f"{request.method} {request.url.path}"
     if not allowed:
         text = f"Unknown request URL: {url}. Please check the URL for typos; /openapi.json lists those that are served."
@@ -93,5 +93,5 @@ def _response(status: int, body: dict[str, object], headers: Mapping[str, str] |
 def _param(error: Exception) -> str | None:
     if isinstance(error, FieldError):
         return error.field
-    name = str(error).split(" ", 1)[0]  # the engine's texts begin with the option's name
+    name = str(error).split(" ", 1)[0]  # the engine's messages begin with the option's name
     return name if isinstance(error, InvalidRequest) and name in SamplingParams.__dataclass_fields__ else None

@@ -15,13 +15,13 @@ from baton.router.openai.request_body import WHOLE, AtMost, OrText, RequestBody
 
 INT32_MAX = (1 << 31) - 1
 LEAST_POSITIVE = 1e-6  # workers receive 32-bit floats, in which the smallest 64-bit ones are 0
-CHOICES, STOP_STRINGS = "Completions of each prompt", "Stop strings"  # titles of types that the config bounds
+CHOICES, STOP_STRINGS = "Completions of each prompt", "Stop strings"  # titles of types that the config limits
 
 Count = Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE]
 Choices = Annotated[int, Field(ge=1, title=CHOICES), WHOLE]
 TokenId = Annotated[int, Field(ge=0, title=TOKEN_ID), WHOLE]
 TOKEN_ID_PATTERN = "^(0|[1-9][0-9]{0,9})$"
-TokenIdText = Annotated[str, Field(pattern=TOKEN_ID_PATTERN)]  # JSON has texts alone as names
+TokenIdText = Annotated[str, Field(pattern=TOKEN_ID_PATTERN)]  # JSON object keys are strings
 Bias = Annotated[float, Field(ge=-100, le=100)]
 BIAS_SCHEMA = {
     "type": "object",
@@ -40,7 +40,7 @@ StopStrings = Annotated[
 
 
 TRUE: JsonDict = {"const": True}
-STREAM_RULE: JsonDict = {  # as `GenerationFields.check` has it
+STREAM_RULE: JsonDict = {  # same rule as in `GenerationFields.check`
     "anyOf": [
         {"required": ["stream"], "properties": {"stream": TRUE, "prompt_logprobs": {"type": "null"}}},
         {"properties": {"stream": {"enum": [False, None]}, "stream_options": {"type": "null"}}},
@@ -53,7 +53,7 @@ class StreamOptions(RequestBody):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: bool = False  # accepted without effect: padding that hides the lengths of events
+    include_obfuscation: bool = False  # ignored: padding that hides the lengths of events
 
 
 class GenerationFields(NeutralFields):
@@ -73,7 +73,7 @@ class GenerationFields(NeutralFields):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     logit_bias: Annotated[dict[TokenIdText, Bias], AtMost(MAX_ENTRIES), WithJsonSchema(BIAS_SCHEMA)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64), WHOLE] | None = None
-    stop: StopStrings = Field(default_factory=list)  # a constant would be copied deeply for every request
+    stop: StopStrings = Field(default_factory=list)  # pydantic would deep-copy a constant default for every request
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True), AtMost(MAX_ENTRIES)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -86,7 +86,7 @@ class GenerationFields(NeutralFields):
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] = 0
 
     def check(self, config: RouterConfig, num_prompts: int) -> None:
-        """Raises FieldError naming the first field that cannot be served."""
+        """Raise FieldError for the first field that cannot be served."""
         if self.best_of is not None and self.best_of > self.n:
             raise FieldError("best_of", f"best_of is {self.best_of}, but more than n ({self.n}) is not supported")
         check_choices(config, num_prompts, self.n)
@@ -97,7 +97,7 @@ class GenerationFields(NeutralFields):
             raise FieldError("stream_options", "stream_options can only be set when stream is true")
 
     def sampling(self, defaults: SamplingParams, vocab_size: int, logprobs: int | None) -> SamplingParams:
-        """The engine's options; what is not given comes from `defaults`. Seed and max_tokens are not set here."""
+        """Return the engine's options, with `defaults` for missing fields. Does not set seed and max_tokens."""
 
         def given(value: float | None, default: float) -> float:
             return default if value is None else value

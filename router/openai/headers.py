@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b
 
-from baton.router.auth.client import ANYBODY, Client
+from baton.router.auth.client import ANONYMOUS, Client
 from baton.router.errors import FieldError
 from baton.router.generation import GenerationRequest
 from baton.router.limits import check_worker_name
@@ -18,11 +18,11 @@ DECODE, PREFILL, PLAN, TIMEOUT = "x-baton-decode", "x-baton-prefill", "x-baton-p
 
 
 def read_context(
-    headers: Mapping[str, str], user: str | None, priority: int, client: Client = ANYBODY
+    headers: Mapping[str, str], user: str | None, priority: int, client: Client = ANONYMOUS
 ) -> RequestContext:
-    """The request's context; names of headers are in lower case. Raises FieldError for a plan or time that is none.
+    """Return the request's context from its headers, by lower-case name. Raises FieldError for invalid ones.
 
-    Requests with one API key are one client's, whether keys are asked for or not; without a key, those of one `user`.
+    The fairness key is the API key, also if the router needs none; without a key it is `user`.
     """
     timeout = headers.get(TIMEOUT)
     fairness_key = client.fairness_key
@@ -58,7 +58,7 @@ def _seconds(text: str) -> float:
 
 
 def _fairness_key(authorization: str, user: str | None) -> str:
-    """A digest, so that no key stands in a log or a memory dump; "" if the client says nothing of itself."""
+    """Return a digest of the API key or the user; "" if there is neither. A digest keeps keys out of logs."""
     scheme, _, token = authorization.partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return blake2b(token.strip().encode(), digest_size=8, person=b"api-key").hexdigest()
@@ -66,7 +66,7 @@ def _fairness_key(authorization: str, user: str | None) -> str:
 
 
 REQUEST_ID, RESUMABLE, RESUME = "x-request-id", "x-baton-resumable", "x-baton-resume"
-RESPONSE_HEADERS: Mapping[str, str] = {RESUMABLE: "true"}  # of what can be resumed
+RESPONSE_HEADERS: Mapping[str, str] = {RESUMABLE: "true"}  # of resumable responses
 POSITION = re.compile(r"tokens=([0-9]{1,9}(?:,[0-9]{1,9})*)(?::([0-9a-f]{8}))?")
 MAX_CHOICES = 1 << 16
 
@@ -77,7 +77,7 @@ def is_resumable(headers: Mapping[str, str]) -> bool:
 
 
 def read_resumption(headers: Mapping[str, str], client: Client, body: bytes | bytearray) -> Resumption | None:
-    """Return how a request can be resumed, or where it is to go on; None if it is not resumable.
+    """Return the identity of a resumable request and the position to resume at, if any; None if it is not resumable.
 
     Raises FieldError for headers that are malformed or contradict each other.
     """
@@ -85,7 +85,7 @@ def read_resumption(headers: Mapping[str, str], client: Client, body: bytes | by
         return None
     request_id = headers.get(REQUEST_ID, "")
     if not is_name(request_id):
-        raise FieldError(REQUEST_ID, f"a resumable request needs a unique {REQUEST_ID} of {NAME_RULE}")
+        raise FieldError(REQUEST_ID, f"a resumable request needs a unique {REQUEST_ID} with {NAME_RULE}")
     position = None
     if (resume := headers.get(RESUME)) is not None:
         position = _position(resume, request_id)
@@ -98,7 +98,7 @@ def read_resumption(headers: Mapping[str, str], client: Client, body: bytes | by
 
 
 def resumable(request: GenerationRequest, resumption: Resumption | None, place: int = 0) -> GenerationRequest:
-    """Return the request for the prompt at this place, with what a worker remembers it by and a seed to go on with."""
+    """Return the request for the prompt at this place, with its resume key and a reproducible seed."""
     if resumption is None:
         return request
     seed = resumption.seed(place) if request.seed is None else request.seed
@@ -106,9 +106,9 @@ def resumable(request: GenerationRequest, resumption: Resumption | None, place: 
 
 
 def position_of(resumption: Resumption | None, num_choices: int, stream: bool) -> Position | None:
-    """Return the client's position in an answer of so many choices; None if it asks for the first time.
+    """Return the client's position in a response of `num_choices` completions; None if the request is not resumed.
 
-    Raises FieldError for a position that the answer cannot have.
+    Raises FieldError for a position that the response cannot have.
     """
     if resumption is None or resumption.position is None:
         return None
@@ -118,7 +118,7 @@ def position_of(resumption: Resumption | None, num_choices: int, stream: bool) -
     if not stream and any(counts):
         raise FieldError(RESUME, f"{RESUME} must have tokens=0 unless stream is true")
     if len(counts) != num_choices:
-        raise FieldError(RESUME, f"{RESUME} has tokens of {len(counts)} choices, but the request has {num_choices}")
+        raise FieldError(RESUME, f"{RESUME} has tokens of {len(counts)} completions, but the request has {num_choices}")
     return Position(counts, digest)
 
 

@@ -1,4 +1,4 @@
-"""Request fields without an effect: some of OpenAI's and vLLM's never have one, others only with certain values."""
+"""Request fields of OpenAI and vLLM that are accepted without effect: some always, others only with neutral values."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ MetadataValue = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
 
 
 class TextFormat(RequestBody):
-    """The only response format that is served."""
+    """The only supported response format."""
 
     type: Literal["text"]
 
@@ -25,7 +25,7 @@ class HarmlessFields(RequestBody):
     store: bool = False
     service_tier: Label | None = None
     safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None  # needless: the router knows which worker has cached what
+    prompt_cache_key: Label | None = None  # unnecessary: the router knows the workers' caches
     prompt_cache_retention: Label | None = None
     prompt_cache_options: dict[str, object] | None = None
     prediction: dict[str, object] | None = None
@@ -33,7 +33,7 @@ class HarmlessFields(RequestBody):
 
 
 class NeutralFields(HarmlessFields):
-    """Fields that would change the output and are not supported, with the values that leave it as it is."""
+    """Unsupported fields that would change the output, restricted to the values that do not."""
 
     functions: Annotated[list[object], Field(max_length=0, fail_fast=True)] | None = None
     function_call: Literal["none", "auto"] = "none"
@@ -65,4 +65,4 @@ class NeutralFields(HarmlessFields):
     kv_transfer_params: None = None
     mm_processor_kwargs: None = None
     vllm_xargs: None = None
-    request_id: None = None  # the header x-request-id has it
+    request_id: None = None  # use the header x-request-id

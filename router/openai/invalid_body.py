@@ -1,4 +1,4 @@
-"""The error for a body that its model refuses: the first problem, in OpenAI's words where it has some."""
+"""The error for an invalid body: its first problem, in OpenAI's wording if there is one."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -10,7 +10,7 @@ from baton.engine.errors import InvalidRequest
 from baton.router.errors import FieldError
 from baton.router.openai.ignored_fields import NeutralFields
 
-# By the name in llama.cpp, Ollama, SGLang, Text Generation Inference or transformers.
+# By the names in llama.cpp, Ollama, SGLang, Text Generation Inference and transformers.
 RENAMED: Mapping[str, str] = {
     "eos_token_id": "stop_token_ids",
     "input": "messages",
@@ -35,7 +35,7 @@ RENAMED: Mapping[str, str] = {
     "token_ids": "tokens",
     "top_n_tokens": "top_logprobs",
 }
-MAX_COMPARED_CHARS = 64  # of a name for which similar ones are looked up, which takes time with its length
+MAX_COMPARED_CHARS = 64  # longest name for which similar ones are searched: the time grows with the length
 TEMPLATE_OPTIONS = frozenset({"enable_thinking", "reasoning_effort", "thinking"})
 STRUCTURED_OUTPUT, LORA, SAMPLER = "Structured output", "LoRA", "This sampler"
 FEATURES: Mapping[str, str] = {
@@ -51,7 +51,7 @@ FEATURES: Mapping[str, str] = {
 
 
 def advice(name: str, known: Collection[str]) -> str:
-    """Return what to do about an unknown field, given the names of known ones; empty if there is nothing to say."""
+    """Return advice about an unknown field, given the names of known ones; empty if there is none."""
     if name in FEATURES or name.startswith("guided_"):
         return f"{FEATURES.get(name, STRUCTURED_OUTPUT)} is not supported by this server."
     if RENAMED.get(name) in known:
@@ -63,7 +63,7 @@ def advice(name: str, known: Collection[str]) -> str:
 
 
 def template_advice(name: str, known: Collection[str]) -> str:
-    """Return how to set an option that some chat templates have; empty for other fields."""
+    """Return how to set an option of chat templates; empty for other fields."""
     if name in TEMPLATE_OPTIONS and "chat_template_kwargs" in known:
         return f'If the chat template has this option, set it in chat_template_kwargs: {{"{name}": ...}}.'
     return ""
@@ -86,7 +86,7 @@ def invalid_body(model: type[BaseModel], error: ValidationError) -> InvalidReque
         more = advice(str(location[0]), known)
         return FieldError(name, f"{text}. {more}" if more else text, "unknown_parameter")
     if location[0] in NeutralFields.__annotations__:
-        text = f"{location[0]} is not supported by this server; leave it out"
+        text = f"{location[0]} is not supported by this server; omit it"
         option = template_advice(str(location[0]), model.model_fields)
         return FieldError(str(location[0]), f"{text}. {option}" if option else text)
     shown = _shown(problem["input"])
@@ -100,6 +100,6 @@ def _shown(value: object) -> str:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """Return a field's place as OpenAI writes it: messages[0].role."""
+    """Return a field's path in OpenAI's notation: messages[0].role."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location]
     return "".join(parts).removeprefix(".")[:MAX_NAME_CHARS]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from baton.protos.common_pb2 import PositionLogprobs, TokenLogprob
 from baton.router.text.tokenizer import Tokenizer
 
-LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
+LEAST_LOGPROB = -9999.0  # JSON has no negative infinity
 
 
 def _value(logprob: TokenLogprob) -> float:
@@ -13,7 +13,7 @@ def _value(logprob: TokenLogprob) -> float:
 
 
 def chat_content(positions: Sequence[PositionLogprobs], num_top: int, tokenizer: Tokenizer) -> list[dict[str, object]]:
-    """`choices[].logprobs.content` of the chat API."""
+    """Return `choices[].logprobs.content` of the chat API."""
 
     def entry(logprob: TokenLogprob) -> dict[str, object]:
         token_bytes = tokenizer.token_bytes(logprob.token_id)
@@ -33,9 +33,9 @@ def completion_block(
     num_top: int,
     tokenizer: Tokenizer,
 ) -> dict[str, list[object]]:
-    """`choices[].logprobs` of the completions API.
+    """Return `choices[].logprobs` of the completions API.
 
-    The best candidates include the chosen token, so there may be one more than asked for.
+    The top candidates always include the sampled token, so there may be one more than `num_top`.
     """
 
     def top(position: PositionLogprobs) -> dict[str, float]:
@@ -53,7 +53,7 @@ def completion_block(
 
 
 def prompt_positions(positions: Sequence[PositionLogprobs], tokenizer: Tokenizer) -> list[object]:
-    """vLLM's `prompt_logprobs`: null for the first position, then candidates by token id."""
+    """Return vLLM's `prompt_logprobs`: null for the first position, then candidates by token id."""
 
     def entry(logprob: TokenLogprob) -> dict[str, object]:
         text = tokenizer.token_text(logprob.token_id)

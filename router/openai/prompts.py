@@ -1,7 +1,7 @@
-"""Prompts and token ids as clients send them.
+"""Validation of prompts and token ids in request bodies.
 
-They may be long, so they are checked here by hand: a list's length before its elements, and elements by their types
-at once.
+They may be long, so they are validated here and not by pydantic: a list's length before its elements, and the types of
+all elements at once.
 """
 
 from baton.router.errors import FieldError
@@ -10,7 +10,7 @@ from baton.router.openai.request_body import MAX_EXACT
 
 Prompt = str | list[int]
 
-TOKEN_ID, PROMPTS = "Token id", "Prompts"  # titles of types that the model and the config bound
+TOKEN_ID, PROMPTS = "Token id", "Prompts"  # titles of types that the model and the config limit
 TOKEN_IDS_SCHEMA: dict[str, object] = {
     "type": "array",
     "items": {"type": "integer", "minimum": 0, "title": TOKEN_ID},
@@ -24,11 +24,11 @@ PROMPT_SCHEMA: dict[str, object] = {
         {"type": "array", "minItems": 1, "items": {**TOKEN_IDS_SCHEMA, "minItems": 1}, "title": PROMPTS},
     ]
 }
-KINDS = "prompt must be a text, a list of texts, a list of token ids or a list of such lists"
+KINDS = "prompt must be a string, a list of strings, a list of token ids or a list of such lists"
 
 
 def read_prompts(given: object, max_prompts: int, context_len: int) -> list[Prompt]:
-    """Each prompt by itself. Raises FieldError for anything but the four kinds, and for more than the limits."""
+    """Return the list of prompts. Raises FieldError for other types than the four kinds, and above the limits."""
     if isinstance(given, str):
         return [given]
     if not isinstance(given, list):
@@ -45,10 +45,13 @@ def read_prompts(given: object, max_prompts: int, context_len: int) -> list[Prom
 
 
 def read_token_ids(given: object, name: str) -> list[int]:
-    """A list of whole numbers, 1.0 too; true and "1" are none. Raises FieldError that names the first other element."""
+    """Return a list of integers. Accepts 1.0, but neither true nor "1".
+
+    Raises FieldError that names the first invalid element.
+    """
     field = name.partition("[")[0]
     if not isinstance(given, list):
-        raise FieldError(field, f"{name} is no list of token ids")
+        raise FieldError(field, f"{name} is not a list of token ids")
     if set(map(type, given)) <= {int}:
         return given
     for place, each in enumerate(given):
@@ -70,5 +73,5 @@ def _text(given: object, place: int) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value in an error's text."""
+    """Return a value for an error message."""
     return repr(value) if isinstance(value, str | int | float | None) and len(repr(value)) < 50 else "something else"

@@ -1,4 +1,4 @@
-"""The base of all request bodies, and field types that pydantic lacks, each with its JSON Schema."""
+"""Base class of all request bodies, and field types that pydantic lacks, each with its JSON Schema."""
 
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_before_validator_function
 
-MAX_EXACT = 1 << 53  # larger integers may be rounded where a number has become a 64-bit float
-MAX_FIELDS = 256  # of one JSON object; checked before the names, since each unknown one is an error of its own
+MAX_EXACT = 1 << 53  # larger integers may be rounded in 64-bit floats
+MAX_FIELDS = 256  # of one JSON object; checked before the names, since pydantic makes an error for each unknown one
 
 
 class RequestBody(BaseModel):
-    """A JSON object with exact types and known fields only; null is the same as leaving an optional field out."""
+    """A JSON object with strict types and known fields only; null is the same as omitting an optional field."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -58,7 +58,7 @@ class RequestBody(BaseModel):
 def _or_null(name: str, schema: JsonSchemaValue) -> JsonSchemaValue:
     null = {"type": "null"}
     own = {key: value for key, value in schema.items() if key != "default"}
-    if own.get("title") == name.replace("_", " ").title():  # pydantic's own, which says nothing
+    if own.get("title") == name.replace("_", " ").title():  # pydantic's default title, which only repeats the name
         del own["title"]
     alternatives = own["anyOf"] if own.keys() == {"anyOf"} else [own]
     described = {"anyOf": alternatives if null in alternatives else [*alternatives, null]}
@@ -67,17 +67,17 @@ def _or_null(name: str, schema: JsonSchemaValue) -> JsonSchemaValue:
 
 
 def unless(name: str, neutral: JsonSchemaValue, other: str, needed: JsonSchemaValue) -> JsonSchemaValue:
-    """Return the schema of bodies in which a field needs another one's value, unless it is left out or neutral."""
+    """Return the schema of bodies in which field `name` requires a value of `other`, unless absent or neutral."""
     return {"anyOf": [{"properties": {name: neutral}}, {"required": [other], "properties": {other: needed}}]}
 
 
 @dataclass(frozen=True, slots=True)
 class OrText:
-    """Takes a text in place of the field's list or object, which `convert` makes of it."""
+    """Accepts a string for a list or object field, and converts it with `convert`."""
 
     convert: Callable[[str], object]
     kind: type[Any] = list
-    text_schema: JsonSchemaValue | None = None  # None: any text
+    text_schema: JsonSchemaValue | None = None  # None: any string
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """pydantic: how the field is checked."""
@@ -88,7 +88,7 @@ class OrText:
             if isinstance(value, str):
                 return self.convert(value)
             noun = "a list" if self.kind is list else "an object"
-            raise PydanticCustomError("or_text", "must be a text or {noun}", {"noun": noun})
+            raise PydanticCustomError("or_text", "must be a string or {noun}", {"noun": noun})
 
         return no_info_before_validator_function(check, handler(source))
 
@@ -99,10 +99,10 @@ class OrText:
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """Refuses longer lists and objects before any of their elements is checked."""
+    """Rejects longer lists and objects before any of their elements is validated."""
 
     count: int
-    title: str | None = None  # of the type in the description
+    title: str | None = None  # of the type in the JSON Schema
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """pydantic: how the field is checked."""
@@ -129,10 +129,10 @@ def _whole(value: object) -> object:
 
 
 def _boolean(value: object) -> object:
-    if type(value) is not bool:  # 0 is equal to False, which is enough for a literal
+    if type(value) is not bool:  # pydantic's Literal[False] would accept 0, which equals False
         raise PydanticCustomError("bool_type", "Input should be a valid boolean")
     return value
 
 
 BOOLEAN = BeforeValidator(_boolean)
-WHOLE = BeforeValidator(_whole)  # JSON has one type of numbers: 1.0 is an integer
+WHOLE = BeforeValidator(_whole)  # JSON has a single number type, so 1.0 is an integer

@@ -1,4 +1,4 @@
-"""From the news of a request's choices to its HTTP answer, streamed or whole; what chat and completions share."""
+"""The HTTP response of chat and completion requests, streamed or whole."""
 
 import asyncio
 import secrets
@@ -25,33 +25,33 @@ from baton.settings.names import MAX_NAME_CHARS, is_name
 
 
 class Usage:
-    """Counts the tokens of one answer, over all its prompts and choices."""
+    """Token counts of one response, over all its prompts and completions."""
 
     def __init__(self, num_prompt_tokens: int, num_seen: int = 0) -> None:
-        """`num_seen`: output tokens that the client of a resumed request has, and was charged for, with the prompt."""
+        """`num_seen`: output tokens that the client of a resumed request was charged for, like the prompt."""
         self._num_prompt_tokens = num_prompt_tokens
         self._num_completion_tokens = num_seen
         self._num_charged = num_prompt_tokens + num_seen if num_seen else 0
-        self._cached_tokens: dict[int, int] = {}  # by prompt, of its first choice
+        self._cached_tokens: dict[int, int] = {}  # by prompt, of its first completion
 
     def add(self, delta: ChoiceDelta, num_choices: int) -> None:
-        """Counts news; `num_choices` is that of each prompt."""
+        """Count a delta; `num_choices`: completions of each prompt."""
         self._num_completion_tokens += len(delta.token_ids)
         if delta.served_by is not None and delta.index % num_choices == 0:
             self._cached_tokens.setdefault(delta.index // num_choices, cached_tokens(delta.served_by))
 
     def charge_again(self, num_tokens: int) -> None:
-        """Charge for tokens of which the client has paid for an earlier attempt: they are computed again."""
+        """Charge again for tokens that the client was charged for, because they are recomputed."""
         self._num_charged -= num_tokens
 
     def uncharged(self) -> int:
-        """The tokens that no earlier call has told."""
+        """Return the number of tokens since the last call, and count them as charged."""
         num_tokens = self._num_prompt_tokens + self._num_completion_tokens
         num_new, self._num_charged = num_tokens - self._num_charged, num_tokens
         return num_new
 
     def body(self) -> dict[str, object]:
-        """The usage object."""
+        """Return the usage object."""
         return {
             "prompt_tokens": self._num_prompt_tokens,
             "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
@@ -61,43 +61,43 @@ class Usage:
 
 
 DONE = b"data: [DONE]\n\n"
-MAX_INLINE_SIZE = 4096  # tokens and logprobs of an answer that is worded at once; a larger one in a thread
+MAX_INLINE_SIZE = 4096  # tokens and logprobs of a response encoded on the event loop; larger ones use a thread
 
-News = AsyncGenerator[ChoiceDelta, None]
+Deltas = AsyncGenerator[ChoiceDelta, None]
 
 
 @dataclass(slots=True)
 class WholeChoice(ChoiceDelta):
-    """All of one choice."""
+    """The whole output of one completion."""
 
     def size(self) -> int:
-        """How much there is to word: tokens, and candidates with logprobs."""
+        """Return the number of tokens and of candidates with logprobs."""
         positions = (*self.logprobs, *self.prompt_logprobs)
         return len(self.token_ids) + sum(1 + len(position.top) for position in positions)
 
 
 class AnswerShape(Protocol):
-    """How an API words an answer."""
+    """Encoder of an API's responses."""
 
     def chunk(self, delta: ChoiceDelta, usage: dict[str, object] | None) -> bytes:
-        """Events for news of a choice, its opening ones included; empty if there is nothing to tell."""
+        """Return the events of a delta, including a completion's opening events; empty if there is nothing to send."""
         ...
 
     def resume(self, index: int) -> None:
-        """The client has the opening events of a choice."""
+        """Omit the opening events of a completion: the client has them."""
         ...
 
     def usage_chunk(self, usage: dict[str, object]) -> bytes:
-        """The event that closes a stream with its usage."""
+        """Return the event with the usage at the end of a stream."""
         ...
 
     def whole(self, choices: Sequence[WholeChoice], usage: dict[str, object]) -> dict[str, object]:
-        """The body of a whole answer; called in a thread if there is much of it."""
+        """Return the body of a whole response. Called in a thread if it is large."""
         ...
 
 
 def command_id(request_id: str) -> str:
-    """An id for a request's work, unlike any other's, with the client's own in it."""
+    """Return a unique id for a request at the workers, which contains the client's id."""
     return f"{request_id[:64]}-{secrets.token_hex(4)}"
 
 
@@ -108,10 +108,10 @@ async def answer(
     fields: GenerationFields,
     shape: AnswerShape,
 ) -> None:
-    """Runs the generations and answers, with the head sent once it is known who serves them.
+    """Run the generations and send the response, with its headers once the workers are known.
 
-    Returns when all is generated: the exchange delivers the rest to a client that is behind.
-    The client is charged for the prompts at once, and for what was generated at the end, however it ends.
+    Returns when all is generated: the exchange delivers the rest to a lagging client.
+    The client is charged for the prompts at once, and for the output at the end, also after an error.
     """
     position = position_of(exchange.resumption, len(generations) * fields.n, fields.stream)
     num_seen = 0 if position is None else sum(position.counts)
@@ -125,43 +125,43 @@ async def answer(
             for index, count in enumerate(position.counts):
                 if count:
                     shape.resume(index)
-        all_news = _all_news(pipeline, generations, fields.n)
+        deltas = _all_deltas(pipeline, generations, fields.n)
         tally = OutputTally(len(generations) * fields.n)
         if position is not None:
-            all_news = pipeline.recall.checked(all_news, position, generations, tally)
-        async with aclosing(all_news) as news:
+            deltas = pipeline.recall.checked(deltas, position, generations, tally)
+        async with aclosing(deltas):
             if fields.stream:
                 ids = None if exchange.resumption is None else EventIds(tally)
-                await _answer_events(exchange, news, usage, fields, shape, ids)
+                await _answer_events(exchange, deltas, usage, fields, shape, ids)
             else:
-                await _answer_whole(exchange, news, usage, fields, shape)
+                await _answer_whole(exchange, deltas, usage, fields, shape)
     finally:
         exchange.client.charge(usage.uncharged())
 
 
 async def _answer_whole(
-    exchange: Exchange, news: News, usage: Usage, fields: GenerationFields, shape: AnswerShape
+    exchange: Exchange, deltas: Deltas, usage: Usage, fields: GenerationFields, shape: AnswerShape
 ) -> None:
     choices: dict[int, WholeChoice] = {}
     served_by: ServedBy | None = None
-    async for delta in news:
+    async for delta in deltas:
         usage.add(delta, fields.n)
         choices.setdefault(delta.index, WholeChoice(delta.index)).extend(delta)
         served_by = served_by or delta.served_by
-    exchange.client.charge(usage.uncharged())  # the answer's head says what is left
+    exchange.client.charge(usage.uncharged())  # before the headers, which have the remaining rate
 
     def body() -> bytes:
         return orjson.dumps(shape.whole([choices[index] for index in sorted(choices)], usage.body()))
 
     size = sum(map(WholeChoice.size, choices.values()))
-    # Thousands of logprobs take long to word, and other clients wait for their tokens.
-    worded = body() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(body)
-    await exchange.answer(200, worded, _headers(exchange, served_by))
+    # Encoding thousands of logprobs on the event loop would delay other clients.
+    encoded = body() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(body)
+    await exchange.answer(200, encoded, _headers(exchange, served_by))
 
 
 async def _answer_events(
     exchange: Exchange,
-    news: News,
+    deltas: Deltas,
     usage: Usage,
     fields: GenerationFields,
     shape: AnswerShape,
@@ -174,7 +174,7 @@ async def _answer_events(
         return events if ids is None else ids.stamped(events, delta)
 
     opening: list[bytes] = []
-    async for delta in news:
+    async for delta in deltas:
         usage.add(delta, fields.n)
         opening.append(event(delta))
         if delta.served_by is not None or delta.finish_reason is not None:
@@ -183,25 +183,25 @@ async def _answer_events(
     await exchange.begin_events(_headers(exchange, delta.served_by if opening else None), stream)
     try:
         await exchange.send_events(b"".join(opening))
-        async for delta in news:
+        async for delta in deltas:
             usage.add(delta, fields.n)
             await stream.add(delta)
     except ClientGone:
         raise
-    except Exception as error:  # the headers are out: the client is told in the stream
+    except Exception as error:  # the headers have been sent, so the error goes into the stream
         await exchange.send_events(b"data: " + orjson.dumps(describe(error)[1]) + b"\n\n", last=True)
         return
     await exchange.send_events((shape.usage_chunk(usage.body()) if options.include_usage else b"") + DONE, last=True)
 
 
-def _all_news(pipeline: Pipeline, generations: Sequence[Generation], num_choices: int) -> News:
-    """News of all prompts' choices; choices are numbered through."""
+def _all_deltas(pipeline: Pipeline, generations: Sequence[Generation], num_choices: int) -> Deltas:
+    """Return the deltas of all prompts' completions, which are numbered consecutively."""
     if len(generations) == 1:
         return pipeline.generate(generations[0])
     return _merged(pipeline, generations, num_choices)
 
 
-async def _merged(pipeline: Pipeline, generations: Sequence[Generation], num_choices: int) -> News:
+async def _merged(pipeline: Pipeline, generations: Sequence[Generation], num_choices: int) -> Deltas:
     async with StreamMerge[ChoiceDelta]() as merged:
         for place, generation in enumerate(generations):
             merged.add(_renumbered(pipeline.generate(generation), place * num_choices))
@@ -209,9 +209,9 @@ async def _merged(pipeline: Pipeline, generations: Sequence[Generation], num_cho
             yield delta
 
 
-async def _renumbered(news: News, first: int) -> News:
-    async with aclosing(news):
-        async for delta in news:
+async def _renumbered(deltas: Deltas, first: int) -> Deltas:
+    async with aclosing(deltas):
+        async for delta in deltas:
             delta.index += first
             yield delta
 
@@ -222,7 +222,7 @@ def _headers(exchange: Exchange, served_by: ServedBy | None) -> Mapping[str, str
 
 
 def served_headers(served_by: ServedBy | None) -> dict[str, str]:
-    """How the request was served; of several prompts or choices, the one that came first."""
+    """Return the response headers that name the workers, those of the first completion that reported them."""
     if served_by is None:
         return {}
     return {
@@ -235,10 +235,10 @@ def served_headers(served_by: ServedBy | None) -> dict[str, str]:
 
 
 def _header_name(name: str) -> str:
-    """A name that a worker gave, as a header has it: what is none is cut and percent-encoded (RFC 3986)."""
+    """Return a worker's name for a header. Invalid names are truncated and percent-encoded (RFC 3986)."""
     return name if not name or is_name(name) else quote(name[:MAX_NAME_CHARS], safe="")
 
 
 def apart(body: dict[str, object]) -> orjson.Fragment:
-    """A large part of a body, serialised by itself: between two of them other threads get their turn."""
+    """Serialise a large part of a body separately, so that other threads can take the GIL between two parts."""
     return orjson.Fragment(orjson.dumps(body))

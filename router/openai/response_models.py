@@ -1,4 +1,4 @@
-"""Bodies of responses, as /openapi.json describes them; optional keys are there if the request asked for them."""
+"""Bodies of responses for /openapi.json. Optional keys are present if the request asked for them."""
 
 from typing import Literal, NotRequired
 
@@ -23,7 +23,7 @@ class ErrorBody(TypedDict):
 
 
 class PromptTokensDetails(TypedDict):
-    """Where a prompt's tokens came from."""
+    """Number of prompt tokens that were cached."""
 
     cached_tokens: int
 
@@ -101,14 +101,14 @@ class ChatCompletion(TypedDict):
 
 
 class ChatDelta(TypedDict):
-    """New text of a choice; the role comes first."""
+    """New text of a completion; the first delta has the role."""
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
 
 
 class ChatChunkChoice(TypedDict):
-    """News of one of `n` completions."""
+    """New output of one of `n` completions."""
 
     index: int
     delta: ChatDelta
@@ -140,7 +140,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """One of `n` completions of a prompt, or news of it."""
+    """One of `n` completions of a prompt, or new output of it."""
 
     index: int
     text: str
@@ -198,7 +198,7 @@ class Models(TypedDict):
 
 
 class Readiness(TypedDict):
-    """Response of `/ready`; without a worker it is 503."""
+    """Response of `/ready`; 503 without a worker."""
 
     status: Literal["ready", "degraded"]
     registry: Literal["lost", "connected"]

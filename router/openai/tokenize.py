@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, in vLLM's shapes."""
+"""The `/tokenize` and `/detokenize` routes, compatible with vLLM."""
 
 import asyncio
 from typing import Annotated
@@ -33,14 +33,14 @@ class TokenizeRequest(RequestBody):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool | None = None  # None: for a text yes, for messages no
+    add_special_tokens: bool | None = None  # None: true for a text, false for messages
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     return_token_strs: bool = False
     chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
 
     def source(self) -> str | ChatPrompt:
-        """What is to be tokenised. Raises InvalidRequest unless there is one of the two."""
+        """Return the prompt to tokenise. Raises InvalidRequest unless exactly one of the two fields is given."""
         if self.messages is not None:
             if self.prompt is not None:
                 raise FieldError("prompt", "prompt and messages must not both be given")
@@ -51,26 +51,26 @@ class TokenizeRequest(RequestBody):
                 template_options=self.chat_template_kwargs,
             )
         if self.prompt is None:
-            raise InvalidRequest("prompt or messages is needed")
+            raise InvalidRequest("prompt or messages is required")
         return self.prompt
 
 
 class DetokenizeRequest(RequestBody):
-    """Tokens."""
+    """Token ids to convert to text."""
 
     model: str | None = None
     tokens: Annotated[object, WithJsonSchema(TOKEN_IDS_SCHEMA)]
 
 
 class TokenizeApi:
-    """Serves the tokenizer; a request counts as one choice, since it is as much work as a prompt."""
+    """Handler of tokenizer requests. Each counts as one completion for admission: it costs as much as a prompt."""
 
     def __init__(self, service: RouterService) -> None:
         self._service = service
         self._inline = InlineWork()
 
     async def tokenize(self, body: TokenizeRequest, exchange: Exchange) -> None:
-        """Tokens of a text or of messages, as a request would have them."""
+        """Send the tokens of a text or of messages, the same as in a generation request."""
         service = self._service
         service.check_model(body.model)
         client = exchange.client
@@ -82,14 +82,14 @@ class TokenizeApi:
             names = await service.tokenizer.token_names(tokens, key) if body.return_token_strs else None
             answer: dict[str, object] = {
                 "count": len(tokens),
-                "max_model_len": service.pool.max_model_len(),  # None while no worker is there to say
+                "max_model_len": service.pool.max_model_len(),  # None without a worker
                 "tokens": tokens,
                 "token_strs": names,
             }
             await exchange.answer(200, await asyncio.to_thread(orjson.dumps, answer))
 
     async def detokenize(self, body: DetokenizeRequest, exchange: Exchange) -> None:
-        """Text of tokens, special ones included."""
+        """Send the text of tokens, including special ones."""
         service = self._service
         service.check_model(body.model)
         limit = service.pipeline.context_len()

@@ -15,9 +15,9 @@ METASPACE = "\u2581"
 
 
 def byte_of_character() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for (GPT-2's table).
+    """Return the byte of each character of a byte-level vocabulary (GPT-2's table).
 
-    Printable Latin-1 characters stand for themselves; the other bytes, in order, for the characters from U+0100 on.
+    Printable Latin-1 characters represent themselves. Characters from U+0100 on represent the other bytes in turn.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -27,12 +27,12 @@ def byte_of_character() -> dict[str, int]:
 
 
 class TokenBytes:
-    """Looks tokens up; owns what it found so far."""
+    """The bytes of each token, computed at the first use."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         parts = json.loads(tokenizer.to_str()).get("decoder")
-        # Whether a text is its tokens' bytes one after the other.
+        # Whether a text is the concatenation of its tokens' bytes.
         self.concatenate = parts is not None and parts["type"] == "ByteLevel"
         decoder = json.dumps(parts, ensure_ascii=False)
         self._byte_level = '"ByteLevel"' in decoder
@@ -57,7 +57,7 @@ class TokenBytes:
             table = self._byte_of_character
             if all(each in table for each in token):
                 return bytes([table[each] for each in token])
-            return token.encode()  # a text that was put into the vocabulary as it is
+            return token.encode()  # added to the vocabulary as plain text
         if self._sentencepiece:
             byte = BYTE_TOKEN.fullmatch(token)
             return bytes([int(byte[1], 16)]) if byte else token.replace(METASPACE, " ").encode()
@@ -67,10 +67,10 @@ class TokenBytes:
 NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
 NORMAL_FORMS: Mapping[str, NormalForm] = {"NFC": "NFC", "NFD": "NFD", "NFKC": "NFKC", "NFKD": "NFKD"}
-CHAR_S = 70e-9  # of a character's UTF-8 byte, about
-MAX_CHARS = 1 << 16  # of a text: a million spaces in a row are more than tiktoken can split
+CHAR_S = 70e-9  # approximate encoding time per UTF-8 byte
+MAX_CHARS = 1 << 16  # longest text for tiktoken: it cannot split a run of a million spaces
 
-GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # of ByteLevel itself
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # built into ByteLevel
 CL100K_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -79,7 +79,7 @@ O200K_PATTERN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Those that both libraries' pattern engines were seen to read alike, for every character of Unicode.
+# Patterns for which the regex engines of both libraries were tested to agree on every Unicode character.
 PATTERNS = frozenset({
     GPT2_PATTERN,
     CL100K_PATTERN.replace("DIGITS", r"\p{N}{1,3}"),
@@ -89,15 +89,15 @@ PATTERNS = frozenset({
 
 
 class BytePairEncoder:
-    """Encodes texts without added tokens."""
+    """BPE by tiktoken, for texts without added tokens."""
 
     def __init__(self, encoding: tiktoken.Encoding, form: NormalForm | None) -> None:
-        """`form`: what the tokenizer normalises texts to."""
+        """`form`: the tokenizer's Unicode normal form; None: no normalisation."""
         self._encoding = encoding
         self._form: NormalForm | None = form
 
     def cost_s(self, text: str) -> float | None:
-        """About the seconds that encoding the text takes; None if it is not to be encoded here."""
+        """Return the estimated seconds to encode a text; None if it must not be encoded here."""
         if len(text) > MAX_CHARS:
             return None
         if text.isascii():
@@ -107,12 +107,12 @@ class BytePairEncoder:
         return len(text.encode()) * CHAR_S
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text that has a cost. Lets go of the interpreter lock."""
+        """Return the token ids of a text for which `cost_s` is not None. Releases the GIL."""
         return self._encoding.encode_ordinary(text)
 
 
 def make_byte_pair_encoder(tokenizer: Tokenizer) -> BytePairEncoder | None:
-    """The encoder of a tokenizer; None if its ids might be others than the tokenizer's."""
+    """Return a tiktoken encoder for a tokenizer; None if its token ids might differ from the tokenizer's."""
     parts: Mapping[str, Any] = json.loads(tokenizer.to_str())
     normalizer, pattern = parts["normalizer"], _word_pattern(parts["pre_tokenizer"])
     form = None if normalizer is None else NORMAL_FORMS.get(normalizer["type"])
@@ -126,12 +126,12 @@ def make_byte_pair_encoder(tokenizer: Tokenizer) -> BytePairEncoder | None:
 
 
 def _is_known(character: str) -> bool:
-    """Whether this Python knows the character, and so what it is normalised to."""
+    """Return whether this Python's Unicode tables have the character, and thus its normal form."""
     return category(character) != "Cn"
 
 
 def _word_pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
-    """The pattern whose matches become words: ByteLevel's own, or that of a Split before it."""
+    """Return the pattern that splits a text into words: ByteLevel's own, or that of a preceding Split."""
     if pre_tokenizer is None:
         return None
     steps = pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
@@ -148,7 +148,7 @@ def _word_pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
 
 
 def _ranks(tokenizer: Tokenizer, model: Mapping[str, Any]) -> dict[bytes, int] | None:
-    """Each token's bytes and id; None if merging by ids is not the same as by the model's merges."""
+    """Return the id of each token by its bytes; None if merging by ids differs from the model's merges."""
     affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
     if model["type"] != "BPE" or model.get("dropout") or model.get("byte_fallback") or affixes:
         return None
@@ -168,7 +168,7 @@ def _ranks(tokenizer: Tokenizer, model: Mapping[str, Any]) -> dict[bytes, int] |
 
 
 def _are_made_by_merges(model: BPE, tokens: Mapping[str, int]) -> bool:
-    """Whether each of the tokens is what its own bytes are merged to."""
+    """Return whether the bytes of each token are merged to that token."""
     ignored_merges, model.ignore_merges = model.ignore_merges, False
     try:
         return all([token.id for token in model.tokenize(each)] == [token_id] for each, token_id in tokens.items())

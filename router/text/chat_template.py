@@ -1,4 +1,4 @@
-"""The model's chat template: messages into the text of a prompt."""
+"""The model's chat template, which renders messages to the text of a prompt."""
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,28 +11,28 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, rend
 from baton.engine.errors import InvalidRequest
 from baton.router.errors import FieldError
 
-Message = Mapping[str, Any]  # as the chat template sees it: role, content and whatever else the client gave
+Message = Mapping[str, Any]  # input of the chat template: role, content and the client's other fields
 PLAIN_KEYS = frozenset({"role", "content"})
 MAX_REASON_CHARS = 1000
 
 
 class CompiledTemplate(Protocol):
-    """What jinja makes of a template."""
+    """A template compiled by jinja."""
 
     globals: Mapping[str, object]
 
     def new_context(self, variables: dict[str, object], shared: bool) -> object:
-        """What the template sees; `shared`: the variables are all of it, and not copied."""
+        """Return a context with the variables; `shared`: use them without a copy and without the globals."""
 
     def root_render_func(self, context: object) -> Iterable[str]:
-        """The text in pieces."""
+        """Yield the text in pieces."""
 
 
 class ChatTemplate:
-    """Owns the compiled template of one model."""
+    """The compiled chat template of one model."""
 
     def __init__(self, pretrained: PreTrainedTokenizerFast) -> None:
-        """Raises what jinja raises for a text that is no template."""
+        """Raise jinja's error for an invalid template, TypeError if it is not a string."""
         self._pretrained = pretrained
         self._reserved = frozenset({"self", "messages"}).union(
             inspect.signature(pretrained.apply_chat_template).parameters,
@@ -42,13 +42,13 @@ class ChatTemplate:
         self._has_developer = "developer" in str(pretrained.chat_template)
         self._compiled: CompiledTemplate | None = None
         self._known: Mapping[str, object] = {}  # variables that are the same in every prompt
-        if isinstance(pretrained.chat_template, str):  # one of several by their names is known when it is asked for
+        if isinstance(pretrained.chat_template, str):  # one of several named templates is compiled when it is used
             self._compile()
         elif not isinstance(pretrained.chat_template, dict | None):
-            raise TypeError("chat_template is no text")
+            raise TypeError("chat_template is not a string")
 
     def check(self, options: Mapping[str, object]) -> None:
-        """Raises InvalidRequest if there is no template, or for options that are not for it."""
+        """Raise InvalidRequest if there is no template, or for reserved options."""
         taken = self._reserved.intersection(options)
         if taken:
             text = f"chat_template_kwargs must not set {', '.join(sorted(taken))}"
@@ -63,7 +63,7 @@ class ChatTemplate:
         continue_final_message: bool,
         options: Mapping[str, Any],
     ) -> str:
-        """The prompt. Raises InvalidRequest with the template's words; `options` are checked."""
+        """Return the prompt. Call `check` for `options` first. Raises InvalidRequest with the template's message."""
         if not self._has_developer:
             messages = list(map(_with_system_role, messages))
         try:
@@ -72,10 +72,10 @@ class ChatTemplate:
             else:
                 text = self._render_any(messages, add_generation_prompt, continue_final_message, options)
             if not text.isascii():
-                text.encode()  # a template may make half a surrogate pair, which no tokenizer takes
-        except Exception as error:  # a template is a program: it may fail at the client's messages in any way
+                text.encode()  # raises for a lone surrogate, which tokenizers do not accept
+        except Exception as error:  # a template is a program: it may fail on the client's messages in any way
             reason = str(error)[:MAX_REASON_CHARS].encode(errors="replace").decode() or type(error).__name__
-            raise InvalidRequest(f"the chat template refuses the messages: {reason}") from error
+            raise InvalidRequest(f"the chat template rejects the messages: {reason}") from error
         return text
 
     def _render_any(
@@ -98,7 +98,7 @@ class ChatTemplate:
     def _render_plain(
         self, messages: Sequence[Message], add_generation_prompt: bool, options: Mapping[str, object]
     ) -> str:
-        """What `apply_chat_template` gives for messages in which it would find nothing to convert."""
+        """Render messages for which `apply_chat_template` would have nothing to convert, with the same result."""
         compiled = self._compiled or self._compile()
         variables = {
             **self._known,
@@ -111,15 +111,15 @@ class ChatTemplate:
     def _compile(self) -> CompiledTemplate:
         compiled: CompiledTemplate = _compile_jinja_template(self._pretrained.get_chat_template())
         self._known = {**compiled.globals, "tools": None, "documents": None, **self._special_tokens}
-        self._compiled = compiled  # last: another thread that sees it sees the rest too
+        self._compiled = compiled  # last, as other threads check it first
         return compiled
 
 
 def is_plain(message: Message) -> bool:
-    """Whether it is a role and a text alone."""
+    """Return whether a message has only a role and a text."""
     return message.keys() == PLAIN_KEYS and type(message["role"]) is str and type(message["content"]) is str
 
 
 def _with_system_role(message: Message) -> Message:
-    """Return a developer's message as a system message, which is what most models know it as."""
+    """Convert a developer message to a system message: most models have no developer role."""
     return {**message, "role": "system"} if message.get("role") == "developer" else message

@@ -1,8 +1,8 @@
-"""Token ids of prompts, where most of a prompt was often seen before: the turns of a chat, a shared system prompt.
+"""Tokenisation of prompts with a cache: most of a prompt was often seen before, as system prompt or earlier turns.
 
-Exactly the tokenizer's own ids. A text is cut at added tokens, which chat templates put around each turn; a piece is
-looked up in the cache; one that is not there is encoded by tiktoken where that is known to be the same, else by the
-tokenizer. Who has a cache salt finds only what came with the same: nobody learns by timing what another asked.
+The result is exactly the tokenizer's. A text is split at added tokens, which chat templates put around each turn. Each
+piece is looked up in the cache. A missing piece is encoded by tiktoken if the result is known to be the same, otherwise
+by the tokenizer. The cache is keyed by cache salt, so timing reveals nothing about the prompts of other tenants.
 """
 
 import json
@@ -17,38 +17,40 @@ from tokenizers import Tokenizer
 
 from baton.router.text.byte_level import make_byte_pair_encoder
 
-# Steps that look at one piece of text at a time. (Metaspace, for one, treats a text's beginning in its own way.)
+# Steps that process each piece of text independently. (Metaspace, for example, treats the start of a text specially.)
 LOCAL_STEPS = frozenset({
     "Sequence", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Replace", "StripAccents", "ByteLevel", "Split", "Digits",
     "Punctuation", "Whitespace", "WhitespaceSplit",
 })  # fmt: skip
-MAX_CUTS = 8192  # of one text; the event loop takes some microseconds for each piece
+MAX_CUTS = 8192  # per text; each piece takes some microseconds on the event loop
 
 
 @dataclass(frozen=True, slots=True)
 class TextSegments:
-    """Cuts texts; the tokenizer finds added tokens first, before it normalises, so that a cut changes nothing."""
+    """Splits texts at added tokens. The tokenizer does so first, too, before normalisation: the result is the same."""
 
     pattern: re.Pattern[str]  # one group: an added token
     token_ids: Mapping[str, int]  # of the added tokens
 
     def cut(self, text: str) -> list[str] | None:
-        """Pieces of text, which may be empty, with an added token between each two; None: there would be too many."""
+        """Return pieces of text, which may be empty, alternating with added tokens; None: over `MAX_CUTS`."""
         pieces = self.pattern.split(text, maxsplit=MAX_CUTS)
         return pieces if len(pieces) <= 2 * MAX_CUTS else None
 
 
 def make_text_segments(tokenizer: Tokenizer) -> TextSegments | None:
-    """How the tokenizer cuts texts; None if a piece's tokens may depend on what is beside it."""
+    """Return how to split texts at added tokens; None if the tokens of a piece may depend on its neighbours."""
     added = list(tokenizer.get_added_tokens_decoder().items())
     if tokenizer.encode_special_tokens:
-        return None  # special tokens within a text are texts like others
+        return None  # special tokens in a text are encoded as plain text
     if any(token.lstrip or token.rstrip or token.single_word for _, token in added):
         return None
     parts: Mapping[str, Any] = json.loads(tokenizer.to_str())
     if not all(_is_local(parts[step]) for step in ("normalizer", "pre_tokenizer")) or parts["model"].get("dropout"):
         return None
-    normalized = [token.normalized for _, token in added]  # these are looked for in normalised text, after the others
+    normalized = [
+        token.normalized for _, token in added
+    ]  # the tokenizer finds these in normalised text, after the others
     if any(normalized) and (parts["normalizer"] is not None or not all(normalized)):
         return None
     token_ids = {token.content: token_id for token_id, token in added if token.content}
@@ -56,7 +58,7 @@ def make_text_segments(tokenizer: Tokenizer) -> TextSegments | None:
 
 
 def _any_of(words: Collection[str]) -> str:
-    """A pattern of any of the words, the longest that is there; as a tree, so that a near miss costs little."""
+    """Return a pattern that matches the longest of the words. It is a trie, so near misses are cheap."""
     tails: dict[str, list[str]] = {}
     for word in words:
         if word:
@@ -77,12 +79,12 @@ def _is_local(step: Mapping[str, Any] | None) -> bool:
 
 Key = tuple[str, str]  # cache salt and text
 
-ENTRY_BYTES = 300  # of an entry's place in the cache, about
+ENTRY_BYTES = 300  # approximate overhead of a cache entry
 REFERENCE_BYTES = 8
 
 
 class PromptCache:
-    """Owns texts and their token ids, least recently used first; bounded in bytes. For one thread."""
+    """LRU cache of texts and their token ids, bounded in bytes. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -93,14 +95,14 @@ class PromptCache:
         return len(self._entries)
 
     def get(self, key: Key) -> Sequence[int] | None:
-        """The text's token ids; None if they are not here."""
+        """Return the text's token ids; None if they are not cached."""
         found = self._entries.get(key)
         if found is not None:
             self._entries.move_to_end(key)
         return found
 
     def put(self, key: Key, token_ids: Sequence[int]) -> None:
-        """Remembers token ids, and forgets others for them; not those of a text that takes much of the room."""
+        """Add token ids and evict the least recently used ones. Ignores entries over a quarter of the cache."""
         size = _size(key, token_ids)
         if size > self._max_bytes // 4 or key in self._entries:
             return
@@ -111,26 +113,26 @@ class PromptCache:
 
 
 def _size(key: Key, token_ids: Sequence[int]) -> int:
-    """Bytes of an entry; the numbers themselves are shared."""
+    """Return the bytes of an entry; the int objects are shared between entries."""
     return ENTRY_BYTES + sum(map(getsizeof, key)) + REFERENCE_BYTES * len(token_ids)
 
 
-BACKEND_CHAR_S = 300e-9  # of a character for the tokenizer itself, about
+BACKEND_CHAR_S = 300e-9  # approximate encoding time of the tokenizer per character
 
 
 @dataclass(slots=True)
 class PromptDraft:
-    """A prompt on its way to its token ids."""
+    """A prompt that is being tokenised."""
 
-    pieces: Sequence[str]  # text and added tokens in turn
-    found: dict[str, Sequence[int]]  # ids of pieces of text
-    missing: Mapping[str, bool]  # pieces of text that are to be encoded; whether tiktoken does it
-    cost_s: float  # about what encoding what is missing takes
+    pieces: Sequence[str]  # alternating text and added tokens
+    found: dict[str, Sequence[int]]  # token ids by piece of text
+    missing: Mapping[str, bool]  # pieces of text to encode; True: by tiktoken
+    cost_s: float  # estimated time to encode the missing pieces
     cache_salt: str
 
 
 class PromptEncoder:
-    """Owns the cache of encoded pieces. `look_up` and `finish` are for one thread, `encode` for any."""
+    """Encoder with a cache of pieces. Call `look_up` and `finish` in one thread; `encode` is thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, max_cache_bytes: int) -> None:
         self._tokenizer = tokenizer
@@ -138,10 +140,10 @@ class PromptEncoder:
         self._byte_pairs = make_byte_pair_encoder(tokenizer) if self._segments is not None else None
         self._cache = PromptCache(max_cache_bytes)
         last_id = max(tokenizer.get_vocab().values(), default=-1)
-        self._numbers = list(range(last_id + 1))  # one object for each id, whoever remembers it
+        self._numbers = list(range(last_id + 1))  # one int object per id, shared by all cache entries
 
     def look_up(self, text: str, cache_salt: str = "") -> PromptDraft:
-        """The prompt with what the cache has of it."""
+        """Split a prompt and look its pieces up in the cache."""
         pieces = None if self._segments is None else self._segments.cut(text)
         if pieces is None:
             return PromptDraft([text], {}, {text: False}, BACKEND_CHAR_S * len(text), cache_salt)
@@ -159,11 +161,11 @@ class PromptEncoder:
         return PromptDraft(pieces, found, missing, cost_s, cache_salt)
 
     def encode(self, draft: PromptDraft) -> None:
-        """Finds what is missing."""
+        """Encode the missing pieces."""
         draft.found.update((piece, self._encode(piece, by_pairs)) for piece, by_pairs in draft.missing.items())
 
     def finish(self, draft: PromptDraft) -> list[int]:
-        """The token ids, without a template's beginning and end tokens; what was missing is remembered."""
+        """Return the token ids, without the post-processor's special tokens. Caches the pieces that were missing."""
         if self._segments is None:
             return list(draft.found.get(draft.pieces[0], ()))
         for piece in draft.missing:
@@ -181,7 +183,7 @@ class PromptEncoder:
     def _encode(self, piece: str, by_pairs: bool) -> Sequence[int]:
         if self._byte_pairs is not None and by_pairs:
             token_ids = self._byte_pairs.encode(piece)
-        else:  # the batch call, unlike the single one, lets go of the interpreter lock
+        else:  # unlike the single call, the batch call releases the GIL
             [encoding] = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)
             token_ids = encoding.ids
         numbers = self._numbers

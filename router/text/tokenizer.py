@@ -15,32 +15,32 @@ from baton.router.text.byte_level import TokenBytes
 from baton.router.text.chat_template import ChatTemplate, Message, is_plain
 from baton.router.text.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
 from baton.router.text.prompt_encoder import PromptEncoder
-from baton.router.text.tokenizer_files import find_special_ends, read_tokenizer, usable
+from baton.router.text.tokenizer_files import find_special_token_affixes, read_tokenizer, usable
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LONG_SIZE = 1 << 16  # characters or tokens from which on a piece of work waits for its like, and not before others
-LONG_S = 0.02  # the same for encoding
-INLINE_S = 0.0005  # what takes less is done at once: handing it to a thread and back costs everybody as much
-INLINE_MESSAGES = 64  # the same for a template
-NUM_THREADS = 2  # for work that is not long
+LONG_SIZE = 1 << 16  # characters or tokens from which a job is long and runs in the thread for long jobs
+LONG_S = 0.02  # the same for encoding, in estimated seconds
+INLINE_S = 0.0005  # shorter encodings run on the event loop: a hand-over to a thread costs as much
+INLINE_MESSAGES = 64  # the same for a template, in messages
+NUM_THREADS = 2  # for jobs that are not long
 NOTHING: frozenset[int] = frozenset()
-CACHE_BYTES = 64 << 20  # for token ids of texts met lately
+CACHE_BYTES = 64 << 20  # for the token ids of recent texts
 
 
 class Tokenizer:
-    """Owns the tokenizer of a model directory and the threads that it works in, which clients use in turn."""
+    """The tokenizer of a model directory, and its threads, at which clients take turns."""
 
     def __init__(self, directory: str) -> None:
-        """Raises FileNotFoundError if the directory has no tokenizer.json, InvalidCheckpoint if a file is damaged."""
+        """Raise FileNotFoundError if the directory has no tokenizer.json, InvalidCheckpoint if a file is damaged."""
         pretrained = read_tokenizer(directory)
         self.backend: FastTokenizer = pretrained.backend_tokenizer
         self._token_bytes = usable(directory, lambda: TokenBytes(self.backend))
         self._encoder = usable(directory, lambda: PromptEncoder(self.backend, CACHE_BYTES))
         added = self.backend.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._special_ends = usable(directory, lambda: find_special_ends(self.backend))
+        self._special_token_affixes = usable(directory, lambda: find_special_token_affixes(self.backend))
         self._template = usable(directory, lambda: ChatTemplate(pretrained))
         self.max_token_chars = max(map(len, self.backend.get_vocab()))
         self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="tokenizer")
@@ -49,16 +49,16 @@ class Tokenizer:
         self._long_turns = Turns()
 
     def close(self) -> None:
-        """Ends the threads once they have done what they are at."""
+        """End the threads after their current jobs."""
         self._threads.shutdown()
         self._long_thread.shutdown()
 
     async def encode(self, text: str, add_special_tokens: bool, cache_salt: str = "", client: str = "") -> list[int]:
-        """Token ids of a text. What is remembered of it only texts with the same cache salt find.
+        """Return the token ids of a text. Only texts with the same cache salt share cached pieces.
 
-        Raises InvalidRequest if the tokenizer breaks off at it.
+        Raises InvalidRequest if the tokenizer panics on the text.
         """
-        if add_special_tokens and self._special_ends is None:
+        if add_special_tokens and self._special_token_affixes is None:
             return await self._run(client, len(text) >= LONG_SIZE, self._encode_alone, text)
         draft = self._encoder.look_up(text, cache_salt)
         if draft.cost_s > INLINE_S:
@@ -67,16 +67,16 @@ class Tokenizer:
             with INPUT_PANICS:
                 self._encoder.encode(draft)
         token_ids = self._encoder.finish(draft)
-        if add_special_tokens and self._special_ends is not None:
-            return [*self._special_ends.first, *token_ids, *self._special_ends.last]
+        if add_special_tokens and self._special_token_affixes is not None:
+            return [*self._special_token_affixes.first, *token_ids, *self._special_token_affixes.last]
         return token_ids
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool, client: str = "") -> str:
-        """Text of token ids."""
+        """Return the text of token ids. Raises InvalidRequest if the tokenizer panics on them."""
         return await self._run(client, len(token_ids) >= LONG_SIZE, self._decode, token_ids, skip_special_tokens)
 
     async def text_offsets(self, token_ids: Sequence[int], skip_special_tokens: bool, client: str = "") -> list[int]:
-        """For each token, how many characters of the text come before it."""
+        """Return the offset of each token in the text, in characters."""
 
         def work() -> list[int]:
             detokenizer = self.detokenizer((), skip_special_tokens)
@@ -89,7 +89,7 @@ class Tokenizer:
         return await self._run(client, len(token_ids) >= LONG_SIZE, work)
 
     async def token_names(self, token_ids: Sequence[int], client: str = "") -> list[str]:
-        """The tokens as they stand in the vocabulary."""
+        """Return the tokens' strings in the vocabulary; "" for unknown ids."""
 
         def work() -> list[str]:
             return [self.backend.id_to_token(token_id) or "" for token_id in token_ids]
@@ -104,7 +104,7 @@ class Tokenizer:
         template_options: Mapping[str, object],
         client: str = "",
     ) -> str:
-        """The prompt that the chat template makes of messages. Raises InvalidRequest with the template's words."""
+        """Render messages with the chat template. Raises InvalidRequest with the template's message."""
         self._template.check(template_options)
         work = partial(self._template.render, messages, add_generation_prompt, continue_final_message, template_options)
         if len(messages) <= INLINE_MESSAGES and _num_plain_chars(messages) < LONG_SIZE:
@@ -113,21 +113,21 @@ class Tokenizer:
         return await self._run(client, len(messages) >= LONG_SIZE, work)
 
     def detokenizer(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
-        """Turns the output that follows a prompt into text."""
+        """Return a detokenizer for the output after a prompt."""
         if self._token_bytes.concatenate:
             return ByteDetokenizer(self._token_bytes, self._special if skip_special_tokens else NOTHING)
         return StreamDetokenizer(self.backend, prompt_token_ids, skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; several tokens together may make one character."""
+        """Return the bytes of a token; a character may span several tokens."""
         return self._token_bytes[token_id]
 
     def token_text(self, token_id: int) -> str:
-        """A token's bytes as text, with replacement characters for parts of a character."""
+        """Return a token's bytes as text, with replacement characters for incomplete characters."""
         return self._token_bytes[token_id].decode("utf-8", "replace")
 
     def _encode_alone(self, text: str) -> list[int]:
-        # The batch call, unlike the single one, lets go of the interpreter lock.
+        # Unlike the single call, the batch call releases the GIL.
         [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=True)
         return encoding.ids
 
@@ -136,9 +136,9 @@ class Tokenizer:
         return text
 
     async def _run(self, client: str, is_long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `work` in a thread; long work has one of its own, so that the rest need not wait for it.
+        """Run `work` in a thread and return its result. Long work has a separate thread, so it does not delay the rest.
 
-        Raises InvalidRequest if the tokenizer breaks off.
+        Raises InvalidRequest if the tokenizer panics.
         """
         threads, turns = (self._long_thread, self._long_turns) if is_long else (self._threads, self._turns)
         with INPUT_PANICS:
@@ -147,7 +147,5 @@ class Tokenizer:
 
 
 def _num_plain_chars(messages: Sequence[Message]) -> float:
-    """Return the characters of messages that are a role and a text alone; infinity for others, which a template may
-    take long for.
-    """
+    """Return the total characters of the messages; infinity if one is not plain, as its rendering may take long."""
     return sum(len(message["content"]) if is_plain(message) else math.inf for message in messages)

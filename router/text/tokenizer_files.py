@@ -1,4 +1,4 @@
-"""The tokenizer's files of a model directory, read; what is damaged is refused when a router starts, and by name."""
+"""Loading of a model directory's tokenizer files. Damaged files are reported by name when a router starts."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +19,14 @@ PROBES = ("a", "b c")
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokenAffixes:
-    """What stands around every prompt."""
+    """Special tokens that the tokenizer puts around every prompt."""
 
     first: Sequence[int]
     last: Sequence[int]
 
 
-def find_special_ends(tokenizer: Tokenizer) -> SpecialTokenAffixes | None:
-    """The tokens around a prompt, whatever it is; None for a tokenizer that may do something else to its end."""
+def find_special_token_affixes(tokenizer: Tokenizer) -> SpecialTokenAffixes | None:
+    """Return the special tokens around every prompt; None if the post-processor may do something else."""
     post_processor = json.loads(tokenizer.to_str())["post_processor"]
     if post_processor is None:
         return SpecialTokenAffixes((), ())
@@ -40,7 +40,7 @@ def _ends(tokenizer: Tokenizer, text: str) -> SpecialTokenAffixes | None:
     inner = tokenizer.encode(text, add_special_tokens=False).ids
     whole = tokenizer.encode(text, add_special_tokens=True).ids
     if not inner:
-        return None  # nothing tells where it would be
+        return None  # the position of an empty text is unknown
     for start in range(len(whole) - len(inner) + 1):
         if whole[start : start + len(inner)] == inner:
             return SpecialTokenAffixes(tuple(whole[:start]), tuple(whole[start + len(inner) :]))
@@ -56,17 +56,17 @@ def _is_plain(step: Mapping[str, Any]) -> bool:
 
 T = TypeVar("T")
 
-MAX_TOKEN_IDS = 1 << 22  # the largest vocabularies have a quarter of them; a table has a place for each
+MAX_TOKEN_IDS = 1 << 22  # four times the largest vocabularies; bounds the tables that are indexed by token id
 MAX_ERROR_CHARS = 500
 JSON_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-# Every byte that UTF-8 has: a vocabulary may lack one, and what to put in its place.
+# Covers every byte of UTF-8: a vocabulary may lack both a byte and an unknown token.
 SHORT, LONG = range(0xC0), range(0xC0, 0x800, 0x40)  # of up to two bytes
 LONGER, LONGEST = (0x800, *range(0x1000, 0x10000, 0x1000)), (0x10000, *range(0x40000, 0x110000, 0x40000))
 PROBE = "".join(map(chr, (*SHORT, *LONG, *LONGER, *LONGEST)))
 
 
 def read_tokenizer(directory: str) -> PreTrainedTokenizerFast:
-    """The tokenizer, which encodes and decodes, and neither cuts off nor pads.
+    """Return the tokenizer without truncation and padding, after a trial of encoding and decoding.
 
     Raises FileNotFoundError if the directory has no tokenizer.json, InvalidCheckpoint if a file is damaged.
     """
@@ -83,12 +83,12 @@ def read_tokenizer(directory: str) -> PreTrainedTokenizerFast:
 
 
 def usable(directory: str, make: Callable[[], T]) -> T:
-    """What `make` makes of the tokenizer. Raises InvalidCheckpoint, with the library's words, if it cannot."""
+    """Return the result of `make`. Converts its errors and panics to InvalidCheckpoint with the library's message."""
     try:
         return make()
     except InvalidCheckpoint:
         raise
-    except Exception as error:  # the libraries raise whatever the damage led to
+    except Exception as error:  # damaged files may cause any error in the libraries
         raise _damaged(directory, error) from error
     except BaseException as error:
         if not is_panic(error):
@@ -107,11 +107,11 @@ def _try(pretrained: PreTrainedTokenizerFast) -> None:
     if last_id >= MAX_TOKEN_IDS:
         raise ValueError(f"the vocabulary has the token id {last_id}, over the limit of {MAX_TOKEN_IDS}")
     backend.decode(backend.encode(PROBE).ids)
-    backend.decode_batch([[], *([token_id] for token_id in token_ids)])  # some decoders fail where no text is left
+    backend.decode_batch([[], *([token_id] for token_id in token_ids)])  # some decoders fail if no text is left
 
 
 def _damaged(directory: str, error: BaseException) -> InvalidCheckpoint:
-    """An error that names the file, if it is one that holds no JSON object; else with the library's words."""
+    """Return an error that names the first file that is not a JSON object, otherwise one with the library's message."""
     for path in (Path(directory) / name for name in JSON_FILES):
         try:
             if path.exists():

@@ -1,4 +1,4 @@
-"""The stream between the router and a decode worker: commands out, one message per engine step in."""
+"""The Attach stream between the router and a decode worker: commands out, one message per engine step in."""
 
 import asyncio
 from collections import deque
@@ -16,22 +16,22 @@ from baton.rpc.status import Unavailable
 
 
 class Mailbox:
-    """Holds at most one delta: news that nobody has taken yet merges, so a slow reader costs no queue.
+    """At most one delta: unread deltas are merged, so a slow reader needs no queue.
 
-    One reader at a time. A patient reader is given the news up to the first token, and then all others together.
+    One reader at a time. A patient reader gets the deltas up to the first token, and then all others merged.
     """
 
     def __init__(self, patient: bool = False, note_tokens: Callable[[int], None] = lambda _: None) -> None:
-        """`note_tokens` hears of all tokens as they come."""
+        """`note_tokens` is called with the number of tokens of each delta as it arrives."""
         self._patient = patient
         self._note_tokens = note_tokens
-        self._opened = False  # the first token was given
+        self._opened = False  # whether the reader has got the first token
         self._pending: RequestDelta | None = None
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: RequestDelta) -> None:
-        """Adds news: repeated fields append, the others win over older ones."""
+        """Merge a delta: repeated fields append, other fields overwrite."""
         self._note_tokens(len(delta.token_ids))
         if self._pending is None:
             self._pending = delta
@@ -41,12 +41,12 @@ class Mailbox:
             self._wake()
 
     def fail(self, error: Exception) -> None:
-        """There will be no more news; `get` raises the error once it gave what there was."""
+        """End the stream: `get` raises the error after the pending delta."""
         self._error = error
         self._wake()
 
     async def get(self) -> RequestDelta:
-        """The news since the last call; waits for some."""
+        """Wait for deltas and return them merged. Raises the error of `fail`."""
         while self._pending is None or self._waits:
             if self._error is not None:
                 break
@@ -64,7 +64,7 @@ class Mailbox:
 
     @property
     def _waits(self) -> bool:
-        """Whether what came is kept back until there is more."""
+        """Whether the pending delta is held back until the last one arrives."""
         return self._patient and self._opened and self._pending is not None and not self._pending.finish_reason
 
     def _wake(self) -> None:
@@ -72,37 +72,36 @@ class Mailbox:
             self._waiter.set_result(None)
 
 
-MAX_COMMAND_BYTES = MAX_REQUEST_BYTES // 2  # decode workers send most of a command on to prefill workers
-MAX_UNSENT_BYTES = 16 << 20  # while so many have not been sent, requests wait with their commands
-TOKEN_BYTES = 5  # most of a token id
-COMMAND_BYTES = 1 << 10  # of names and addresses in a command, about
+MAX_COMMAND_BYTES = MAX_REQUEST_BYTES // 2  # decode workers forward most of a command to prefill workers
+MAX_UNSENT_BYTES = 16 << 20  # while more bytes are unsent, further requests wait before they make their commands
+TOKEN_BYTES = 5  # maximum size of a token id as a varint
+COMMAND_BYTES = 1 << 10  # approximate size of the names and addresses in a command
 
 
 @dataclass(slots=True)
 class _Outgoing:
-    """A message that may take more commands."""
+    """An unsent message to which further commands may be added."""
 
     message: RouterMessage
-    num_bytes: int = 0  # about
+    num_bytes: int = 0  # approximate
 
 
 class AttachStream:
-    """Owns the mailboxes of this router's requests at one decode worker, in one life of it."""
+    """The stream to one incarnation of a decode worker, and the mailboxes of this router's requests there."""
 
     def __init__(self, worker_id: str) -> None:
         self._worker_id = worker_id
         self._mailboxes: dict[str, Mailbox] = {}
         self._outgoing: deque[_Outgoing] = deque()
-        self._unsent_bytes = 0  # of them, and of the one that is being sent
+        self._unsent_bytes = 0  # in `_outgoing` and in the message that is being sent
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
         self._lost: Unavailable | None = None
 
     async def room(self) -> None:
-        """Wait until a command may be submitted. Raises what the stream was closed with, if it was.
+        """Wait until a command may be submitted. Raises the error that the stream was closed with.
 
-        A worker that does not read costs so a bounded amount of memory: the commands of all further requests are made
-        when there is room for them.
+        This bounds the memory of a worker that does not read: further commands are made only when there is room.
         """
         while self._unsent_bytes >= MAX_UNSENT_BYTES and self._lost is None:
             self._has_room.clear()
@@ -113,10 +112,10 @@ class AttachStream:
     def submit(
         self, command: GenerateCommand, patient: bool = False, note_tokens: Callable[[int], None] = lambda _: None
     ) -> Mailbox:
-        """Sends a request; its news come to the mailbox. Raises what the stream was closed with, if it was, and
-        InvalidRequest if the command is too large for any worker to take.
+        """Send a request and return the mailbox of its deltas.
 
-        `patient`: nobody needs the news between the first and the last as they come; `note_tokens` does all the same.
+        Raises the error that the stream was closed with, and InvalidRequest if the command is too large for a worker.
+        `patient`: the deltas between the first token and the last may be merged; `note_tokens` still gets each.
         """
         if self._lost is not None:
             raise self._lost
@@ -131,12 +130,12 @@ class AttachStream:
         return mailbox
 
     def abort(self, command_id: str) -> None:
-        """Cancels a request if it has not ended; nothing of it is delivered any more."""
+        """Cancel a request if it has not ended. Its mailbox gets no more deltas."""
         if self._mailboxes.pop(command_id, None) is not None and self._lost is None:
             self._last_message(len(command_id)).abort.append(AbortCommand(request_id=command_id))
 
     async def run(self, channel: Channel, hello: Hello) -> None:
-        """Runs the stream to its end, which is always an error: AioRpcError or WorkerLost."""
+        """Run the stream until it ends, always with an error: AioRpcError or WorkerLost."""
         call = DecodeStub(channel).Attach()  # type: ignore[call-arg]  # the stubs lack the default: we write by hand
         await call.write(RouterMessage(hello=hello))
         writer = asyncio.create_task(self._write(call))
@@ -145,7 +144,7 @@ class AttachStream:
                 for delta in message.deltas:
                     mailbox = self._mailboxes.get(delta.request_id)
                     if mailbox is None:
-                        continue  # aborted while this was on its way
+                        continue  # aborted meanwhile
                     if delta.finish_reason:
                         del self._mailboxes[delta.request_id]
                     mailbox.put(delta)
@@ -156,7 +155,7 @@ class AttachStream:
             call.cancel()
 
     def close(self, error: Unavailable) -> None:
-        """No request goes on: every one, and any to come, fails with the error."""
+        """Close the stream: all current and future requests fail with the error."""
         self._lost = error
         self._has_room.set()
         mailboxes, self._mailboxes = self._mailboxes, {}
@@ -164,9 +163,9 @@ class AttachStream:
             mailbox.fail(error)
 
     def _last_message(self, num_bytes: int) -> RouterMessage:
-        """The message that takes so many bytes more: the last one, unless it has enough.
+        """Return the last unsent message, or a new one if `num_bytes` more would exceed the message limit.
 
-        All commands that come while the one before is sent share it.
+        All commands that are submitted while the previous message is being sent share one message.
         """
         if not self._outgoing or self._outgoing[-1].num_bytes + num_bytes > MAX_MESSAGE_BYTES:
             self._outgoing.append(_Outgoing(RouterMessage()))

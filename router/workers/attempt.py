@@ -1,4 +1,4 @@
-"""One attempt at a decode worker: its command, its timing, and the budget of further attempts."""
+"""One attempt at a decode worker: its command, its timing, and the retry budget."""
 
 import time
 
@@ -16,9 +16,9 @@ MAX_SAVED_RETRIES = 100.0
 
 
 class RetryBudget:
-    """Retries allowed for requests that busy workers refused: a share of all requests, saved up to a bound.
+    """Allowed retries of requests that busy workers refused: a share of all requests, saved up to a maximum.
 
-    Without it retries would keep busy workers busy (the retry budget of Finagle, Twitter 2016).
+    Without a budget, retries would keep busy workers overloaded (Finagle's retry budget, Twitter 2016).
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class RetryBudget:
         self._left = min(self._left + RETRY_SHARE, MAX_SAVED_RETRIES)
 
     def take(self) -> bool:
-        """Return whether a request may be sent again, and count the retry if so."""
+        """Take a retry if one is left; return whether there was one."""
         if self._left < 1.0:
             return False
         self._left -= 1.0
@@ -37,10 +37,10 @@ class RetryBudget:
 
 
 class AttemptTimes:
-    """Times a choice at its workers, and tells the traffic: TTFT of who computes the prompt, TPOT of who decodes.
+    """Latencies of one attempt for the traffic statistics: TTFT of the prefill worker, TPOT of the decode worker.
 
-    A first token that another than the plan's prefill worker computed says nothing of it: the decode worker does that
-    itself where the handover fails. Nor does one after another attempt.
+    The TTFT counts only if the plan's prefill worker computed the prompt in the first attempt: after a failed handover
+    the decode worker computes it itself.
     """
 
     def __init__(self, traffic: Traffic, plan: Plan, is_first: bool) -> None:
@@ -50,28 +50,28 @@ class AttemptTimes:
         self._sent_s = time.perf_counter()
         self._first_s: float | None = None
         self._last_s = 0.0
-        self._num_further = 0  # tokens after the first news
+        self._num_further = 0  # tokens after the first delta with tokens
 
     def tokens(self, delta: RequestDelta) -> None:
-        """Tokens came; the first of them say who computed the prompt."""
+        """Record the arrival of tokens. The first delta names the worker that computed the prompt."""
         self._last_s = time.perf_counter()
         if self._first_s is not None:
             self._num_further += len(delta.token_ids)
             return
         self._first_s = self._last_s
         if self._prefill is None or self._prefill.role is WorkerRole.BOTH:
-            return  # such a worker's times are those of what it decodes
+            return  # a colocated worker reports only the TPOT of the requests that it decodes
         if self._prefill.worker_id == delta.served_by.prefill_worker:
-            self._traffic.took(self._prefill.incarnation, self._first_s - self._sent_s)
+            self._traffic.add_latency(self._prefill.incarnation, self._first_s - self._sent_s)
 
     def ended(self) -> None:
-        """No more tokens come."""
+        """Report the TPOT: no more tokens arrive."""
         if self._first_s is not None and self._num_further:
-            self._traffic.took(self._decode, (self._last_s - self._first_s) / self._num_further)
+            self._traffic.add_latency(self._decode, (self._last_s - self._first_s) / self._num_further)
 
 
 def make_command(generation: Generation, index: int, plan: Plan, token_ids: list[int], attempt: int) -> GenerateCommand:
-    """The command for one attempt at a choice, under an id of its own: the last attempt may not have ended yet."""
+    """Return the command for one attempt. It has its own id, as the previous attempt may not have ended yet."""
     request = generation.request
     return GenerateCommand(
         request_id=f"{request.request_id}-{index}-{attempt}",
@@ -88,14 +88,14 @@ def make_command(generation: Generation, index: int, plan: Plan, token_ids: list
 
 
 def take_failure(delta: RequestDelta, worker: WorkerSnapshot) -> Exception | None:
-    """What a delta says of the request's failure, taken out of it; None if it did not fail."""
+    """Remove the failure from a delta and return it as an error; None if the request did not fail."""
     failure: Exception | None = None
     if delta.finish_reason == common_pb2.FINISH_REASON_HANDED_OFF:
-        failure = HandedOff(f"decode worker {worker.worker_id} drains, and gave the request away")
+        failure = HandedOff(f"decode worker {worker.worker_id} is draining and handed the request off")
     elif delta.finish_reason == common_pb2.FINISH_REASON_ERROR:
         failure = error_from_code(delta.error.code, delta.error.message)
     elif delta.finish_reason == common_pb2.FINISH_REASON_ABORT:
-        failure = Unavailable(f"decode worker {worker.worker_id} gave the request up")
+        failure = Unavailable(f"decode worker {worker.worker_id} aborted the request")
     if failure is not None:
         delta.ClearField("finish_reason")
         delta.ClearField("error")

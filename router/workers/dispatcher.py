@@ -1,4 +1,4 @@
-"""One choice at the workers: choose, send, pass its news on; and again elsewhere if its worker is lost."""
+"""Dispatch of one completion: choose workers, send it, stream its output, and fail over if its worker is lost."""
 
 import asyncio
 import itertools
@@ -25,44 +25,44 @@ from baton.rpc.status import Unavailable
 
 logger = logging.getLogger(__name__)
 
-FIRST_BACKOFF_S = 0.05  # between two tries of a choice that was moved to find room
+FIRST_BACKOFF_S = 0.05  # before the next attempt of a completion that was moved and found all workers full
 LAST_BACKOFF_S = 0.5
-MOST_REST_TOKENS = 64  # that are computed at the decode worker beside a prefix that it pulls
+MAX_REST_TOKENS = 64  # maximum uncached tokens that a decode worker computes itself after it pulled a prefix
 
 
 @dataclass(frozen=True, slots=True)
 class FailoverLimits:
-    """How hard a request is tried whose worker was lost."""
+    """Limits on retries of a request whose worker was lost."""
 
-    attempts: int  # times it is sent again
-    timeout_s: float  # wait for a worker, each time
+    attempts: int  # maximum retries
+    timeout_s: float  # maximum wait for a worker before each retry
 
 
 @dataclass(slots=True)
 class _Progress:
-    """How far one choice is, over all its attempts."""
+    """Progress of one completion over all its attempts."""
 
     token_ids: list[int]  # prompt and output so far
-    num_prompt_logprobs: int = 0  # positions passed on
-    attempt: int = 0  # times that it was sent before
-    num_failures: int = 0  # of them
-    fingerprint: str = ""  # of who made the output so far: another model must not go on with it
+    num_prompt_logprobs: int = 0  # positions that were yielded
+    attempt: int = 0  # earlier attempts
+    num_failures: int = 0  # earlier attempts that count as failures
+    fingerprint: str = ""  # of the worker that generated the output so far: a different model must not continue it
     excluded: set[str] = field(default_factory=set)  # incarnations that failed it
-    busy: set[str] = field(default_factory=set)  # incarnations that refused it, as far as they may still be so
-    last_holder: str = ""  # incarnation that gave it away last, and has its KV
-    moved_s: float | None = None  # event loop's clock when it last lost a worker that had it
+    busy: set[str] = field(default_factory=set)  # incarnations that refused it and may still be full
+    last_holder: str = ""  # incarnation that handed it off last, and has its KV
+    moved_s: float | None = None  # event loop time at which it last lost a worker that had accepted it
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S))
-    failure: Exception | None = None  # why the last attempt ended
-    routed: RoutedRequest = field(default_factory=lambda: RoutedRequest(1))  # what the policy was told last
+    failure: Exception | None = None  # error of the last attempt
+    routed: RoutedRequest = field(default_factory=lambda: RoutedRequest(1))  # last input of the policy
 
     def move(self) -> None:
-        """The worker that had it has it no more; those that were busy when it came may have room by now."""
+        """Record that its worker lost it. Workers that were full may have room now."""
         self.moved_s = asyncio.get_running_loop().time()
         self.busy.clear()
 
 
 class Dispatcher:
-    """Sends choices to workers by a policy."""
+    """Sends completions to workers by a policy, and retries failed ones."""
 
     def __init__(self, pool: WorkerPool, policy: Policy, limits: FailoverLimits, metrics: RouterMetrics) -> None:
         self._pool = pool
@@ -70,19 +70,19 @@ class Dispatcher:
         self._limits = limits
         self._metrics = metrics
         self._reuse = ReuseShare()
-        self._answers = OutputLength()
-        self._budget = RetryBudget()  # for what busy workers refuse; what lost its worker was somebody's work before
-        self._numbers = itertools.count(1)  # of the router's commands; workers' reports say which they include
+        self._output_length = OutputLength()
+        self._budget = RetryBudget()  # for refusals by busy workers only: retries after a loss add no load
+        self._numbers = itertools.count(1)  # numbers of the router's commands; workers' load reports refer to them
 
     async def run(
         self, generation: Generation, index: int, preferred: str | None = None
     ) -> AsyncGenerator[RequestDelta, None]:
-        """News of a choice until its end. `preferred`: id of a decode worker that has just got the prompt.
+        """Yield the deltas of a completion until it finishes. Closing it cancels the completion.
 
-        A resumed choice goes on behind the output that was recalled.
+        `preferred`: id of a decode worker that has just received the prompt's KV. A resumed completion continues after
+        the recalled output.
 
-        Raises NoWorker, Draining, QueueFull, InvalidRequest (also for hints that cannot be followed) or what else the
-        worker said. Closing cancels the choice.
+        Raises NoWorker, Draining, QueueFull, InvalidRequest (also for impossible hints), or the worker's error.
         """
         progress = _Progress(list(generation.token_ids))
         if (start := generation.start(index)) is not None:
@@ -100,13 +100,13 @@ class Dispatcher:
                     raise
                 except (QueueFull, Unavailable) as error:
                     await self._take_failure(progress, plan, error)
-                    logger.warning("%s is sent again: %s", generation.request.request_id, error)
+                    logger.warning("%s is retried: %s", generation.request.request_id, error)
         finally:
             if num_tokens := len(progress.token_ids) - len(generation.token_ids):
-                self._answers.note(num_tokens)  # however it ended: who reads stops at the last
+                self._output_length.note(num_tokens)  # also if it was cancelled: clients stop reading at the end
 
     async def _take_failure(self, progress: _Progress, plan: Plan, error: QueueFull | Unavailable) -> None:
-        """Returns once the choice may be sent again; raises the error if it is not to be."""
+        """Wait until the completion may be retried. Raises the error if it must not be."""
         progress.attempt += 1
         progress.failure = error
         incarnation = plan.decode.incarnation
@@ -130,7 +130,11 @@ class Dispatcher:
         self._metrics.failovers.inc()
 
     async def _wait_for_room(self, progress: _Progress, error: QueueFull) -> None:
-        """A choice that a worker had before waits until one has room for it; a new one goes to others, or nowhere."""
+        """Wait until a refused completion may be retried. Raises the error if it must not be.
+
+        A completion that a worker had accepted before waits until some worker has room. A new one is retried at another
+        worker at once, if the retry budget allows it, or fails.
+        """
         has_plan = self._has_plan(progress)
         if progress.moved_s is None:
             progress.num_failures += 1
@@ -143,7 +147,7 @@ class Dispatcher:
             progress.busy.clear()
 
     def _has_plan(self, progress: _Progress) -> bool:
-        """Whether others than those who refused the choice could take it now, as far as its hints allow them."""
+        """Return whether its hints and the remaining workers allow another plan now."""
         try:
             find_candidates(progress.routed, self._cluster(progress))
         except (NoWorker, ImpossiblePlan):
@@ -151,14 +155,14 @@ class Dispatcher:
         return True
 
     def _cluster(self, progress: _Progress) -> ClusterSnapshot:
-        """The workers that the choice may go to."""
+        """Return the workers that the completion may be sent to."""
         cluster = self._pool.snapshot()
         if progress.attempt or progress.fingerprint:
             cluster = cluster.without(frozenset(progress.excluded | progress.busy), progress.fingerprint)
         return cluster
 
     async def _choose(self, generation: Generation, index: int, progress: _Progress, preferred: str | None) -> Plan:
-        """The plan; a request that lost its worker waits for one, a new request does not."""
+        """Return the plan. A retry waits for a worker; a new request fails at once."""
         deadline_s = asyncio.get_running_loop().time() + (self._limits.timeout_s if progress.attempt else 0.0)
         while True:
             cluster = self._cluster(progress)
@@ -168,10 +172,10 @@ class Dispatcher:
                 break
             except (NoWorker, ImpossiblePlan) as error:
                 if isinstance(error, ImpossiblePlan) and not progress.attempt:
-                    raise  # a worker that was there and went may come back, but not one that never was
+                    raise  # a lost worker may come back, but an unknown one will not
                 left_s = deadline_s - asyncio.get_running_loop().time()
                 if left_s <= 0 and isinstance(error, ImpossiblePlan) and progress.failure is not None:
-                    raise progress.failure from error  # the request was in order: its worker failed it
+                    raise progress.failure from error  # the request is valid: its worker failed it
                 if left_s <= 0:
                     raise
                 await self._pool.wait_change(left_s)
@@ -183,16 +187,16 @@ class Dispatcher:
         return plan
 
     def _continued(self, plan: Plan, generation: Generation, progress: _Progress) -> Plan:
-        """The plan; for a choice that was given away its KV is pulled from who has it."""
+        """Return the plan. If a worker handed the completion off, the plan pulls the KV from that worker."""
         hashes = partial(generation.hashes.extended, progress.token_ids)
         source = self._pool.source(progress.last_holder, hashes) if progress.last_holder else None
         if source is None or generation.sampling.prompt_logprobs is not None:
             return plan
         if source.worker.fingerprint != plan.decode.fingerprint:
             return plan
-        reason = f"{source.num_tokens} tokens are at {source.worker.worker_id}, which gave the request away"
+        reason = f"{source.num_tokens} tokens are at {source.worker.worker_id}, which handed the request off"
         cached = progress.routed.cached_tokens
-        if plan.prefill is not None and len(progress.token_ids) - source.num_tokens > MOST_REST_TOKENS:
+        if plan.prefill is not None and len(progress.token_ids) - source.num_tokens > MAX_REST_TOKENS:
             has_more = source.num_tokens > cached.get(plan.prefill.incarnation, 0)
             return replace(plan, prefix_source=source.worker, reason=reason) if has_more else plan
         has_more = source.num_tokens > cached.get(plan.decode.incarnation, 0)
@@ -213,7 +217,7 @@ class Dispatcher:
         if not progress.attempt and index == 0:
             self._reuse.note(num_tokens, max(cached.values(), default=0))
         for worker in cluster.workers if preferred is not None else ():
-            if worker.worker_id == preferred:  # the prompt came there with another choice; its news may be on their way
+            if worker.worker_id == preferred:  # it has the prompt of another completion; its cache event may be late
                 cached[worker.incarnation] = num_tokens // worker.block_size * worker.block_size
         num_final_tokens = len(generation.token_ids) + generation.sampling.max_tokens
         return RoutedRequest(
@@ -222,17 +226,17 @@ class Dispatcher:
             num_final_tokens,
             generation.request.context.hints,
             self._reuse.value,
-            self._answers.mean,
-            self._answers.typical,
+            self._output_length.mean,
+            self._output_length.typical,
         )
 
     async def _attempt(
         self, generation: Generation, index: int, plan: Plan, progress: _Progress
     ) -> AsyncGenerator[RequestDelta, None]:
-        """News of one attempt, to the choice's end. Raises WorkerLost, or what the worker said."""
+        """Yield the deltas of one attempt until the completion finishes. Raises WorkerLost, or the worker's error."""
         decode = self._pool.connection(plan.decode.incarnation)
         if decode is None or decode.attach is None:
-            raise WorkerLost(f"decode worker {plan.decode.worker_id} is gone")
+            raise WorkerLost(f"decode worker {plan.decode.worker_id} was lost")
         attach = decode.attach
         await attach.room()
         command = make_command(generation, index, plan, progress.token_ids, progress.attempt)
@@ -259,7 +263,7 @@ class Dispatcher:
                 if delta.finish_reason and failure is None:
                     self._expect(generation, plan, progress.token_ids)
                 if delta.token_ids or delta.prompt_logprobs or delta.finish_reason:
-                    yield delta  # news that came before a failure count too: they are not generated again
+                    yield delta  # also with a failure: retries do not generate this output again
                 if failure is not None:
                     raise failure
                 if delta.finish_reason:
@@ -270,9 +274,9 @@ class Dispatcher:
             times.ended()
 
     def _expect(self, generation: Generation, plan: Plan, token_ids: list[int]) -> None:
-        """Note what the workers have cached by now: the next turn may come before they report it."""
+        """Note the blocks that the workers have cached now: the chat's next turn may arrive before they report them."""
         hashes, expected = generation.hashes, self._pool.expected
-        num_computed = max(len(token_ids) - 1, len(generation.token_ids))  # the last token's KV is not
+        num_computed = max(len(token_ids) - 1, len(generation.token_ids))  # the last token has no KV
         computed = token_ids[:num_computed]
         expected.note(plan.decode.incarnation, hashes.extended(computed, plan.decode.block_size))
         if plan.prefill is not None:
@@ -280,7 +284,7 @@ class Dispatcher:
             expected.note(plan.prefill.incarnation, hashes.extended(prompt, plan.prefill.block_size))
 
     def _account(self, number: int, plan: Plan, routed: RoutedRequest) -> LoadShare:
-        """Adds a command to the estimates of the workers that will have it."""
+        """Add a command to the load estimates of its workers."""
         decode, prefill = self._pool.connection(plan.decode.incarnation), None
         if plan.prefill is not None:
             prefill = self._pool.connection(plan.prefill.incarnation)

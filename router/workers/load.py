@@ -1,4 +1,4 @@
-"""A worker's load: its last report, plus what the router sent since."""
+"""A worker's load: its last report, plus the commands that the router has sent since."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ SPAN_S = 5.0  # over which the share is averaged
 
 
 class PromptShare:
-    """Owns the share of the last seconds that a worker's prompt tokens took by its rate: 0 or more, seldom over 1."""
+    """Share of its recent time that a worker spent on prompts: prompt tokens divided by its rate. Rarely over 1."""
 
     def __init__(self) -> None:
         self._value = 0.0
         self._noted_s: float | None = None
-        self._num_tokens = 0  # of prompts, up to then
+        self._num_tokens = 0  # prompt tokens up to `_noted_s`
 
     def note(self, num_tokens: int, tokens_per_s: float, now_s: float) -> None:
-        """The worker has computed so many tokens of prompts in its life; a rate of 0 is not known yet."""
+        """Record the prompt tokens that the worker has computed since its start. A rate of 0 is unknown."""
         if self._noted_s is not None and now_s > self._noted_s and tokens_per_s > 0:
             seconds = now_s - self._noted_s
             share = (num_tokens - self._num_tokens) / tokens_per_s / seconds
@@ -28,40 +28,42 @@ class PromptShare:
 
     @property
     def value(self) -> float:
-        """As of the last report."""
+        """The share as of the last report."""
         return self._value
 
 
 @dataclass(slots=True)
 class Addition:
-    """What one command adds to a worker's load until a report includes it."""
+    """Load that one command adds to a worker until a report includes it."""
 
-    num_tokens: int  # to compute before its first token; 0 once that came
+    num_tokens: int  # to compute before its first token; 0 after the first token
     num_blocks: int
-    is_prefill: bool  # for another worker
+    is_prefill: bool  # computed for another worker, which decodes
 
 
 class LoadEstimate:
-    """Owns a worker's last load report and this router's requests there.
+    """A worker's last load report and this router's requests there.
 
-    Commands have numbers, and a worker's reports say which of them they include: then nothing is counted twice and
-    nothing is forgotten, however old the report is. A worker that does not say so is taken to have had all that was
-    sent before its report came, but never to have less to do than this router knows of.
+    Commands have numbers, and a worker's reports name the commands that they include. So no command is counted twice or
+    missed, however old the report is. If reports name no commands, a report is assumed to include all commands sent
+    before it arrived, but the load is never estimated below that of this router's own requests.
     """
 
     def __init__(self) -> None:
         self.reported = WorkerLoad()
         self._additions: dict[int, Addition] = {}  # by number of the command
-        self._unreported: dict[int, Addition] = {}  # those of them that no report includes yet
+        self._unreported: dict[int, Addition] = {}  # additions that no report includes yet
         self._recent = RecentRequests()
         self._prompt_share = PromptShare()
-        self._num_ended = 0  # requests of ours that the last report counts and that have ended since
-        self._is_exact = False  # whether the last report said what it includes
-        self._snapshot: WorkerSnapshot | None = None  # as long as nothing changes
+        self._num_ended = 0  # this router's requests that the last report counts and that have ended since
+        self._is_exact = False  # whether the last report named the commands that it includes
+        self._snapshot: WorkerSnapshot | None = None  # cached until a change
 
     def report(self, load: WorkerLoad, taken: Iterable[int] | None = None, now_s: float | None = None) -> None:
-        """The worker's news of itself; `taken`: numbers of commands that this is the first report to include. Without
-        the time it says nothing of how fast things go.
+        """Replace the worker's report.
+
+        `taken`: numbers of the commands that this report is the first to include; None: the worker reports none.
+        `now_s`: time of the report; None: do not update the prompt share.
         """
         self.reported = load
         if now_s is not None:
@@ -73,8 +75,9 @@ class LoadEstimate:
         self._snapshot = None
 
     def add(self, number: int, num_tokens: int, num_blocks: int = 0, is_prefill: bool = False) -> None:
-        """A command was sent that makes the worker compute so many tokens and take so many blocks; `is_prefill`: for
-        another worker, which decodes.
+        """Add a command that makes the worker compute `num_tokens` and allocate `num_blocks`.
+
+        `is_prefill`: the worker computes the prompt for another one, which decodes.
         """
         self._additions[number] = self._unreported[number] = Addition(num_tokens, num_blocks, is_prefill)
         if not is_prefill:
@@ -82,48 +85,48 @@ class LoadEstimate:
         self._snapshot = None
 
     def computed(self, number: int) -> None:
-        """The request's first token came: only decoding is left."""
+        """Record a request's first token: only decoding is left."""
         addition = self._additions.get(number)
         if addition is not None and addition.num_tokens:
             addition.num_tokens = 0
             self._snapshot = None
 
     def remove(self, number: int) -> None:
-        """The request is no longer there."""
+        """Remove a request that has ended at the worker."""
         if self._additions.pop(number, None) is not None:
             self._num_ended += self._unreported.pop(number, None) is None
             self._snapshot = None
 
     @property
     def num_own_requests(self) -> int:
-        """This router's requests there."""
+        """This router's requests at the worker."""
         return len(self._additions)
 
     @property
     def num_requests(self) -> int:
-        """Requests running and waiting there."""
+        """Requests running and waiting at the worker."""
         num_reported = self.reported.num_running + self.reported.num_waiting - self._num_ended
         return max(num_reported + len(self._unreported), len(self._additions))
 
     @property
     def num_prefills(self) -> int:
-        """Prompts among them that are computed for other workers."""
+        """Requests at the worker whose prompts it computes for other workers."""
         return self.reported.num_prefills + sum(addition.is_prefill for addition in self._unreported.values())
 
     @property
     def num_queued_tokens(self) -> int:
-        """Tokens to compute before all of them are decoding."""
+        """Tokens to compute until all requests at the worker decode."""
         num_tokens = self.reported.num_queued_tokens + _num_tokens(self._unreported.values())
         return num_tokens if self._is_exact else max(num_tokens, _num_tokens(self._additions.values()))
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that an allocation could take, were all commands there."""
+        """Free blocks after all commands that have been sent."""
         num_taken = sum(addition.num_blocks for addition in self._unreported.values())
         return max(0, self.reported.num_free_blocks - num_taken)
 
     def snapshot(self, description: WorkerDescription, role: WorkerRole) -> WorkerSnapshot:
-        """The worker as a policy sees it; `description` is the same for the life of the estimate."""
+        """Return the worker's snapshot for policies. `description` must not change during the life of the estimate."""
         if self._snapshot is None:
             load = self.reported
             self._snapshot = WorkerSnapshot(
@@ -159,14 +162,14 @@ def _num_tokens(additions: Iterable[Addition]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LoadShare:
-    """One command in the load estimates of its workers, as far as these are still there."""
+    """One command in the load estimates of its workers; None for a worker that was lost."""
 
     number: int
     decode: LoadEstimate | None
     prefill: LoadEstimate | None
 
     def add(self, plan: Plan, routed: RoutedRequest) -> None:
-        """The command is sent."""
+        """Add the command."""
         if self.decode is not None:
             num_tokens = routed.missing_tokens(plan.decode) if plan.prefill is None else 0
             self.decode.add(self.number, num_tokens, _num_blocks(routed.missing_tokens(plan.decode), plan.decode))
@@ -176,14 +179,14 @@ class LoadShare:
             self.prefill.add(self.number, best, num_blocks, is_prefill=True)
 
     def computed(self) -> None:
-        """The first token came: the prefill worker is done with the prompt."""
+        """Record the first token: the prefill worker has finished the prompt."""
         if self.decode is not None:
             self.decode.computed(self.number)
         if self.prefill is not None:
             self.prefill.remove(self.number)
 
     def remove(self) -> None:
-        """The command has ended."""
+        """Remove the command, which has ended."""
         for load in (self.decode, self.prefill):
             if load is not None:
                 load.remove(self.number)

@@ -42,9 +42,9 @@ async def test_no_secret_in_a_log_and_no_path_in_a_response(tmp_path: Path) -> N
         told_over_grpc = [await _refusal(router, given) for given in (None, WRONG_KEY, poor)]
         for count, text in enumerate((f"keys: [{key}", f"keys:\n- {{name: a, sha256: {key}}}"), 1):
             keys.replace(text)
-            await _until_logged(router, client, key, "the API keys stay as they are", count)
+            await _until_logged(router, client, key, "the API keys are unchanged", count)
         keys.write()
-        await _until_logged(router, client, key, "API keys are taken from now on", 1)
+        await _until_logged(router, client, key, "API keys are in use now", 1)
     statuses = {answer.status_code for answer in answers}
     assert statuses == {200, 400, 401, 404, 405, 413, 415, 429}
     log = router.log()

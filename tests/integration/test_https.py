@@ -213,7 +213,7 @@ def test_unusable_files_are_a_usage_error(tmp_path: Path, command: tuple[str, ..
     files, others = (write(tmp_path / name, authority, HOST) for name in ("files", "others"))
     port = f"--port={free_port()}"
     for options, words in (
-        ((f"--ssl-certfile={files.cert}",), "ssl_certfile: it needs ssl_keyfile"),
+        ((f"--ssl-certfile={files.cert}",), "ssl_certfile: ssl_certfile and ssl_keyfile must be given together"),
         ((f"--ssl-certfile={files.cert}", f"--ssl-keyfile={others.key}"), "is not that of the certificate"),
     ):
         argv = (sys.executable, "-m", *command, port, *options)

@@ -1,4 +1,4 @@
-// The map of all blocks that any worker holds: it grows, and forgets workers that are gone, a little at every event.
+// The map of all blocks that any worker holds. It grows and removes lost workers incrementally, a little per event.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace baton {
 
-// Owns two tables while it grows: each event moves a few entries from the old one, until it is empty.
+// Owns two tables while it grows: each event moves a few entries from the old one until it is empty.
 class BlockMap {
 public:
     explicit BlockMap(std::uint64_t multiplier) : table_(kFirstCapacity, multiplier), multiplier_(multiplier) {}
@@ -55,24 +55,24 @@ public:
         return true;
     }
 
-    // The worker's blocks go one after the other; until `take_forgotten` names it, it may still be found.
+    // Starts to remove the worker's blocks; lookups may still return it until `take_forgotten` reports it.
     void forget(WorkerNumber worker) { to_forget_.insert(worker); }
 
-    // Workers that are held to nothing any more since the last call.
+    // Visits the workers whose last block has been removed since the last call.
     template <typename Visit>
     void take_forgotten(Visit visit) {
         forgotten_.each(visit);
         forgotten_.clear();
     }
 
-    // Forgets all that is to be forgotten at once.
+    // Completes all pending work at once.
     void finish() {
         while (old_.capacity() || forgetting_.size() || to_forget_.size()) work();
     }
 
 private:
     static constexpr std::size_t kFirstCapacity = 1024;
-    static constexpr std::size_t kSlotsAnEvent = 8;  // twice the room takes more events to fill than old slots to move
+    static constexpr std::size_t kSlotsAnEvent = 8;  // the old table is empty before the doubled one can fill up
 
     Entry* find(const BlockHash& hash) const {
         Entry* entry = table_.find(hash);
@@ -96,13 +96,13 @@ private:
         old_ = std::move(table_);
         table_ = std::move(larger);
         cursor_ = 0;
-        slots_left_ = table_.capacity();  // the sweep starts anew: entries stand elsewhere now
+        slots_left_ = table_.capacity();  // the sweep restarts: entries have moved
         must_repeat_ = false;
     }
 
     void move_some(std::size_t num_slots) {
         for (; num_slots && cursor_ < old_.capacity(); --num_slots, ++cursor_) {
-            while (!old_.at(cursor_).holders.empty()) {  // closing the gap may bring another entry here
+            while (!old_.at(cursor_).holders.empty()) {  // closing the gap may move another entry here
                 Entry& entry = old_.at(cursor_);
                 table_.add(entry.hash).holders = entry.holders;
                 old_.erase_slot(cursor_);
@@ -111,7 +111,7 @@ private:
         if (!old_.size()) old_ = BlockTable();
     }
 
-    // From the last slot to the first: closing a gap moves entries to lower slots, which are still to be visited.
+    // Visits slots from last to first: closing a gap moves entries to lower slots, which are visited later.
     void sweep(std::size_t num_slots) {
         for (; num_slots && slots_left_; --num_slots, --slots_left_) {
             Entry& entry = table_.at(slots_left_ - 1);
@@ -130,19 +130,19 @@ private:
         }
     }
 
-    // An entry that came round from the first slots to the last may have missed the sweep.
-    void note_moved(bool came_round, const BlockTable& table) {
-        must_repeat_ = must_repeat_ || (came_round && &table == &table_ && forgetting_.size());
+    // An entry that wrapped around from the first slots to the last may have been missed by the sweep.
+    void note_moved(bool wrapped, const BlockTable& table) {
+        must_repeat_ = must_repeat_ || (wrapped && &table == &table_ && forgetting_.size());
     }
 
     BlockTable table_;
     BlockTable old_;
-    std::size_t cursor_ = 0;  // slots of the old table before it are empty
+    std::size_t cursor_ = 0;  // all slots of the old table below it are empty
     WorkerSets sets_;
-    WorkerSet to_forget_;   // when this sweep is over
-    WorkerSet forgetting_;  // by this sweep
+    WorkerSet to_forget_;   // workers to remove in the next sweep
+    WorkerSet forgetting_;  // workers that the current sweep removes
     WorkerSet forgotten_;
-    std::size_t slots_left_ = 0;  // that this sweep has still to visit, from the first on
+    std::size_t slots_left_ = 0;  // the first slots, which the current sweep has not visited
     bool must_repeat_ = false;
     std::uint64_t multiplier_;
 };

@@ -1,4 +1,4 @@
-// A map from block hashes to who holds them, which never pauses to rehash all of them at once.
+// A hash table from block hashes to the workers that hold the block.
 #pragma once
 
 #include <sys/mman.h>
@@ -23,7 +23,7 @@ struct BlockHash {
 
 struct Entry {
     BlockHash hash;
-    Holders holders;  // of an entry that is there never empty, so that zeroed memory is an empty table
+    Holders holders;  // never empty in a used slot, so zeroed memory is an empty table
 };
 
 struct Unmap {
@@ -36,7 +36,7 @@ class BlockTable {
 public:
     BlockTable() = default;
 
-    // The multiplier is odd and secret, so that nobody can choose prompts whose blocks crowd into one run of slots.
+    // The multiplier is odd and secret, so clients cannot craft prompts whose blocks collide.
     BlockTable(std::size_t capacity, std::uint64_t multiplier)
         : slots_(static_cast<Entry*>(allocate(capacity * sizeof(Entry))), Unmap{capacity * sizeof(Entry)}),
           capacity_(capacity),
@@ -66,7 +66,7 @@ public:
         return entry->holders.empty() ? nullptr : entry;
     }
 
-    // An entry for a hash that is not there yet, while a slot is free; the caller gives it holders at once.
+    // Adds an entry for a new hash; needs a free slot. The caller must set its holders at once.
     Entry& add(const BlockHash& hash) {
         Entry& entry = at(slot_for(hash));
         entry.hash = hash;
@@ -74,22 +74,22 @@ public:
         return entry;
     }
 
-    // Empties a slot and closes the gap by moving back every later entry of the run that may stand there, so that no
-    // run outlives its entries. True if one came round from the first slots to the last.
+    // Empties a slot and closes the gap by moving back later entries of the run, so no tombstones are needed. Returns
+    // true if an entry wrapped around from the first slots to the last.
     bool erase_slot(std::size_t gap) {
         Entry* slots = slots_.get();
-        bool came_round = false;
+        bool wrapped = false;
         for (std::size_t slot = next(gap); !slots[slot].holders.empty(); slot = next(slot)) {
             const std::size_t wanted = home(slots[slot].hash);
             const bool stays = gap <= slot ? (gap < wanted && wanted <= slot) : (gap < wanted || wanted <= slot);
             if (stays) continue;
-            came_round = came_round || slot < gap;
+            wrapped = wrapped || slot < gap;
             slots[gap] = slots[slot];
             gap = slot;
         }
         slots[gap] = Entry{};
         --size_;
-        return came_round;
+        return wrapped;
     }
 
     bool erase(const Entry& entry) { return erase_slot(static_cast<std::size_t>(&entry - slots_.get())); }
@@ -99,7 +99,7 @@ private:
         void* memory = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) throw std::bad_alloc();
 #ifdef MADV_HUGEPAGE
-        madvise(memory, num_bytes, MADV_HUGEPAGE);  // nearly every probe is on another page; without, it is only slower
+        madvise(memory, num_bytes, MADV_HUGEPAGE);  // nearly every probe hits another page; failure only costs speed
 #endif
         return memory;
     }
@@ -110,7 +110,7 @@ private:
 
     std::size_t next(std::size_t slot) const { return slot + 1 == capacity_ ? 0 : slot + 1; }
 
-    // The hash's slot, or the empty one where it would go.
+    // Returns the hash's slot, or the empty slot where it would be added.
     std::size_t slot_for(const BlockHash& hash) const {
         const Entry* slots = slots_.get();
         std::size_t slot = home(hash);

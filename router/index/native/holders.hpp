@@ -1,4 +1,4 @@
-// Which workers hold a block. Most blocks are held by a few workers, a shared system prompt's by nearly all.
+// The workers that hold a block: a few for most blocks, nearly all for those of a shared system prompt.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace baton {
 
-using WorkerNumber = std::uint16_t;  // from 1 on; 0 is nobody
+using WorkerNumber = std::uint16_t;  // from 1; 0: none
 
 constexpr WorkerNumber kMostWorkers = 0x7fff;
 
-// A set of worker numbers, as long as its highest member needs.
+// A set of worker numbers: a bit set that grows to its highest member.
 class WorkerSet {
 public:
     std::size_t size() const { return size_; }
@@ -53,7 +53,7 @@ private:
     std::size_t size_ = 0;
 };
 
-// Owns the sets of the blocks that many workers hold. A deque: it never moves all of them to grow.
+// Owns the sets of the blocks that many workers hold. A deque, which grows without moving its elements.
 class WorkerSets {
 public:
     WorkerSet& operator[](std::uint32_t place) { return sets_[place]; }
@@ -85,7 +85,7 @@ private:
     std::vector<std::uint32_t> free_;
 };
 
-// The holders of one block in a word: up to four numbers, or the place of a set of more. Zero is nobody.
+// The holders of one block in 64 bits: up to four worker numbers, or the index of a set of more. Zero: no holder.
 class Holders {
 public:
     bool empty() const { return bits_ == 0; }
@@ -121,15 +121,15 @@ public:
         return true;
     }
 
-    void erase_all(const WorkerSet& gone, WorkerSets& sets) {
+    void erase_all(const WorkerSet& lost, WorkerSets& sets) {
         if (!is_set()) {
             for (unsigned lane = 0; lane < kLanes; ++lane) {
-                if (at(lane) && gone.contains(at(lane))) bits_ &= ~(std::uint64_t{0xffff} << (16 * lane));
+                if (at(lane) && lost.contains(at(lane))) bits_ &= ~(std::uint64_t{0xffff} << (16 * lane));
             }
             return;
         }
         WorkerSet& holders = sets[place()];
-        gone.each([&](WorkerNumber worker) { holders.erase(worker); });
+        lost.each([&](WorkerNumber worker) { holders.erase(worker); });
         become_lanes_if_few(sets);
     }
 
@@ -143,7 +143,7 @@ public:
 
 private:
     static constexpr unsigned kLanes = 4;
-    static constexpr std::size_t kFew = 2;  // less than the lanes, or one worker could make it change at every event
+    static constexpr std::size_t kFew = 2;  // fewer than the lanes, so one worker cannot trigger a conversion per event
     static constexpr std::uint64_t kIsSet = std::uint64_t{1} << 63;  // no worker's number has this bit
 
     bool is_set() const { return bits_ & kIsSet; }

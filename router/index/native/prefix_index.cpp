@@ -1,4 +1,4 @@
-// Which worker has which blocks in its prefix cache.
+// Index of the blocks in every worker's prefix cache.
 
 #include <pybind11/pybind11.h>
 
@@ -17,9 +17,9 @@ namespace py = pybind11;
 namespace baton {
 namespace {
 
-constexpr std::size_t kAhead = 12;  // probes whose memory is on its way; about what one core keeps in flight
+constexpr std::size_t kAhead = 12;  // prefetched probes; about the memory accesses that one core keeps in flight
 
-// Block hashes as they come in messages, one after the other. A view: the bytes outlive it.
+// View of concatenated block hashes; the bytes must outlive it.
 class PackedHashes {
 public:
     explicit PackedHashes(const py::bytes& packed) {
@@ -27,7 +27,7 @@ public:
         Py_ssize_t length = 0;
         if (PyBytes_AsStringAndSize(packed.ptr(), &data, &length)) throw py::error_already_set();
         if (length % sizeof(BlockHash)) {
-            throw py::value_error(std::to_string(length) + " bytes are no whole number of 16-byte block hashes");
+            throw py::value_error(std::to_string(length) + " bytes are not a multiple of 16-byte block hashes");
         }
         data_ = data;
         size_ = static_cast<std::size_t>(length) / sizeof(BlockHash);
@@ -47,11 +47,11 @@ private:
 };
 
 struct Worker {
-    py::object incarnation;  // None: nobody has the number
+    py::object incarnation;  // None: the number is unused
     std::size_t num_blocks = 0;
 };
 
-// Workers that have the prompt's first `low` blocks and none behind the first `high`: a range of the candidates.
+// Range of candidates that have the prompt's first `low` blocks and none after the first `high`.
 struct Search {
     std::size_t low;
     std::size_t high;
@@ -79,16 +79,16 @@ public:
     }
 
     void update(const py::str& incarnation, const py::bytes& removed, const py::bytes& stored) {
-        const PackedHashes gone(removed), came(stored);
+        const PackedHashes removed_hashes(removed), stored_hashes(stored);
         const WorkerNumber worker = number_of(incarnation);
         std::size_t& num_blocks = workers_[worker].num_blocks;
-        for (std::size_t i = 0; i < gone.size(); ++i) {
-            if (i + kAhead < gone.size()) map_.prefetch(gone[i + kAhead]);
-            num_blocks -= map_.erase(worker, gone[i]);
+        for (std::size_t i = 0; i < removed_hashes.size(); ++i) {
+            if (i + kAhead < removed_hashes.size()) map_.prefetch(removed_hashes[i + kAhead]);
+            num_blocks -= map_.erase(worker, removed_hashes[i]);
         }
-        for (std::size_t i = 0; i < came.size(); ++i) {
-            if (i + kAhead < came.size()) map_.prefetch(came[i + kAhead]);
-            num_blocks += map_.insert(worker, came[i]);
+        for (std::size_t i = 0; i < stored_hashes.size(); ++i) {
+            if (i + kAhead < stored_hashes.size()) map_.prefetch(stored_hashes[i + kAhead]);
+            num_blocks += map_.insert(worker, stored_hashes[i]);
         }
     }
 
@@ -141,7 +141,7 @@ private:
         return number;
     }
 
-    // One that no entry of the map has; a worker that is gone keeps its number until its last block is forgotten.
+    // Returns a number that no entry has: a lost worker's is reused only after its last block is removed.
     WorkerNumber free_number() {
         if (free_.empty() && workers_.size() > kMostWorkers) map_.finish();
         map_.take_forgotten([this](WorkerNumber worker) { free_.push_back(worker); });
@@ -151,7 +151,7 @@ private:
             return number;
         }
         if (workers_.size() > kMostWorkers) {
-            throw py::value_error("the prefix index takes " + std::to_string(kMostWorkers) + " workers at once");
+            throw py::value_error("the prefix index supports at most " + std::to_string(kMostWorkers) + " workers");
         }
         workers_.push_back(Worker{py::none(), 0});
         return static_cast<WorkerNumber>(workers_.size() - 1);
@@ -167,7 +167,7 @@ private:
         return found;
     }
 
-    // One probe tells of all workers of a search whether their prefix ends before the middle or not.
+    // A single probe splits a search into the workers that have the middle block and those that do not.
     void split(const Search& search, const PackedHashes& hashes, std::vector<WorkerNumber>& candidates,
                std::vector<Search>& halves) const {
         const std::size_t middle = search.middle();
@@ -185,7 +185,7 @@ private:
     }
 
     BlockMap map_;
-    std::vector<Worker> workers_;  // by number; the first is nobody
+    std::vector<Worker> workers_;  // by number; 0 is unused
     std::unordered_map<std::string, WorkerNumber> numbers_;
     std::vector<WorkerNumber> free_;
 };
@@ -194,7 +194,7 @@ private:
 
 PYBIND11_MODULE(prefix_index, module) {
     module.doc() = "The compiled prefix index.";
-    py::class_<PrefixIndex>(module, "CompiledIndex", "Owns who holds which block.")
+    py::class_<PrefixIndex>(module, "CompiledIndex", "The workers that hold each block.")
         .def(py::init<>())
         .def("reset", &PrefixIndex::reset, py::arg("incarnation"))
         .def("update", &PrefixIndex::update, py::arg("incarnation"), py::arg("removed"), py::arg("stored"))

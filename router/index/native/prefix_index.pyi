@@ -5,6 +5,6 @@ class CompiledIndex:
     def match(self, hashes: bytes) -> dict[str, int]: ...
     def num_blocks(self, incarnation: str) -> int: ...
     @property
-    def num_entries(self) -> int: ...  # distinct blocks, those included that are about to be forgotten
+    def num_entries(self) -> int: ...  # distinct blocks, including those of lost workers that are not yet removed
     @property
     def num_bytes(self) -> int: ...  # of all tables

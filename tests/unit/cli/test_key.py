@@ -55,7 +55,7 @@ def test_a_file_is_checked(tmp_path: Path) -> None:
     file.write_text("keys:\n" + entries[0] * 2)
     result = run("key", "check", str(file))
     assert result.exit_code == 1
-    assert "keys[1].name: is that of keys[0] too" in result.output
+    assert "keys[1].name: must not be the same as in keys[0]" in result.output
 
 
 @pytest.mark.parametrize("command", ["router", "serve"])
@@ -74,7 +74,7 @@ def test_an_empty_key_is_no_open_door(command: str) -> None:
 def test_protection_without_a_key_is_refused() -> None:
     result = run("router", "--model", "/nowhere", "--protect-operations")
     assert result.exit_code == 2
-    assert "protect_operations: it needs api_key or api_keys_file" in result.output
+    assert "protect_operations: requires api_key or api_keys_file" in result.output
 
 
 def test_commands_show_the_key() -> None:

@@ -71,7 +71,7 @@ async def test_clients_are_told_when_the_time_is_over(num_prompts: int) -> None:
         router.stopping.set()
         error = orjson.loads((await streamed)[-1])["error"]
         assert (error["code"], error["type"]) == ("router_draining", "service_unavailable_error")
-        assert "time for running requests is over" in error["message"]
+        assert "its drain timeout has expired" in error["message"]
         answer = await whole
         assert (answer.status_code, answer.json()["error"]["message"]) == (503, error["message"])
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -89,4 +89,4 @@ async def test_a_request_that_waits_for_a_worker_is_told_too() -> None:
         router.stopping.set()
         answer = await request
         assert answer.status_code == 503
-        assert "time for running requests is over" in answer.json()["error"]["message"]
+        assert "its drain timeout has expired" in answer.json()["error"]["message"]

@@ -83,11 +83,11 @@ async def test_so_does_that_of_one_that_fails() -> None:
 @pytest.mark.parametrize(
     ("fields", "code", "message"),
     [
-        ({}, grpc.StatusCode.INVALID_ARGUMENT, "text or token_ids is needed"),
+        ({}, grpc.StatusCode.INVALID_ARGUMENT, "text or token_ids is required"),
         ({"text": "a", "model": "other"}, grpc.StatusCode.NOT_FOUND, "does not exist"),
         ({"text": "a", "n": 1000}, grpc.StatusCode.INVALID_ARGUMENT, "n is 1000"),
-        ({"text": "a", "stop": [""]}, grpc.StatusCode.INVALID_ARGUMENT, "not 1 to 1024 characters"),
-        ({"text": "a", "stop": ["x" * 1025]}, grpc.StatusCode.INVALID_ARGUMENT, "not 1 to 1024 characters"),
+        ({"text": "a", "stop": [""]}, grpc.StatusCode.INVALID_ARGUMENT, "must have 1 to 1024 characters"),
+        ({"text": "a", "stop": ["x" * 1025]}, grpc.StatusCode.INVALID_ARGUMENT, "must have 1 to 1024 characters"),
         ({"text": "a", "sampling": {"top_p": 2}}, grpc.StatusCode.INVALID_ARGUMENT, "top_p is 2"),
         ({"text": "a", "hints": {"plan": "both"}}, grpc.StatusCode.INVALID_ARGUMENT, "must be local or remote"),
         ({"text": "a", "cache_salt": "x" * 1025}, grpc.StatusCode.INVALID_ARGUMENT, "cache_salt has 1025 characters"),

@@ -47,7 +47,7 @@ async def test_one_that_must_stay_where_it_was_given_away_fails_once(timeout_s: 
     async with running_router(leaving, other, failover_timeout_s=timeout_s) as router:
         answer = await post(router, **{"x-baton-decode": "decode-0"})
         assert answer.status_code == 503
-        assert "drains, and gave the request away" in answer.json()["error"]["message"]
+        assert "is draining and handed the request off" in answer.json()["error"]["message"]
         text = (await router.http.get("/metrics")).text
         assert 'baton:requests_handed_off_total{model_name="bundled_model"} 1.0' in text
         assert not other.commands

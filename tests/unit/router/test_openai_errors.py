@@ -57,10 +57,10 @@ async def test_what_is_wrong_with_a_request_is_said() -> None:
             (COMPLETIONS, {"prompt": ""}, "prompt is empty", "prompt"),
             (COMPLETIONS, {"prompt": []}, "prompt is empty", "prompt"),
             (COMPLETIONS, {"prompt": [4096]}, "outside 0 to 4095", "prompt"),
-            (COMPLETIONS, {"prompt": None}, "prompt must be a text, a list of texts", "prompt"),
+            (COMPLETIONS, {"prompt": None}, "prompt must be a string, a list of strings", "prompt"),
             (COMPLETIONS, {"prompt": [True]}, "prompt[0] is True; prompt must be", "prompt"),
             (COMPLETIONS, {"prompt": [1, "2"]}, "prompt[1] is '2', but must be a token id", "prompt"),
-            (COMPLETIONS, {"prompt": "a", "stop": {}}, "stop: must be a text or a list", "stop"),
+            (COMPLETIONS, {"prompt": "a", "stop": {}}, "stop: must be a string or a list", "stop"),
             (COMPLETIONS, {"prompt": "a", "stop": ["b", 1]}, "Input should be a valid string, not 1", "stop[1]"),
             (COMPLETIONS, {"prompt": "a", "stop_token_ids": ["1"]}, "valid integer", "stop_token_ids[0]"),
             (COMPLETIONS, {"prompt": "a", "stop_token_ids": [1] * 5000}, "has 5000 entries", "stop_token_ids"),
@@ -68,7 +68,7 @@ async def test_what_is_wrong_with_a_request_is_said() -> None:
             (COMPLETIONS, {"prompt": "a", "best_of": -4}, "greater than or equal to 1", "best_of"),
             (COMPLETIONS, {"prompt": "a" * 5889}, "maximum context length is 256 tokens", "prompt"),
             (CHAT, {"messages": [{"role": "user", "content": "a" * 5889}]}, "at most 5888 characters", "messages"),
-            (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content: must be a text", CONTENT),
+            (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content: must be a string", CONTENT),
             (CHAT, {"messages": [None] * 20000}, "has 20000 messages", "messages"),
             (CHAT, {"messages": HELLO, "chat_template_kwargs": {"self": 1}}, "must not set self", KWARGS),
             (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix is not supported", "suffix"),
@@ -184,7 +184,7 @@ async def test_too_many_requests_are_429() -> None:
 
 async def test_what_can_never_be_taken_is_400_and_not_429() -> None:
     async with running_router(ScriptedWorker(), max_inflight=3) as router:
-        check(await router.http.post(CHAT, json={"messages": HELLO, "n": 4}), 400, "limit of 3 choices", "n")
+        check(await router.http.post(CHAT, json={"messages": HELLO, "n": 4}), 400, "limit of 3 completions", "n")
         body = {"prompt": ["a", "b"], "n": 2}
         check(await router.http.post(COMPLETIONS, json=body), 400, "n is 2 for each of 2 prompts", "n")
         assert (await router.http.post(COMPLETIONS, json={**body, "n": 1})).status_code == 200
@@ -196,7 +196,7 @@ async def test_all_prompts_of_a_request_are_taken_or_none() -> None:
     async with running_router(worker, max_inflight=3, max_queue=0) as router:
         first = asyncio.create_task(router.http.post(COMPLETIONS, json={"prompt": ["a", "b"], "max_tokens": 3}))
         await until(lambda: len(worker.commands) == 2)
-        check(await router.http.post(COMPLETIONS, json={"prompt": ["c", "d"]}), 429, "2 choices are being generated")
+        check(await router.http.post(COMPLETIONS, json={"prompt": ["c", "d"]}), 429, "2 completions are in progress")
         assert len(worker.commands) == 2
         worker.go_on.set()
         assert (await first).status_code == 200

@@ -143,7 +143,7 @@ async def test_the_answer_of_a_full_router_says_when_to_come_back() -> None:
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
         error = answer.json()["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", 429)
-        assert error["message"].endswith("1 wait (the limit is 1); try again in 1 s")
+        assert error["message"].endswith("1 wait (limit: 1); try again in 1 s")
         async with grpc.aio.insecure_channel(router.grpc_address) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 [each async for each in InferenceStub(channel).Generate(GenerateRequest(text="a"))]
@@ -180,7 +180,7 @@ async def test_time_that_is_over_cancels_at_the_worker_and_is_504() -> None:
             assert answer.status_code == 504
             error = answer.json()["error"]
             assert (error["type"], error["code"]) == ("timeout_error", 504)
-            assert "time was over" in error["message"]
+            assert "exceeded its deadline" in error["message"]
         await until(lambda: len(worker.aborted) == len(worker.commands))
         await wait_metric(router, "router_inflight", 0)
 
@@ -230,4 +230,4 @@ async def test_when_the_drains_time_is_over_those_who_wait_are_told() -> None:
         router.stopping.set()
         for answer in await asyncio.gather(*requests):
             assert answer.status_code == 503
-            assert "time for running requests is over" in answer.json()["error"]["message"]
+            assert "its drain timeout has expired" in answer.json()["error"]["message"]

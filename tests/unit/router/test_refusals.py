@@ -14,7 +14,7 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     running = [rig.send(f"r{place}") for place in range(2)]
     waiting = [rig.send(f"w{place}") for place in range(4)]
     await settle()
-    with overloaded("2 choices are being generated .the limit is 2. and 4 wait .the limit is 4.") as seen:
+    with overloaded("2 completions are in progress .limit: 2. and 4 wait .limit: 4.") as seen:
         await rig.send("too many")
     assert seen == [1]  # nothing has ended yet
     rig.now_s = 10.0
@@ -47,12 +47,12 @@ async def test_a_flood_is_displaced_by_another_key() -> None:
     flood = [rig.send(f"flood{place}", key="flood") for place in range(3)]
     await settle()
     other = rig.send("other", key="other")
-    with overloaded("gave way"):
+    with overloaded("displaced this one"):
         await flood[2]
     with overloaded("wait"):
         await rig.send("flood3", key="flood")
     urgent = rig.send("urgent", key="flood", priority=-1)
-    with overloaded("gave way"):
+    with overloaded("displaced this one"):
         await flood[1]
     for _ in range(4):
         rig.end(*rig.order)
@@ -71,7 +71,7 @@ async def test_a_request_that_cannot_be_in_time_is_refused_at_once() -> None:
         rig.end(str(place))
     await settle()
     assert rig.admission.num_waiting == 9
-    with overloaded("would wait about 18.3 s for its turn, but has only 5.0 s left") as seen:
+    with overloaded("would wait about 18.3 s in the queue, but its deadline is in 5.0 s") as seen:
         await rig.send("late", timeout_s=5.0)
     assert seen == [14]
     assert rig.refusals() == {"deadline": 1}
@@ -89,7 +89,7 @@ async def test_time_that_is_over_ends_the_waiting() -> None:
     running = rig.send("running", timeout_s=1000)
     waiting = [rig.send("stated", timeout_s=0.01), rig.send("default")]
     for each in waiting:
-        with pytest.raises(DeadlineExceeded, match="waited for its turn"):
+        with pytest.raises(DeadlineExceeded, match="waited in the queue"):
             await asyncio.wait_for(each, 10)
     rig.now_s = 5.0
     with pytest.raises(DeadlineExceeded):

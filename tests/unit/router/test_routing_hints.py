@@ -72,5 +72,5 @@ async def test_a_pinned_worker_that_gave_up_is_the_servers_failure() -> None:
     worker.refusal = worker_pb2.RequestDelta(finish_reason=common_pb2.FINISH_REASON_ABORT)
     async with running_router(worker, other, failover_timeout_s=0.2) as router:
         status, body = await post(router, decode="decode-0")
-        assert (status, body["error"]["message"]) == (503, "decode worker decode-0 gave the request up")
+        assert (status, body["error"]["message"]) == (503, "decode worker decode-0 aborted the request")
         assert not other.commands

@@ -230,5 +230,5 @@ def test_a_field_that_no_flag_can_set_is_refused_early() -> None:
 
 @pytest.mark.parametrize("address", ["nohost", "host:", "host:0", "host:65536", ":7000", "a b:1", ""])
 def test_a_workers_address_has_a_port(address: str) -> None:
-    with pytest.raises(OptionError, match=f"workers: '{address}' is no host:port, such as 127.0.0.1:7000"):
+    with pytest.raises(OptionError, match=f"workers: '{address}' is neither host:port, such as 127.0.0.1:7000"):
         RouterConfig(model="/m", workers=("127.0.0.1:1", address))

@@ -66,8 +66,8 @@ def test_a_process_of_a_group_is_told_all_it_needs() -> None:
 def test_one_process_does_not_pass_for_several() -> None:
     result = CliRunner().invoke(main, ["--model=/models/tiny", "--processes=2"])
     assert result.exit_code == 2
-    assert "`baton router` starts several" in result.output
-    with pytest.raises(OptionError, match="process: it needs group_dir"):
+    assert "use `baton router` to start several" in result.output
+    with pytest.raises(OptionError, match="process and group_dir must be given together"):
         RouterConfig(model="/models/tiny", process=1)
 
 

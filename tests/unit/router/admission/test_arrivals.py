@@ -32,7 +32,7 @@ def test_the_window_forgets_exactly_what_is_old(events: list[tuple[float, int]],
     for pause_s, num_choices in events:
         clock.now_s += pause_s
         came.append((clock(), pause_s if came else None, num_choices))
-        arrivals.came(num_choices)
+        arrivals.add(num_choices)
     clock.now_s += rest_s
     first = floor(clock()) - longest_s + 1
     live = [each for each in came if floor(each[0]) >= first]
@@ -63,7 +63,7 @@ def test_an_hour_of_silence_is_no_gap() -> None:
     arrivals = Arrivals(WINDOW_S, clock)
     for pause_s in (0.0, 3600.0, 1.0):
         clock.now_s += pause_s
-        arrivals.came(1)
+        arrivals.add(1)
     assert arrivals.gaps_s == SampleSums(1, 1.0, 1.0)
     clock.now_s += 3600.0
     assert (arrivals.num_choices, arrivals.gaps_s) == (0, SampleSums())
@@ -75,12 +75,12 @@ def test_invalid_requests_might_as_well_not_have_come(events: list[tuple[float, 
     both, valid = Arrivals(WINDOW_S, clock), Arrivals(WINDOW_S, clock)
     for pause_s, num_choices, is_valid, checked_after_s in events:
         clock.now_s += pause_s
-        arrival = both.came(num_choices)
+        arrival = both.add(num_choices)
         if is_valid:
-            valid.came(num_choices)
+            valid.add(num_choices)
         else:
             clock.now_s += checked_after_s
-            both.was_invalid(arrival)
+            both.remove(arrival)
     assert (both.num_choices, both.gaps_s.num) == (valid.num_choices, valid.gaps_s.num)
     assert both.gaps_s.total == pytest.approx(valid.gaps_s.total, abs=1e-6)
     assert both.gaps_s.squares == pytest.approx(valid.gaps_s.squares, abs=1e-6)
@@ -91,14 +91,14 @@ def test_a_burst_of_invalid_requests_is_no_variation() -> None:
     arrivals = Arrivals(WINDOW_S, clock)
     for _ in range(40):
         clock.now_s += 1.0
-        arrivals.came(1)
+        arrivals.add(1)
     clock.now_s += 0.5
     burst = []
     for _ in range(5000):
         clock.now_s += 1e-5
-        burst.append(arrivals.came(1))
+        burst.append(arrivals.add(1))
     for arrival in burst:
-        arrivals.was_invalid(arrival)
+        arrivals.remove(arrival)
     assert (arrivals.num_choices, arrivals.gaps_s.num) == (40, 39)
     assert gaps_cv2(arrivals.gaps_s) == pytest.approx(0.0, abs=1e-6)
 

@@ -7,7 +7,7 @@ import pytest
 
 from baton.router.admission.body_budget import BodyBudget, Upload
 from baton.router.auth.api_key import ApiKey
-from baton.router.auth.client import ANYBODY, Client
+from baton.router.auth.client import ANONYMOUS, Client
 from baton.router.auth.key_meter import KeyMeter
 from baton.router.errors import KeyLimitReached, Overloaded
 
@@ -19,12 +19,12 @@ def holder(name: str, max_inflight: int | None = None) -> Client:
 
 def test_a_client_has_a_bound() -> None:
     budget = BodyBudget(max_bytes=1000, max_client_bytes=100)
-    first, second = budget.begin(ANYBODY, "10.0.0.1"), budget.begin(ANYBODY, "10.0.0.1")
+    first, second = budget.begin(ANONYMOUS, "10.0.0.1"), budget.begin(ANONYMOUS, "10.0.0.1")
     first.add(60)
     with pytest.raises(Overloaded, match="the client's address is over the limit of 100 bytes"):
         second.add(41)
     second.add(40)
-    budget.begin(ANYBODY, "10.0.0.2").add(100)
+    budget.begin(ANONYMOUS, "10.0.0.2").add(100)
     first.release()
     first.release()
     assert budget.num_bytes == 140
@@ -51,8 +51,8 @@ def test_a_key_has_a_bound_wherever_its_requests_come_from() -> None:
 )
 def test_an_ipv6_network_is_one_client(one: str, other: str, same: bool) -> None:
     budget = BodyBudget(max_bytes=1000, max_client_bytes=100)
-    budget.begin(ANYBODY, one).add(100)
-    upload = budget.begin(ANYBODY, other)
+    budget.begin(ANONYMOUS, one).add(100)
+    upload = budget.begin(ANONYMOUS, other)
     if same:
         with pytest.raises(Overloaded):
             upload.add(1)
@@ -63,12 +63,12 @@ def test_an_ipv6_network_is_one_client(one: str, other: str, same: bool) -> None
 def test_a_few_clients_cannot_use_up_the_budget() -> None:
     budget = BodyBudget(max_bytes=1000, max_client_bytes=300)
     for place in range(4):
-        upload = budget.begin(ANYBODY, f"10.0.0.{place}")
+        upload = budget.begin(ANONYMOUS, f"10.0.0.{place}")
         with suppress(Overloaded):
             for _ in range(1000):
                 upload.add(1)
     assert 500 <= budget.num_bytes <= 900
-    late = budget.begin(ANYBODY, "10.0.1.1")
+    late = budget.begin(ANONYMOUS, "10.0.1.1")
     late.add(100)
     with pytest.raises(Overloaded, match="the router holds"):
         late.add(1)
@@ -77,18 +77,20 @@ def test_a_few_clients_cannot_use_up_the_budget() -> None:
 def test_a_client_whose_body_became_empty_has_no_share() -> None:
     budget = BodyBudget(max_bytes=1000, max_client_bytes=1000)
     for place in range(100):
-        upload = budget.begin(ANYBODY, f"10.0.1.{place}")
+        upload = budget.begin(ANONYMOUS, f"10.0.1.{place}")
         upload.add(20)
         upload.add(-20)  # 20 compressed bytes stood for none
         upload.release()
-    budget.begin(ANYBODY, "10.0.0.1").add(400)
-    budget.begin(ANYBODY, "10.0.0.2").add(200)
+    budget.begin(ANONYMOUS, "10.0.0.1").add(400)
+    budget.begin(ANONYMOUS, "10.0.0.2").add(200)
 
 
 def test_uploads_count_as_choices_of_their_key() -> None:
     budget, team = BodyBudget(1000, 1000), holder("team", max_inflight=2)
     first, second = budget.begin(team, ""), budget.begin(team, "")
-    with pytest.raises(KeyLimitReached, match="0 choices in flight and 2 requests on their way, and its limit is 2"):
+    with pytest.raises(
+        KeyLimitReached, match="0 completions in flight and 2 requests being received, and its limit is 2"
+    ):
         budget.begin(team, "")
     first.end()
     first.release()
@@ -103,7 +105,7 @@ def test_whatever_happens_all_is_given_back() -> None:
     rng = random.Random(5)
     budget = BodyBudget(max_bytes=3000, max_client_bytes=900)
     team = holder("team", max_inflight=8)
-    clients = [(ANYBODY, "10.0.0.1"), (ANYBODY, "2001:db8::1"), (team, ""), (holder("other"), "")]
+    clients = [(ANONYMOUS, "10.0.0.1"), (ANONYMOUS, "2001:db8::1"), (team, ""), (holder("other"), "")]
     uploads: list[Upload] = []
     for _ in range(5000):
         try:

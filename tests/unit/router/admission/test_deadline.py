@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from baton.router.admission.deadline import deadline_of, news_within, result_within
+from baton.router.admission.deadline import deadline_of, items_within, result_within
 from baton.router.request_context import RequestContext
 from baton.rpc.status import DeadlineExceeded
 
@@ -46,15 +46,15 @@ def test_the_default_holds_for_those_who_state_nothing() -> None:
 async def test_news_in_time_are_untouched() -> None:
     news = News(5)
     news.go_on.set()
-    assert [each async for each in news_within(soon(60), news.stream())] == [0, 1, 2, 3, 4, -1]
+    assert [each async for each in items_within(soon(60), news.stream())] == [0, 1, 2, 3, 4, -1]
     assert news.closed.is_set()
 
 
 async def test_one_who_waits_for_news_is_told() -> None:
     news = News(2)
-    limited = news_within(soon(), news.stream())
+    limited = items_within(soon(), news.stream())
     assert [await anext(limited), await anext(limited)] == [0, 1]
-    with pytest.raises(DeadlineExceeded, match="time was over"):
+    with pytest.raises(DeadlineExceeded, match="exceeded its deadline"):
         await anext(limited)
     assert news.closed.is_set()
     task = asyncio.current_task()
@@ -64,7 +64,7 @@ async def test_one_who_waits_for_news_is_told() -> None:
 
 async def test_a_reader_in_another_task_is_told() -> None:
     news = News(1)
-    async with aclosing(news_within(soon(), news.stream())) as limited:
+    async with aclosing(items_within(soon(), news.stream())) as limited:
         assert await asyncio.create_task(anext(limited)) == 0
         with pytest.raises(DeadlineExceeded):
             await asyncio.create_task(anext(limited))
@@ -73,7 +73,7 @@ async def test_a_reader_in_another_task_is_told() -> None:
 
 async def test_the_source_is_closed_at_once_though_nobody_reads() -> None:
     news = News(2)
-    limited = news_within(soon(), news.stream())
+    limited = items_within(soon(), news.stream())
     assert await anext(limited) == 0
     await asyncio.wait_for(news.closed.wait(), 10)
     with pytest.raises(DeadlineExceeded):
@@ -86,7 +86,7 @@ async def test_a_cancellation_of_ones_own_stays_one() -> None:
     news = News(1)
 
     async def read() -> None:
-        async with aclosing(news_within(soon(60), news.stream())) as limited:
+        async with aclosing(items_within(soon(60), news.stream())) as limited:
             async for _ in limited:
                 pass
 
@@ -100,7 +100,7 @@ async def test_a_cancellation_of_ones_own_stays_one() -> None:
 
 async def test_a_cancellation_at_the_same_moment_wins() -> None:
     news = News(0)
-    limited = news_within(soon(), news.stream())
+    limited = items_within(soon(), news.stream())
     reader = asyncio.create_task(anext(limited))
     await asyncio.sleep(0)
     time.sleep(0.05)  # noqa: ASYNC251  # both are due in one turn of the event loop
@@ -116,7 +116,7 @@ async def test_an_error_of_the_source_stays_one() -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        [each async for each in news_within(soon(60), broken())]
+        [each async for each in items_within(soon(60), broken())]
 
 
 async def test_a_result_in_time_or_not() -> None:

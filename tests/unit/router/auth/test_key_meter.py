@@ -64,12 +64,12 @@ def test_a_request_that_is_refused_takes_nothing() -> None:
 def test_choices_in_flight() -> None:
     meter = KeyMeter(key(max_inflight=3))
     meter.enter(2)
-    with pytest.raises(KeyLimitReached, match="2 choices in flight, and its limit is 3"):
+    with pytest.raises(KeyLimitReached, match="2 completions in flight, and its limit is 3"):
         meter.enter(2)
     meter.enter(1)
     meter.leave(2)
     meter.enter(2)
-    with pytest.raises(FieldError, match="has 4 choices, over the API key's limit of 3") as caught:
+    with pytest.raises(FieldError, match="has 4 completions, over the API key's limit of 3") as caught:
         meter.enter(4)
     assert caught.value.field == "n"
 

@@ -60,7 +60,7 @@ def test_a_file_that_is_broken_or_gone_changes_nothing(tmp_path: Path, caplog: p
         ring.now_s = second
         assert ring.name(key) == "a"
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
-    assert "the API keys stay as they are" in caplog.text
+    assert "the API keys are unchanged" in caplog.text
     assert "secret" not in caplog.text
     keys.path.unlink()
     ring.now_s = 5.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import orjson
 import pytest
 
-from baton.router.auth.client import ANYBODY
+from baton.router.auth.client import ANONYMOUS
 from baton.router.errors import Draining, Overloaded
 from baton.router.http.event_stream import EventStream
 from baton.router.http.exchange import ClientGone
@@ -25,7 +25,7 @@ class RecordingExchange:
 
     def __init__(self, resumption: Resumption | None = None) -> None:
         self.resumption = resumption
-        self.request_id, self.client = "request", ANYBODY
+        self.request_id, self.client = "request", ANONYMOUS
         self.address, self.upload, self.refusal, self.disconnected = "", None, None, False
         self.heads: list[Mapping[str, str]] = []
         self.sent: list[bytes] = []

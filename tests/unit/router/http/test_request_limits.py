@@ -48,25 +48,25 @@ async def test_over_http() -> None:
         (
             COMPLETIONS,
             {"prompt": "a", "logprobs": 20, "max_tokens": 50_000},
-            "the answer may have 1050000 logprobs, over the limit of 1048576",
+            "the response may have 1050000 logprobs, over the limit of 1048576",
             "logprobs",
         ),
         (
             COMPLETIONS,
             {"prompt": [300] * 50_000, "prompt_logprobs": 20, "max_tokens": 1},
-            "the answer may have 1050000 logprobs, over the limit of 1048576",
+            "the response may have 1050000 logprobs, over the limit of 1048576",
             "logprobs",
         ),
         (
             COMPLETIONS,
             {"prompt": [300] * 10_000, "echo": True, "logprobs": 20, "n": 5, "max_tokens": 1, "stream": True},
-            "the answer may have 1050000 logprobs, over the limit of 1048576",
+            "the response may have 1050000 logprobs, over the limit of 1048576",
             "logprobs",
         ),
         (
             COMPLETIONS,
             {"prompt": " " * 600_000, "echo": True, "n": 128, "max_tokens": 1, "stream": True},
-            "the prompts have 76800000 characters in all choices together, over the limit of 67108864 for an echo",
+            "the prompts have 76800000 characters in all completions together, over the limit of 67108864 for an echo",
             "echo",
         ),
     ]
@@ -100,7 +100,7 @@ async def test_over_grpc() -> None:
         ({"cache_salt": LONG}, "cache_salt has 1025 characters"),
         ({"hints": {"decode_worker": "d" * 129}}, "hints.decode_worker must be 1 to 128 visible ASCII"),
         ({"hints": {"prefill_worker": "a b"}}, "hints.prefill_worker must be 1 to 128 visible ASCII"),
-        ({"stop": ["\u20ac" * 2000]}, "not 1 to 1024 characters"),
+        ({"stop": ["\u20ac" * 2000]}, "must have 1 to 1024 characters"),
         ({"sampling": {"prompt_logprobs": 20}, "token_ids": {"ids": [300] * 50_000}}, "1050000 logprobs"),
         ({"model": "\u20ac" * 100_000}, "does not exist"),
     ]

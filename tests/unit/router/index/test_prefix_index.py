@@ -183,7 +183,7 @@ def test_the_log_says_when_the_index_is_not_compiled(
     with caplog.at_level(logging.WARNING):
         index: BlockIndex = create_index()
     assert isinstance(index, PythonIndex)
-    assert "not compiled" in caplog.text
+    assert "not installed" in caplog.text
 
 
 def test_a_prompt_is_hashed_once_for_all_its_attempts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_times_are_those_of_the_window(events: list[tuple[float, str, float]]) -
     for pause_s, name, time_s in events:
         clock.now_s += pause_s
         seen.append((clock(), name, time_s))
-        traffic.took(name, time_s)
+        traffic.add_latency(name, time_s)
         traffic.latency("a")  # whoever reads it changes nothing
     span_s = WINDOW_S / SPANS
     first = clock() // span_s - SPANS
@@ -82,7 +82,7 @@ def test_workers_that_are_gone_take_no_memory() -> None:
     traffic = Traffic(WINDOW_S, clock)
     for number in range(1000):
         clock.now_s += 1.0
-        traffic.took(f"life {number}", 0.1)
+        traffic.add_latency(f"life {number}", 0.1)
     assert len(traffic._latencies) <= WINDOW_S + WINDOW_S / SPANS + 1
 
 

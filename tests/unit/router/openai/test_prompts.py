@@ -34,16 +34,16 @@ def test_the_four_kinds(given: object, prompts: list[Prompt]) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (None, "prompt must be a text"),
-        ({}, "prompt must be a text"),
-        (1, "prompt must be a text"),
+        (None, "prompt must be a string"),
+        ({}, "prompt must be a string"),
+        (1, "prompt must be a string"),
         ([1.5], r"prompt\[0\] is 1.5, but must be a token id"),
         ([None], r"prompt\[0\] is None; prompt must be"),
         ([{}], r"prompt\[0\] is something else; prompt must be"),
         ([1, True], r"prompt\[1\] is True, but must be a token id"),
         ([1, "2"], r"prompt\[1\] is '2', but must be a token id"),
         (["1", 2], r"prompt\[1\] is 2; prompt must be"),
-        ([[1], "a"], r"prompt\[1\] is no list of token ids"),
+        ([[1], "a"], r"prompt\[1\] is not a list of token ids"),
         ([[1], [2, 3.5]], r"prompt\[1\]\[1\] is 3.5, but must be a token id"),
     ],
 )

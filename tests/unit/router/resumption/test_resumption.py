@@ -4,7 +4,7 @@ import pytest
 
 from baton.engine.errors import InvalidRequest
 from baton.router.auth.api_key import ApiKey
-from baton.router.auth.client import ANYBODY, Client
+from baton.router.auth.client import ANONYMOUS, Client
 from baton.router.openai.headers import position_of, read_resumption
 from baton.router.resumption.resumption import OutputTally, Position, Resumption, checksum
 
@@ -50,9 +50,9 @@ def test_a_request_is_named_by_its_client_its_id_and_its_body() -> None:
 
 
 def test_headers() -> None:
-    assert read_resumption({"x-request-id": "r-1"}, ANYBODY, BODY) is None
-    assert read_resumption({**FIRST, "x-baton-resumable": "false"}, ANYBODY, BODY) is None
-    first = read_resumption(FIRST, ANYBODY, BODY)
+    assert read_resumption({"x-request-id": "r-1"}, ANONYMOUS, BODY) is None
+    assert read_resumption({**FIRST, "x-baton-resumable": "false"}, ANONYMOUS, BODY) is None
+    first = read_resumption(FIRST, ANONYMOUS, BODY)
     assert first is not None
     assert first.position is None
     for value, position in {
@@ -60,9 +60,9 @@ def test_headers() -> None:
         "r-1;tokens=17:9f3c01aa": Position((17,), "9f3c01aa"),
         "r-1; tokens=17,4,0:77ab01cd": Position((17, 4, 0), "77ab01cd"),
     }.items():
-        assert read_resumption(again(value), ANYBODY, BODY) == Resumption(first.digest, position)
+        assert read_resumption(again(value), ANONYMOUS, BODY) == Resumption(first.digest, position)
     odd = again("r;1; tokens=3", "r;1")
-    assert read_resumption(odd, ANYBODY, BODY) is not None
+    assert read_resumption(odd, ANONYMOUS, BODY) is not None
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_headers() -> None:
 )
 def test_headers_that_are_malformed(headers: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest, match=r"x-request-id|x-baton-resum"):
-        read_resumption(headers, ANYBODY, BODY)
+        read_resumption(headers, ANONYMOUS, BODY)
 
 
 def test_requests_of_different_clients_have_different_names() -> None:
-    clients = [ANYBODY, *(Client(ApiKey(name=name, digest=b"")) for name in ("a", "b"))]
+    clients = [ANONYMOUS, *(Client(ApiKey(name=name, digest=b"")) for name in ("a", "b"))]
     named = [read_resumption(FIRST, client, BODY) for client in clients]
-    named.append(read_resumption({**FIRST, "authorization": "Bearer x"}, ANYBODY, BODY))
+    named.append(read_resumption({**FIRST, "authorization": "Bearer x"}, ANONYMOUS, BODY))
     assert len({each.digest for each in named if each}) == 4
     renewed = read_resumption({**FIRST, "authorization": "Bearer new"}, clients[1], BODY)
     assert renewed == named[1]  # another secret of the same key
@@ -105,7 +105,7 @@ def test_a_position_must_fit_the_request() -> None:
     assert position((0,), stream=False) == Position((0, 0))
     assert position((4, 0)) == Position((4, 0), "00000000")
     for wrong in ((1,), (1, 2, 3)):
-        with pytest.raises(InvalidRequest, match="choices"):
+        with pytest.raises(InvalidRequest, match="completions"):
             position(wrong)
     with pytest.raises(InvalidRequest, match="stream"):
         position((4, 0), stream=False)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from baton.router.text.byte_level import MAX_CHARS, make_byte_pair_encoder
 from baton.router.text.prompt_encoder import MAX_CUTS, PromptEncoder, make_text_segments
-from baton.router.text.tokenizer_files import SpecialTokenAffixes, find_special_ends
+from baton.router.text.tokenizer_files import SpecialTokenAffixes, find_special_token_affixes
 from tests.unit.router.tokenizer_variants import (
     VARIANTS,
     added_token,
@@ -175,16 +175,16 @@ def test_what_came_with_a_salt_is_found_with_it_alone() -> None:
 
 
 def test_special_tokens_around_a_prompt() -> None:
-    assert find_special_ends(make_tokenizer()) == SpecialTokenAffixes((), ())
+    assert find_special_token_affixes(make_tokenizer()) == SpecialTokenAffixes((), ())
     template = {
         "type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
         "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}},
     }
-    assert find_special_ends(make_tokenizer(post_processor=template)) == SpecialTokenAffixes((1,), ())
+    assert find_special_token_affixes(make_tokenizer(post_processor=template)) == SpecialTokenAffixes((1,), ())
     unknown = {token: token_id for token, token_id in bundled_parts()["model"]["vocab"].items() if len(token) > 1}
     empty = make_tokenizer(post_processor=template, model={"type": "BPE", "vocab": unknown, "merges": []})
-    assert find_special_ends(empty) is None  # its probes have no tokens
+    assert find_special_token_affixes(empty) is None  # its probes have no tokens
     bert = {"type": "BertProcessing", "sep": ["<|im_end|>", 2], "cls": ["<|im_start|>", 1]}
-    assert find_special_ends(make_tokenizer(post_processor=bert)) is None
+    assert find_special_token_affixes(make_tokenizer(post_processor=bert)) is None

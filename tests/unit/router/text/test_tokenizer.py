@@ -201,7 +201,7 @@ async def test_template_options_must_not_change_how_it_is_called(tokenizer: Toke
 
 
 async def test_what_the_template_refuses_is_the_clients_error(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidRequest, match="chat template refuses"):
+    with pytest.raises(InvalidRequest, match="chat template rejects"):
         await tokenizer.render([{"role": "user", "content": {"not": "text"}}], True, False, {})
 
 
@@ -213,7 +213,7 @@ async def test_a_template_may_fail_in_any_way(template: str, tmp_path: Path) -> 
         (tmp_path / name).write_bytes((Path(MODEL) / name).read_bytes())
     (tmp_path / "chat_template.jinja").write_text(template)
     tokenizer = Tokenizer(str(tmp_path))
-    with pytest.raises(InvalidRequest, match="chat template refuses"):
+    with pytest.raises(InvalidRequest, match="chat template rejects"):
         await tokenizer.render([{"role": "user", "content": "hi"}], True, False, {})
     tokenizer.close()
 
