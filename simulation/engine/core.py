@@ -188,7 +188,7 @@ class EngineCore:
     def _update(self, steps: Steps) -> list[RequestOutput]:
         """Count the steps, and hand their results to the scheduler."""
         scheduled = steps.last()
-        self.step_times.add(steps.work, steps.step_s)
+        self.step_times.add(steps.work, steps.step_s, steps.num_steps)
         num_prompt_tokens = sum(item.num_new_prompt_tokens for item in scheduled)
         self.counters.add_steps(steps.step_s, steps.num_steps, num_prompt_tokens)
         results = [self._result(item) for item in scheduled]

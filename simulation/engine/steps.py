@@ -1,7 +1,7 @@
 """One step of a simulated engine, or several that are alike and follow each other."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 from baton.engine.request import FinishRule
@@ -51,7 +51,7 @@ class Steps:
         for item in self.scheduled:
             item.request.token_ids += item.request.token_ids[-1:] * num_skipped
             item.request.num_computed_tokens += num_skipped
-        return [replace(item, start=item.start + num_skipped) for item in self.scheduled]
+        return [ScheduledRequest.of(item.request, 1) for item in self.scheduled]
 
 
 def num_alike(scheduled: Sequence[ScheduledRequest], rule: FinishRule, block_size: int) -> int:
