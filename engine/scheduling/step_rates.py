@@ -50,14 +50,12 @@ class _Sums:
     products: list[list[float]] = field(default_factory=lambda: [[0.0] * NUM_TERMS for _ in range(NUM_TERMS)])
     targets: list[float] = field(default_factory=lambda: [0.0] * NUM_TERMS)
 
-    def add(self, columns: Sequence[float], num_steps: int) -> None:
-        decay = DECAY**num_steps
-        weights = [(1 - decay) / (1 - DECAY) * column for column in columns]  # of a geometric series
+    def add(self, columns: Sequence[float]) -> None:
         for i in range(NUM_TERMS):
             row = self.products[i]
             for j in range(NUM_TERMS):
-                row[j] = decay * row[j] + weights[i] * columns[j]
-            self.targets[i] = decay * self.targets[i] + weights[i]
+                row[j] = DECAY * row[j] + columns[i] * columns[j]
+            self.targets[i] = DECAY * self.targets[i] + columns[i]
 
 
 class StepTimes:
@@ -77,8 +75,8 @@ class StepTimes:
         self._num_prompt_tokens = 0.0  # of late, as decayed as the sums
         self._num_attended = 0.0
 
-    def add(self, work: StepWork, step_s: float, num_steps: int = 1) -> None:
-        """A step took so many seconds, or each of several that did the same without prompts."""
+    def add(self, work: StepWork, step_s: float) -> None:
+        """A step took so many seconds."""
         if step_s <= 0:
             return
         self._most_prompt_tokens = max(self._most_prompt_tokens, work.num_prompt_tokens)
@@ -91,7 +89,7 @@ class StepTimes:
             work.num_prompt_tokens / PROMPT_UNIT / step_s,
             work.num_attended / ATTENDED_UNIT / step_s,
         )
-        (self._prefills if work.num_prompt_tokens else self._decodes).add(columns, num_steps)
+        (self._prefills if work.num_prompt_tokens else self._decodes).add(columns)
 
     def rates(self) -> StepRates:
         """What the steps so far say."""

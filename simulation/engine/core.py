@@ -23,6 +23,7 @@ from baton.engine.scheduling.step_rates import StepTimes, StepWork
 from baton.simulation.engine.cache_feed import CacheFeed
 from baton.simulation.engine.clock import Clock
 from baton.simulation.engine.counters import EngineCounters, EngineLoad
+from baton.simulation.engine.known_rates import KnownRates
 from baton.simulation.engine.link import Link
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.engine.steps import Steps, num_alike
@@ -43,7 +44,7 @@ class EngineCore:
         """Each second of the spec takes `time_scale` seconds. Raises ValueError for a spec that cannot be.
 
         Without `tokens` a request's output repeats the last token of its prompt. Then listeners have no use for single
-        tokens, and steps that are alike are one event of the clock, with one output.
+        tokens: steps that are alike are one event of the clock, with one output, from which no rates can be learnt.
         """
         self.spec = spec.scaled(time_scale)
         self.blocks = BlockManager(spec.num_blocks, spec.block_size, enable_prefix_caching=True)
@@ -51,7 +52,7 @@ class EngineCore:
         self.finish_rule = FinishRule(frozenset(), self.max_model_len)
         self.scheduler = Scheduler(_config(spec), self.blocks, self.finish_rule)
         self.counters = EngineCounters()
-        self.step_times = StepTimes()  # the engine's speed in load reports, learnt as a real engine learns it
+        self.step_times = StepTimes() if tokens is not None else KnownRates(self.spec)  # for load reports
         self.cache_feed = CacheFeed(self.blocks)
         self.link = Link(self.spec, clock)
         self._clock = clock
@@ -188,7 +189,7 @@ class EngineCore:
     def _update(self, steps: Steps) -> list[RequestOutput]:
         """Count the steps, and hand their results to the scheduler."""
         scheduled = steps.last()
-        self.step_times.add(steps.work, steps.step_s, steps.num_steps)
+        self.step_times.add(steps.work, steps.step_s)
         num_prompt_tokens = sum(item.num_new_prompt_tokens for item in scheduled)
         self.counters.add_steps(steps.step_s, steps.num_steps, num_prompt_tokens)
         results = [self._result(item) for item in scheduled]

@@ -65,7 +65,7 @@ class PrefillLeg:
         """It has room for the prefix that it pulls."""
         num_tokens = self._num_pullable()
         num_blocks = max(0, num_tokens - self._request.num_computed_tokens) // self._block_size
-        self._clock.at(self._worker.replica.read(num_blocks), self._has_pulled, num_tokens)
+        self._clock.at(self._worker.replica.core.link.reserve(num_blocks), self._has_pulled, num_tokens)
 
     def has_advanced(self) -> None:
         """A chunk is computed: its whole blocks can be read."""
@@ -92,5 +92,5 @@ class PrefillLeg:
 
     def _announce(self, num_blocks: int) -> None:
         if num_blocks > self._num_announced:
-            self._arrives_s = self._decode.replica.read(num_blocks - self._num_announced)
+            self._arrives_s = self._decode.replica.core.link.reserve(num_blocks - self._num_announced)
             self._num_announced = num_blocks

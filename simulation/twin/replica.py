@@ -38,6 +38,7 @@ class Replica:
         """`note_change` is called when there is something new to report."""
         self.core = EngineCore(spec, clock, tokens=None)
         self.counters = WorkerCounters()
+        self.counters.note_read(spec.block_bytes, spec.block_bytes / spec.link_bytes_per_s)  # known from the start on
         self._report = LoadReport(self.core, self.counters)
         self._cache = self.core.cache_feed.subscribe()
         self._note_change = note_change
@@ -70,12 +71,6 @@ class Replica:
         self.core.add(request)
         self._owners[request.request_id] = owner
         self._note_change()
-
-    def read(self, num_blocks: int) -> float:
-        """Begin to read blocks from a peer; returns the time at which the last of them is here."""
-        num_bytes = num_blocks * self.core.spec.block_bytes
-        self.counters.note_read(num_bytes, num_bytes / self.core.spec.link_bytes_per_s)
-        return self.core.link.reserve(num_blocks)
 
     def end_receive(self, request: Request, received: Received) -> None:
         """The KV of a receiving request is here; what is missing is computed here."""
