@@ -68,7 +68,7 @@ class EngineCore:
         self._listeners.append(listener)
 
     def add(self, request: Request) -> None:
-        """Queues a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound, and
+        """Queue a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound, and
         EngineEnded after `close`.
         """
         if self._has_ended:
@@ -81,7 +81,7 @@ class EngineCore:
         self._wake()
 
     def abort(self, request_id: RequestId) -> None:
-        """Ends a request wherever it stands and frees its blocks; at the end of the step if that computes it."""
+        """End a request in any state and free its blocks, at the end of the step under way if that computes it."""
         if self._steps is not None and any(item.request.request_id == request_id for item in self._steps.scheduled):
             self._to_abort.add(request_id)
             self._wake()
@@ -90,7 +90,7 @@ class EngineCore:
             self._wake()
 
     def end_receive(self, request: Request, received: Received) -> None:
-        """Whoever filled a receiving request's blocks is done; called once for each, even if it was aborted."""
+        """End the fill of a receiving request's blocks; called once for each, even if it was aborted."""
         self.counters.received_tokens += max(0, received.num_tokens - request.num_computed_tokens)
         num_computed = request.num_computed_tokens
         self.scheduler.end_receive(request.request_id, received)
@@ -99,13 +99,13 @@ class EngineCore:
         self._wake()
 
     def pin(self, hashes: Sequence[BlockHash]) -> tuple[int, list[BlockId]]:
-        """Holds the longest cached run of `hashes` until `unpin`; returns the pin's id and the blocks."""
+        """Hold the longest cached run of `hashes` until `unpin`; returns the pin's id and the blocks."""
         pinned = self.blocks.pin(hashes)
         self._wake()
         return pinned
 
     def unpin(self, pin_id: int) -> None:
-        """Ends a pin."""
+        """End a pin."""
         self.blocks.unpin(pin_id)
         self._wake()
 
@@ -122,7 +122,7 @@ class EngineCore:
         return self.counters.generated_tokens + num_over
 
     def load(self) -> EngineLoad:
-        """What there is to do now."""
+        """Return what there is to do now."""
         num_running = len(self.scheduler.running)
         return EngineLoad(
             num_running=num_running,
@@ -136,7 +136,7 @@ class EngineCore:
         )
 
     def close(self) -> None:
-        """Steps no more."""
+        """Stop making steps."""
         self._has_ended = True
         self._listeners.clear()
 

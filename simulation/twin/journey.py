@@ -1,12 +1,12 @@
 """The life of a request in the twin.
 
-1. It comes when the trace says, and the router chooses a plan for it.
-2. The decode worker admits it. With a local plan it computes the prompt itself, and the rest follows.
-3. Else, once it has blocks, it asks the prefill worker, which may pull the prefix from a third worker first.
-4. With every chunk that is computed there, its blocks begin to come over the decode worker's link.
-5. With the last chunk comes the first token, which goes on to the client at once.
-6. When the last block is here the request joins the batch, and the prefill worker lets its own blocks go.
-7. With the last token it ends.
+1. It arrives at its time of the trace, and the router chooses a plan for it.
+2. The decode worker admits it. With a local plan it computes the prompt itself, and step 7 follows.
+3. Otherwise, once it has blocks, it asks the prefill worker, which may pull the prefix from a third worker first.
+4. The blocks of each computed chunk are sent over the decode worker's link.
+5. The last chunk brings the first token, which is passed to the client at once.
+6. With the last block the request joins the batch, and the prefill worker frees its own blocks.
+7. With its last token it ends.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from baton.simulation.twin.traffic_window import TrafficWindow
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What all journeys share."""
+    """What all requests of a run share."""
 
     clock: Clock
     machine: Machine
@@ -52,7 +52,7 @@ class Journey:
         self._reached_s = self._opened_s = 0.0  # when the decode worker got it, and asked for its prompt
 
     def begin(self) -> None:
-        """It comes to the router."""
+        """Route the request when it arrives."""
         stage, request = self._stage, self._traced
         try:
             route = stage.router.route(request)
@@ -67,19 +67,19 @@ class Journey:
         stage.clock.after(way_s, self._reach_decode)
 
     def has_blocks(self) -> None:
-        """The decode worker has room for its KV."""
+        """Ask the prefill worker: the decode worker has blocks for the KV."""
         self._opened_s = self._stage.clock.now_s
         self._stage.clock.after(self._stage.machine.handover_s, self._reach_prefill)
 
     def has_advanced(self) -> None:
-        """The decode worker computed a chunk of it."""
+        """Pass the first token on once the decode worker has sampled it."""
         assert self._request is not None
         if self.record.num_received_tokens == 0 and self._request.num_output_tokens > 0:
             self.record.num_cached_tokens = self._request.num_cached_tokens
             self._pass_first_token()
 
     def has_ended(self) -> None:
-        """The decode worker sampled its last token."""
+        """End the request: the decode worker has sampled its last token."""
         assert self._request is not None
         if self.record.num_received_tokens == 0:  # it is the first as well
             self.record.num_cached_tokens = self._request.num_cached_tokens
@@ -88,7 +88,7 @@ class Journey:
         self._stage.clock.after(self._stage.machine.overhead_s / 2, self._end)
 
     def prefilled(self, num_cached_tokens: int, arrives_s: float, leg: PrefillLeg) -> None:
-        """The prefill worker has the whole prompt and the token behind it; the last block comes at `arrives_s`."""
+        """Pass the first token on; the request joins the batch with its last block, at `arrives_s`."""
         self.record.num_cached_tokens = num_cached_tokens
         self._pass_first_token()
         if self._traced.num_output_tokens == 1:
@@ -98,7 +98,7 @@ class Journey:
             self._stage.clock.at(arrives_s + self._stage.machine.join_s, self._join, leg)
 
     def prefill_refused(self) -> None:
-        """The prefill worker takes no more: the decode worker computes the prompt after all."""
+        """Compute the prompt at the decode worker, as the prefill worker does not take it."""
         assert self._route is not None
         assert self._request is not None
         self.record.is_remote = False
@@ -135,7 +135,7 @@ class Journey:
             route.prefill.latencies.note(now_s, self.record.ttft_s - wait_s)
 
     def _join(self, leg: PrefillLeg) -> None:
-        """All its KV is here."""
+        """Join the batch: all KV is here."""
         assert self._route is not None
         assert self._request is not None
         leg.release()
@@ -143,7 +143,7 @@ class Journey:
         self._route.decode.replica.end_receive(self._request, received)
 
     def _release(self, leg: PrefillLeg) -> None:
-        """Its only token was the first: nobody needs its KV, but blocks are not free while they are read."""
+        """Free the blocks of a request with a single token, once they are no longer read."""
         assert self._route is not None
         assert self._request is not None
         leg.release()

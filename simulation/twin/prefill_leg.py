@@ -11,14 +11,14 @@ from baton.simulation.twin.trace_request import TraceRequest
 
 
 class Receiver(Protocol):
-    """The part of the request's life that needs the prompt."""
+    """The caller of a prefill."""
 
     def prefilled(self, num_cached_tokens: int, arrives_s: float, leg: "PrefillLeg") -> None:
-        """All of it is computed, and here at `arrives_s`; `leg.release` lets it go."""
+        """The whole prompt is computed, and its KV received at `arrives_s`; `leg.release` frees it."""
         ...
 
     def prefill_refused(self) -> None:
-        """None of it will be computed."""
+        """The prefill worker does not take the prompt."""
         ...
 
 
@@ -43,7 +43,7 @@ class PrefillLeg:
         self._arrives_s = clock.now_s
 
     def begin(self) -> None:
-        """The decode worker's call comes."""
+        """Take the decode worker's call."""
         worker, request = self._worker, self._request
         if worker.draining_s is not None:
             self._receiver.prefill_refused()
@@ -62,24 +62,24 @@ class PrefillLeg:
         self._worker.replica.release(self._request)
 
     def has_blocks(self) -> None:
-        """It has room for the prefix that it pulls."""
+        """Pull the prefix, for which there are blocks now."""
         num_tokens = self._num_pullable()
         num_blocks = max(0, num_tokens - self._request.num_computed_tokens) // self._block_size
         self._clock.at(self._worker.replica.core.link.reserve(num_blocks), self._has_pulled, num_tokens)
 
     def has_advanced(self) -> None:
-        """A chunk is computed: its whole blocks can be read."""
+        """Announce the full blocks of a computed chunk."""
         self._announce(self._request.num_computed_tokens // self._block_size)
 
     def has_ended(self) -> None:
-        """The last chunk is computed, and the token behind it sampled."""
+        """Announce the last blocks, and pass the first token on."""
         self._worker.replica.counters.num_prefills -= 1
         self._announce(-(-self._request.num_prompt_tokens // self._block_size))
         num_cached_tokens = max(self._num_pulled_tokens, self._request.num_cached_tokens)
         self._receiver.prefilled(num_cached_tokens, self._arrives_s, self)
 
     def _num_pullable(self) -> int:
-        """Tokens that the source has and this worker lacks, from the prompt's first on; 0 if it has no more."""
+        """Return how many tokens of the prompt the source has cached; 0 if this worker has as many."""
         if self._source is None:
             return 0
         there = self._source.replica.core.blocks.num_cached_tokens(self._request)

@@ -78,7 +78,7 @@ class Replica:
         self._note_change()
 
     def release(self, request: Request) -> None:
-        """Free the blocks that an ended request kept, or end one that still runs."""
+        """Free the blocks of a request that kept them after its end, or that receives its KV in vain."""
         self._owners.pop(request.request_id, None)
         self.core.abort(request.request_id)
         self._note_change()

@@ -9,7 +9,7 @@ from baton.engine.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """When it comes, how long it is, and what its prompt shares with others'."""
+    """Arrival time, lengths, and the block hashes that show which prefixes it shares."""
 
     due_s: float  # from the trace's start
     num_prompt_tokens: int
@@ -17,7 +17,7 @@ class TraceRequest:
     hashes: bytes  # of the prompt's full blocks, one after the other
 
     def block_hashes(self) -> list[BlockHash]:
-        """The same, one by one."""
+        """Return the hashes one by one."""
         return split_hashes(self.hashes)
 
     def to_engine(self, number: int, receives_kv: bool) -> Request:

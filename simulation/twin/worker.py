@@ -16,17 +16,17 @@ MAX_SAMPLES = 4096  # more than a replica ends in a window
 
 
 class LatencyWindow:
-    """Owns the samples of the last window."""
+    """The latencies of requests that ended in the last window."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)  # when, and seconds
 
     def note(self, now_s: float, seconds: float) -> None:
-        """One request's time."""
+        """Add one request's time."""
         self._samples.append((now_s, seconds))
 
     def latency(self, ready_for_s: float, since_s: float, quantile: float) -> ReplicaLatency:
-        """The samples since then; those before it are forgotten."""
+        """Summarise the samples since `since_s`, and drop older ones."""
         while self._samples and self._samples[0][0] < since_s:
             self._samples.popleft()
         times = sorted(seconds for _, seconds in self._samples)
@@ -36,7 +36,7 @@ class LatencyWindow:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One replica in one role, and what the router believes of it."""
+    """One replica in one role, and the router's estimate of its load."""
 
     description: WorkerDescription
     role: WorkerRole
@@ -52,12 +52,12 @@ class Worker:
 
     @property
     def worker_id(self) -> str:
-        """Also its incarnation: no two lives of a twin's workers have the same."""
+        """Also its incarnation: ids of a twin's workers are never used again."""
         return self.description.worker_id
 
 
 def describe(worker_id: str, machine: Machine) -> WorkerDescription:
-    """What a worker of this machine says of itself."""
+    """Return the description of a worker on this machine."""
     spec = machine.spec
     return WorkerDescription(
         worker_id=worker_id,
