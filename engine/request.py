@@ -79,5 +79,8 @@ class FinishRule:
 
     def ends_by_length(self, request: Request) -> bool:
         """Return whether the next token is the last, whichever token it is."""
-        is_last = request.num_output_tokens + 1 >= request.sampling.max_tokens
-        return is_last or request.num_tokens + 1 >= self.max_model_len
+        return self.num_left(request) <= 1
+
+    def num_left(self, request: Request) -> int:
+        """Return how many tokens the request may still generate."""
+        return min(request.sampling.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens)

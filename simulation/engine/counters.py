@@ -18,11 +18,11 @@ class EngineCounters:
     received_tokens: int = 0  # whose KV came from other engines
     max_lag_s: float = 0.0  # latest end of a step behind its time: beyond a few ms this process is too slow
 
-    def add_step(self, step_s: float, num_prompt_tokens: int) -> None:
-        """A step begins."""
-        self.steps += 1
-        self.busy_s += step_s
-        self.recent_step_s += STEP_TIME_WEIGHT * (step_s - self.recent_step_s)
+    def add_steps(self, step_s: float, num_steps: int, num_prompt_tokens: int) -> None:
+        """Count equal steps that have ended."""
+        self.steps += num_steps
+        self.busy_s += num_steps * step_s
+        self.recent_step_s += (1 - (1 - STEP_TIME_WEIGHT) ** num_steps) * (step_s - self.recent_step_s)
         self.prefilled_tokens += num_prompt_tokens
 
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 
 from baton.engine.outputs import StepOutput
 from baton.engine.request import Request, RequestId
+from baton.simulation.engine.cache_feed import CacheFeed
+from baton.simulation.engine.clock import LoopClock
 from baton.simulation.engine.core import EngineCore
 from baton.simulation.engine.counters import EngineCounters, EngineLoad
 from baton.simulation.engine.request import OpenPrefill, PrefilledChunk, SimulatedRequest, SimulatedToken
 from baton.simulation.engine.spec import WorkerSpec
-from baton.simulation.workers.cache_feed import CacheFeed
+from baton.simulation.engine.tokens import Tokens
 from baton.simulation.workers.fills import Fills
 from baton.simulation.workers.handover import Handover
 
@@ -38,7 +40,7 @@ class SimulatedEngine:
 
     def __init__(self, spec: WorkerSpec, time_scale: float = 1.0) -> None:
         """Each second of the spec takes `time_scale` seconds. Raises ValueError for a spec that cannot be."""
-        self.core = EngineCore(spec, time_scale)
+        self.core = EngineCore(spec, LoopClock(), Tokens(spec), time_scale)
         self._fills = Fills(self.core)
         self._streams: dict[RequestId, _Stream] = {}
         self.core.listen(self._on_step)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from sys import byteorder
 from zlib import crc32
 
+from baton.engine.request import Request, RequestId
 from baton.simulation.engine.spec import WorkerSpec
 
 
@@ -32,6 +33,23 @@ class PrefixDigest:
             self._value = crc32(new, self._value)
             self._num_tokens = len(token_ids)
         return self._value
+
+
+class Tokens:
+    """The digests of an engine's requests, and the tokens that follow from them."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._digests: dict[RequestId, PrefixDigest] = {}
+
+    def next_token(self, request: Request) -> int:
+        """Return the token that follows those of the request."""
+        digest = self._digests.setdefault(request.request_id, PrefixDigest())
+        return token_of(digest.extended(request.token_ids), self._spec)
+
+    def forget(self, request_id: RequestId) -> None:
+        """Drop the digest of a request that has ended."""
+        self._digests.pop(request_id, None)
 
 
 def token_of(digest: int, spec: WorkerSpec) -> int:

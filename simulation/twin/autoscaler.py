@@ -61,7 +61,7 @@ class Autoscaler:
         spec, quantile = self._machine.spec, self._settings.slo.quantile
         prefills, decodes = list(self._prefill), list(self._decode)
         self._traffic.note_generated(self._clock.now_s, self._prefill.num_generated + self._decode.num_generated)
-        num_held = sum(each.replica.num_held_tokens() for each in decodes)
+        num_held = sum(each.replica.num_held_tokens for each in decodes)
         num_running = sum(min(each.replica.num_running, spec.max_num_seqs) for each in decodes)
         num_behind = (
             sum(each.replica.num_running for each in decodes) - num_running
@@ -75,7 +75,7 @@ class Autoscaler:
                 step_s=spec.step_s,
                 max_step_tokens=spec.max_num_batched_tokens,
                 handover_s=self._machine.overhead_s + self._machine.handover_s,
-                queued_tokens=sum(each.replica.num_queued_tokens for each in prefills),
+                queued_tokens=sum(each.replica.core.scheduler.num_queued_tokens for each in prefills),
             ),
             decode=DecodeSnapshot(
                 pool=self._decode.snapshot(WINDOW_S, quantile),

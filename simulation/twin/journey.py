@@ -1,17 +1,21 @@
 """The life of a request in the twin.
 
-1. It comes when the trace says, and the router chooses a plan for it.
-2. The decode worker admits it. With a local plan it computes the prompt itself, and the rest follows.
-3. Else, once it has blocks, it asks the prefill worker, which may pull the prefix from a third worker first.
-4. With every chunk that is computed there, its blocks begin to come over the decode worker's link.
-5. With the last chunk comes the first token, which goes on to the client at once.
-6. When the last block is here the request joins the batch, and the prefill worker lets its own blocks go.
-7. With the last token it ends.
+1. It arrives at its time of the trace, and the router chooses a plan for it.
+2. The decode worker admits it. With a local plan it computes the prompt itself, and step 7 follows.
+3. Otherwise, once it has blocks, it asks the prefill worker, which may pull the prefix from a third worker first.
+4. The blocks of each computed chunk are sent over the decode worker's link.
+5. The last chunk brings the first token, which is passed to the client at once.
+6. With the last block the request joins the batch, and the prefill worker frees its own blocks.
+7. With its last token it ends.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from baton.engine.errors import QueueFull
+from baton.engine.outputs import SampledToken
+from baton.engine.request import Request
+from baton.engine.scheduling.schedule import Received
 from baton.router.errors import NoWorker
 from baton.router.metrics.traffic import uncached_tokens
 from baton.simulation.twin.clock import Clock
@@ -19,14 +23,13 @@ from baton.simulation.twin.machine import Machine
 from baton.simulation.twin.prefill_leg import PrefillLeg
 from baton.simulation.twin.record import Record
 from baton.simulation.twin.router import Route, TwinRouter
-from baton.simulation.twin.sequence import Sequence
 from baton.simulation.twin.trace_request import TraceRequest
 from baton.simulation.twin.traffic_window import TrafficWindow
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What all journeys share."""
+    """What all requests of a run share."""
 
     clock: Clock
     machine: Machine
@@ -36,21 +39,21 @@ class Stage:
 
 
 class Journey:
-    """Owns a request's sequence at the decode worker, from its coming to its end."""
+    """A request from its coming to its end, and the engine's request at its decode worker."""
 
-    __slots__ = ("_opened_s", "_reached_s", "_request", "_route", "_sequence", "_stage", "record")
+    __slots__ = ("_opened_s", "_reached_s", "_request", "_route", "_stage", "_traced", "record")
 
     def __init__(self, stage: Stage, request: TraceRequest) -> None:
         self.record = Record(request.due_s, request.num_prompt_tokens, request.num_output_tokens)
         self._stage = stage
-        self._request = request
+        self._traced = request
         self._route: Route | None = None
-        self._sequence: Sequence | None = None
+        self._request: Request | None = None  # at the decode worker
         self._reached_s = self._opened_s = 0.0  # when the decode worker got it, and asked for its prompt
 
     def begin(self) -> None:
-        """It comes to the router."""
-        stage, request = self._stage, self._request
+        """Route the request when it arrives."""
+        stage, request = self._stage, self._traced
         try:
             route = stage.router.route(request)
         except NoWorker as error:
@@ -64,67 +67,58 @@ class Journey:
         stage.clock.after(way_s, self._reach_decode)
 
     def has_blocks(self) -> None:
-        """The decode worker has room for its KV."""
+        """Ask the prefill worker: the decode worker has blocks for the KV."""
         self._opened_s = self._stage.clock.now_s
         self._stage.clock.after(self._stage.machine.handover_s, self._reach_prefill)
 
     def has_advanced(self) -> None:
-        """The decode worker computed a chunk of it."""
-        assert self._sequence is not None
-        if self.record.num_received_tokens == 0 and self._sequence.num_tokens > self._request.num_prompt_tokens:
-            self.record.num_cached_tokens = self._sequence.num_cached
+        """Pass the first token on once the decode worker has sampled it."""
+        assert self._request is not None
+        if self.record.num_received_tokens == 0 and self._request.num_output_tokens > 0:
+            self.record.num_cached_tokens = self._request.num_cached_tokens
             self._pass_first_token()
 
     def has_ended(self) -> None:
-        """The decode worker sampled its last token."""
-        assert self._sequence is not None
+        """End the request: the decode worker has sampled its last token."""
+        assert self._request is not None
         if self.record.num_received_tokens == 0:  # it is the first as well
-            self.record.num_cached_tokens = self._sequence.num_cached
+            self.record.num_cached_tokens = self._request.num_cached_tokens
             self._pass_first_token()
-        self.record.num_received_tokens = self._sequence.num_tokens - self._request.num_prompt_tokens
+        self.record.num_received_tokens = self._request.num_output_tokens
         self._stage.clock.after(self._stage.machine.overhead_s / 2, self._end)
 
     def prefilled(self, num_cached_tokens: int, arrives_s: float, leg: PrefillLeg) -> None:
-        """The prefill worker has the whole prompt and the token behind it; the last block comes at `arrives_s`."""
+        """Pass the first token on; the request joins the batch with its last block, at `arrives_s`."""
         self.record.num_cached_tokens = num_cached_tokens
         self._pass_first_token()
-        if self._request.num_output_tokens == 1:
+        if self._traced.num_output_tokens == 1:
             self._stage.clock.at(arrives_s, self._release, leg)
             self._stage.clock.after(self._stage.machine.overhead_s / 2, self._end)
         else:
             self._stage.clock.at(arrives_s + self._stage.machine.join_s, self._join, leg)
 
     def prefill_refused(self) -> None:
-        """The prefill worker takes no more: the decode worker computes the prompt after all."""
+        """Compute the prompt at the decode worker, as the prefill worker does not take it."""
         assert self._route is not None
-        assert self._sequence is not None
+        assert self._request is not None
         self.record.is_remote = False
-        self._route.decode.replica.received(self._sequence, 0, has_first_token=False)
+        self._route.decode.replica.end_receive(self._request, Received(0))
 
     def _reach_decode(self) -> None:
         route = self._route
         assert route is not None
         self._reached_s = self._stage.clock.now_s
         route.decode.taken.append(route.number)
-        replica = route.decode.replica
-        self._sequence = Sequence(
-            order=replica.next_order(),
-            number=route.number,
-            hashes=self._request.block_hashes(),
-            num_prompt_tokens=self._request.num_prompt_tokens,
-            num_left=self._request.num_output_tokens,
-            owner=self,
-            is_receiving=route.prefill is not None,
-        )
-        if not replica.add(self._sequence):
-            self._refuse("too many requests wait at the worker")
+        self._request = self._traced.to_engine(route.number, receives_kv=route.prefill is not None)
+        try:
+            route.decode.replica.add(self._request, self)
+        except QueueFull as error:
+            self._refuse(str(error))
 
     def _reach_prefill(self) -> None:
-        route, sequence = self._route, self._sequence
-        assert route is not None
-        assert sequence is not None
-        leg = PrefillLeg(self._stage.clock, route, self, sequence.num_cached)
-        leg.begin(self._request.num_prompt_tokens, sequence.hashes)
+        assert self._route is not None
+        assert self._request is not None
+        PrefillLeg(self._stage.clock, self._route, self, self._traced, self._request.num_cached_tokens).begin()
 
     def _pass_first_token(self) -> None:
         self.record.num_received_tokens = 1
@@ -141,18 +135,20 @@ class Journey:
             route.prefill.latencies.note(now_s, self.record.ttft_s - wait_s)
 
     def _join(self, leg: PrefillLeg) -> None:
-        """All its KV is here."""
+        """Join the batch: all KV is here."""
         assert self._route is not None
-        assert self._sequence is not None
+        assert self._request is not None
         leg.release()
-        self._route.decode.replica.received(self._sequence, self._request.num_prompt_tokens, has_first_token=True)
+        received = Received(self._request.num_tokens, SampledToken(self._request.token_ids[-1]))
+        self._route.decode.replica.end_receive(self._request, received)
 
     def _release(self, leg: PrefillLeg) -> None:
-        """Its only token was the first: nobody needs its KV, but blocks are not free while they are read."""
+        """Free the blocks of a request with a single token, once they are no longer read."""
         assert self._route is not None
-        assert self._sequence is not None
+        assert self._request is not None
         leg.release()
-        self._route.decode.replica.release(self._sequence)
+        self._route.decode.replica.release(self._request)
+        self._route.decode.replica.end_receive(self._request, Received(0))
 
     def _end(self) -> None:
         route, record, now_s = self._route, self.record, self._stage.clock.now_s

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from baton.deployment.autoscaling.snapshot import PoolSnapshot
 from baton.router.policy.cluster import WorkerRole
 from baton.simulation.twin.clock import Clock
-from baton.simulation.twin.link import Link
 from baton.simulation.twin.machine import Machine
 from baton.simulation.twin.replica import Replica
 from baton.simulation.twin.router import TwinRouter
@@ -56,12 +55,12 @@ class Pool:
     @property
     def num_preemptions(self) -> int:
         """Of all replicas that there were."""
-        return self._num_gone_preemptions + sum(each.replica.num_preemptions for each in self._workers)
+        return self._num_gone_preemptions + sum(each.replica.core.scheduler.num_preemptions for each in self._workers)
 
     @property
     def num_generated(self) -> int:
         """Tokens of output, of all replicas that there were."""
-        return self._num_gone_tokens + sum(each.replica.num_generated for each in self._workers)
+        return self._num_gone_tokens + sum(each.replica.core.num_generated_tokens for each in self._workers)
 
     def begin(self, count: int) -> None:
         """So many are there from the start."""
@@ -86,8 +85,8 @@ class Pool:
             assert worker.draining_s is not None
             if worker.ready_s is not None:
                 self._drains_s.append(self._clock.now_s - worker.draining_s)
-            self._num_gone_preemptions += worker.replica.num_preemptions
-            self._num_gone_tokens += worker.replica.num_generated
+            self._num_gone_preemptions += worker.replica.core.scheduler.num_preemptions
+            self._num_gone_tokens += worker.replica.core.num_generated_tokens
             self._workers.remove(worker)
         if gone:
             self._note_change()
@@ -112,12 +111,10 @@ class Pool:
     def _make(self) -> Worker:
         worker_id = f"{self._role.value}-{self._num_made}"
         self._num_made += 1
-        spec = self._machine.spec
         worker = Worker(
             description=describe(worker_id, self._machine),
             role=self._role,
-            replica=Replica(self._clock, spec, lambda: self._router.reports.note(worker)),
-            link=Link(self._clock, spec),
+            replica=Replica(self._clock, self._machine.spec, lambda: self._router.reports.note(worker)),
             wanted_s=self._clock.now_s,
         )
         self._workers.append(worker)

@@ -1,103 +1,96 @@
 """The part of a request's life at its prefill worker."""
 
-from collections.abc import Sequence as Ordered
 from typing import Protocol
 
-from baton.engine.kv.block_hash import BlockHash
+from baton.engine.errors import QueueFull
+from baton.engine.request import Request
+from baton.engine.scheduling.schedule import Received
 from baton.simulation.twin.clock import Clock
 from baton.simulation.twin.router import Route
-from baton.simulation.twin.sequence import Sequence
-from baton.simulation.twin.worker import Worker
+from baton.simulation.twin.trace_request import TraceRequest
 
 
 class Receiver(Protocol):
-    """Who wants the prompt."""
+    """The caller of a prefill."""
 
     def prefilled(self, num_cached_tokens: int, arrives_s: float, leg: "PrefillLeg") -> None:
-        """All of it is computed, and here at `arrives_s`; `leg.release` lets it go."""
+        """The whole prompt is computed, and its KV received at `arrives_s`; `leg.release` frees it."""
         ...
 
     def prefill_refused(self) -> None:
-        """None of it will be computed."""
+        """The prefill worker does not take the prompt."""
         ...
 
 
 class PrefillLeg:
-    """Owns the sequence at the prefill worker; its blocks go over the decode worker's link as they are computed."""
+    """The request at the prefill worker; its blocks go over the decode worker's link as they are computed."""
 
-    def __init__(self, clock: Clock, route: Route, receiver: Receiver, num_known_tokens: int) -> None:
+    def __init__(
+        self, clock: Clock, route: Route, receiver: Receiver, request: TraceRequest, num_known_tokens: int
+    ) -> None:
         """`num_known_tokens`: of the prompt, that the decode worker has."""
         assert route.prefill is not None
         self._clock = clock
-        self._worker: Worker = route.prefill
+        self._worker = route.prefill
         self._source = route.source
         self._decode = route.decode
         self._number = route.number
         self._receiver = receiver
+        self._request: Request = request.to_prefill(route.number)
         self._block_size = route.decode.description.block_size
         self._num_announced = num_known_tokens // self._block_size  # blocks that the decode worker has, or will have
+        self._num_pulled_tokens = 0
         self._arrives_s = clock.now_s
-        self._sequence: Sequence | None = None
 
-    def begin(self, num_prompt_tokens: int, hashes: Ordered[BlockHash]) -> None:
-        """The decode worker's call comes."""
-        worker, replica = self._worker, self._worker.replica
+    def begin(self) -> None:
+        """Take the decode worker's call."""
+        worker, request = self._worker, self._request
         if worker.draining_s is not None:
             self._receiver.prefill_refused()
             return
         worker.taken.append(self._number)
-        self._sequence = Sequence(
-            order=replica.next_order(),
-            number=self._number,
-            hashes=hashes,
-            num_prompt_tokens=num_prompt_tokens,
-            num_left=1,
-            owner=self,
-            is_receiving=self._num_pullable(num_prompt_tokens, hashes) > 0,
-            keeps_blocks=True,
-        )
-        if not replica.add(self._sequence):
+        request.receives_kv = self._num_pullable() > 0
+        try:
+            worker.replica.add(request, self)
+        except QueueFull:
             self._receiver.prefill_refused()
+        else:
+            worker.replica.counters.num_prefills += 1
 
     def release(self) -> None:
-        """Nobody reads its blocks any more."""
-        assert self._sequence is not None
-        self._worker.replica.release(self._sequence)
+        """Free the blocks at the prefill worker."""
+        self._worker.replica.release(self._request)
 
     def has_blocks(self) -> None:
-        """It has room for the prefix that it pulls."""
-        sequence = self._sequence
-        assert sequence is not None
-        num_tokens = self._num_pullable(sequence.num_prompt_tokens, sequence.hashes)
-        num_blocks = max(0, num_tokens - sequence.num_computed) // self._block_size
-        self._clock.at(self._worker.link.reserve(num_blocks), self._has_pulled, num_tokens)
+        """Pull the prefix, for which there are blocks now."""
+        num_tokens = self._num_pullable()
+        num_blocks = max(0, num_tokens - self._request.num_computed_tokens) // self._block_size
+        self._clock.at(self._worker.replica.core.link.reserve(num_blocks), self._has_pulled, num_tokens)
 
     def has_advanced(self) -> None:
-        """A chunk is computed: its whole blocks can be read."""
-        assert self._sequence is not None
-        self._announce(self._sequence.num_computed // self._block_size)
+        """Announce the full blocks of a computed chunk."""
+        self._announce(self._request.num_computed_tokens // self._block_size)
 
     def has_ended(self) -> None:
-        """The last chunk is computed, and the token behind it sampled."""
-        sequence = self._sequence
-        assert sequence is not None
-        self._announce(-(-sequence.num_prompt_tokens // self._block_size))
-        self._receiver.prefilled(sequence.num_cached, self._arrives_s, self)
+        """Announce the last blocks, and pass the first token on."""
+        self._worker.replica.counters.num_prefills -= 1
+        self._announce(-(-self._request.num_prompt_tokens // self._block_size))
+        num_cached_tokens = max(self._num_pulled_tokens, self._request.num_cached_tokens)
+        self._receiver.prefilled(num_cached_tokens, self._arrives_s, self)
 
-    def _num_pullable(self, num_prompt_tokens: int, hashes: Ordered[BlockHash]) -> int:
-        """Tokens that the source has and this worker lacks, from the prompt's first on; 0 if it has no more."""
+    def _num_pullable(self) -> int:
+        """Return how many tokens of the prompt the source has cached; 0 if this worker has as many."""
         if self._source is None:
             return 0
-        there = self._source.replica.memory.num_cached_tokens(hashes, num_prompt_tokens)
-        here = self._worker.replica.memory.num_cached_tokens(hashes, num_prompt_tokens)
+        there = self._source.replica.core.blocks.num_cached_tokens(self._request)
+        here = self._worker.replica.core.blocks.num_cached_tokens(self._request)
         return there if there > here else 0
 
     def _has_pulled(self, num_tokens: int) -> None:
-        assert self._sequence is not None
-        self._sequence.num_cached = max(num_tokens, self._sequence.num_cached)
-        self._worker.replica.received(self._sequence, num_tokens, has_first_token=False)
+        self._num_pulled_tokens = num_tokens
+        self._worker.replica.end_receive(self._request, Received(num_tokens))
 
     def _announce(self, num_blocks: int) -> None:
         if num_blocks > self._num_announced:
-            self._arrives_s = self._decode.link.reserve(num_blocks - self._num_announced)
+            self._arrives_s = self._decode.replica.core.link.reserve(num_blocks - self._num_announced)
             self._num_announced = num_blocks

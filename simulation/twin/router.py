@@ -1,6 +1,8 @@
 """The router of the twin: the policy, the index and the load estimates of the real one, fed by the replicas."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from baton.router.index.prefix_index import PrefixIndex
 from baton.router.policy.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
@@ -8,7 +10,6 @@ from baton.router.policy.expectations import OutputLength, ReuseShare
 from baton.router.policy.policy import Policy
 from baton.router.workers.load import LoadShare
 from baton.simulation.twin.clock import Clock
-from baton.simulation.twin.reports import Reports
 from baton.simulation.twin.trace_request import TraceRequest
 from baton.simulation.twin.worker import Worker
 
@@ -26,6 +27,34 @@ class Route:
     decode: Worker
     prefill: Worker | None  # None: the decode worker computes the prompt
     source: Worker | None  # of a prefix that the prefill worker pulls
+
+
+class Reports:
+    """Workers with a report to send. A report is made when the router needs it, and so is never older than due."""
+
+    def __init__(self, clock: Clock, interval_s: float, take: Callable[[Worker], None]) -> None:
+        """`take` reads a worker's report."""
+        self._clock = clock
+        self._interval_s = interval_s
+        self._take = take
+        self._due: list[tuple[float, int, Worker]] = []
+        self._num_noted = 0
+
+    def note(self, worker: Worker) -> None:
+        """Something changed there: it reports, but not before the interval after its last report."""
+        if not worker.is_noted:
+            worker.is_noted = True
+            self._num_noted += 1
+            due_s = max(self._clock.now_s, worker.reported_s + self._interval_s)
+            heappush(self._due, (due_s, self._num_noted, worker))
+
+    def flush(self) -> None:
+        """Take all reports that are due."""
+        while self._due and self._due[0][0] <= self._clock.now_s:
+            worker = heappop(self._due)[2]
+            worker.is_noted = False
+            worker.reported_s = self._clock.now_s
+            self._take(worker)
 
 
 class TwinRouter:

@@ -1,10 +1,10 @@
-"""A deployment's discrete-event twin: a trace's requests before the real routing and scaling code, in virtual time.
+"""A deployment's discrete-event twin: the real router, scheduler and autoscaler under a trace, in virtual time.
 
-1. The trace's requests come at their times (`journey` is the life of each).
-2. `router` chooses by the real policy, from what reports have told it of every worker.
-3. `replica` schedules as the engine does; its steps take the times that the machine says.
-4. `autoscaler` looks every second, if it is asked to, and `pool` starts and drains replicas as it decides.
-5. When every request has ended, the outcome tells what they saw and what it cost.
+1. The trace's requests arrive at their times (`journey` is the life of each).
+2. `router` chooses a plan by the real policy, from the load reports of all workers.
+3. `replica` runs the real scheduler; its steps take the times of the machine's spec.
+4. `autoscaler` decides every second, if there is one, and `pool` starts and drains replicas.
+5. When every request has ended, the outcome has their times and the cost.
 """
 
 import time

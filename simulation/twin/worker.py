@@ -1,26 +1,46 @@
 """A replica as the router knows it."""
 
+from collections import deque
 from dataclasses import dataclass, field
+from math import ceil
 
+from baton.deployment.autoscaling.snapshot import ReplicaLatency
 from baton.protos.worker_pb2 import KVPool, WorkerDescription
 from baton.router.policy.cluster import WorkerRole
 from baton.router.workers.load import LoadEstimate
-from baton.simulation.twin.latency_window import LatencyWindow
-from baton.simulation.twin.link import Link
 from baton.simulation.twin.machine import Machine
 from baton.simulation.twin.replica import Replica
 
 FINGERPRINT = "twin"
+MAX_SAMPLES = 4096  # more than a replica ends in a window
+
+
+class LatencyWindow:
+    """The latencies of requests that ended in the last window."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)  # when, and seconds
+
+    def note(self, now_s: float, seconds: float) -> None:
+        """Add one request's time."""
+        self._samples.append((now_s, seconds))
+
+    def latency(self, ready_for_s: float, since_s: float, quantile: float) -> ReplicaLatency:
+        """Summarise the samples since `since_s`, and drop older ones."""
+        while self._samples and self._samples[0][0] < since_s:
+            self._samples.popleft()
+        times = sorted(seconds for _, seconds in self._samples)
+        quantile_s = times[ceil(quantile * len(times)) - 1] if times else 0.0
+        return ReplicaLatency(ready_for_s, len(times), quantile_s)
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One replica in one role, and what the router believes of it."""
+    """One replica in one role, and the router's estimate of its load."""
 
     description: WorkerDescription
     role: WorkerRole
     replica: Replica
-    link: Link
     wanted_s: float  # when its start began
     estimate: LoadEstimate = field(default_factory=LoadEstimate)
     latencies: LatencyWindow = field(default_factory=LatencyWindow)  # TTFT of a prefill worker, else TPOT
@@ -32,12 +52,12 @@ class Worker:
 
     @property
     def worker_id(self) -> str:
-        """Also its incarnation: no two lives of a twin's workers have the same."""
+        """Also its incarnation: ids of a twin's workers are never used again."""
         return self.description.worker_id
 
 
 def describe(worker_id: str, machine: Machine) -> WorkerDescription:
-    """What a worker of this machine says of itself."""
+    """Return the description of a worker on this machine."""
     spec = machine.spec
     return WorkerDescription(
         worker_id=worker_id,

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from baton.engine.outputs import SampledToken
 from baton.engine.request import Request
 from baton.engine.scheduling.schedule import Received
+from baton.simulation.engine.clock import sleep_until
+from baton.simulation.engine.link import Link
 from baton.simulation.engine.request import OpenPrefill, PrefilledChunk
-from baton.simulation.workers.link import Link, sleep_until
 
 
 @dataclass(frozen=True, slots=True)

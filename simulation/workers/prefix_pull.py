@@ -8,9 +8,10 @@ from baton.engine.request import Request
 from baton.engine.scheduling.schedule import Received
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels
+from baton.simulation.engine.clock import sleep_until
+from baton.simulation.engine.link import Link
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.workers.fills import connection_error
-from baton.simulation.workers.link import Link, sleep_until
 from baton.worker.reporting import WorkerCounters
 
 LeaseCall = grpc.aio.UnaryStreamCall[worker_pb2.LeaseRequest, worker_pb2.LeaseEvent]

@@ -8,8 +8,8 @@ import grpc
 
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Context
+from baton.simulation.engine.cache_feed import CacheSubscription
 from baton.simulation.engine.core import EngineCore
-from baton.simulation.workers.cache_feed import CacheSubscription
 from baton.simulation.workers.load_report import LoadReport
 from baton.worker.drain import Drain, DrainConflict, DrainState
 from baton.worker.reporting import MAX_UNTOLD, ReportClock, WorkerCounters

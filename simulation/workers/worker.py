@@ -11,7 +11,9 @@ from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.peers import Channels
 from baton.settings.names import host_port
+from baton.simulation.engine.clock import LoopClock
 from baton.simulation.engine.core import EngineCore
+from baton.simulation.engine.tokens import Tokens
 from baton.simulation.workers.decode_requests import SimulatedDecodeRequests
 from baton.simulation.workers.kv_source import SimulatedKVSourceService
 from baton.simulation.workers.prefill_service import SimulatedPrefillService
@@ -34,7 +36,7 @@ class SimulatedWorker:
     def __init__(self, config: SimulatedWorkerConfig, channels: Channels) -> None:
         """`channels` to other workers may be shared by all workers of a process, and outlive them."""
         self.config = config
-        self.core = EngineCore(config.spec, config.time_scale)
+        self.core = EngineCore(config.spec, LoopClock(), Tokens(config.spec), config.time_scale)
         self.counters = WorkerCounters()
         self.drain = Drain()
         self._channels = channels

@@ -7,12 +7,12 @@ import pytest
 
 from baton.engine.errors import QueueFull
 from baton.engine.outputs import StepOutput
+from baton.simulation.engine.cache_feed import CacheSubscription
 from baton.simulation.engine.engine import SimulatedEngine
 from baton.simulation.engine.request import OpenPrefill, SimulatedRequest
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.engine.tokens import continuation
 from baton.simulation.engine.virtual_time import run_in_virtual_time
-from baton.simulation.workers.cache_feed import CacheSubscription
 
 SPEC = WorkerSpec(
     block_size=4,

@@ -37,7 +37,7 @@ def check(outcome: Outcome, twin: Twin, num_requests: int) -> None:
         for worker in pool:
             assert worker.replica.is_idle
             assert worker.estimate.num_own_requests == 0
-            worker.replica.check_integrity()
+            worker.replica.core.scheduler.check_integrity()
 
 
 @settings(max_examples=40, deadline=None)
@@ -125,7 +125,7 @@ def test_preemptions_of_replicas_that_are_gone_are_counted() -> None:
     twin = Twin(DeploymentPlan(machine=MACHINE, prefill=1, decode=2), [])
     twin.decode.begin(2)
     for worker in twin.decode:
-        worker.replica.num_preemptions = 3
+        worker.replica.core.scheduler.num_preemptions = 3
     twin.decode.scale(1)
     assert (len(twin.decode), twin.decode.num_preemptions) == (1, 6)
 
@@ -169,7 +169,7 @@ def test_tokens_are_counted_as_they_come() -> None:
 def test_a_prompt_that_is_being_computed_holds_memory() -> None:
     twin = Twin(DeploymentPlan(machine=MACHINE, both=1), [TraceRequest(0.0, 400, 5, b"")])  # four steps
     held: list[int] = []
-    twin.clock.at(0.02, lambda: held.extend(each.replica.num_held_tokens() for each in twin.decode))
+    twin.clock.at(0.02, lambda: held.extend(each.replica.num_held_tokens for each in twin.decode))
     twin.run()
     assert held == [400]
 

@@ -5,12 +5,12 @@ import pytest
 from baton.engine.kv.block_hash import BlockHash, hash_blocks
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.kv.prefix_cache import CacheChanges
+from baton.simulation.engine import cache_feed
+from baton.simulation.engine.cache_feed import CacheFeed
 from baton.simulation.engine.engine import SimulatedEngine
 from baton.simulation.engine.request import SimulatedRequest
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.engine.virtual_time import run_in_virtual_time
-from baton.simulation.workers import cache_feed
-from baton.simulation.workers.cache_feed import CacheFeed
 
 SPEC = WorkerSpec(block_size=4, num_blocks=9, max_num_seqs=2, max_num_batched_tokens=64)
 

@@ -1,0 +1,35 @@
+"""A simulated engine's rates as its spec states them, in place of rates that are learnt from its steps."""
+
+from baton.engine.scheduling.step_rates import DECAY, StepRates, StepWork
+from baton.simulation.engine.spec import WorkerSpec
+
+
+class KnownRates:
+    """The rates of a spec, each 0 until a step shows it, as with `StepTimes`.
+
+    A token's share of `attended_s` depends on its depth in the prompt, so it is the mean over recent prompts.
+    """
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._has_stepped = False
+        self._num_prompt_tokens = self._prompts_s = 0.0  # of recent steps
+
+    def add(self, work: StepWork, step_s: float) -> None:
+        """Note a step; its time is that of the spec."""
+        self._has_stepped = True
+        if work.num_prompt_tokens:
+            prompts_s = self._spec.prompts_s(work.num_prompt_tokens, work.num_attended)
+            self._num_prompt_tokens = DECAY * self._num_prompt_tokens + work.num_prompt_tokens
+            self._prompts_s = DECAY * self._prompts_s + prompts_s
+
+    def rates(self) -> StepRates:
+        """Return the rates."""
+        if not self._has_stepped:
+            return StepRates()
+        spec, num_tokens = self._spec, self._num_prompt_tokens
+        return StepRates(
+            prefill_tokens_per_s=num_tokens / self._prompts_s if num_tokens else 0.0,
+            decode_step_s=spec.step_s + spec.sequence_s,
+            decode_sequence_s=spec.sequence_s,
+        )
