@@ -104,7 +104,7 @@ def read_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 def announced_size(headers: Mapping[str, str]) -> int:
     """Return the body's length from `content-length`; 0 if it is absent or malformed."""
     announced = headers.get("content-length", "0")
-    return int(announced) if announced.isdigit() else 0
+    return int(announced) if announced.isdecimal() else 0
 
 
 def check_size(num_bytes: int, max_bytes: int) -> None:
