@@ -27,9 +27,12 @@ class KnownRates:
         """Return the rates."""
         if not self._has_stepped:
             return StepRates()
-        spec, num_tokens = self._spec, self._num_prompt_tokens
-        return StepRates(
-            prefill_tokens_per_s=num_tokens / self._prompts_s if num_tokens else 0.0,
-            decode_step_s=spec.step_s + spec.sequence_s,
-            decode_sequence_s=spec.sequence_s,
-        )
+        spec = self._spec
+        return StepRates(self._prefill_tokens_per_s(), spec.step_s + spec.sequence_s, spec.sequence_s)
+
+    def _prefill_tokens_per_s(self) -> float:
+        if not self._num_prompt_tokens:
+            return 0.0
+        if not self._spec.attended_s:
+            return self._spec.prefill_tokens_per_s  # exactly: the router breaks ties between equal workers by chance
+        return self._num_prompt_tokens / self._prompts_s

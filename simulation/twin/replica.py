@@ -11,7 +11,7 @@ from baton.protos.worker_pb2 import WorkerLoad
 from baton.simulation.engine.clock import Clock
 from baton.simulation.engine.core import EngineCore
 from baton.simulation.engine.spec import WorkerSpec
-from baton.simulation.workers.load_report import LoadReport
+from baton.simulation.workers.load_report import load_report
 from baton.worker.reporting import WorkerCounters
 
 
@@ -39,7 +39,6 @@ class Replica:
         self.core = EngineCore(spec, clock, tokens=None)
         self.counters = WorkerCounters()
         self.counters.note_read(spec.block_bytes, spec.block_bytes / spec.link_bytes_per_s)  # known from the start on
-        self._report = LoadReport(self.core, self.counters)
         self._cache = self.core.cache_feed.subscribe()
         self._note_change = note_change
         self._owners: dict[RequestId, Owner] = {}  # of requests that have not ended
@@ -85,7 +84,7 @@ class Replica:
 
     def load(self) -> WorkerLoad:
         """Return the load report of a worker with this engine."""
-        return self._report.take()
+        return load_report(self.core, self.counters)
 
     def take_cache_changes(self) -> CacheChanges:
         """Return what was stored in the prefix cache and evicted since the last call."""

@@ -10,7 +10,7 @@ from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Context
 from baton.simulation.engine.cache_feed import CacheSubscription
 from baton.simulation.engine.core import EngineCore
-from baton.simulation.workers.load_report import LoadReport
+from baton.simulation.workers.load_report import load_report
 from baton.worker.drain import Drain, DrainConflict, DrainState
 from baton.worker.reporting import MAX_UNTOLD, ReportClock, WorkerCounters
 
@@ -26,8 +26,7 @@ class SimulatedWorkerService(worker_pb2_grpc.WorkerServicer):
         self, core: EngineCore, counters: WorkerCounters, drain: Drain, description: worker_pb2.WorkerDescription
     ) -> None:
         self._core = core
-        self._report = LoadReport(core, counters)
-        self._taken = counters.taken
+        self._counters = counters
         self._drain = drain
         self._description = description
         self._clocks: set[ReportClock] = set()
@@ -69,7 +68,7 @@ class SimulatedWorkerService(worker_pb2_grpc.WorkerServicer):
         self._clocks.add(clock)
         draining = asyncio.create_task(self._report_drain(clock))
         try:
-            with self._taken.watched(request.router_id) as taken:
+            with self._counters.taken.watched(request.router_id) as taken:
                 async for update in self._updates(subscription, taken, clock, is_counting=bool(request.router_id)):
                     yield update
         finally:
@@ -87,7 +86,7 @@ class SimulatedWorkerService(worker_pb2_grpc.WorkerServicer):
         while not subscription.is_lost:
             update = worker_pb2.WorkerUpdate(
                 incarnation=self._description.incarnation,
-                load=self._report.take(),
+                load=load_report(self._core, self._counters),
                 draining=self._drain.has_begun,
                 drained=self._drain.state is DrainState.DRAINED,
             )

@@ -19,7 +19,7 @@ from baton.simulation.twin.machine import Machine
 from baton.simulation.twin.record import Record
 from baton.simulation.twin.trace_request import TraceRequest
 from baton.simulation.twin.worker import describe
-from baton.simulation.workers.load_report import LoadReport
+from baton.simulation.workers.load_report import load_report
 from baton.worker.reporting import WorkerCounters
 
 REPORT_INTERVAL_S = 0.05
@@ -42,11 +42,10 @@ class ExactWorker:
         self.estimate = LoadEstimate()
         self.taken: list[int] = []
         self.description: WorkerDescription = describe(worker_id, machine)
-        self._report = LoadReport(self.engine.core, WorkerCounters())
 
     def report(self) -> None:
         taken, self.taken = self.taken, []
-        self.estimate.report(self._report.take(), taken)
+        self.estimate.report(load_report(self.engine.core, WorkerCounters()), taken)
 
     async def watch(self) -> None:
         while True:
