@@ -21,7 +21,7 @@ class OperationsApi:
     def __init__(self, service: RouterService) -> None:
         self._service = service
         self._version = metadata.version("baton-serve")
-        self._is_ready = SharedResult(self._read_ready)
+        self._readiness = SharedResult(self._read_readiness)
         self._workers = SharedResult(self._read_workers)
         self._pools = SharedResult(self._read_pools)
 
@@ -44,10 +44,9 @@ class OperationsApi:
 
     async def ready(self) -> Response:
         """Whether a request would be served now, and how well: a router that knows too little is degraded."""
-        pool = self._service.pool
-        if await self._is_ready.get():
-            status = "degraded" if pool.is_degraded else "ready"
-            return _json({"status": status, "registry": "lost" if pool.view.error else "connected"})
+        content = await self._readiness.get()
+        if content is not None:
+            return _json(content)
         draining = self._service.admission.draining
         message = "the router is shutting down" if draining else "no decode worker is ready"
         body = error_body(message, "service_unavailable_error", None, 503)
@@ -66,8 +65,12 @@ class OperationsApi:
         """What this router tells of its traffic and its workers, for whoever decides how many there should be."""
         return Response(await self._pools.get(), media_type="application/json")
 
-    async def _read_ready(self) -> bool:
-        return self._service.is_ready()
+    async def _read_readiness(self) -> dict[str, object] | None:
+        if not self._service.is_ready():
+            return None
+        pool = self._service.pool
+        status = "degraded" if pool.is_degraded else "ready"
+        return {"status": status, "registry": "lost" if pool.view.error else "connected"}
 
     async def _read_pools(self) -> str:
         return self._service.reporter.text()

@@ -24,6 +24,7 @@ PROMPT_SCHEMA: dict[str, object] = {
         {"type": "array", "minItems": 1, "items": {**TOKEN_IDS_SCHEMA, "minItems": 1}, "title": PROMPTS},
     ]
 }
+SLICE_IDS = 4096  # checked at once
 KINDS = "prompt must be a string, a list of strings, a list of token ids or a list of such lists"
 
 
@@ -54,10 +55,35 @@ def read_token_ids(given: object, name: str) -> list[int]:
         raise FieldError(field, f"{name} is not a list of token ids")
     if set(map(type, given)) <= {int}:
         return given
-    for place, each in enumerate(given):
-        if type(each) is not int and not (type(each) is float and each.is_integer() and abs(each) <= MAX_EXACT):
+    ids: list[int] = []
+    for first in range(0, len(given), SLICE_IDS):
+        part = given[first : first + SLICE_IDS]
+        ids += _integers(part) or _checked(part, first, name, field)
+    return ids
+
+
+def _integers(part: list[object]) -> list[int] | None:
+    """Return numbers as integers, without a Python loop; None if one of them is not certain to be a token id."""
+    if not set(map(type, part)) <= {int, float}:
+        return None
+    try:
+        ids = list(map(int, part))  # type: ignore[arg-type]  # numbers, as checked
+    except (OverflowError, ValueError):  # infinite, or not a number
+        return None
+    return ids if ids == part and max(map(abs, ids)) <= MAX_EXACT else None
+
+
+def _checked(part: list[object], first: int, name: str, field: str) -> list[int]:
+    """Return the elements from `first` on as integers. Raises FieldError that names the first invalid one."""
+    ids: list[int] = []
+    for place, each in enumerate(part, first):
+        if type(each) is int:
+            ids.append(each)
+        elif type(each) is float and each.is_integer() and abs(each) <= MAX_EXACT:
+            ids.append(int(each))
+        else:
             raise FieldError(field, f"{name}[{place}] is {_shown(each)}, but must be a token id")
-    return list(map(int, given))
+    return ids
 
 
 def _prompt_ids(given: object, name: str, context_len: int) -> list[int]:

@@ -70,7 +70,8 @@ async def recalled_first(
     The event loop has a turn after each slice: remembered outputs are long, and none of their tokens is waited for.
     """
     async with aclosing(rest):
-        for first in range(0, len(start.token_ids), SLICE_TOKENS):
+        num_tokens = max(len(start.token_ids), bool(start.finish_reason))  # an end without tokens is passed on too
+        for first in range(0, num_tokens, SLICE_TOKENS):
             token_ids = start.token_ids[first : first + SLICE_TOKENS]
             is_last = first + SLICE_TOKENS >= len(start.token_ids)
             reason = start.finish_reason if is_last else 0

@@ -41,6 +41,7 @@ from baton.rpc.tls import Security
 logger = logging.getLogger(__name__)
 
 DESCRIBE_TIMEOUT_S = 5.0
+CLOSED = "the router closed the connection"
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
 RATES = ("step_s", "prefill_tokens_per_s", "decode_step_s", "decode_sequence_s", "read_bytes_per_s")
@@ -132,7 +133,7 @@ class WorkerConnection:
         backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         while not self._is_given_up():
             stranger = self._stranger
-            reason = "the router closed the connection"
+            reason = CLOSED
             try:
                 if stranger is not None:
                     await stranger.begin()
@@ -280,7 +281,8 @@ class WorkerConnection:
 
     def _forget(self, reason: str) -> None:
         """This life of the worker is over for the router; its requests fail."""
-        if self.state is not ConnectionState.CONNECTING or not self.last_error:
+        is_new = self.state is not ConnectionState.CONNECTING or not self.last_error
+        if is_new and not (self.is_stranger and reason == CLOSED):  # thousands of strangers may be removed at once
             logger.info("no connection to %s: %s", self.address, reason)
         self.last_error = reason
         had_worker = self.description is not None

@@ -129,7 +129,8 @@ class WorkerPool:
     @property
     def losses(self) -> Counter[WorkerRole]:
         """How often a worker was lost that had not begun to drain, by what it was for."""
-        return sum((connection.losses for connection in self._connections.values()), self._past_losses)
+        lost = (connection.losses for connection in self._connections.values() if connection.losses)
+        return sum(lost, self._past_losses)
 
     def snapshot(self) -> ClusterSnapshot:
         """The workers that take requests now."""

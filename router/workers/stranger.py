@@ -3,7 +3,8 @@
 Any program that can write to the registry can list thousands of addresses at which there is no worker. Attempts to
 connect to them are bounded in number and in rate, and take nothing from the workers that were connected once, which
 need no slot. Addresses with the fewest failures go first, so that a worker that registers among thousands of others
-waits for their first attempts at most, and never for their repetitions.
+waits for their first attempts, and not for their repetitions. One slot in four goes to the address that has waited
+longest: otherwise addresses that are registered anew all the time would keep out a worker whose first attempt failed.
 """
 
 import asyncio
@@ -16,6 +17,8 @@ FIRST_TIMEOUT_S = 1.0  # of an attempt, which keeps its slot until then even if 
 LAST_TIMEOUT_S = 5.0  # after it was doubled with each failure
 MAX_FAILURES = 12  # that are counted
 FIRST_BACKOFF_S = 0.05
+FAIR_EVERY = 4  # freed slots, of which one goes to the address that has waited longest
+MIN_BACKOFF_LIMIT_S = 1.0  # longest pause while no address waits for a slot
 LAST_BACKOFF_S = 60.0
 
 
@@ -24,7 +27,15 @@ class AttemptSlots:
 
     def __init__(self) -> None:
         self._num_free = NUM_SLOTS
-        self._queues = [OrderedDict[asyncio.Future[None], None]() for _ in range(MAX_FAILURES + 1)]  # by failures
+        # By failures, and in each by arrival; the values number the arrivals.
+        self._queues = [OrderedDict[asyncio.Future[None], int]() for _ in range(MAX_FAILURES + 1)]
+        self._num_arrivals = self._num_freed = 0
+
+    @property
+    def max_pause_s(self) -> float:
+        """Longest pause between two attempts at an address: it grows with the number of addresses that wait."""
+        num_waiting = sum(map(len, self._queues))
+        return min(MIN_BACKOFF_LIMIT_S + num_waiting / NUM_SLOTS, LAST_BACKOFF_S)
 
     async def take(self, num_failures: int) -> None:
         """Return once there is a slot for an address with so many failures."""
@@ -32,7 +43,8 @@ class AttemptSlots:
             self._num_free -= 1
             return
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queues[num_failures][slot] = None
+        self._num_arrivals += 1
+        self._queues[num_failures][slot] = self._num_arrivals
         try:
             await slot
         except asyncio.CancelledError:
@@ -43,7 +55,11 @@ class AttemptSlots:
 
     def give_back(self) -> None:
         """Give the slot to the next in the queue."""
-        for queue in self._queues:
+        self._num_freed += 1
+        queues = [queue for queue in self._queues if queue]
+        if self._num_freed % FAIR_EVERY == 0:
+            queues.sort(key=lambda queue: next(iter(queue.values())))
+        for queue in queues:
             while queue:
                 slot, _ = queue.popitem(last=False)
                 if not slot.done():
@@ -85,5 +101,5 @@ class Stranger:
         self._num_failures = min(self._num_failures + 1, MAX_FAILURES)
 
     async def pause(self) -> None:
-        """Wait before the next attempt, up to a minute."""
-        await self._backoff.wait()
+        """Wait before the next attempt: up to a second, or up to a minute if thousands of addresses wait for slots."""
+        await self._backoff.wait(self._slots.max_pause_s)

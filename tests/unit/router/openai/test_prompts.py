@@ -1,9 +1,11 @@
 """Prompts as clients send them."""
 
+import math
+
 import pytest
 
 from baton.router.errors import FieldError
-from baton.router.openai.prompts import Prompt, read_prompts
+from baton.router.openai.prompts import SLICE_IDS, Prompt, read_prompts, read_token_ids
 
 
 class Unread(list[object]):
@@ -65,3 +67,18 @@ def test_what_is_none_of_them_is_named(given: object, message: str) -> None:
 def test_what_is_too_long_is_not_looked_at(given: object, message: str) -> None:
     with pytest.raises(FieldError, match=message):
         read_prompts(given, max_prompts=2, context_len=4)
+
+
+@pytest.mark.parametrize("place", [0, SLICE_IDS - 1, SLICE_IDS, 2 * SLICE_IDS])
+def test_whole_numbers_in_any_slice_are_ids_and_others_are_named(place: int) -> None:
+    given: list[object] = [1.0, 2] * (SLICE_IDS + 5)
+    ids = [1, 2] * (SLICE_IDS + 5)
+    given[place] = 2.0**53
+    ids[place] = 1 << 53
+    read = read_token_ids(given, "prompt")
+    assert read == ids
+    assert set(map(type, read)) == {int}
+    for wrong in ("x", True, None, 1.5, math.inf, math.nan, 2.0**53 + 2):
+        given[place] = wrong
+        with pytest.raises(FieldError, match=rf"prompt\[{place}\] is .*must be a token id"):
+            read_token_ids(given, "prompt")

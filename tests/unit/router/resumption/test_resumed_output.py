@@ -111,3 +111,12 @@ async def test_other_tasks_have_turns_between_the_slices_of_a_remembered_output(
     assert max(len(delta.token_ids) for delta in deltas) == SLICE_TOKENS
     assert [delta.finish_reason for delta in deltas] == [0] * 10 + [LENGTH]
     assert num_turns >= 10
+
+
+async def test_a_remembered_end_without_tokens_is_passed_on() -> None:
+    async def nothing() -> AsyncGenerator[RequestDelta, None]:
+        raise AssertionError("the output is complete")
+        yield
+
+    deltas = [delta async for delta in recalled_first(ChoiceStart(0, (), finish_reason=LENGTH), nothing())]
+    assert [(list(delta.token_ids), delta.finish_reason) for delta in deltas] == [([], LENGTH)]

@@ -103,6 +103,30 @@ async def test_the_fewest_failures_go_first_and_then_the_longest_wait() -> None:
         assert sum(each.done() for each in waits) == num_done
 
 
+async def test_one_slot_in_four_goes_to_the_longest_wait() -> None:
+    slots = AttemptSlots()
+    await taken(slots, NUM_SLOTS)
+    failed = await queued(slots, 3)
+    for num_freed in range(1, strangers.FAIR_EVERY + 1):
+        await queued(slots, 0)  # an address that is listed anew, and so on without end
+        await queued(slots, 0)
+        slots.give_back()
+        await asyncio.sleep(0)
+        assert failed.done() == (num_freed == strangers.FAIR_EVERY)
+
+
+async def test_pauses_are_long_only_while_many_addresses_wait() -> None:
+    slots = AttemptSlots()
+    await taken(slots, NUM_SLOTS)
+    assert slots.max_pause_s == strangers.MIN_BACKOFF_LIMIT_S
+    waits = [await queued(slots, 0) for _ in range(NUM_SLOTS * 10)]
+    assert slots.max_pause_s == strangers.MIN_BACKOFF_LIMIT_S + 10
+    waits += [await queued(slots, 1) for _ in range(NUM_SLOTS * 60)]
+    assert slots.max_pause_s == strangers.LAST_BACKOFF_S
+    for each in waits:
+        each.cancel()
+
+
 async def test_a_cancelled_wait_takes_no_slot() -> None:
     slots = AttemptSlots()
     await taken(slots, NUM_SLOTS)
