@@ -29,8 +29,8 @@ from baton.protos import worker_pb2
 from baton.rpc.peers import Channels
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
-from baton.worker.kv_receives import KVReceives
-from baton.worker.prefix_pull import PrefixPull
+from baton.worker.kv.prefix_pull import PrefixPull
+from baton.worker.kv.receives import KVReceives
 from baton.worker.reporting import WorkerCounters
 
 

@@ -31,9 +31,9 @@ from baton.rpc.requests import engine_request, logprobs_to_proto
 from baton.rpc.status import status_of
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
-from baton.worker.kv_receives import KVReceives
-from baton.worker.kv_source import Announcements, announcements_for
-from baton.worker.prefix_pull import PrefixPull
+from baton.worker.kv.prefix_pull import PrefixPull
+from baton.worker.kv.receives import KVReceives
+from baton.worker.kv.source import Announcements, announcements_for
 from baton.worker.reporting import WorkerCounters
 
 

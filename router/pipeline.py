@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from baton.router.admission.deadline import deadline_of, items_within, result_within
 from baton.router.completion import CompletionOutput
+from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.errors import FieldError, NoWorker
 from baton.router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest, cached_tokens
 from baton.router.limits import CONTEXT_LENGTH_EXCEEDED, context_error, text_length_error
@@ -27,7 +28,6 @@ from baton.router.resumption.recall import Recall
 from baton.router.resumption.resumed_output import Output, ResumedOutput, recalled_first
 from baton.router.stream_merge import StreamMerge
 from baton.router.text.tokenizer import Tokenizer
-from baton.router.workers.dispatcher import Dispatcher
 from baton.router.workers.pool import WorkerPool
 
 

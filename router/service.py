@@ -14,6 +14,7 @@ from baton.router.auth.cache_secret import CacheSecret
 from baton.router.auth.gate import Gate, KeyRing
 from baton.router.auth.keys_file import KeysFile
 from baton.router.config import RouterConfig
+from baton.router.dispatch.dispatcher import Dispatcher, FailoverLimits
 from baton.router.errors import NoWorker
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.metrics.page import MetricsPage, ProcessGroup
@@ -28,7 +29,6 @@ from baton.router.policy.named_policies import make_policy
 from baton.router.policy.policy import Policy
 from baton.router.policy.targets import Targets
 from baton.router.text.tokenizer import Tokenizer
-from baton.router.workers.dispatcher import Dispatcher, FailoverLimits
 from baton.router.workers.pool import WorkerPool
 from baton.rpc.status import NotFound
 from baton.rpc.tls import Security, make_security

@@ -39,7 +39,7 @@ from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
 from baton.worker.expert_group import WorkerGroup, joined
 from baton.worker.health import WorkerHealth
-from baton.worker.kv_source import KVSourceService
+from baton.worker.kv.source import KVSourceService
 from baton.worker.memory import with_kv_memory
 from baton.worker.metrics import WorkerMetrics, serve_metrics
 from baton.worker.ranks.worker_ranks import WorkerRanks, follower_ranks, with_thread_share

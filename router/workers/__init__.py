@@ -1,1 +1,1 @@
-"""The router's connections to workers: streams, load, dispatch of requests."""
+"""The router's connections to workers: streams, load, addresses that never answered."""

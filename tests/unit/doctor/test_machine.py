@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from baton.doctor.finding import Level, Unfit, failure, ok, require_fit, warning
-from baton.doctor.machine import Processor, check_compiled, check_gpus, check_processor, examine_machine, this_processor
+from baton.doctor.machine import (
+    Processor,
+    check_compiled,
+    check_gpus,
+    check_processor,
+    examine_machine,
+    this_processor,
+)
 from baton.doctor.system_limits import (
     CAP_IPC_LOCK,
     FileSystemSpace,

@@ -14,7 +14,7 @@ from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
 from baton.prefill_worker.service import PrefillJob, PrefillStep
 from baton.process.progress import HEARTBEAT_S
 from baton.protos import common_pb2, worker_pb2
-from baton.worker.kv_source import Announcements
+from baton.worker.kv.source import Announcements
 from baton.worker.ranks.ranks import InProcessRank, Ranks
 
 BLOCK_SIZE = 4

@@ -21,7 +21,7 @@ from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.shared_memory.pool import SharedPool
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
-from baton.worker.kv_receives import KVReceives
+from baton.worker.kv.receives import KVReceives
 from tests.checkpoints import make_checkpoint
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from baton.membership.registry.router_report import SampleSums, bin_of
 from baton.protos.common_pb2 import ServedBy
 from baton.protos.worker_pb2 import RequestDelta
+from baton.router.dispatch.attempt import AttemptTimes
 from baton.router.metrics.traffic import SPANS, Traffic, uncached_tokens
 from baton.router.policy.cluster import Plan
-from baton.router.workers.attempt import AttemptTimes
 from tests.unit.router.admission.test_arrivals import Clock
 from tests.unit.router.cluster_builder import prefill, request, worker
 
@@ -97,7 +97,7 @@ def test_what_is_cached_or_pulled_is_not_computed() -> None:
 
 def test_each_worker_answers_for_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("baton.router.workers.attempt.time.perf_counter", clock)
+    monkeypatch.setattr("baton.router.dispatch.attempt.time.perf_counter", clock)
     traffic, decode = Traffic(WINDOW_S), worker("d")
 
     def attempt(plan: Plan, is_first: bool, prefill_worker: str = "p") -> None:

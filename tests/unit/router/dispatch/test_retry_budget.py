@@ -1,6 +1,6 @@
 """Refused requests are sent again for a share of all requests, and no more."""
 
-from baton.router.workers.attempt import MAX_SAVED_RETRIES, RETRY_SHARE, RetryBudget
+from baton.router.dispatch.attempt import MAX_SAVED_RETRIES, RETRY_SHARE, RetryBudget
 
 
 def num_taken(budget: RetryBudget, num_tries: int) -> int:

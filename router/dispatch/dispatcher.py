@@ -10,6 +10,7 @@ from functools import partial
 
 from baton.engine.errors import QueueFull
 from baton.protos.worker_pb2 import RequestDelta
+from baton.router.dispatch.attempt import AttemptTimes, RetryBudget, make_command, take_failure
 from baton.router.errors import Draining, HandedOff, NoWorker, WorkerLost
 from baton.router.generation import Generation
 from baton.router.metrics.metrics import RouterMetrics
@@ -17,7 +18,6 @@ from baton.router.policy.candidates import ImpossiblePlan, find_candidates
 from baton.router.policy.cluster import ClusterSnapshot, Plan, RoutedRequest
 from baton.router.policy.expectations import OutputLength, ReuseShare
 from baton.router.policy.policy import Policy
-from baton.router.workers.attempt import AttemptTimes, RetryBudget, make_command, take_failure
 from baton.router.workers.load import LoadShare
 from baton.router.workers.pool import WorkerPool
 from baton.rpc.backoff import Backoff

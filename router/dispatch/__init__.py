@@ -1,0 +1,1 @@
+"""Dispatch of requests to workers: attempts, retries and their budget."""

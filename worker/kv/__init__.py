@@ -1,0 +1,1 @@
+"""KV of other workers: receiving it, pulling prefixes, and offering cached blocks."""
