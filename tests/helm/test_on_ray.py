@@ -123,6 +123,6 @@ async def test_the_charts_commands_and_files_make_a_cluster(tmp_path: Path, pool
             await wait_states(router, [("prefill", "ready"), *[("decode", "drained")] * num_decodes])
             logs = ray.logs()
             assert "policy_kwargs" not in logs
-            assert "the plan has failed" not in logs
+            assert "planning failed with" not in logs
     finally:
         await redis.kill()

@@ -46,7 +46,7 @@ class RayServeCommand:
         assert f"Serving baton-bundled at {self.url}" in text
         assert "pools        1 prefill + 1 decode" in text
         assert "KV cache     decode: " in text
-        assert "Ending" in text
+        assert "Shutting down" in text
         assert "Traceback" not in text, text
         for log in self._logs.glob("*.log"):
             assert "Traceback" not in log.read_text(), log.read_text()

@@ -94,7 +94,7 @@ async def test_an_undrained_worker_serves_again_with_the_same_tokens() -> None:
         expected = await tokens(40)
         for worker in ("decode-0", "prefill-0"):
             refusal = await drain(url, worker)
-            assert f"{worker} is the last {worker[:-2]} worker that takes requests" in refusal
+            assert f"{worker} is the last {worker[:-2]} worker that accepts requests" in refusal
             assert f"`baton undrain {worker}` puts it back" in refusal
             assert await drain(url, worker, "--force") == f"{worker} is drained\n"
             await wait_state(url, worker, "drained")

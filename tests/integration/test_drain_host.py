@@ -35,7 +35,7 @@ async def test_all_workers_of_a_host_are_drained_and_no_others(tmp_path: Path) -
         await complete(client)
         status, output = await drain("--host", "127.0.0.1", *where)
         assert status == 3
-        assert "is the last decode worker that takes requests" in output
+        assert "is the last decode worker that accepts requests" in output
         status, output = await drain("--force", "--host", "127.0.0.1", *where)
         assert status == 0
         assert [line.partition("@")[0] for line in output.splitlines()] == ["decode-1", "prefill-0"]
@@ -56,7 +56,7 @@ async def test_all_workers_of_a_host_are_drained_and_no_others(tmp_path: Path) -
     ("options", "words"),
     [
         ((), "give either one WORKER"),
-        (("--host", "127.0.0.1"), "--host needs --registry-file"),
+        (("--host", "127.0.0.1"), "--host and --registry-file must be given together"),
         (("decode-0", "--host", "127.0.0.1", "--registry-file", __file__), "give either one WORKER"),
         (("--host", "127.0.0.1", "--registry-file", __file__), "Error"),
     ],
