@@ -91,7 +91,7 @@ def test_as_many_expert_ranks_are_those_of_one_worker(tmp_path: Path) -> None:
     }
     assert planned.rendezvous is None
     assert {each.group_size for each in planned.workers} == {1}
-    with pytest.raises(OptionError, match="expert_parallel: 4, but the experts are on the 2 ranks of a tensor-parallel worker"):
+    with pytest.raises(OptionError, match="expert_parallel: 4, but the experts are on the 2 ranks"):
         plan(settings(tmp_path, tensor_parallel=2, expert_parallel=4), sparse)
     with pytest.raises(OptionError, match="expert_parallel: large is a dense model without experts to spread"):
         plan(settings(tmp_path, tensor_parallel=2, expert_parallel=2))
