@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
+
+# The class that every tokenizer.json loads into; AutoTokenizer would import torch for its model registry.
 from transformers import PreTrainedTokenizerFast
 
 from baton.engine.checkpoint.json_object import MAX_FILE_BYTES, JsonObject
@@ -49,9 +51,6 @@ def _ends(tokenizer: Tokenizer, text: str) -> SpecialTokenAffixes | None:
 
 def _is_plain(step: Mapping[str, Any]) -> bool:
     return step["type"] in PLAIN_STEPS and all(map(_is_plain, step.get("processors", ())))
-
-
-# The class that every tokenizer.json loads into; AutoTokenizer would import torch for its model registry.
 
 
 T = TypeVar("T")
