@@ -1,4 +1,4 @@
-"""What comes, and what each replica does with it."""
+"""The offered load, and the speed of each replica."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a replica really does; the workers report these rates, times `reported_speed`."""
+    """A replica's actual speed; the workers report these rates times `reported_speed`."""
 
     tokens_per_s: float = 10_000.0
     prefill_step_s: float = 0.01
@@ -26,21 +26,21 @@ class Machine:
     start_s: float = 30.0
     drain_s: float = 10.0
     reported_speed: float = 1.0
-    cold_s: float = 0.0  # in which a replica takes ten times as long
+    cold_s: float = 0.0  # time after its start in which a replica takes ten times as long
 
 
 @dataclass(slots=True)
-class Asked:
-    """One request."""
+class SimulatedRequest:
+    """One request of the load."""
 
     arrived_s: float
     prompt_tokens: float
     output_tokens: float
     decode_from_s: float = 0.0
     left: float = 0.0
-    joined_s: float | None = None  # a decode replica
+    joined_s: float | None = None  # when it joined a decode replica's batch
 
     @property
     def context(self) -> float:
-        """Tokens of it so far."""
+        """Number of its tokens so far."""
         return self.prompt_tokens + self.output_tokens - self.left

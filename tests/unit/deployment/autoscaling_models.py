@@ -1,4 +1,4 @@
-"""Models of one replica each, of hand-made snapshots."""
+"""Models of one replica each, from hand-made snapshots."""
 
 from baton.deployment.autoscaling.decode_model import DecodeModel
 from baton.deployment.autoscaling.prefill_model import PrefillModel

@@ -6,7 +6,7 @@ from statistics import quantiles
 
 from baton.deployment.autoscaling.settings import PoolLimits
 from baton.deployment.autoscaling.snapshot import PoolSnapshot, ReplicaLatency
-from tests.unit.deployment.autoscaling_load import Asked, Machine
+from tests.unit.deployment.autoscaling_load import Machine, SimulatedRequest
 
 WINDOW_S = 60.0
 
@@ -18,12 +18,12 @@ class Replica:
     wanted_s: float
     ready_s: float | None = None
     draining_s: float | None = None
-    free_s: float = 0.0  # prefill: when it has computed what it has
-    running: list[Asked] = field(default_factory=list)  # decode
-    samples: deque[tuple[float, float]] = field(default_factory=deque)  # time, TTFT or TPOT
+    free_s: float = 0.0  # prefill: when it has computed its queue
+    running: list[SimulatedRequest] = field(default_factory=list)  # decode
+    samples: deque[tuple[float, float]] = field(default_factory=deque)  # (time, TTFT or TPOT)
 
     def latency(self, now_s: float, quantile: float) -> ReplicaLatency:
-        """Its samples of the window."""
+        """Return the quantile of its samples in the window."""
         while self.samples and self.samples[0][0] < now_s - WINDOW_S:
             self.samples.popleft()
         values = [value for _, value in self.samples]
@@ -33,7 +33,7 @@ class Replica:
 
 
 class Pool:
-    """Owns one pool's replicas."""
+    """The replicas of one pool."""
 
     def __init__(self, limits: PoolLimits, machine: Machine, num_ready: int) -> None:
         self.limits = limits
@@ -50,11 +50,11 @@ class Pool:
 
     @property
     def gpus(self) -> int:
-        """In use, whatever for."""
+        """Number of GPUs in use."""
         return len(self.replicas) * self.limits.gpus_per_replica
 
     def scale(self, target: int, now_s: float) -> None:
-        """Starts replicas, or stops them: those first that are not ready yet."""
+        """Start or stop replicas; those that are not ready yet are stopped first."""
         live = [each for each in self.replicas if each.draining_s is None]
         for _ in range(target - len(live)):
             self.replicas.append(Replica(now_s))

@@ -1,8 +1,8 @@
 """Two pools in virtual time, driven by `plan_pools` in a closed loop.
 
-Prefill is an exact queue in order of arrival before as many servers as there are replicas; decode a fluid of sequences
-that all advance by a second's steps. Replicas take time to start and to drain, and only as many start as there are
-real GPUs. At every moment the GPUs in use are held against the budget.
+Prefill is an exact first-come, first-served queue with one server per replica. Decode is a fluid of sequences that all
+advance by a second's steps. Replicas take time to start and to drain, and only as many start as there are real GPUs.
+The GPUs in use are compared with the budget at every moment.
 """
 
 from collections import deque
@@ -17,13 +17,13 @@ from baton.deployment.autoscaling.plan import plan_pools
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, PrefillSnapshot, Traffic
 from baton.deployment.autoscaling.state import ScalingState
-from tests.unit.deployment.autoscaling_load import Asked, Load, Machine
+from tests.unit.deployment.autoscaling_load import Load, Machine, SimulatedRequest
 from tests.unit.deployment.autoscaling_pool import WINDOW_S, Pool, Replica
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What was decided at one time."""
+class Planned:
+    """One decision."""
 
     now_s: float
     decision: Decision
@@ -35,7 +35,7 @@ class Look:
 
 
 class Rig:
-    """Owns the pools and their requests; `run` makes time pass."""
+    """Both pools and their requests; `run` advances time."""
 
     def __init__(
         self,
@@ -52,41 +52,41 @@ class Rig:
         self.machine = machine or Machine()
         self.prefill = Pool(settings.prefill, self.machine, sizes[0])
         self.decode = Pool(settings.decode, self.machine, sizes[1])
-        self.looks: list[Look] = []
-        self.ttfts: list[tuple[float, float]] = []  # arrival, TTFT
+        self.decisions: list[Planned] = []
+        self.ttfts: list[tuple[float, float]] = []  # (arrival, TTFT)
         self.now_s = 0.0
         self._real_gpus = real_gpus
         self._random = np.random.default_rng(seed)
         self._state: ScalingState | None = None
-        self._arrived: deque[Asked] = deque()  # in the window
-        self._ended: deque[tuple[float, float]] = deque()  # time, output tokens
-        self._queue: deque[Asked] = deque()  # for prefill
-        self._computed: list[Asked] = []  # on the way to decode
-        self._waiting: deque[Asked] = deque()  # for decode
+        self._arrived: deque[SimulatedRequest] = deque()  # requests that arrived in the window
+        self._ended: deque[tuple[float, float]] = deque()  # (time, output tokens)
+        self._queue: deque[SimulatedRequest] = deque()  # requests that wait for prefill
+        self._computed: list[SimulatedRequest] = []  # computed prompts on their way to decode
+        self._waiting: deque[SimulatedRequest] = deque()  # requests that wait for decode
 
     def run(self, until_s: float) -> None:
-        """One look a second."""
+        """Plan once a second until then."""
         while self.now_s < until_s:
-            self._arrive()
+            self._add_arrivals()
             self._prefill_second()
             self._decode_second()
             self.now_s += 1.0
-            self._replicas_change()
+            self._start_and_stop_replicas()
             decision, self._state = plan_pools(self.snapshot(), self._state, self.settings)
             self.prefill.scale(decision.prefill.target, self.now_s)
             self.decode.scale(decision.decode.target, self.now_s)
             gpus = self.prefill.gpus + self.decode.gpus
             assert gpus <= self.settings.budget_gpus, f"{gpus} GPUs at {self.now_s}: {decision.reason}"
-            self.looks.append(Look(self.now_s, decision, gpus))
+            self.decisions.append(Planned(self.now_s, decision, gpus))
 
     def snapshot(self) -> PoolsSnapshot:
-        """As routers and workers would report it."""
+        """Return the snapshot that routers and workers would report."""
         now_s, speed, quantile = self.now_s, self.machine.reported_speed, self.settings.slo.quantile
         for known in (self._arrived, self._ended):
             while known and _time(known[0]) < now_s - WINDOW_S:
                 known.popleft()
         prompts = Moments.of(each.prompt_tokens for each in self._arrived)
-        running = [asked for replica in self.decode.ready for asked in replica.running]
+        running = [request for replica in self.decode.ready for request in replica.running]
         queued = sum(each.prompt_tokens for each in self._queue)
         return PoolsSnapshot(
             now_s=now_s,
@@ -117,17 +117,17 @@ class Rig:
         )
 
     def ttft(self, from_s: float, until_s: float, quantile: float = 0.95) -> float:
-        """Of the requests that came in that time and got a first token."""
+        """Return the TTFT quantile of the requests that arrived in the period and got a first token."""
         return float(np.quantile([ttft for at_s, ttft in self.ttfts if from_s <= at_s < until_s], quantile))
 
-    def _arrive(self) -> None:
+    def _add_arrivals(self) -> None:
         num = int(self._random.poisson(self.load.requests_per_s(self.now_s)))
         for at_s in np.sort(self._random.uniform(self.now_s, self.now_s + 1, num)):
             prompt = 1 + self._random.exponential(self.load.prompt_tokens(self.now_s))
             output = 1 + self._random.exponential(self.load.output_tokens(self.now_s))
-            asked = Asked(float(at_s), float(prompt), float(output), left=float(output))
-            self._arrived.append(asked)
-            self._queue.append(asked)
+            request = SimulatedRequest(float(at_s), float(prompt), float(output), left=float(output))
+            self._arrived.append(request)
+            self._queue.append(request)
 
     def _prefill_second(self) -> None:
         end_s = self.now_s + 1
@@ -138,18 +138,18 @@ class Rig:
             begin_s = max(server.free_s, self._queue[0].arrived_s, server.ready_s or 0.0)
             if begin_s >= end_s:
                 break
-            asked = self._queue.popleft()
-            work_s = self.machine.prefill_step_s + asked.prompt_tokens * token_s
+            request = self._queue.popleft()
+            work_s = self.machine.prefill_step_s + request.prompt_tokens * token_s
             server.free_s = begin_s + work_s * self.prefill.slowness(server, begin_s)
-            asked.decode_from_s = server.free_s
-            ttft_s = server.free_s - asked.arrived_s
+            request.decode_from_s = server.free_s
+            ttft_s = server.free_s - request.arrived_s
             server.samples.append((server.free_s, ttft_s))
-            self.ttfts.append((asked.arrived_s, ttft_s))
-            self._computed.append(asked)
+            self.ttfts.append((request.arrived_s, ttft_s))
+            self._computed.append(request)
 
     def _decode_second(self) -> None:
-        due = [asked for asked in self._computed if asked.decode_from_s < self.now_s + 1]
-        self._computed = [asked for asked in self._computed if asked.decode_from_s >= self.now_s + 1]
+        due = [request for request in self._computed if request.decode_from_s < self.now_s + 1]
+        self._computed = [request for request in self._computed if request.decode_from_s >= self.now_s + 1]
         self._waiting.extend(due)
         servers = self.decode.ready
         while self._waiting and servers:
@@ -157,9 +157,9 @@ class Rig:
             held = sum(each.context for each in server.running)
             if len(server.running) >= self.machine.max_num_seqs or held > 0.95 * self.machine.kv_tokens:
                 break
-            asked = self._waiting.popleft()
-            asked.joined_s = self.now_s if asked.joined_s is None else asked.joined_s
-            server.running.append(asked)
+            request = self._waiting.popleft()
+            request.joined_s = self.now_s if request.joined_s is None else request.joined_s
+            server.running.append(request)
         for replica in self.decode.replicas:
             self._decode_replica(replica)
 
@@ -168,16 +168,16 @@ class Rig:
             return
         step_s = self.machine.decode_step_s + self.machine.decode_sequence_s * (len(replica.running) - 1)
         step_s *= self.decode.slowness(replica, self.now_s)
-        for asked in replica.running:
-            asked.left -= 1 / step_s
-            if asked.left <= 0:
-                assert asked.joined_s is not None
-                end_s = self.now_s + 1 + asked.left * step_s  # within this second
-                self._ended.append((self.now_s, asked.output_tokens))
-                replica.samples.append((self.now_s, (end_s - asked.joined_s) / asked.output_tokens))
-        replica.running = [asked for asked in replica.running if asked.left > 0]
+        for request in replica.running:
+            request.left -= 1 / step_s
+            if request.left <= 0:
+                assert request.joined_s is not None
+                end_s = self.now_s + 1 + request.left * step_s  # within this second
+                self._ended.append((self.now_s, request.output_tokens))
+                replica.samples.append((self.now_s, (end_s - request.joined_s) / request.output_tokens))
+        replica.running = [request for request in replica.running if request.left > 0]
 
-    def _replicas_change(self) -> None:
+    def _start_and_stop_replicas(self) -> None:
         room = self._real_gpus(self.now_s) - self.prefill.gpus - self.decode.gpus
         room += sum(len(pool.starting) * pool.limits.gpus_per_replica for pool in (self.prefill, self.decode))
         for pool in (self.prefill, self.decode):
@@ -193,12 +193,12 @@ class Rig:
         assert replica.draining_s is not None
         is_over = self.now_s - replica.draining_s >= self.machine.drain_s
         if is_over or (not replica.running and replica.free_s <= self.now_s):
-            self._waiting.extendleft(replica.running)  # they go on elsewhere
+            self._waiting.extendleft(replica.running)  # they continue on other replicas
             pool.replicas.remove(replica)
 
     def _oldest(self, since_s: Iterable[float]) -> float:
         return max(0.0, self.now_s - min(since_s, default=self.now_s))
 
 
-def _time(known: Asked | tuple[float, float]) -> float:
-    return known.arrived_s if isinstance(known, Asked) else known[0]
+def _time(known: SimulatedRequest | tuple[float, float]) -> float:
+    return known.arrived_s if isinstance(known, SimulatedRequest) else known[0]

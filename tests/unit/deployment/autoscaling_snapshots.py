@@ -20,12 +20,12 @@ SETTINGS = ScalingSettings(budget_gpus=16)
 
 
 def exponential(mean: float) -> Moments:
-    """The moments of exponential lengths."""
+    """Return the moments of exponential lengths."""
     return Moments(mean, 2 * mean * mean)
 
 
 def traffic(rate: float, prompt: float = 2000, output: float = 100, **changes: Any) -> Traffic:
-    """Poisson arrivals of requests with exponential lengths, nothing cached."""
+    """Return Poisson arrivals of requests with exponential lengths and nothing cached."""
     values = {
         "requests_per_s": rate,
         "prompt_tokens": exponential(prompt),
@@ -39,17 +39,17 @@ QUIET = traffic(0.0, prompt=0, output=0)
 
 
 def pool(num_ready: int = 1, **changes: Any) -> PoolSnapshot:
-    """Replicas that take half a minute to start and ten seconds to drain."""
+    """Return a pool whose replicas take 30 s to start and 10 s to drain."""
     return PoolSnapshot(**{"num_ready": num_ready, "start_s": 30.0, "drain_s": 10.0, **changes})
 
 
 def prefill(replicas: PoolSnapshot, **changes: Any) -> PrefillSnapshot:
-    """10,000 tokens a second: a prompt of 2,000 takes a fifth."""
+    """Return prefill replicas of 10,000 tokens a second: a prompt of 2,000 tokens takes 0.2 s."""
     return PrefillSnapshot(**{"pool": replicas, "tokens_per_s": 10_000.0, **changes})
 
 
 def decode(replicas: PoolSnapshot, **changes: Any) -> DecodeSnapshot:
-    """41 sequences in steps of 50 ms."""
+    """Return decode replicas that run 41 sequences in steps of 50 ms."""
     return DecodeSnapshot(
         **{"pool": replicas, "step_s": 0.01, "sequence_s": 0.001, "max_num_seqs": 64, "kv_tokens": 400_000, **changes}
     )
@@ -62,7 +62,7 @@ def snapshot(
     decodes: PoolSnapshot | None = None,
     **changes: Any,
 ) -> PoolsSnapshot:
-    """Both pools, one replica each unless said otherwise."""
+    """Return a snapshot of both pools, by default with one replica each."""
     values = {
         "now_s": now_s,
         "traffic": traffic(1.0) if load is None else load,
@@ -73,25 +73,25 @@ def snapshot(
 
 
 def sizes(decision: Decision) -> tuple[int, int]:
-    """The targets, prefill first."""
+    """Return the targets, prefill first."""
     return decision.prefill.target, decision.decode.target
 
 
-class Looker:
-    """Looks at snapshots in turn and remembers the state; replicas change only as the test says."""
+class Planner:
+    """A planner that keeps its state between snapshots; replicas change only as the test says."""
 
     def __init__(self, settings: ScalingSettings = SETTINGS) -> None:
         settings.check()
         self.settings = settings
         self.state: ScalingState | None = None
 
-    def look(self, seen: PoolsSnapshot) -> Decision:
-        """One look."""
+    def plan(self, seen: PoolsSnapshot) -> Decision:
+        """Plan from one snapshot."""
         decision, self.state = plan_pools(seen, self.state, self.settings)
         return decision
 
-    def look_for(self, seconds: int, seen: PoolsSnapshot) -> Decision:
-        """A look every second, from the snapshot's time on; the last decision."""
+    def plan_for(self, seconds: int, seen: PoolsSnapshot) -> Decision:
+        """Plan every second from the snapshot's time on; return the last decision."""
         for second in range(seconds + 1):
-            decision = self.look(replace(seen, now_s=seen.now_s + second))
+            decision = self.plan(replace(seen, now_s=seen.now_s + second))
         return decision

@@ -1,4 +1,4 @@
-"""Lengths of answers of which some still run, against simulated ones."""
+"""Estimated output length while some outputs are still running, compared with simulated ones."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ LENGTHS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 
 
 def seen(lengths: np.ndarray, window: tuple[float, float], seed: int) -> tuple[Moments, int, float]:
-    """Of answers that begin at random times from 0 on: those that ended in the window, and all tokens of it."""
+    """Return the lengths of outputs that ended in the window, and all its tokens; outputs begin at random times."""
     begins_s = np.random.default_rng(seed).uniform(0.0, len(lengths) / RATE, len(lengths))
     ends_s = begins_s + lengths / TOKENS_PER_S
     since_s, now_s = window
@@ -27,7 +27,7 @@ def seen(lengths: np.ndarray, window: tuple[float, float], seed: int) -> tuple[M
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-def test_as_many_end_as_begin(name: str) -> None:
+def test_mean_length_is_exact_once_as_many_outputs_end_as_begin(name: str) -> None:
     lengths = LENGTHS[name](np.random.default_rng(1), 4000)
     ended, num_ended, num_generated = seen(lengths, (100.0, 160.0), 2)
     found = answer_moments(ended, num_ended, num_generated)
@@ -35,31 +35,31 @@ def test_as_many_end_as_begin(name: str) -> None:
     assert found.cv2 == pytest.approx(ended.cv2)
 
 
-def test_those_that_ended_first_are_short() -> None:
-    """Six seconds after the first request no answer is longer than 240 tokens."""
+def test_mean_length_is_not_that_of_the_first_outputs_to_end() -> None:
+    """Six seconds after the first request no output has more than 240 tokens."""
     ratios = []
     for seed in range(20):
         ended, num_ended, num_generated = seen(LENGTHS["exponential"](np.random.default_rng(seed), 1000), (0, 6), seed)
         assert ended.mean < 120
         ratios.append(answer_moments(ended, num_ended, num_generated).mean / 400)
     assert np.mean(ratios) == pytest.approx(1.0, abs=0.15)
-    assert 0.4 < min(ratios) < max(ratios) < 1.8  # of twenty ends or so
+    assert 0.4 < min(ratios) < max(ratios) < 1.8  # of about twenty ended outputs
 
 
-def test_answers_are_no_longer_than_was_asked_for() -> None:
+def test_estimated_length_is_at_most_the_requested_maximum() -> None:
     ended, num_ended, num_generated = seen(LENGTHS["alike"](np.random.default_rng(0), 1000), (0.0, 10.5), 0)
-    assert answer_moments(ended, num_ended, num_generated).mean > 2000  # hardly any has ended
+    assert answer_moments(ended, num_ended, num_generated).mean > 2000  # hardly any output has ended
     assert answer_moments(ended, num_ended, num_generated, 400.0).mean == 400.0
 
 
-def test_until_one_has_ended_the_next_token_may_be_an_end() -> None:
+def test_default_length_until_an_output_has_ended() -> None:
     assert answer_moments(Moments(), 0, 300.0) == Moments(300.0, 180_000.0)
     assert answer_moments(Moments(), 0, 300.0, 100.0).mean == 100.0
     assert FIRST_GUESS == answer_length.LENGTH_FIRST_GUESS
     assert answer_moments(Moments(), 0, 0.0).mean == answer_moments(Moments(), 0, 10.0).mean == FIRST_GUESS
 
 
-def test_where_tokens_are_not_counted_those_that_ended_are_all() -> None:
+def test_without_token_counts_the_ended_outputs_give_the_mean() -> None:
     ended = Moments(7.0, 60.0)
     assert answer_moments(ended, 3, None) == ended
-    assert answer_moments(ended, 3, 0.0) == ended  # their tokens came before the window
+    assert answer_moments(ended, 3, 0.0) == ended  # their tokens were generated before the window

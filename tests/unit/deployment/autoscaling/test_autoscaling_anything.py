@@ -1,4 +1,4 @@
-"""Whatever is measured, sizes stay within their limits."""
+"""For any measurements, sizes stay within their limits."""
 
 from dataclasses import replace
 from math import inf, nan
@@ -75,7 +75,7 @@ SNAPSHOTS = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(SNAPSHOTS, min_size=1, max_size=6), st.sampled_from([None, 0.0, 50.0]), st.sampled_from([None, 1.0]))
-def test_anything_that_is_measured_gives_sizes_within_the_limits(
+def test_any_measurements_give_sizes_within_the_limits(
     seen: list[PoolsSnapshot], idle_s: float | None, flip_s: float | None
 ) -> None:
     chosen = replace(SETTINGS, idle_s=idle_s, flip_s=flip_s, upscale_delay_s=0.0, downscale_delay_s=0.0)

@@ -1,4 +1,4 @@
-"""KV that prompts and answers hold, against a simulated pool."""
+"""KV held by prompts and outputs, compared with a simulated pool."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def test_decode_holds_kv_from_admission_on() -> None:
     full = held.full_rate(2)
     assert full < 0.9 * alone.full_rate(2)
     assert held.kv.mean_tokens(held.mean_sequences(2, full), full / 2) == pytest.approx(held.kv.tokens)
-    assert held.step_time_s(41) == alone.step_time_s(41)  # who receives takes no part in steps
+    assert held.step_time_s(41) == alone.step_time_s(41)  # sequences that receive KV take no part in steps
     assert decode_model(kv_tokens=0, prompt_token_s=6000.0).full_rate(2) == alone.full_rate(2)
 
 
@@ -33,7 +33,7 @@ def test_a_few_long_prompts_need_more_kv_than_many_short_ones() -> None:
 
 
 def held_tokens(rate: float, prompts: np.ndarray, receiving_s: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """What a pool without bounds holds, once a second, where a token takes 20 ms."""
+    """Return the tokens that an unbounded pool holds, once a second; a token takes 20 ms."""
     random = np.random.default_rng(0)
     came = np.cumsum(random.exponential(1 / rate, len(prompts)))
     decodes, ends = came + receiving_s, came + receiving_s + 0.02 * outputs
@@ -44,12 +44,12 @@ def held_tokens(rate: float, prompts: np.ndarray, receiving_s: np.ndarray, outpu
 
 
 @pytest.mark.parametrize(("sigma", "error"), [(0.0, 0.1), (0.8, 0.1), (1.2, 0.3)])
-def test_held_kv_is_predicted_as_it_is(sigma: float, error: float) -> None:
-    """Of the longest prompts, that are computed for longest too, two moments tell too little."""
+def test_predicted_kv_matches_a_simulated_pool(sigma: float, error: float) -> None:
+    """For the longest prompts, which also compute longest, two moments are not enough."""
     random, count, rate = np.random.default_rng(1), 20_000, 4.0
     prompts = random.lognormal(np.log(4000) - sigma**2 / 2, sigma, count)
     outputs = random.exponential(200.0, count)
-    receiving_s = 1.0 + prompts / 4000  # a wait that all have, and a computation of a second
+    receiving_s = 1.0 + prompts / 4000  # a constant wait, and a computation of a second
     load = traffic(rate, prompt_tokens=Moments.of(prompts), output_tokens=Moments.of(outputs))
     model = DecodeModel.of(
         load, decode(pool(), step_s=0.02, sequence_s=0.0), SETTINGS, 1.0, float(np.mean(prompts * receiving_s))

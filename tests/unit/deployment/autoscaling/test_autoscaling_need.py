@@ -1,4 +1,4 @@
-"""What each pool needs for a load, its backlog and what was measured."""
+"""Replicas that each pool needs for a load, its backlog and its measurements."""
 
 import math
 from dataclasses import replace
@@ -11,8 +11,8 @@ from baton.deployment.autoscaling.snapshot import ReplicaLatency
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, exponential, pool, prefill, snapshot, traffic
 
 
-def test_no_need_is_more_than_there_may_be() -> None:
-    """However slow: whoever predicts goes through that number."""
+def test_a_need_is_at_most_the_maximum_size() -> None:
+    """However slow the replicas are: predictions iterate up to that number."""
     slow = snapshot(prefill=prefill(pool(), tokens_per_s=0.01, queued_tokens=1e6))
     found = prefill_need(slow, SETTINGS, 1.0, 15)
     assert (found.least, found.sure, found.keep, found.queue) == (15, 15, 15, 15)
@@ -21,8 +21,8 @@ def test_no_need_is_more_than_there_may_be() -> None:
     assert (found.least, found.sure, found.queue) == (15, 15, 15)
 
 
-def test_a_full_pool_does_what_it_does_whatever_the_model_expects() -> None:
-    """Three replicas for a minute, one for three quarters of it, half of which it warmed up; and one that came now."""
+def test_a_full_pools_measured_throughput_replaces_the_models() -> None:
+    """Three replicas for a minute, one for three quarters of it, of which half is warm-up, and one that is new."""
     ready_for_s = (1000.0, 90.0, 600.0, 45.0, 10.0)
     times = tuple(ReplicaLatency(each, 100, 0.03) for each in ready_for_s)
     full = decode(pool(5, latencies=times), num_running=200, num_waiting=40)
@@ -36,7 +36,7 @@ def test_a_full_pool_does_what_it_does_whatever_the_model_expects() -> None:
     assert decode_need(snapshot(load=load, decode=full), SETTINGS, 1.0, 50, 0.0).least > 5
 
 
-def test_prefill_replicas_are_for_the_prompts_that_come_to_them() -> None:
+def test_prefill_is_planned_for_the_prompts_that_it_computes() -> None:
     """Of 80 requests a second 20 have 2,000 tokens for a prefill worker; decode workers compute the other prompts."""
     mixed = traffic(80.0, prompt=500, remote_share=0.25, remote_tokens=exponential(2000))
     alone = traffic(20.0, prompt=2000)
@@ -48,6 +48,6 @@ def test_prefill_replicas_are_for_the_prompts_that_come_to_them() -> None:
     assert needs[0].model.rate(8) == pytest.approx(4 * needs[1].model.rate(8), rel=1e-3)
     everything = replace(mixed, remote_share=1.0)
     assert prefill_need(snapshot(load=everything), SETTINGS, 1.0, 100).least > 3 * needs[0].least
-    # Without a replica nobody can tell how many would come.
+    # Without a replica it is unknown how many prompts it would get.
     nobody = snapshot(load=replace(mixed, remote_share=0.0, remote_tokens=Moments()), prefills=pool(0))
     assert prefill_need(nobody, SETTINGS, 1.0, 100).least > 1

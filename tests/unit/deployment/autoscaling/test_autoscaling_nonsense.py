@@ -1,4 +1,4 @@
-"""Of measurements that make no sense nothing is concluded."""
+"""Invalid measurements change no size."""
 
 from dataclasses import replace
 from math import inf, nan
@@ -8,11 +8,11 @@ import pytest
 
 from baton.deployment.autoscaling.moments import Moments
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot
-from tests.unit.deployment.autoscaling_snapshots import QUIET, SETTINGS, Looker, pool, sizes, snapshot, traffic
+from tests.unit.deployment.autoscaling_snapshots import QUIET, SETTINGS, Planner, pool, sizes, snapshot, traffic
 
 
 def broken() -> list[tuple[str, Any]]:
-    """Snapshots that make no sense of the prefill pool, the decode pool, or either."""
+    """Return snapshots that are invalid for the prefill pool, the decode pool, or either."""
     seen = snapshot(load=traffic(19.0), prefills=pool(4), decodes=pool(4))
     found: list[tuple[str, Any]] = []
     for bad in (nan, inf, -1.0):
@@ -36,8 +36,8 @@ def broken() -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(("pools", "seen"), broken())
-def test_of_what_makes_no_sense_nothing_is_concluded(pools: str, seen: PoolsSnapshot) -> None:
-    decision = Looker().look_for(310, seen)
+def test_a_pool_with_invalid_measurements_keeps_its_size(pools: str, seen: PoolsSnapshot) -> None:
+    decision = Planner().plan_for(310, seen)
     reasons = {"prefill": decision.prefill, "decode": decision.decode}
     for name in ("prefill", "decode") if pools == "both" else (pools,):
         assert reasons[name].target == 4
@@ -58,21 +58,21 @@ def test_of_what_makes_no_sense_nothing_is_concluded(pools: str, seen: PoolsSnap
         snapshot(6.0, decodes=pool(2, starting_since_s=(nan,))),
     ],
 )
-def test_without_a_clock_or_counts_everything_stays(seen: PoolsSnapshot) -> None:
-    looker = Looker()
-    before = looker.look_for(5, snapshot(load=traffic(19.0), prefills=pool(4), decodes=pool(3)))
-    state = looker.state
-    decision = looker.look(seen)
+def test_without_a_clock_or_counts_all_sizes_stay(seen: PoolsSnapshot) -> None:
+    planner = Planner()
+    before = planner.plan_for(5, snapshot(load=traffic(19.0), prefills=pool(4), decodes=pool(3)))
+    state = planner.state
+    decision = planner.plan(seen)
     assert sizes(decision) == sizes(before) == (5, 3)
-    assert looker.state is state
+    assert planner.state is state
     assert "the clock is" in decision.reason or "replicas are" in decision.reason
-    assert sizes(Looker().look(seen)) == (1, 1)  # nothing was ever known
+    assert sizes(Planner().plan(seen)) == (1, 1)  # there were never any counts
 
 
-def test_nonsense_neither_wakes_pools_nor_puts_them_to_sleep() -> None:
+def test_invalid_measurements_neither_wake_pools_nor_put_them_to_sleep() -> None:
     lost = replace(SETTINGS, idle_s=100.0)
     seen = snapshot(load=traffic(nan), prefills=pool(2), decodes=pool(2))
-    assert sizes(Looker(lost).look_for(500, seen)) == (2, 2)
-    looker = Looker(lost)
-    assert sizes(looker.look(snapshot(0.0, QUIET, pool(0), pool(0)))) == (0, 0)
-    assert sizes(looker.look(snapshot(1.0, traffic(nan), pool(0), pool(0)))) == (0, 0)
+    assert sizes(Planner(lost).plan_for(500, seen)) == (2, 2)
+    planner = Planner(lost)
+    assert sizes(planner.plan(snapshot(0.0, QUIET, pool(0), pool(0)))) == (0, 0)
+    assert sizes(planner.plan(snapshot(1.0, traffic(nan), pool(0), pool(0)))) == (0, 0)

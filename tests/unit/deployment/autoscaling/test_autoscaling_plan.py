@@ -13,7 +13,7 @@ from baton.deployment.autoscaling.snapshot import ReplicaLatency
 from tests.unit.deployment.autoscaling_snapshots import (
     QUIET,
     SETTINGS,
-    Looker,
+    Planner,
     decode,
     exponential,
     pool,
@@ -25,17 +25,17 @@ from tests.unit.deployment.autoscaling_snapshots import (
 
 
 def test_each_pool_gets_what_its_load_needs() -> None:
-    decision = Looker().look_for(10, snapshot(load=traffic(19.0), prefills=pool(4), decodes=pool(2)))
+    decision = Planner().plan_for(10, snapshot(load=traffic(19.0), prefills=pool(4), decodes=pool(2)))
     assert sizes(decision) == (5, 3)
     assert decision.reason.startswith("prefill: stays 5: with 5 the TTFT quantile is 0.")
 
 
-def test_the_reason_names_what_waits_and_for_how_long() -> None:
-    looker = Looker()
-    decision = looker.look_for(3, snapshot(load=traffic(19.0), prefills=pool(4), decodes=pool(9)))
+def test_the_reason_names_the_queue_and_the_longest_wait() -> None:
+    planner = Planner()
+    decision = planner.plan_for(3, snapshot(load=traffic(19.0), prefills=pool(4), decodes=pool(9)))
     assert decision.prefill.reason.startswith("stays 4, 5 needed for 3 s: ")
     assert decision.decode.reason.startswith("stays 9, ")
-    decision = looker.look(snapshot(5.0, traffic(19.0), pool(4), pool(9)))
+    decision = planner.plan(snapshot(5.0, traffic(19.0), pool(4), pool(9)))
     assert decision.prefill.reason.startswith("4 -> 5: ")
 
 
@@ -44,88 +44,88 @@ def test_the_reason_names_what_waits_and_for_how_long() -> None:
     [(100_000.0, 400_000, 1), (100_000.0, 40_000, 1), (5_000.0, 400_000, 1), (5_000.0, 40_000, 2)],
 )
 def test_prompts_that_wait_for_their_first_token_need_kv(tokens_per_s: float, kv_tokens: int, target: int) -> None:
-    """The slower prefill is, the longer decode workers hold blocks for what it computes."""
+    """The slower prefill is, the longer decode workers hold blocks for its prompts."""
     prefills = prefill(pool(8), tokens_per_s=tokens_per_s)
     seen = snapshot(load=traffic(5.0), prefill=prefills, decode=decode(pool(1), kv_tokens=kv_tokens))
-    assert Looker().look_for(10, seen).decode.target == target
+    assert Planner().plan_for(10, seen).decode.target == target
 
 
-def test_sequences_that_run_are_not_left_without_a_place() -> None:
+def test_a_pool_never_shrinks_below_its_running_sequences() -> None:
     seen = snapshot(load=traffic(1.0), decodes=pool(4))
-    idle = Looker().look_for(310, seen)
+    idle = Planner().plan_for(310, seen)
     assert idle.decode.target == 1
     busy = replace(seen, decode=decode(pool(4), num_running=3 * 41 + 1))
-    assert Looker().look_for(310, busy).decode.target == 4
+    assert Planner().plan_for(310, busy).decode.target == 4
     waiting = replace(seen, decode=decode(pool(4), num_running=2 * 41, num_waiting=1))
-    assert Looker().look_for(310, waiting).decode.target == 3
+    assert Planner().plan_for(310, waiting).decode.target == 3
 
 
-def test_what_waits_counts_as_well_as_what_comes() -> None:
+def test_waiting_requests_count_like_arrivals() -> None:
     queued = snapshot(load=traffic(15.0), prefills=pool(4), decodes=pool(3))
-    assert sizes(Looker().look_for(10, queued)) == (4, 3)
+    assert sizes(Planner().plan_for(10, queued)) == (4, 3)
     tokens = replace(queued, prefill=prefill(pool(4), queued_tokens=800_000))  # 80 s of work
-    assert Looker().look_for(10, tokens).prefill.target == 5
+    assert Planner().plan_for(10, tokens).prefill.target == 5
     sequences = replace(queued, decode=decode(pool(3), num_waiting=900))
-    assert Looker().look_for(10, sequences).decode.target > 3
+    assert Planner().plan_for(10, sequences).decode.target > 3
 
 
 def test_measured_times_correct_the_model() -> None:
     late = tuple(ReplicaLatency(1000.0, 100, 2.5) for _ in range(5))
     seen = snapshot(load=traffic(19.0), prefills=pool(5, latencies=late), decodes=pool(3))
-    decision = Looker().look_for(200, seen)
+    decision = Planner().plan_for(200, seen)
     assert decision.prefill.factor > 1.1
     assert decision.prefill.target > 5
     waiting = replace(seen, decode=decode(pool(3), num_waiting=1))  # a late first token is not prefill's fault
-    assert Looker().look_for(200, waiting).prefill.factor == 1.0
+    assert Planner().plan_for(200, waiting).prefill.factor == 1.0
 
 
-def test_a_measured_tpot_corrects_decode_alone() -> None:
+def test_a_measured_tpot_corrects_only_decode() -> None:
     late = tuple(ReplicaLatency(1000.0, 100, 0.08) for _ in range(3))
     seen = snapshot(load=traffic(19.0), prefills=pool(5), decodes=pool(3, latencies=late))
-    decision = Looker().look_for(200, seen)
+    decision = Planner().plan_for(200, seen)
     assert decision.decode.factor > 1.1 > decision.prefill.factor
     assert decision.decode.target > 3
 
 
-def test_a_load_known_from_few_requests_may_be_chance() -> None:
+def test_a_load_measured_from_few_requests_needs_more_margin_to_shrink() -> None:
     assert load_chance(traffic(100.0), exponential(1.0)) == pytest.approx(2 * (2 / 6000) ** 0.5)
     assert load_chance(traffic(0.01), exponential(1.0)) == 1.0
     assert load_chance(QUIET, Moments()) == 1.0
     sure, unsure = (
-        Looker().look_for(310, snapshot(load=traffic(14.0, window_s=window_s), prefills=pool(5), decodes=pool(3)))
+        Planner().plan_for(310, snapshot(load=traffic(14.0, window_s=window_s), prefills=pool(5), decodes=pool(3)))
         for window_s in (6000.0, 10.0)
     )
     assert (sure.prefill.target, unsure.prefill.target) == (4, 5)
 
 
-def test_limits_hold_whatever_the_load() -> None:
+def test_size_limits_hold_for_any_load() -> None:
     limited = replace(SETTINGS, prefill=PoolLimits(max_replicas=3), decode=PoolLimits(min_replicas=2))
-    assert sizes(Looker(limited).look_for(10, snapshot(load=traffic(50.0))))[0] == 3
-    assert sizes(Looker(limited).look_for(10, snapshot(load=traffic(0.1)))) == (1, 2)
+    assert sizes(Planner(limited).plan_for(10, snapshot(load=traffic(50.0))))[0] == 3
+    assert sizes(Planner(limited).plan_for(10, snapshot(load=traffic(0.1)))) == (1, 2)
 
 
 def test_a_lost_state_changes_nothing_at_once() -> None:
-    looker = Looker()
+    planner = Planner()
     seen = snapshot(load=traffic(1.0), prefills=pool(5), decodes=pool(4))
-    assert sizes(looker.look_for(290, seen)) == (5, 4)
-    looker.state = None
-    assert sizes(looker.look_for(290, replace(seen, now_s=291.0))) == (5, 4)
+    assert sizes(planner.plan_for(290, seen)) == (5, 4)
+    planner.state = None
+    assert sizes(planner.plan_for(290, replace(seen, now_s=291.0))) == (5, 4)
 
 
-def test_a_gap_between_looks_is_no_evidence() -> None:
-    looker = Looker()
+def test_a_gap_between_runs_is_no_evidence() -> None:
+    planner = Planner()
     seen = snapshot(load=traffic(1.0), prefills=pool(5), decodes=pool(3))
-    looker.look(seen)
-    assert sizes(looker.look(replace(seen, now_s=10_000.0))) == (5, 3)
-    assert sizes(looker.look_for(300, replace(seen, now_s=10_001.0))) == (1, 1)
+    planner.plan(seen)
+    assert sizes(planner.plan(replace(seen, now_s=10_000.0))) == (5, 3)
+    assert sizes(planner.plan_for(300, replace(seen, now_s=10_001.0))) == (1, 1)
 
 
-def test_a_clock_that_goes_back_begins_anew() -> None:
-    looker = Looker()
+def test_a_clock_that_goes_backwards_restarts_all_delays() -> None:
+    planner = Planner()
     seen = snapshot(10_000.0, traffic(1.0), pool(5), pool(3))
-    looker.look_for(299, seen)
-    assert sizes(looker.look_for(299, replace(seen, now_s=0.0))) == (5, 3)
-    assert sizes(looker.look(replace(seen, now_s=300.0))) == (1, 1)
+    planner.plan_for(299, seen)
+    assert sizes(planner.plan_for(299, replace(seen, now_s=0.0))) == (5, 3)
+    assert sizes(planner.plan(replace(seen, now_s=300.0))) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,6 @@ def test_a_clock_that_goes_back_begins_anew() -> None:
         {"decode": PoolLimits(min_replicas=3, max_replicas=2)},
     ],
 )
-def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must be|need|less than|supports only"):
         replace(ScalingSettings(budget_gpus=8), **changes).check()

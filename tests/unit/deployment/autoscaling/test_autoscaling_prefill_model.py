@@ -1,4 +1,4 @@
-"""What prefill replicas can do, against simulated queues."""
+"""Capacity of prefill replicas, compared with simulated queues."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tests.unit.deployment.autoscaling_snapshots import exponential, pool, prefi
 
 
 def simulated_quantile(num_servers: int, rate: float, services: np.ndarray, gaps: np.ndarray, quantile: float) -> float:
-    """TTFT's quantile of a queue in order of arrival."""
+    """Return the TTFT quantile of a simulated first-come, first-served queue."""
     free = [0.0] * num_servers
     times, now = [], 0.0
     for gap, service in zip(gaps / rate, services, strict=True):
@@ -29,7 +29,7 @@ def simulated_quantile(num_servers: int, rate: float, services: np.ndarray, gaps
 @pytest.mark.parametrize("num_servers", [1, 4, 12])
 @pytest.mark.parametrize("utilisation", [0.5, 0.8, 0.9])
 @pytest.mark.parametrize("kind", ["even", "exponential", "log-normal"])
-def test_ttft_is_predicted_as_a_simulated_queue_has_it(num_servers: int, utilisation: float, kind: str) -> None:
+def test_predicted_ttft_matches_a_simulated_queue(num_servers: int, utilisation: float, kind: str) -> None:
     random, count = np.random.default_rng(num_servers), 40_000
     tokens = {
         "even": np.full(count, 2000.0),
@@ -45,7 +45,7 @@ def test_ttft_is_predicted_as_a_simulated_queue_has_it(num_servers: int, utilisa
 
 
 def test_prefill_needs_more_replicas_than_are_busy_because_prompts_queue() -> None:
-    rate = 19.0  # 3.8 replicas' work
+    rate = 19.0  # work for 3.8 replicas
     model = prefill_model(rate)
     assert smallest_size(model, rate, 1, 100) == 5
     assert model.predicted_s(4, rate) > SLO().ttft_s > model.predicted_s(5, rate)
@@ -59,23 +59,25 @@ def test_irregular_arrivals_need_more_prefill() -> None:
     assert smallest_size(bursty, 19.0, 1, 100) == 6
 
 
-def test_what_is_cached_needs_no_prefill() -> None:
+def test_cached_tokens_need_no_prefill() -> None:
     warm = traffic(19.0, uncached_tokens=exponential(500))
     assert smallest_size(PrefillModel.of(warm, prefill(pool()), SLO(), 1.0), 19.0, 1, 100) == 2
 
 
-def test_a_hit_rate_alone_is_taken_cautiously() -> None:
+def test_a_mean_hit_rate_is_interpreted_conservatively() -> None:
     uncached = exponential(2000).uncached(0.75)
     assert uncached.mean == 500
-    assert uncached.cv2 == pytest.approx(7.0)  # a quarter of the prompts whole: at this mean nothing varies more
+    assert uncached.cv2 == pytest.approx(
+        7.0
+    )  # a quarter of the prompts is cached whole: the largest variance with this mean
 
 
-def test_the_handover_counts_to_the_first_token() -> None:
+def test_the_handover_counts_towards_ttft() -> None:
     assert prefill_model(handover_s=0.4).predicted_s(5, 1.0) == pytest.approx(prefill_model().predicted_s(5, 1.0) + 0.4)
     assert smallest_size(prefill_model(handover_s=0.3), 19.0, 1, 100) == 6
 
 
-def test_a_ttft_that_no_size_reaches_is_neared() -> None:
+def test_an_unreachable_ttft_is_approached() -> None:
     model = prefill_model(slo=replace(SLO(), ttft_s=0.1))
     alone_s = quantile_of(0.2, 0.04, 0.95)
     assert model.ttft_s == pytest.approx(UNREACHABLE_SLACK * alone_s)
@@ -89,6 +91,6 @@ def test_prompts_are_held_until_their_first_token() -> None:
     assert wait is not None
     expected = 2000 * (wait.mean + 0.1) + prompt.second / 10_000  # E[P * P / 10,000]
     assert model.prompt_token_s(prompt, 2, 8.0) == pytest.approx(expected)
-    for overrun in (8.0, 4.999):  # without end, or for minutes: no decode replica mends that
+    for overrun in (8.0, 4.999):  # unbounded, or minutes: no decode replica can shorten that
         held = model.prompt_token_s(prompt, 1, overrun)
         assert held == pytest.approx(2000 * (1.0 + 0.1) + prompt.second / 10_000)

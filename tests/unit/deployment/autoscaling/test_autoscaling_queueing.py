@@ -1,4 +1,4 @@
-"""What a queue before servers does, against textbooks."""
+"""Queueing formulas, compared with textbooks."""
 
 import math
 
@@ -15,7 +15,7 @@ from tests.unit.deployment.autoscaling_snapshots import exponential
     ("num_servers", "load", "probability"),
     [(1, 0.5, 0.5), (2, 1.0, 1 / 3), (3, 2.0, 4 / 9), (10, 8.0, 0.40918), (5, 0.0, 0.0), (4, 4.0, 1.0), (2, 3.0, 1.0)],
 )
-def test_erlang_c_is_as_tabled(num_servers: int, load: float, probability: float) -> None:
+def test_erlang_c_matches_tables(num_servers: int, load: float, probability: float) -> None:
     assert erlang_c(num_servers, load) == pytest.approx(probability, rel=1e-4)
 
 
@@ -24,7 +24,7 @@ def test_erlang_c_takes_any_number_of_servers() -> None:
     assert erlang_c(10_000, 100.0) == 0.0
 
 
-def test_one_exponential_server_waits_as_in_textbooks() -> None:
+def test_the_wait_at_one_exponential_server_matches_textbooks() -> None:
     wait = queue_wait(1, 0.8, exponential(1.0), 1.0)
     assert wait is not None
     assert wait.mean == pytest.approx(0.8 / 0.2)
@@ -32,14 +32,14 @@ def test_one_exponential_server_waits_as_in_textbooks() -> None:
     assert wait.variance == pytest.approx(25 * (2 - 0.8) * 0.8)  # rho (2 - rho) / (mu - lambda)^2
 
 
-def test_service_that_never_varies_halves_the_wait() -> None:
+def test_constant_service_times_halve_the_wait() -> None:
     varied, even = queue_wait(3, 2.0, exponential(1.0), 1.0), queue_wait(3, 2.0, Moments(1.0, 1.0), 1.0)
     assert varied is not None
     assert even is not None
     assert even.mean == pytest.approx(varied.mean / 2)  # Pollaczek and Khinchine, for one server
 
 
-def test_a_queue_that_is_overrun_has_no_mean() -> None:
+def test_the_mean_wait_of_an_overloaded_queue_is_infinite() -> None:
     assert queue_wait(2, 2.0, exponential(1.0), 1.0) is None
 
 

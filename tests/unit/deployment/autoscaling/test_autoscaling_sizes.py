@@ -1,4 +1,4 @@
-"""The smallest size of a pool that holds a load."""
+"""The smallest pool size that sustains a load."""
 
 import pytest
 from hypothesis import given, settings
@@ -12,13 +12,13 @@ from tests.unit.deployment.autoscaling_models import decode_model, prefill_model
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, pool, prefill, traffic
 
 
-def test_a_slower_model_needs_more() -> None:
+def test_a_slower_model_needs_more_replicas() -> None:
     assert prefill_model(factor=2.0).service.mean == pytest.approx(0.4)
     assert decode_model(factor=2.0).step_time_s(11) == pytest.approx(0.04)
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 5, 40])
-def test_a_pools_rate_is_the_most_that_holds(num_replicas: int) -> None:
+def test_a_pools_rate_is_the_highest_that_meets_the_slo(num_replicas: int) -> None:
     by_kv = decode_model(prompt_token_s=50_000.0, kv_tokens=40_000)
     models: tuple[PoolModel, ...] = (prefill_model(), decode_model(), by_kv)
     for model in models:
@@ -30,7 +30,9 @@ def test_a_pools_rate_is_the_most_that_holds(num_replicas: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.floats(0.01, 200), st.floats(50, 5000), st.floats(1, 2000), st.integers(1, 30))
-def test_the_smallest_size_is_what_counting_up_finds(rate: float, prompt: float, output: float, least: int) -> None:
+def test_the_smallest_size_equals_that_of_a_linear_search(
+    rate: float, prompt: float, output: float, least: int
+) -> None:
     load = traffic(rate, prompt, output)
     models: tuple[PoolModel, ...] = (
         PrefillModel.of(load, prefill(pool()), SLO(), 1.0),

@@ -1,4 +1,4 @@
-"""Under a steady load sizes hardly change, whatever its noise."""
+"""Under a steady load sizes hardly change, despite its noise."""
 
 from dataclasses import dataclass, replace
 from statistics import median
@@ -22,7 +22,7 @@ TURN_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """Poisson arrivals whose lengths are log-normal, as a router measures them in a window."""
+    """Poisson arrivals with log-normal lengths, as a router measures them in a window."""
 
     requests_per_s: float
     prompt: float
@@ -32,7 +32,7 @@ class Steady:
     seed: int
 
     def traffic(self, num_seconds: int) -> list[Traffic]:
-        """What is measured at the end of each second."""
+        """Yield the measurements at the end of each second."""
         random = np.random.default_rng(self.seed)
         counts = random.poisson(self.requests_per_s, num_seconds + self.window_s)
         ends = np.concatenate(([0], np.cumsum(counts)))
@@ -63,7 +63,7 @@ class Steady:
 def followed(
     steady: Steady, chosen: ScalingSettings, num_seconds: int, kv_tokens: int = 400_000
 ) -> tuple[list[int], list[int]]:
-    """The sizes that pools without start times go through."""
+    """Return the successive sizes of pools without start times."""
     sizes, state = [(1, 1)], None
     for second, traffic in enumerate(steady.traffic(num_seconds)):
         seen = snapshot(
@@ -77,10 +77,10 @@ def followed(
     return [prefills for prefills, _ in sizes], [decodes for _, decodes in sizes]
 
 
-SHARED = Steady(34.29569994043487, 5070.753877021935, 195.90894957490445, 1.0, 60, 145)  # more than 6 GPUs can do
+SHARED = Steady(34.29569994043487, 5070.753877021935, 195.90894957490445, 1.0, 60, 145)  # more than 6 GPUs can serve
 
 
-# The same loads every time, since chance may always have one that turns; and to shrink would take minutes.
+# The same loads in each run, since some random load always makes a pool turn; and shrinking would take minutes.
 @settings(max_examples=4, deadline=None, phases=[Phase.explicit, Phase.generate], derandomize=True)
 @example(SHARED, 6)
 @example(replace(SHARED, output=195.0, sigma=1.125), 6)
@@ -101,18 +101,18 @@ def test_a_steady_load_turns_no_pool_twice_in_ten_minutes(steady: Steady, budget
         assert most_turns(turns(sizes), TURN_S) <= 1
 
 
-@pytest.mark.parametrize("requests_per_s", [1.9, 5.2, 13.9, 19.4])  # near where one replica more is needed
+@pytest.mark.parametrize("requests_per_s", [1.9, 5.2, 13.9, 19.4])  # close to needing one more replica
 @pytest.mark.parametrize("seed", [0, 1])
-def test_hours_of_poisson_arrivals_on_a_boundary(requests_per_s: float, seed: int) -> None:
+def test_hours_of_poisson_arrivals_at_the_boundary_of_a_size(requests_per_s: float, seed: int) -> None:
     for sizes in followed(Steady(requests_per_s, 2000, 100, 0.8, 60, seed), SETTINGS, 2 * 3600):
         found = turns(sizes)
         assert most_turns(found, TURN_S) <= 1
-        assert len(found) <= 4  # and hardly ever
+        assert len(found) <= 4  # and rarely at all
 
 
-@pytest.mark.parametrize("requests_per_s", [1.9, 5.2, 9.0, 13.9])  # near where one replica more is needed
-def test_hours_in_which_kv_is_what_decode_lacks(requests_per_s: float) -> None:
-    """Two thirds of what is held at once waits for its first token: decode's need changes with prefill's."""
+@pytest.mark.parametrize("requests_per_s", [1.9, 5.2, 9.0, 13.9])  # close to needing one more replica
+def test_hours_in_which_kv_is_decodes_bottleneck(requests_per_s: float) -> None:
+    """Two thirds of the held KV waits for its first token, so decode's need changes with prefill's."""
     steady = Steady(requests_per_s, 2000, 30, 0.8, 60, 0)
     prefills, decodes = followed(steady, SETTINGS, 3600, kv_tokens=12_000)
     assert median(decodes) > max(followed(steady, SETTINGS, 700)[1])
@@ -137,7 +137,7 @@ def test_hours_of_few_requests_of_very_different_lengths(
 def test_hours_of_a_closed_loop(requests_per_s: float, seed: int) -> None:
     rig = Rig(Load(lambda _: requests_per_s), SETTINGS, seed=seed, sizes=(2, 1))
     rig.run(2 * 3600)
-    for sizes in zip(*(look.sizes for look in rig.looks), strict=True):
+    for sizes in zip(*(planned.sizes for planned in rig.decisions), strict=True):
         found = turns(sizes)
         assert most_turns(found, TURN_S) <= 1
         assert len(found) <= 4
