@@ -1,4 +1,4 @@
-"""Drivers in processes of their own, on a tiny checkpoint: ours and transformers', whose greedy tokens are the same."""
+"""Drivers in separate processes on a tiny checkpoint: Baton's and transformers', with the same greedy tokens."""
 
 import os
 import tempfile
@@ -26,9 +26,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_engine(name: str, model: Path, use: Callable[[EngineProcess], None]) -> None:
-    """Runs a driver on one core, and checks that nothing of it is left."""
+    """Run a driver on one core, and check that nothing of it is left."""
     contestant = next(each for each in CONTESTANTS if each.name == name)
-    cores, nowhere = sorted(os.sched_getaffinity(0))[:1], Path("nowhere")  # both are of our own environment
+    cores, nowhere = sorted(os.sched_getaffinity(0))[:1], Path("nowhere")  # both use this environment
     with (
         tempfile.TemporaryFile() as log,
         EngineProcess(
@@ -41,8 +41,8 @@ def with_engine(name: str, model: Path, use: Callable[[EngineProcess], None]) ->
     assert not psutil.pid_exists(pid)
 
 
-def answers_of(name: str, model: Path) -> list[Answer]:
-    """Two clients, four prompts."""
+def outputs_of(name: str, model: Path) -> list[Answer]:
+    """Return the outputs of two clients with four prompts."""
     found: list[Answer] = []
 
     def use(engine: EngineProcess) -> None:
@@ -55,8 +55,8 @@ def answers_of(name: str, model: Path) -> list[Answer]:
     return found
 
 
-def test_our_driver_answers_as_transformers_does(checkpoint: Path) -> None:
-    ours, theirs = (answers_of(name, checkpoint) for name in (OURS, "transformers"))
+def test_both_drivers_generate_the_same_tokens(checkpoint: Path) -> None:
+    ours, theirs = (outputs_of(name, checkpoint) for name in (OURS, "transformers"))
     assert len(ours) == len(theirs) == CELL.num_requests
     assert [answer.token_ids for answer in ours] == [answer.token_ids for answer in theirs]
     for answer in (*ours, *theirs):
@@ -64,18 +64,18 @@ def test_our_driver_answers_as_transformers_does(checkpoint: Path) -> None:
         assert answer.submitted_s < answer.first_s < answer.last_s
 
 
-def test_what_an_engine_says_when_it_fails_is_told(tmp_path: Path) -> None:
+def test_an_engines_error_is_reported(tmp_path: Path) -> None:
     with pytest.raises(EngineFailed, match=r"InvalidCheckpoint: .*config\.json"):
         with_engine(OURS, tmp_path, lambda engine: None)
 
 
-def test_the_parts_of_a_step_make_up_the_whole(checkpoint: Path) -> None:
+def test_the_parts_of_a_step_add_up_to_the_whole(checkpoint: Path) -> None:
     reports = list(profile(checkpoint, torch.get_num_threads()))
     assert len(reports) == 2 * len(BATCHES)
     for parts, operators in zip(reports[::2], reports[1::2], strict=True):
         *rows, whole = parts.rows
         assert [row[0] for row in rows] == [*PARTS, "the rest"]
-        assert all(float(row[1]) > 0 for row in rows)  # the rest too: nothing is counted twice
+        assert all(float(row[1]) > 0 for row in rows)  # including the rest: nothing is counted twice
         assert sum(float(row[1]) for row in rows) == pytest.approx(float(whole[1]))
         assert float(rows[0][1]) == max(float(row[1]) for row in rows)  # the model's forward
         assert any(str(row[0]).startswith(("aten::", "mkldnn::", "onednn::")) for row in operators.rows)

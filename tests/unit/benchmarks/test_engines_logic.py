@@ -1,4 +1,4 @@
-"""What the engines' comparison computes: floors, disturbed samples, the clients' loop and the table's ratios."""
+"""Calculations of the engine comparison: floors, disturbed samples, the clients' loop, the table's ratios."""
 
 import os
 import subprocess
@@ -28,23 +28,21 @@ QUIET = Interference(0.0, 0.0)
 
 
 class TestFloors:
-    def test_the_parameters_are_those_of_the_files(self, tmp_path: Path) -> None:
+    def test_the_number_of_parameters_equals_that_of_the_files(self, tmp_path: Path) -> None:
         for name in ("qwen3", "qwen3-moe"):
             checkpoint = make_checkpoint(name, tmp_path / name)
             floor, files = Floor.of(checkpoint), CheckpointFloor.of(checkpoint)
             active = floor.shared_parameters + floor.num_experts_per_token * floor.expert_parameters
-            assert active + floor.head_parameters == pytest.approx(files.active_parameters, rel=0.01)  # but for norms
+            assert active + floor.head_parameters == pytest.approx(files.active_parameters, rel=0.01)  # no norms
 
-    def test_a_prompt_in_two_parts_takes_as_long_as_whole_and_a_later_part_longer_than_the_first(
-        self, tmp_path: Path
-    ) -> None:
+    def test_two_chunks_take_as_long_as_the_whole_prompt_and_later_ones_longer(self, tmp_path: Path) -> None:
         floor = Floor.of(make_checkpoint("qwen3", tmp_path))
         whole, head_s = floor.prefill_s(LIMITS, 300), 2 * floor.head_parameters / LIMITS.gemm_flop_per_s
         first, second = floor.prefill_s(LIMITS, 150), floor.prefill_s(LIMITS, 150, 150)
         assert first + second - head_s == pytest.approx(whole)
         assert second > first
 
-    def test_a_step_is_bound_by_memory_then_by_products(self, tmp_path: Path) -> None:
+    def test_a_step_is_bound_by_memory_first_and_by_products_for_large_batches(self, tmp_path: Path) -> None:
         floor = Floor.of(make_checkpoint("qwen3", tmp_path))
         weights = 2 * (floor.shared_parameters + floor.head_parameters)
         assert floor.decode_s(LIMITS, 1, 0, "bf16", "bf16") == pytest.approx(weights / 1e9)
@@ -54,7 +52,7 @@ class TestFloors:
         slow = replace(LIMITS, gemm_flop_per_s=1e9)
         assert floor.decode_s(slow, 8, 0, "bf16", "bf16") == pytest.approx(8 * weights / 1e9)
 
-    def test_a_large_batch_reads_every_expert_and_one_request_those_it_chose(self, tmp_path: Path) -> None:
+    def test_a_large_batch_reads_all_experts_and_one_request_only_its_own(self, tmp_path: Path) -> None:
         checkpoint = make_checkpoint("qwen3-moe", tmp_path)
         floor, moe = Floor.of(checkpoint), read_model_config(checkpoint).moe
         assert moe is not None
@@ -74,7 +72,7 @@ class TestFloors:
 
 
 class TestInterference:
-    def test_only_the_engines_cores_count_and_neither_waiting_nor_guests(self) -> None:
+    def test_only_busy_time_of_the_engines_cores_counts(self) -> None:
         lines = (
             "cpu 9 9 9 9 9 9 9 9 9 9",
             "cpu0 1 2 4 1000 1000 8 16 32 500 500",
@@ -87,7 +85,7 @@ class TestInterference:
     @pytest.mark.parametrize(
         ("others_s", "steal_s", "is_much"), [(0.0, 0.0, False), (0.5, 0.1, False), (0.7, 0.0, True), (0.0, 0.5, True)]
     )
-    def test_what_others_took_is_what_is_busy_and_not_ours(
+    def test_interference_is_the_busy_time_of_other_processes(
         self, others_s: float, steal_s: float, is_much: bool
     ) -> None:
         before = CoreTimes(100.0, 50.0, 5.0, 20.0)
@@ -97,7 +95,7 @@ class TestInterference:
         assert found.steal == pytest.approx(steal_s / 20)
         assert found.is_much == is_much
 
-    def test_what_a_child_computes_is_ours_once(self) -> None:
+    def test_a_childs_cpu_time_counts_as_own_once(self) -> None:
         cores = sorted(os.sched_getaffinity(0))
         code = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
         before = look(cores)
@@ -107,18 +105,18 @@ class TestInterference:
             after = look(cores)
             child.communicate(b"\n")
         assert 0.45 <= after.ours_s - before.ours_s < 0.9
-        assert after.busy_s - before.busy_s > 0.4  # which the system counts by ticks
+        assert after.busy_s - before.busy_s > 0.4  # the system counts by ticks
 
     @pytest.mark.parametrize(
         ("others", "retakes", "taken", "kept"),
         [
             ([0.01, 0.5], 3, 1, 0),  # the first is good
-            ([0.5, 0.4, 0.02, 0.01], 3, 3, 2),  # the third is
-            ([0.5, 0.2, 0.4, 0.0], 2, 3, 1),  # none of those allowed is
+            ([0.5, 0.4, 0.02, 0.01], 3, 3, 2),  # the third is good
+            ([0.5, 0.2, 0.4, 0.0], 2, 3, 1),  # none of the allowed retakes is good
             ([0.5, 0.0], 0, 1, 0),
         ],
     )
-    def test_disturbed_samples_are_taken_again_for_a_while(
+    def test_disturbed_samples_are_retaken_a_limited_number_of_times(
         self, others: list[float], retakes: int, taken: int, kept: int
     ) -> None:
         attempts: list[int] = []
@@ -132,7 +130,7 @@ class TestInterference:
 
 
 class CountingEngine:
-    """Gives each request its next number at every step; the first comes after two steps."""
+    """An engine that gives each request its next number in every step; the first after two steps."""
 
     version = "counting"
 
@@ -154,7 +152,7 @@ class CountingEngine:
 
 
 class TestClosedLoop:
-    def test_every_client_waits_for_its_answer_and_answers_are_in_order(self) -> None:
+    def test_every_client_waits_for_its_output_and_outputs_are_in_order(self) -> None:
         engine = CountingEngine()
         loop = ClosedLoop(engine)
         for _ in range(2):  # a second run has other request numbers
@@ -164,7 +162,7 @@ class TestClosedLoop:
         assert all(answer.submitted_s < answer.first_s < answer.last_s for answer in answers)
         assert answers[2].submitted_s >= min(answers[0].last_s, answers[1].last_s)
 
-    def test_more_tokens_than_asked_for_are_an_error(self) -> None:
+    def test_more_tokens_than_requested_are_an_error(self) -> None:
         class Generous(CountingEngine):
             def step(self) -> Iterable[NewTokens]:
                 return [NewTokens(0, [1, 2, 3])]
@@ -174,7 +172,7 @@ class TestClosedLoop:
 
 
 class TestCells:
-    def test_all_engines_get_the_same_prompts_and_repeats_others(self) -> None:
+    def test_all_engines_get_the_same_prompts_and_each_repeat_new_ones(self) -> None:
         cell = Cell(PREFIX, 512, 8)
         prompts = cell.prompts(32000, seed=1)
         assert prompts == cell.prompts(32000, seed=1)
@@ -183,12 +181,12 @@ class TestCells:
         assert len({tuple(prompt) for prompt in prompts}) == 16
         assert cell.prompts(32000, seed=2)[0][:448] != prompts[0][:448]
 
-    def test_a_series_of_shared_prompts_has_one_length(self) -> None:
+    def test_the_prefix_series_has_one_prompt_length(self) -> None:
         cells = chosen_cells(SERIES, [128, 2048], [1])
         assert [cell.prompt_len for cell in cells if cell.series is PREFIX] == [512]
         assert [cell.prompt_len for cell in cells if cell.series is BF16] == [128, 2048]
 
-    def test_engines_take_turns_at_being_first(self) -> None:
+    def test_engines_take_turns_at_running_first(self) -> None:
         assert [each.name for each in in_turn(CONTESTANTS[:3], 4)] == [
             CONTESTANTS[1].name, CONTESTANTS[2].name, CONTESTANTS[0].name,
         ]  # fmt: skip
@@ -199,7 +197,7 @@ class TestCells:
 
 
 def samples(cell: Cell, token_ms: float, token_ids: list[int]) -> Samples:
-    """Two runs of one client, 100 ms to the first token, the second run half as fast."""
+    """Return two runs of one client with 100 ms to the first token; the second run is half as fast."""
     taken = []
     for seed, factor in enumerate((1, 2)):
         step_s = factor * token_ms / 1e3
@@ -242,6 +240,6 @@ class TestTable:
         answers = [Answer(0.0, 1.0, 5.0), Answer(0.0, 2.0, 5.0), Answer(5.0, 5.5, 9.0)]
         assert Sample(answers, 0, QUIET, 0).prefill_tokens_per_s(cell) == pytest.approx(100)
 
-    def test_only_prompts_that_both_had_are_compared(self) -> None:
+    def test_only_prompts_of_both_engines_are_compared(self) -> None:
         assert agreement({0: [[1, 2]], 1: [[3, 4]]}, {1: [[3, 5]], 2: [[1, 2]]}) == Agreement(1.0, 0.5)
         assert agreement({0: [[1, 2]]}, {1: [[1, 2]]}) is None

@@ -1,4 +1,4 @@
-"""What is packed for a GPU machine, and what stays away."""
+"""Contents of the bundle for a GPU machine."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ def write_wheel(path: Path, files: dict[str, bytes]) -> None:
 
 
 def shared_library(path: Path, *needed: Path) -> Path:
-    """A library that the loader would load others for."""
+    """Return a library with dependencies on other libraries."""
     path.parent.mkdir(parents=True, exist_ok=True)
     command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-Wl,--no-as-needed"]
     command += [f"-Wl,-soname,{path.name}", *map(str, needed), "-o", str(path)]
@@ -31,7 +31,7 @@ def pack(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_sources_stay_away_and_compiled_kernels_come_along(tmp_path: Path) -> None:
+def test_the_bundle_has_compiled_kernels_and_no_sources(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     kept = {"flashinfer/norm.py": b"", "flashinfer/data/csrc/decode.jinja": b"", "flashinfer-1.dist-info/METADATA": b""}
     left_out = {"flashinfer/data/csrc/sm120/a.cu": b"", "flashinfer/data/cutlass/a.h": b"", "b12x/a.py": b""}
@@ -48,7 +48,7 @@ def test_sources_stay_away_and_compiled_kernels_come_along(tmp_path: Path) -> No
     assert files == {*kept, "flashinfer/data/aot/norm/norm.so"}
 
 
-def test_of_nixl_what_ucx_needs_is_kept(tmp_path: Path) -> None:
+def test_the_parts_of_nixl_that_ucx_needs_are_kept(tmp_path: Path) -> None:
     libraries = tmp_path / "build" / "nixl_cu13.libs"
     common = shared_library(libraries / "libcommon-1.so")
     core = shared_library(libraries / "libcore-1.so", common)

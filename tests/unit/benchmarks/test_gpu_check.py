@@ -1,4 +1,4 @@
-"""The check of a GPU, run on a CPU with tiny shapes: it passes here, and what is planted wrong it finds."""
+"""The GPU check, run on a CPU with tiny shapes: it passes, and finds planted errors."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ from benchmarks.gpu.stages import stage_named
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
-FACTOR = 1.01  # of what is planted
+FACTOR = 1.01  # size of the planted errors
 
 
 @pytest.fixture
@@ -36,14 +36,14 @@ def setting(tmp_path: Path) -> Setting:
 
 
 class InexactOps(TorchOps):
-    """Norms are a little too large."""
+    """Row operations whose norms are slightly too large."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return super().rms_norm(x, weight, eps) * FACTOR
 
 
 class InexactAttention(TorchAttention):
-    """Values are a little too large, in what is cached as well."""
+    """Attention whose values are slightly too large, also in the cache."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch, scales: KVScales = UNSCALED
@@ -52,7 +52,7 @@ class InexactAttention(TorchAttention):
 
 
 class Bfloat16Setting(Setting):
-    """What a GPU computes in, on this CPU."""
+    """A setting with a GPU's dtype on this CPU."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -60,7 +60,7 @@ class Bfloat16Setting(Setting):
 
 
 @pytest.mark.slow
-def test_the_command_runs_stages_and_keeps_what_they_found(tmp_path: Path) -> None:
+def test_the_command_runs_stages_and_stores_their_results(tmp_path: Path) -> None:
     results = tmp_path / "gpu.json"
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--quick", "--json", str(results)]
     for stage in ("ops", "attention", "models", "fp8", "graphs", "handover"):
@@ -99,10 +99,10 @@ def test_attention_that_caches_other_values_is_found(setting: Setting, monkeypat
     assert caches
     assert not any(finding.ok for finding in caches)
     prompts = next(finding for finding in record.findings if finding.case.endswith("prompts"))
-    assert not prompts.ok  # all that they see is new
+    assert not prompts.ok  # they attend only to new tokens
 
 
-def test_bf16_attention_is_close_enough_and_one_that_sees_too_little_is_not(tmp_path: Path) -> None:
+def test_bf16_attention_passes_and_attention_to_too_few_tokens_fails(tmp_path: Path) -> None:
     setting = Bfloat16Setting(CPU, True, tmp_path)
     model, record = attention_numerics.QUICK_MODELS[0], Record()
     with torch.inference_mode():
@@ -119,7 +119,7 @@ def test_bf16_attention_is_close_enough_and_one_that_sees_too_little_is_not(tmp_
     assert not attention_numerics.ATTENTION[torch.bfloat16].admit(Closeness.of(less, whole))
 
 
-def test_each_distance_sees_what_the_others_do_not() -> None:
+def test_each_distance_detects_errors_that_the_others_miss() -> None:
     torch.manual_seed(0)
     reference, limits = torch.randn(1000, 100), OPERATION[torch.bfloat16]
     scaled, other = Closeness.of(reference * FACTOR, reference), reference.clone()
@@ -146,7 +146,7 @@ def test_logits_and_tokens_of_another_model_are_found() -> None:
     assert [finding.ok for finding in record.findings[2:]] == [False, False]
 
 
-def test_an_answer_may_part_only_where_two_tokens_were_as_probable() -> None:
+def test_outputs_may_differ_only_at_equally_probable_tokens() -> None:
     reference = {"a": Answer([1, 2], [{1: -0.1, 3: -3.0}, {2: -0.7, 4: -0.71}])}
     parted = {"a": Answer([1, 4], [{1: -0.1, 3: -3.0}, {4: -0.7, 2: -0.72}])}
     wrong = {"a": Answer([3, 2], [{3: -0.1, 1: -3.0}, {2: -0.7, 4: -0.71}])}
@@ -156,7 +156,7 @@ def test_an_answer_may_part_only_where_two_tokens_were_as_probable() -> None:
     assert [finding.ok for finding in record.findings] == [True, True, False]
 
 
-def test_a_stage_that_hangs_or_crashes_is_ended_and_told_of(setting: Setting) -> None:
+def test_a_stage_that_hangs_or_crashes_is_ended_and_reported(setting: Setting) -> None:
     hung = run_stage(stage_named("models"), setting, timeout_s=0.2)
     assert not hung["ok"]
     assert hung["error"] == "did not end within 0.2 s"
@@ -166,7 +166,7 @@ def test_a_stage_that_hangs_or_crashes_is_ended_and_told_of(setting: Setting) ->
     assert "Traceback" in crashed["log"]
 
 
-def test_a_check_that_fails_is_a_finding_and_the_next_one_is_tried() -> None:
+def test_a_failing_check_is_a_finding_and_the_next_one_runs() -> None:
     record = Record()
 
     def missing() -> None:

@@ -1,4 +1,4 @@
-"""Processes that only pass requests on are asked and answer as routers do."""
+"""Processes that only forward requests have the interface of routers."""
 
 import asyncio
 import sys
@@ -34,7 +34,7 @@ async def test_chats_reach_the_workers(system: System, tmp_path: Path) -> None:
         client.close()
 
 
-def test_a_passed_request_is_as_long_as_the_chat_it_stands_for(tmp_path: Path) -> None:
+def test_a_forwarded_request_is_as_long_as_its_chat(tmp_path: Path) -> None:
     setting = Setting(Path(sys.executable), make_model(BUNDLED, tmp_path))
     passed = nothing_before_baton("gRPC").chats(setting)(MESSAGES, 5, False)
     assert len(passed) == len(post("/v1/chat/completions", chat_body(MESSAGES, 5, False)))

@@ -21,7 +21,7 @@ PROMPT = list(range(400, 464))
 
 @asynccontextmanager
 async def served(*roles: Role) -> AsyncIterator[tuple[Client, list[SglangWorker], list[int]]]:
-    """Workers on these ports, and a client."""
+    """Serve workers on these ports; yield a client."""
     rendezvous, client = Rendezvous(), Client()
     workers = [SglangWorker(role, SimulatedEngine(SPEC), rendezvous, "model") for role in roles]
     ports = [int((await worker.start()).rpartition(":")[2]) for worker in workers]
@@ -31,7 +31,7 @@ async def served(*roles: Role) -> AsyncIterator[tuple[Client, list[SglangWorker]
         await worker.stop()
 
 
-async def test_prompts_are_answered_and_cached() -> None:
+async def test_prompts_get_responses_and_are_cached() -> None:
     async with served("both") as (client, (worker,), (port,)):
         for _ in range(2):
             answer = await client.ask(port, post("/generate", generate_body(PROMPT, 3)))
@@ -39,19 +39,19 @@ async def test_prompts_are_answered_and_cached() -> None:
         chat = chat_body([{"role": "user", "content": "hi"}], 2, stream=False)
         await client.ask(port, post("/v1/chat/completions", chat))
         assert worker.engine.counters.generated_tokens == 3 + 3 + 2
-        assert worker.engine.load().num_cached_tokens == 48  # of the second: whole blocks, one token left to compute
+        assert worker.engine.load().num_cached_tokens == 48  # whole blocks of the second prompt, but not its last token
 
 
-async def test_a_prompt_of_one_room_is_computed_at_one_worker_and_decoded_at_the_other() -> None:
+async def test_a_bootstrap_room_joins_prefill_at_one_worker_and_decode_at_the_other() -> None:
     async with served("prefill", "decode") as (client, (prefill, decode), ports):
         payload = post("/generate", orjson.dumps({**orjson.loads(generate_body(PROMPT, 4)), "bootstrap_room": 7}))
         await asyncio.gather(*(client.ask(port, payload) for port in ports))
         assert (prefill.engine.counters.prefilled_tokens, decode.engine.counters.prefilled_tokens) == (64, 0)
-        assert decode.engine.counters.generated_tokens == 3  # the first came with the prompt
+        assert decode.engine.counters.generated_tokens == 3  # the first token came with the prompt
         assert decode.engine.counters.received_tokens == 64
 
 
-async def test_an_unknown_page_is_refused_and_a_broken_request_ends_its_connection() -> None:
+async def test_an_unknown_path_is_refused_and_a_malformed_request_ends_its_connection() -> None:
     async with served("both") as (client, _, (port,)):
         with pytest.raises(Refused, match="404"):
             await client.ask(port, b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n")

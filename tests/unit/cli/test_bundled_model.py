@@ -17,7 +17,7 @@ import baton
 FOLDER = Path(baton.__file__).parent / "bundled_model"
 HELD_OUT = Path(__file__).parent / "held_out_pages.json"
 MAX_WEIGHT_BYTES = 12_000_000
-# A model that knows nothing has the vocabulary's size, 4096; one that knows how often tokens occur, several hundred.
+# Uniform predictions have the perplexity of the vocabulary's size, 4096; those by token frequency, several hundred.
 MAX_PERPLEXITY = 150.0
 
 
@@ -39,8 +39,8 @@ def model() -> Any:
     return AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
 
 
-def answer(model: Any, tokenizer: Any, question: str, **options: object) -> tuple[str, int]:
-    """The answer without special tokens, and the id of its last token."""
+def generate(model: Any, tokenizer: Any, question: str, **options: object) -> tuple[str, int]:
+    """Return the output without special tokens, and the id of its last token."""
     inputs = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
@@ -48,7 +48,7 @@ def answer(model: Any, tokenizer: Any, question: str, **options: object) -> tupl
     return tokenizer.decode(output, skip_special_tokens=True), int(output[-1])
 
 
-def test_is_a_small_mixture_of_experts() -> None:
+def test_the_model_is_a_small_mixture_of_experts() -> None:
     config = json.loads((FOLDER / "config.json").read_text())
     assert config["architectures"] == ["Qwen3MoeForCausalLM"]
     assert config["tie_word_embeddings"] is True
@@ -67,18 +67,18 @@ def test_is_a_small_mixture_of_experts() -> None:
             assert shapes[f"{prefix}.down_proj.weight"] == size[::-1]
 
 
-def test_loads_as_it_is_saved(model: Any) -> None:
+def test_the_model_loads_as_it_was_saved(model: Any) -> None:
     assert type(model).__name__ == "Qwen3MoeForCausalLM"
     assert AutoModelForCausalLM.from_pretrained(FOLDER).dtype == torch.bfloat16
     assert model.num_parameters() < 6e6
 
 
 @pytest.mark.parametrize("text", ["Hello, world!", " two  spaces\n\ttab", "naïve café 東京 🚀", "<|im_sta rt|>", ""])
-def test_tokenizer_gives_any_text_back(tokenizer: Any, text: str) -> None:
+def test_the_tokenizer_round_trips_any_text(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_chat_template(tokenizer: Any) -> None:
+def test_the_chat_template_renders_roles(tokenizer: Any) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi!"},
@@ -117,9 +117,9 @@ def test_end_of_turn_ends_generation(tokenizer: Any, model: Any) -> None:
         ("Tell me about the module textwrap.", "textwrap"),
     ],
 )
-def test_greedy_answers_are_sentences_that_end(model: Any, tokenizer: Any, question: str, expected: str) -> None:
+def test_greedy_outputs_are_sentences_that_end(model: Any, tokenizer: Any, question: str, expected: str) -> None:
     greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "repetition_penalty": 1.0}
-    text, last = answer(model, tokenizer, question, **greedy)
+    text, last = generate(model, tokenizer, question, **greedy)
     assert last == tokenizer.eos_token_id
     assert expected in text
     words = text.split()
@@ -128,17 +128,17 @@ def test_greedy_answers_are_sentences_that_end(model: Any, tokenizer: Any, quest
     assert text.endswith((".", "!", "?"))
 
 
-def test_sampled_answers_are_words_that_end(model: Any, tokenizer: Any) -> None:
+def test_sampled_outputs_are_words_that_end(model: Any, tokenizer: Any) -> None:
     torch.manual_seed(0)
     questions = ["What does os.path.join do?", "Hi", "What is the class collections.Counter for?", "Explain len."]
-    answers = [answer(model, tokenizer, question) for question in questions * 3]
+    answers = [generate(model, tokenizer, question) for question in questions * 3]
     assert sum(last == tokenizer.eos_token_id for _, last in answers) >= 10
     text = "".join(text for text, _ in answers)
     assert len(re.findall(r"[A-Za-z\s]", text)) > 0.8 * len(text)
 
 
 @torch.no_grad()
-def test_predicts_documentation_that_it_was_not_trained_on(model: Any, tokenizer: Any) -> None:
+def test_the_model_predicts_documentation_outside_its_training_data(model: Any, tokenizer: Any) -> None:
     total, count = 0.0, 0
     for page in json.loads(HELD_OUT.read_text()):
         ids = tokenizer(page, return_tensors="pt")["input_ids"][:, :512]

@@ -1,4 +1,4 @@
-"""The command line: help, and errors that come before anything is started."""
+"""The command line: help, and errors before anything starts."""
 
 import json
 import re
@@ -36,7 +36,7 @@ QWEN3 = {
 
 
 def free_port() -> str:
-    """A port for `baton serve`, which checks its port before the rest: another server may have the default one."""
+    """A free port for `baton serve`, which checks its port first: another server may use the default one."""
     return str(free_ports("127.0.0.1", 1)[0])
 
 
@@ -62,7 +62,7 @@ def test_help_names_every_command() -> None:
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))
-def test_no_help_shows_pipes_between_processes(command: str) -> None:
+def test_help_hides_internal_options_of_processes(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0, result.output
     assert "fd" not in re.findall(r"--[a-z]+-(\w+)", result.output)
@@ -89,7 +89,7 @@ def test_planning_a_start_imports_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_version() -> None:
+def test_version_is_shown() -> None:
     assert re.fullmatch(r"baton, version \d+\.\d+\.\d+\n", run("--version").output)
 
 
@@ -112,7 +112,7 @@ def test_version() -> None:
         (["chat", "--temperature", "-1"], "--temperature"),
     ],
 )
-def test_wrong_options_are_refused_by_name(arguments: list[str], message: str) -> None:
+def test_invalid_options_are_refused_by_name(arguments: list[str], message: str) -> None:
     if "cuda" in arguments and visible_gpus().count:
         pytest.skip("this machine has a GPU, on which the command would serve")
     port = ("--port", free_port()) if arguments[0] == "serve" else ()
@@ -121,7 +121,7 @@ def test_wrong_options_are_refused_by_name(arguments: list[str], message: str) -
     assert message in result.output
 
 
-def test_a_wrong_key_in_the_file_is_named(tmp_path: Path) -> None:
+def test_an_unknown_key_in_the_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "baton.yaml"
     file.write_text("engine:\n  max_num_seq: 3\n")
     for command in ("serve", "worker"):
@@ -152,13 +152,13 @@ def test_a_checkpoint_without_weights_or_tokenizer_is_refused(checkpoint: Path, 
     assert file.removeprefix("model") in result.output
 
 
-def test_a_context_beyond_the_checkpoints_is_refused_before_anything_starts(checkpoint: Path) -> None:
+def test_a_context_longer_than_the_checkpoints_is_refused_before_anything_starts(checkpoint: Path) -> None:
     result = run("serve", str(checkpoint), "--max-model-len", "65", "--port", free_port())
     assert result.exit_code == 2
     assert "max_model_len: 65 tokens exceed the checkpoint's context of 64" in result.output
 
 
-def test_what_is_neither_directory_nor_hub_id_is_refused() -> None:
+def test_a_model_that_is_neither_directory_nor_hub_id_is_refused() -> None:
     for name in ("/nowhere/model", "./model", "a/b/c"):
         result = run("serve", name)
         assert result.exit_code == 1

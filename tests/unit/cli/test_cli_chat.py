@@ -30,13 +30,13 @@ def chat(url: str, lines: list[str], *arguments: str) -> Result:
 
 
 class Echo:
-    """Answers with the number of turns and the last one."""
+    """A model that responds with the number of turns and the last one."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, object]] = []
+        self.bodies: list[dict[str, object]] = []
 
     def __call__(self, content: dict[str, object]) -> Reply:
-        self.asked.append(content)
+        self.bodies.append(content)
         messages = content["messages"]
         assert isinstance(messages, list)
         text = f"{len(messages)}:[b]{messages[-1]['content']}"
@@ -47,7 +47,7 @@ def routes(echo: Echo) -> Routes:
     return {"/v1/models": lambda _: json_reply(MODELS), "/v1/chat/completions": echo}
 
 
-def test_turns_are_remembered_until_they_are_cleared() -> None:
+def test_turns_are_kept_until_they_are_cleared() -> None:
     echo = Echo()
     with serving(routes(echo)) as url:
         result = chat(url, ["hello", "again", "/clear", "new", "/exit", "never"], "--system", "Be brief.")
@@ -56,7 +56,7 @@ def test_turns_are_remembered_until_they_are_cleared() -> None:
     assert "4:[b]again" in result.output
     assert "2:[b]new" in result.output
     assert "never" not in result.output
-    assert echo.asked[1]["messages"] == [
+    assert echo.bodies[1]["messages"] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": "2:[b]hello"},
@@ -64,12 +64,12 @@ def test_turns_are_remembered_until_they_are_cleared() -> None:
     ]
 
 
-def test_options_reach_the_server_and_only_those_given() -> None:
+def test_only_given_options_reach_the_server() -> None:
     echo = Echo()
     with serving(routes(echo)) as url:
         result = chat(url, ["hello"], "--temperature", "0", "--max-tokens", "5", "--seed", "3")
     assert result.exit_code == 0, result.output
-    sent = {name: value for name, value in echo.asked[0].items() if name != "messages"}
+    sent = {name: value for name, value in echo.bodies[0].items() if name != "messages"}
     assert sent == {
         "model": "tiny",
         "stream": True,
@@ -80,14 +80,14 @@ def test_options_reach_the_server_and_only_those_given() -> None:
     }
 
 
-def test_verbose_says_how_an_answer_was_served() -> None:
+def test_verbose_shows_how_a_response_was_served() -> None:
     with serving(routes(Echo())) as url:
         quiet, verbose = chat(url, ["hello"]), chat(url, ["hello"], "--verbose")
     assert "prefill-0" not in quiet.output
     assert "prefill prefill-0, decode decode-0, kv transport shared_memory, prompt tokens 7" in verbose.output
 
 
-def test_the_servers_own_words_are_shown() -> None:
+def test_the_servers_error_message_is_shown() -> None:
     refusal = json_reply({"error": {"message": "the prompt has 9 tokens, but 8 are allowed"}}, 400)
     with serving({"/v1/models": lambda _: json_reply(MODELS), "/v1/chat/completions": lambda _: refusal}) as url:
         result = chat(url, ["hello"])
@@ -105,14 +105,14 @@ def test_an_error_in_mid_stream_is_shown() -> None:
     assert "Error: no worker is left" in result.output
 
 
-def test_without_a_server_the_user_is_told_what_to_do() -> None:
+def test_without_a_server_the_error_says_what_to_do() -> None:
     result = chat(f"http://127.0.0.1:{free_ports('127.0.0.1', 1)[0]}", ["hello"])
     assert result.exit_code == 1
     assert "no server answers at http://127.0.0.1:" in result.output
     assert "baton serve" in result.output
 
 
-def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on() -> None:
+def test_ctrl_c_stops_a_response_and_the_conversation_continues() -> None:
     client_left = threading.Event()
     main_thread = threading.main_thread().ident
     assert main_thread is not None
@@ -166,5 +166,5 @@ def test_a_conversation_at_a_terminal_survives_a_lost_connection(monkeypatch: py
         (["", "", "data: [DONE]"], []),
     ],
 )
-def test_server_sent_events(lines: list[str], data: list[str]) -> None:
+def test_server_sent_events_are_parsed(lines: list[str], data: list[str]) -> None:
     assert list(sse_data(iter(lines))) == data

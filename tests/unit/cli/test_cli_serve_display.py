@@ -1,4 +1,4 @@
-"""What `baton serve` shows."""
+"""Console output of `baton serve`."""
 
 import io
 import json
@@ -94,7 +94,7 @@ def test_the_curl_line_can_be_pasted() -> None:
     assert body["messages"][0]["role"] == "user"
 
 
-def test_the_banner_says_what_serves_and_how_much_it_holds() -> None:
+def test_the_banner_shows_the_model_and_its_kv_capacity() -> None:
     assert banner(plan()).splitlines()[:10] == [
         "Serving tiny at http://127.0.0.1:8000",
         "",
@@ -111,7 +111,7 @@ def test_the_banner_says_what_serves_and_how_much_it_holds() -> None:
 
 
 @pytest.mark.parametrize(("count", "text"), [(8_030_261_248, "8.03B"), (671_000_000_000, "671B"), (999, "999")])
-def test_sizes_are_short(count: int, text: str) -> None:
+def test_sizes_are_shown_briefly(count: int, text: str) -> None:
     assert abbreviated(count) == text
 
 
@@ -124,11 +124,11 @@ def test_sizes_are_short(count: int, text: str) -> None:
         (Ending(0, 30.0), "Shutting down; press Ctrl-C again to stop now"),
     ],
 )
-def test_the_end_says_what_it_waits_for(ending: Ending, text: str) -> None:
+def test_the_shutdown_shows_what_it_waits_for(ending: Ending, text: str) -> None:
     assert describe_end(ending) == text
 
 
-def test_lines_where_there_is_no_terminal() -> None:
+def test_without_a_terminal_events_are_lines() -> None:
     printer, output = console(terminal=False)
     display = LineDisplay(printer, announce)
     for event in EVENTS:
@@ -147,7 +147,7 @@ def test_lines_where_there_is_no_terminal() -> None:
     ]
 
 
-def test_deaths_in_a_row_and_the_reason_of_an_end_have_a_line() -> None:
+def test_repeated_deaths_and_the_reason_for_the_end_have_a_line() -> None:
     printer, output = console(terminal=False)
     display = LineDisplay(printer, announce)
     display.show(Died("decode-0", "was killed by SIGKILL", 8.0, 5))
@@ -170,7 +170,7 @@ print("serves on", file=sys.stderr)
 
 
 @pytest.mark.parametrize("output", ["full", "closed"])
-def test_output_that_takes_nothing_ends_no_cluster(output: str) -> None:
+def test_a_closed_or_full_output_does_not_end_the_cluster(output: str) -> None:
     if output == "full":
         target = os.open("/dev/full", os.O_WRONLY)
     else:
@@ -182,7 +182,7 @@ def test_output_that_takes_nothing_ends_no_cluster(output: str) -> None:
     assert (done.returncode, done.stderr) == (0, "serves on\n")
 
 
-def test_a_rendezvous_has_a_bar_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rendezvous_has_a_progress_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     planned = replace(plan(), rendezvous=RendezvousConfig())
     display = open_display(planned, announce)
@@ -194,7 +194,7 @@ def test_a_rendezvous_has_a_bar_too(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "rendezvous" in capsys.readouterr().out
 
 
-def test_bars_in_a_terminal_give_way_to_the_announcement() -> None:
+def test_the_banner_replaces_the_progress_bars() -> None:
     printer, output = console(terminal=True)
     display = BarDisplay(printer, ["router", "decode-0"], announce)
     for event in EVENTS:
@@ -202,13 +202,13 @@ def test_bars_in_a_terminal_give_way_to_the_announcement() -> None:
     display.close()
     text = output.getvalue()
     assert "━" in text
-    assert ": starting (process" not in text  # the bar says it
+    assert ": starting (process" not in text  # the bar shows it
     assert text.index("━") < text.index("ANNOUNCEMENT") < text.index("was killed by SIGKILL; restarting")
     assert "restarting (process 4712)" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor that bars hide is shown again
 
 
-def test_a_terminal_that_lacks_a_character_shows_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_characters_that_the_terminal_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with (tmp_path / "output").open("w", encoding="ascii") as output:
         monkeypatch.setattr(sys, "stdout", output)
         display = open_display(plan(), announce)

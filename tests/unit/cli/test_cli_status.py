@@ -45,7 +45,7 @@ def row(output: str, worker_id: str) -> list[str]:
     return next(line for line in output.splitlines() if line.startswith(worker_id)).split()
 
 
-def test_the_table_has_what_the_router_says() -> None:
+def test_the_table_shows_the_routers_workers() -> None:
     result = status(WORKERS, "--once")
     assert result.exit_code == 0, result.output
     assert row(result.output, "prefill-0")[:8] == [
@@ -58,10 +58,10 @@ def test_the_table_has_what_the_router_says() -> None:
     assert row(result.output, "decode-1") == ["decode-1", "unreachable"]
     assert row(result.output, "127.0.0.1:21003") == ["127.0.0.1:21003", "connecting", "127.0.0.1:21003"]
     assert "model tiny  ready  inflight 3" in result.output
-    assert "queued tokens" not in result.output  # nobody said
+    assert "queued tokens" not in result.output  # not reported
 
 
-def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_ones() -> None:
+def test_a_narrow_terminal_gets_fewer_but_whole_columns() -> None:
     named = {"workers": WORKERS["workers"][:3]}
     lines = status(named, "--once", columns=80).output.splitlines()
     header = next(line for line in lines if line.startswith("worker"))
@@ -70,7 +70,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_ones() -> None:
     assert row("\n".join(lines), "prefill-0") == ["prefill-0", "ready", "2", "1", "90%", "12.5", "ms"]
 
 
-def test_json_is_the_servers_own_answer() -> None:
+def test_json_is_the_servers_response() -> None:
     result = status(WORKERS, "--json")
     assert json.loads(result.output) == WORKERS
 
@@ -81,7 +81,7 @@ def test_a_router_without_workers_has_an_empty_table() -> None:
     assert "worker" in result.output
 
 
-def test_what_is_no_router_is_named() -> None:
+def test_a_server_that_is_not_a_router_is_named() -> None:
     result = status({"hello": "world"}, "--once")
     assert result.exit_code == 1
     assert "the response has no list of workers" in result.output
@@ -90,14 +90,14 @@ def test_what_is_no_router_is_named() -> None:
     assert "404: Not Found" in refused.output
 
 
-def test_without_a_server_the_user_is_told_what_to_do() -> None:
+def test_without_a_server_the_error_says_what_to_do() -> None:
     url = f"127.0.0.1:{free_ports('127.0.0.1', 1)[0]}"
     result = CliRunner().invoke(main, ["status", "--once", "--url", url])
     assert result.exit_code == 1
     assert f"no server answers at http://{url}" in result.output
 
 
-def test_processes_that_died_are_named_with_what_follows() -> None:
+def test_dead_processes_are_listed_with_their_restarts() -> None:
     death = {"last_end": "was killed by SIGKILL", "last_end_s_ago": 4.2}
     processes = [
         {"name": "router", "state": "ready", "restarts": 0, "last_end": None, "last_end_s_ago": None},

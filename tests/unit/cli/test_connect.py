@@ -1,4 +1,4 @@
-"""How commands reach a server."""
+"""Connections of commands to a server."""
 
 import socket
 import ssl
@@ -16,7 +16,7 @@ from baton.rpc.router_client import connect
 
 
 @pytest.mark.parametrize("scheme", ["https", "HTTPS", "Https"])
-def test_no_key_is_shown_to_a_server_that_is_not_trusted(tmp_path: Path, scheme: str) -> None:
+def test_an_untrusted_server_receives_no_key(tmp_path: Path, scheme: str) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     heard: list[bytes] = []
@@ -40,14 +40,14 @@ def test_no_key_is_shown_to_a_server_that_is_not_trusted(tmp_path: Path, scheme:
     assert b"sk-secret" not in b"".join(heard)
 
 
-def test_certificates_at_a_plain_url_are_refused() -> None:
+def test_certificates_for_an_http_url_are_refused() -> None:
     with pytest.raises(click.UsageError, match="nothing would be encrypted"):
         connect("http://127.0.0.1:1", 1.0, https=ssl.create_default_context())
 
 
 @pytest.mark.parametrize("command", ["status", "chat", "drain", "undrain", "doctor", "bench"])
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "http://[::1", "http://127.0.0.1:port", "http://"])
-def test_what_is_no_url_of_a_server_is_refused(command: str, url: str) -> None:
+def test_an_invalid_url_is_refused(command: str, url: str) -> None:
     worker = ["decode-0"] if "drain" in command else []
     result = CliRunner().invoke(main, [command, *worker, "--url", url])
     assert result.exit_code == 2

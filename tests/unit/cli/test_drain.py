@@ -1,4 +1,4 @@
-"""Which drains are refused."""
+"""Drains that are refused."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from baton.cli.options.worker_addresses import KnownWorker
 
 
 def worker(name: str, takes_requests: bool = True, model: str = "m") -> KnownWorker:
-    """A worker whose role its name begins with."""
+    """Return a worker whose name begins with its role."""
     return KnownWorker(name, f"{name}:1", model, name.partition("-")[0], takes_requests)
 
 
@@ -26,7 +26,7 @@ def worker(name: str, takes_requests: bool = True, model: str = "m") -> KnownWor
         ([worker("decode-1")], ["prefill-0"], True),
     ],
 )
-def test_the_last_worker_of_a_role_is_not_drained(
+def test_drain_refuses_the_last_worker_of_a_role(
     others: list[KnownWorker], leaving: list[str], is_refused: bool
 ) -> None:
     workers = [*others, *(worker(each) for each in leaving if each not in {other.name for other in others})]
@@ -39,5 +39,5 @@ def test_the_last_worker_of_a_role_is_not_drained(
         check_others_serve(workers, addresses)
 
 
-def test_a_worker_that_serves_no_more_may_be_drained_again() -> None:
+def test_a_worker_that_no_longer_serves_may_be_drained_again() -> None:
     check_others_serve([worker("decode-0", takes_requests=False)], ["decode-0:1"])

@@ -1,4 +1,4 @@
-"""`baton fetch`, of the bundled model and of a small hub's."""
+"""`baton fetch` of the bundled model and from a small hub."""
 
 import fcntl
 import hashlib
@@ -35,7 +35,7 @@ def names(directory: Path) -> set[str]:
     return {each.name for each in directory.iterdir() if not each.name.startswith(".")}
 
 
-def test_the_bundled_model_is_put_there_once(tmp_path: Path) -> None:
+def test_the_bundled_model_is_copied_once(tmp_path: Path) -> None:
     directory = tmp_path / "models" / "m"
     assert "downloaded" in fetch("bundled", str(directory)).output
     assert names(directory) == names(BUNDLED)
@@ -46,7 +46,7 @@ def test_the_bundled_model_is_put_there_once(tmp_path: Path) -> None:
     assert (directory / "config.json").read_text() == "mine"
 
 
-def test_without_weights_there_is_what_a_router_needs(tmp_path: Path) -> None:
+def test_without_weights_a_router_has_all_it_needs(tmp_path: Path) -> None:
     directory = tmp_path / "m"
     fetch("bundled", str(directory), "--without-weights")
     assert names(directory) == names(BUNDLED) - {"model.safetensors"}
@@ -54,14 +54,14 @@ def test_without_weights_there_is_what_a_router_needs(tmp_path: Path) -> None:
     assert names(directory) == names(BUNDLED)
 
 
-def test_what_was_broken_off_is_begun_anew(tmp_path: Path) -> None:
-    """Only what is complete is marked so."""
+def test_an_interrupted_download_is_restarted(tmp_path: Path) -> None:
+    """Only a complete model is marked as complete."""
     (tmp_path / "model.safetensors").write_bytes(b"half")
     fetch("bundled", str(tmp_path))
     assert (tmp_path / "model.safetensors").read_bytes() == (BUNDLED / "model.safetensors").read_bytes()
 
 
-def test_who_comes_second_waits(tmp_path: Path) -> None:
+def test_a_second_fetch_waits_for_the_first(tmp_path: Path) -> None:
     command = (sys.executable, "-m", "baton", "fetch", "bundled", str(tmp_path / "m"))
     with (tmp_path / ".m.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -74,8 +74,8 @@ def test_who_comes_second_waits(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_who_only_waits_fetches_nothing_and_writes_nothing(tmp_path: Path) -> None:
-    """Not even a directory: the volume may be one that it may only read."""
+def test_wait_downloads_and_writes_nothing(tmp_path: Path) -> None:
+    """Not even a directory: the volume may be read-only."""
     command = (sys.executable, "-m", "baton", "fetch", "bundled", str(tmp_path / "m"), "--wait")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered()) as process:
         assert process.stdout is not None
@@ -88,7 +88,7 @@ def test_who_only_waits_fetches_nothing_and_writes_nothing(tmp_path: Path) -> No
     assert "waiting" not in again.output
 
 
-def test_a_routers_part_is_not_enough_for_a_worker_that_waits(tmp_path: Path) -> None:
+def test_a_model_without_weights_does_not_end_the_wait_for_weights(tmp_path: Path) -> None:
     fetch("bundled", str(tmp_path / "m"), "--without-weights")
     assert "is already in" in fetch("bundled", str(tmp_path / "m"), "--wait", "--without-weights").output
     command = (sys.executable, "-m", "baton", "fetch", "bundled", str(tmp_path / "m"), "--wait")
@@ -99,7 +99,7 @@ def test_a_routers_part_is_not_enough_for_a_worker_that_waits(tmp_path: Path) ->
         assert "is already in" in process.stdout.read()
 
 
-def test_a_word_that_is_no_model_is_told(tmp_path: Path) -> None:
+def test_an_invalid_model_name_is_refused(tmp_path: Path) -> None:
     result = fetch("qwen", str(tmp_path / "m"))
     assert result.exit_code == 2
     assert "qwen is neither a hub id" in result.output
@@ -110,27 +110,27 @@ def unbuffered(**more: str) -> dict[str, str]:
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Answers as the hub does, for one model, but for the requests that its server has to fail."""
+    """Serves one model like the hub, except for requests that its server has to fail."""
 
-    def do_GET(self) -> None:  # the library's name
-        """A model's files, or one of them."""
+    def do_GET(self) -> None:  # named by the library
+        """Send the list of a model's files, or one of them."""
         path = self.path.partition("?")[0]
         assert isinstance(self.server, HubServer)
-        self.server.asked.append(path)
+        self.server.paths.append(path)
         if self.server.fails(path):
             self.send_error(self.server.status)
         elif path.startswith("/api/models/a/b/tree/"):
             tree = [{"type": "file", "path": name, "size": len(data), "oid": oid(data)} for name, data in FILES.items()]
-            self._answer(json.dumps(tree).encode())
+            self._respond(json.dumps(tree).encode())
         elif path.startswith("/api/models/a/b"):
             siblings = [{"rfilename": name} for name in FILES]
-            self._answer(json.dumps({"id": "a/b", "sha": COMMIT, "siblings": siblings}).encode())
+            self._respond(json.dumps({"id": "a/b", "sha": COMMIT, "siblings": siblings}).encode())
         else:
-            self._answer(FILES.get(path.removeprefix(f"/a/b/resolve/{COMMIT}/")))
+            self._respond(FILES.get(path.removeprefix(f"/a/b/resolve/{COMMIT}/")))
 
-    do_HEAD = do_GET  # noqa: N815  # the library's name
+    do_HEAD = do_GET  # noqa: N815  # named by the library
 
-    def _answer(self, data: bytes | None) -> None:
+    def _respond(self, data: bytes | None) -> None:
         self.send_response(404 if data is None else 200)
         self.send_header("content-length", str(len(data or b"")))
         self.send_header("x-repo-commit", COMMIT)
@@ -140,7 +140,7 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(data or b"")
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 def oid(data: bytes) -> str:
@@ -148,21 +148,21 @@ def oid(data: bytes) -> str:
 
 
 class HubServer(ThreadingHTTPServer):
-    """Owns what was asked, and what is to fail: paths that begin so, so many times each."""
+    """A hub that records requested paths; `failures` maps path prefixes to the number of requests to fail."""
 
     def __init__(self, failures: dict[str, int], status: int) -> None:
         super().__init__(("127.0.0.1", 0), Hub)
-        self.asked: list[str] = []
+        self.paths: list[str] = []
         self.status = status
         self._failures = failures
 
     @property
     def url(self) -> str:
-        """As clients have it."""
+        """URL for clients."""
         return f"http://127.0.0.1:{self.server_port}"
 
     def fails(self, path: str) -> bool:
-        """Whether this request is one of those."""
+        """Return whether this request has to fail."""
         for prefix, left in self._failures.items():
             if path.startswith(prefix) and left:
                 self._failures[prefix] -= 1
@@ -172,7 +172,7 @@ class HubServer(ThreadingHTTPServer):
 
 @contextmanager
 def hub(failures: dict[str, int] | None = None, status: int = 500) -> Iterator[HubServer]:
-    """One that runs."""
+    """Yield a running hub."""
     with HubServer(failures or {}, status) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -184,14 +184,14 @@ def hub(failures: dict[str, int] | None = None, status: int = 500) -> Iterator[H
 
 
 def fetch_from(server: HubServer, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, as a process: the hub's client reads its environment when it is imported."""
+    """Run the command as a process: the hub's client reads its environment when it is imported."""
     env = unbuffered(HF_ENDPOINT=server.url, HF_HOME=str(tmp_path / "home"), HF_HUB_DISABLE_XET="1")
     env.pop("HF_HUB_OFFLINE", None)
     command = (sys.executable, "-m", "baton", "fetch", *arguments)
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_hubs_model_comes_without_what_nobody_reads(tmp_path: Path) -> None:
+def test_files_that_baton_does_not_read_are_not_downloaded(tmp_path: Path) -> None:
     directory = tmp_path / "a" / "b"
     with hub() as server:
         for flags, expected in (
@@ -202,10 +202,10 @@ def test_a_hubs_model_comes_without_what_nobody_reads(tmp_path: Path) -> None:
             assert run.returncode == 0, run.stderr
             assert names(directory) == expected
     again = fetch_from(server, tmp_path, "a/b", str(directory))
-    assert "is already in" in again.stdout  # and nobody is asked
+    assert "is already in" in again.stdout  # and the hub gets no request
 
 
-def test_a_hub_that_fails_is_asked_again(tmp_path: Path) -> None:
+def test_a_failing_hub_is_retried(tmp_path: Path) -> None:
     with hub({"/api/models/a/b": 1}) as server:
         run = fetch_from(server, tmp_path, "a/b", str(tmp_path / "m"), "--tries=2")
     assert run.returncode == 0, run.stderr
@@ -213,17 +213,17 @@ def test_a_hub_that_fails_is_asked_again(tmp_path: Path) -> None:
     assert names(tmp_path / "m") == {"config.json", "tokenizer.json", "model.safetensors"}
 
 
-def test_what_the_hub_refuses_is_not_asked_again(tmp_path: Path) -> None:
+def test_a_refusal_by_the_hub_is_not_retried(tmp_path: Path) -> None:
     with hub() as server:
         run = fetch_from(server, tmp_path, "a/none", str(tmp_path / "m"))
     assert run.returncode == 1
     assert "could not be downloaded" in run.stderr
     assert "tries left" not in run.stderr
-    assert len([path for path in server.asked if path.startswith("/api/models/a/none")]) == 1
+    assert len([path for path in server.paths if path.startswith("/api/models/a/none")]) == 1
 
 
-def test_a_part_is_never_taken_for_the_whole(tmp_path: Path) -> None:
-    """The hub's client is content with a directory that has something in it, once it cannot list the model's files."""
+def test_a_partial_download_never_counts_as_complete(tmp_path: Path) -> None:
+    """If it cannot list the model's files, the hub's client accepts any directory that is not empty."""
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text("{}")
     with hub({"/api/models/a/b/tree/": 99}, status=403) as server:

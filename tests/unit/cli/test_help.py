@@ -38,7 +38,7 @@ def test_every_option_is_shown_and_explained(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
-def test_examples_name_options_that_there_are(name: str) -> None:
+def test_examples_use_existing_options(name: str) -> None:
     command = import_module(f"baton.cli.{name}").command
     lines = [line.strip() for line in help_of(name, columns=100).splitlines()]
     examples = [line for line in lines if line.startswith(f"$ baton {name}")]

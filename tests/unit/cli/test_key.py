@@ -1,4 +1,4 @@
-"""`baton key`, and the key that other commands show."""
+"""`baton key`, and the key that other commands send."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ def run(*arguments: str, **environ: str) -> Result:
     return CliRunner(env=dict(environ)).invoke(main, list(arguments))
 
 
-def test_a_new_key_and_its_entry_belong_together() -> None:
+def test_a_new_key_matches_its_entry() -> None:
     result = run("key", "new", "--name", "a", "--max-inflight", "3", "--expires-in-days", "1", "--cache-salt", "team")
     assert result.exit_code == 0, result.output
     key, entry = result.stdout.split("\n", 1)
@@ -40,13 +40,13 @@ def test_a_new_key_and_its_entry_belong_together() -> None:
     assert run("key", "new", "--name", "a").stdout.split("\n", 1)[0] != key
 
 
-def test_wrong_names_are_refused() -> None:
+def test_invalid_names_are_refused() -> None:
     result = run("key", "new", "--name", "a b")
     assert result.exit_code == 2
     assert "name: must be 1 to 128 visible ASCII characters" in result.output
 
 
-def test_a_file_is_checked(tmp_path: Path) -> None:
+def test_a_keys_file_is_checked(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     entries = [run("key", "new", "--name", name).stdout.split("\n", 1)[1] for name in ("a", "b")]
     file.write_text("keys:\n" + "".join(entries))
@@ -59,7 +59,7 @@ def test_a_file_is_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["router", "serve"])
-def test_an_empty_key_is_no_open_door(command: str) -> None:
+def test_an_empty_key_is_an_error(command: str) -> None:
     for arguments, environ in (
         (("--api-key", ""), {}),
         (("--api-key", " , "), {}),
@@ -77,14 +77,14 @@ def test_protection_without_a_key_is_refused() -> None:
     assert "protect_operations: requires api_key or api_keys_file" in result.output
 
 
-def test_commands_show_the_key() -> None:
+def test_commands_send_the_key() -> None:
     shown = [
         client.headers.get("authorization") for client in (connect("http://a", 1.0), connect("http://a", 1.0, "k, l"))
     ]
     assert shown == [None, "Bearer k"]
 
 
-def test_the_environment_has_it_too() -> None:
+def test_the_key_may_come_from_the_environment() -> None:
     with listening() as (url, seen):
         for arguments, environ in (
             ((), {"BATON_API_KEY": "b", "OPENAI_API_KEY": "o"}),
@@ -97,7 +97,7 @@ def test_the_environment_has_it_too() -> None:
     assert "BATON_API_KEY" in run("chat", "--help").output
 
 
-def test_a_clusters_processes_are_not_told_the_key() -> None:
+def test_a_clusters_processes_get_only_the_keys_digest() -> None:
     settings = load_settings(None, {"api_key": "sk-secret,sk-other"})
     plan = plan_cluster(settings, find_checkpoint(None, "auto"), this_machine())
     router, *workers = [spec.argv for spec in plan.specs(Path("/logs"))]
@@ -107,11 +107,11 @@ def test_a_clusters_processes_are_not_told_the_key() -> None:
 
 @contextmanager
 def listening() -> Iterator[tuple[str, list[str | None]]]:
-    """A server without workers: its URL, and the keys that it is shown."""
+    """Yield the URL of a server without workers, and the keys that it receives."""
     seen: list[str | None] = []
 
     class Handler(BaseHTTPRequestHandler):
-        """Notes the key."""
+        """Records the key of each request."""
 
         def do_GET(self) -> None:
             seen.append(self.headers["authorization"])
@@ -120,7 +120,7 @@ def listening() -> Iterator[tuple[str, list[str | None]]]:
             self.wfile.write(b'{"workers": []}')
 
         def log_message(self, format: str, *args: object) -> None:
-            """Keeps quiet."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

@@ -1,4 +1,4 @@
-"""What `baton serve --ray` refuses and announces, without Ray."""
+"""Refusals and messages of `baton serve --ray`, without Ray."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ FOUR_GPUS = VisibleGpus(4, "the nodes of this Ray cluster have 4 GPUs")
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         ({"router": False}, "router: `baton serve` needs a router"),
         ({"router_ray": {"num_replicas": 2}}, "router_ray.num_replicas: must be 1: `baton serve` has one router"),
@@ -25,20 +25,20 @@ FOUR_GPUS = VisibleGpus(4, "the nodes of this Ray cluster have 4 GPUs")
         ),
     ],
 )
-def test_what_one_machine_cannot_have_is_named(content: dict[str, object], told: str, tmp_path: Path) -> None:
+def test_options_for_several_machines_are_refused(content: dict[str, object], expected: str, tmp_path: Path) -> None:
     file = tmp_path / "baton.yaml"
     file.write_text(yaml.safe_dump(content))
-    with pytest.raises(OptionError, match=told):
+    with pytest.raises(OptionError, match=expected):
         read_settings(file, {}, None, NO_GPU)
 
 
-def test_a_ray_elsewhere_needs_a_registry() -> None:
+def test_ray_address_needs_a_registry() -> None:
     with pytest.raises(OptionError, match="registry: --ray-address needs --registry"):
         read_settings(None, {}, "auto", NO_GPU)
 
 
 @pytest.mark.parametrize("gpus", [NO_GPU, FOUR_GPUS])
-def test_the_reason_for_the_device_is_what_auto_found(tmp_path: Path, gpus: VisibleGpus) -> None:
+def test_the_reason_for_the_device_is_the_result_of_auto(tmp_path: Path, gpus: VisibleGpus) -> None:
     flags = {"port": free_ports("127.0.0.1", 1)[0], "registry": "redis://cache:6379/0"}
     settings = read_settings(None, flags, "10.0.0.1:6379", gpus)
     assert settings.num_gpus("decode") == (1 if gpus.count else 0)

@@ -1,4 +1,4 @@
-"""What a user of vLLM types."""
+"""Options and keys with vLLM's names."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ VLLM_NAMES = (
 
 @pytest.fixture
 def dense(tmp_path: Path) -> Path:
-    """A checkpoint of a model without experts, as far as `baton serve` looks before it starts anything."""
+    """A checkpoint of a dense model, with only the files that `baton serve` reads before it starts anything."""
     directory = tmp_path / "dense"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(QWEN3))
@@ -72,14 +72,14 @@ def test_a_file_may_have_vllms_keys(tmp_path: Path) -> None:
         load_settings(file, {})
 
 
-def test_what_is_always_on_is_accepted_and_said() -> None:
+def test_an_option_that_is_always_on_is_accepted_with_a_message() -> None:
     for command in ("serve", "worker", "router"):
         result = run(command, "--enable-chunked-prefill", "--port=-1")
         assert ALWAYS_ON in result.output
         assert ALWAYS_ON not in run(command, "--port=-1").output
 
 
-def test_what_cannot_be_switched_is_refused_with_the_reason() -> None:
+def test_fixed_options_are_refused_with_the_reason() -> None:
     for command in ("serve", "worker", "router"):
         off = run(command, "--no-enable-chunked-prefill")
         assert off.exit_code == 2
@@ -92,7 +92,7 @@ def test_what_cannot_be_switched_is_refused_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("text", "section"), [("allowed-origins: '*'", "router"), ("engine:\n  tensor_parallel_size: 2", "the top level")]
 )
-def test_vllms_key_in_the_wrong_section_is_told_its_own(text: str, section: str, tmp_path: Path) -> None:
+def test_vllms_key_in_the_wrong_section_gets_the_right_one_suggested(text: str, section: str, tmp_path: Path) -> None:
     file = tmp_path / "baton.yaml"
     file.write_text(text)
     with pytest.raises(OptionError, match=f"unknown option here; it belongs under {section}$"):
@@ -100,14 +100,14 @@ def test_vllms_key_in_the_wrong_section_is_told_its_own(text: str, section: str,
 
 
 @pytest.mark.parametrize("command", ["serve", "worker", "router", "bench", "chat", "simulate"])
-def test_model_is_an_argument_and_an_option_and_not_two(command: str) -> None:
+def test_two_different_models_are_refused(command: str) -> None:
     result = run(command, "this", "--model", "that")
     assert result.exit_code == 2
     assert "MODEL is this and --model is that; name the model once" in result.output
 
 
 @pytest.mark.parametrize("words", [(NOWHERE,), ("--model", NOWHERE), (NOWHERE, "--model", NOWHERE)])
-def test_both_ways_of_naming_a_model_mean_the_same(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_argument_and_option_for_the_model_are_equivalent(words: tuple[str, ...], tmp_path: Path) -> None:
     assert f"{NOWHERE} is neither a directory" in run("serve", *words).output
     assert "workers: none" in run("router", *words).output
     assert "is neither a hub id" in run("fetch", *words, str(tmp_path / "new")).output

@@ -26,12 +26,12 @@ EXPECTED = b"".join(b"data: %b\n\n" % data for data in (ROLE, *TOKENS, USAGE, b"
 
 
 def position(count: int) -> str:
-    """The id of the event with which the client has so many tokens."""
+    """Return the id of the event with which the client has so many tokens."""
     return f"{count}:{count:08x}" if count else "0"
 
 
 def stream_behind(count: int, end: int = NUM_TOKENS, newline: bytes = b"\n") -> bytes:
-    """The events behind a position, up to another one or the stream's end."""
+    """Return the events after a position, up to another one or the end of the stream."""
     parts = [COMMENT]
     if not count:
         parts.append(b"data: %b\n\n" % ROLE)
@@ -62,7 +62,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Nothing comes after so many tokens; None: not even the head."""
+    """Nothing is sent after so many tokens; None: not even the headers."""
 
     num_tokens: int | None = None
 
@@ -86,15 +86,15 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """A stream from the first token, by a router that does not know the protocol."""
+    """A stream from the first token, by a router without the protocol."""
 
 
 Action = Whole | Cut | Hang | Fail | Refuse | Forget
 
 
 @dataclass(slots=True)
-class Asked:
-    """A request as it arrived."""
+class ReceivedRequest:
+    """A request as it arrived at the router."""
 
     path: str
     headers: Mapping[str, str]
@@ -102,10 +102,10 @@ class Asked:
 
 
 class ScriptedRouter:
-    """Answers each request by the next action; afterwards without a failure."""
+    """A router that serves each request by the next action; afterwards without a failure."""
 
     def __init__(self, actions: Sequence[Action]) -> None:
-        self.asked: list[Asked] = []
+        self.requests: list[ReceivedRequest] = []
         self.url = ""
         self.num_open = 0  # connections
         self.first_actions: dict[str, Action] = {}  # by request
@@ -116,25 +116,27 @@ class ScriptedRouter:
         self.num_open += 1
         try:
             with suppress(ConnectionError, asyncio.IncompleteReadError):
-                await self._answer(await _read(reader), reader, writer)
+                await self._respond(await _read(reader), reader, writer)
         finally:
             self.num_open -= 1
             writer.close()
 
-    async def _answer(self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.asked.append(asked)
-        action = self.first_actions.pop(asked.headers.get("x-request-id", ""), None)
+    async def _respond(
+        self, request: ReceivedRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.requests.append(request)
+        action = self.first_actions.pop(request.headers.get("x-request-id", ""), None)
         action = action or (self._actions.pop(0) if self._actions else Whole())
-        resume = asked.headers.get("x-baton-resume", "tokens=0").partition("tokens=")[2]
+        resume = request.headers.get("x-baton-resume", "tokens=0").partition("tokens=")[2]
         count = int(resume.split(":")[0])
         assert resume == position(count)
-        body = stream_behind(count) if orjson.loads(asked.body)["stream"] else WHOLE
+        body = stream_behind(count) if orjson.loads(request.body)["stream"] else WHOLE
         head = "HTTP/1.1 200 OK\r\nx-baton-resumable: true\r\n"
         match action:
             case Whole(newline):
                 body = body.replace(b"\n", newline)
             case Hang(None):
-                await reader.read()  # until the client goes away
+                await reader.read()  # until the client disconnects
                 return
             case Hang(num_tokens):
                 body = stream_behind(count, num_tokens or 0)
@@ -163,7 +165,7 @@ class ScriptedRouter:
 
 @asynccontextmanager
 async def scripted_router(*actions: Action) -> AsyncIterator[ScriptedRouter]:
-    """A router on a free port."""
+    """Yield a router on a free port."""
     router = ScriptedRouter(actions)
     server = await asyncio.start_server(router.serve, "127.0.0.1", 0)
     router.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -171,9 +173,9 @@ async def scripted_router(*actions: Action) -> AsyncIterator[ScriptedRouter]:
         yield router
 
 
-async def _read(reader: asyncio.StreamReader) -> Asked:
+async def _read(reader: asyncio.StreamReader) -> ReceivedRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     first, *lines = head.strip().split("\r\n")
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
     body = await reader.readexactly(int(headers.get("content-length", "0")))
-    return Asked(first.split(" ")[1], headers, body)
+    return ReceivedRequest(first.split(" ")[1], headers, body)

@@ -14,7 +14,7 @@ STREAM = (
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_events_are_the_same_in_any_pieces(seed: int) -> None:
+def test_events_do_not_depend_on_how_bytes_are_split(seed: int) -> None:
     rng = random.Random(seed)
     reader, rest = EventReader(), STREAM
     events: list[Event] = []
@@ -25,7 +25,7 @@ def test_events_are_the_same_in_any_pieces(seed: int) -> None:
     assert events == [FIRST, SECOND, THIRD]
 
 
-def test_a_line_end_of_two_bytes_may_be_cut() -> None:
+def test_a_two_byte_line_end_may_be_split() -> None:
     reader = EventReader()
     assert list(reader.feed(b"data: 1\r\n\r")) == []
     assert list(reader.feed(b"\ndata: 2\r\n\r\n")) == [
@@ -34,5 +34,5 @@ def test_a_line_end_of_two_bytes_may_be_cut() -> None:
     ]
 
 
-def test_an_event_that_is_cut_is_not_an_event() -> None:
+def test_an_incomplete_event_is_ignored() -> None:
     assert list(EventReader().feed(b"data: 1\n")) == []

@@ -101,7 +101,7 @@ async def _run_inner(router: ScriptedRouter, second: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
-async def test_a_stream_without_a_loss_is_what_it_would_be_without_the_protocol(newline: bytes) -> None:
+async def test_a_stream_without_a_loss_equals_one_without_the_protocol(newline: bytes) -> None:
     async with scripted_router(Whole(newline)) as router:
         assert await _run(router.url, "a") == {"a": (200, EXPECTED.replace(b"\n", newline).decode())}
 
@@ -112,7 +112,7 @@ async def test_a_stream_may_be_cut_anywhere() -> None:
         router.first_actions.update(cuts)
         results = await _run(router.url, *cuts)
     assert results == dict.fromkeys(cuts, (200, EXPECTED.decode()))
-    assert sum("x-baton-resume" in asked.headers for asked in router.asked) == len(cuts)
+    assert sum("x-baton-resume" in request.headers for request in router.requests) == len(cuts)
 
 
 @pytest.mark.parametrize(
@@ -127,34 +127,34 @@ async def test_a_stream_may_be_cut_anywhere() -> None:
     ],
     ids=str,
 )
-async def test_what_passes_is_waited_for(actions: list[Action]) -> None:
+async def test_temporary_failures_are_retried(actions: list[Action]) -> None:
     async with scripted_router() as other, scripted_router(*actions) as router:
         assert await _run(router.url, "a", silence_ms=300) == {"a": (200, EXPECTED.decode())}
-        assert len(router.asked) > len(actions)  # a busy machine is silent too
+        assert len(router.requests) > len(actions)  # a busy machine may be silent too
         router.first_actions["b"] = Cut(0)
         assert await _run(router.url, "b", routers=(f"{other.url}/v1",)) == {"b": (200, EXPECTED.decode())}
-        assert len(other.asked) == 1
+        assert len(other.requests) == 1
 
 
-async def test_other_responses_are_the_clients() -> None:
+async def test_other_responses_reach_the_client() -> None:
     async with scripted_router(Refuse(400), Cut(20)) as router:
         assert (await _run(router.url, "a"))["a"][0] == 400
         assert await _run(router.url, "b", stream=False) == {"b": (200, WHOLE.decode())}
 
 
-async def test_a_request_is_given_up() -> None:
+async def test_a_request_is_given_up_after_the_longest_outage() -> None:
     async with scripted_router(Cut(200), *[Refuse(503)] * 20) as router:
         status, text = (await _run(router.url, "a", max_outage_ms=500))["a"]
     assert status == 0
     assert "given up after" in text
 
 
-async def test_a_client_that_goes_away_during_an_outage_ends_the_attempts() -> None:
+async def test_a_client_that_disconnects_during_an_outage_ends_the_attempts() -> None:
     async with scripted_router(Cut(len(stream_behind(0, 2))), Hang()) as router:
         assert (await _run_inner(router, "setTimeout(() => reader.cancel());"))["numCalls"] == 2
 
 
-async def test_a_refusal_that_never_ends_is_a_lost_router() -> None:
+async def test_a_refusal_without_an_end_counts_as_a_lost_router() -> None:
     endless = "return Promise.resolve(new Response(new ReadableStream(), { status: 503 }));"
     async with scripted_router(Cut(len(stream_behind(0, 2)))) as router:
         assert await _run_inner(router, endless) == {"numCalls": 3, "text": EXPECTED.decode()}

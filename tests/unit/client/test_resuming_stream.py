@@ -22,7 +22,7 @@ def _stream(policy: ResumePolicy | None = None, **fields: object) -> ResumingStr
 
 
 def _begin(stream: ResumingStream) -> int:
-    """Begin an attempt; returns how many tokens the client has."""
+    """Begin an attempt; return how many tokens the client has."""
     resume = stream.attempt().headers.get("x-baton-resume", "x; tokens=0").partition("tokens=")[2]
     assert stream.accept(HEAD)
     count = int(resume.split(":")[0])
@@ -30,7 +30,7 @@ def _begin(stream: ResumingStream) -> int:
     return count
 
 
-def test_a_stream_may_be_cut_behind_every_byte() -> None:
+def test_a_stream_may_be_cut_after_every_byte() -> None:
     for num_bytes in range(len(stream_behind(0))):
         stream = _stream()
         assert _begin(stream) == 0
@@ -60,7 +60,7 @@ def test_a_stream_may_be_cut_anywhere_again_and_again(seed: int) -> None:
     assert text.replace(b"\r\n", b"\n") == EXPECTED
 
 
-def test_each_choice_ends_once() -> None:
+def test_each_completion_ends_once() -> None:
     def end(index: int, text: str = "") -> bytes:
         return b"data: %b\n\n" % orjson.dumps({"choices": [{"index": index, "text": text, "finish_reason": "stop"}]})
 
@@ -69,7 +69,7 @@ def test_each_choice_ends_once() -> None:
     assert stream.accept(HEAD)
     first = end(0, '"finish_reason": "stop"')
     assert stream.receive(b"id: 3,0:00000000\n" + first + b"id: 3,1:00000000\ndata: {}\n\n") == first + b"data: {}\n\n"
-    assert stream.receive(end(1)) == b""  # it has no id: the next attempt will repeat it
+    assert stream.receive(end(1)) == b""  # it has no id, so the next attempt repeats it
     stream.lose(BROKEN)
     assert stream.attempt().headers["x-baton-resume"].endswith("; tokens=3,1:00000000")
     assert stream.accept(HEAD)
@@ -104,7 +104,7 @@ def test_delays_grow_with_each_round_over_the_routers() -> None:
     assert 2 < longest_s[-1] <= 5
 
 
-def test_a_client_s_shorter_time_limit_is_its_own() -> None:
+def test_a_clients_shorter_time_limit_is_not_extended() -> None:
     for read_s, is_loss in ((2.0, False), (60.0, True), (None, True)):
         request = httpx.Request(
             "POST", f"http://a{PATH}", json={"stream": True}, extensions={"timeout": {"read": read_s}}
@@ -120,6 +120,6 @@ def test_a_client_s_shorter_time_limit_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("values", [{"max_outage_s": -1.0}, {"silence_s": 0.0}, {"first_delay_s": -0.1}])
-def test_times_are_positive(values: dict[str, float]) -> None:
+def test_time_limits_must_be_positive(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="times must be positive"):
         ResumePolicy(**values)

@@ -44,24 +44,24 @@ async def _read(router: ScriptedRouter, **options: object) -> bytes:
 
 
 def _positions(router: ScriptedRouter) -> list[str]:
-    return [asked.headers.get("x-baton-resume", "").partition("tokens=")[2] for asked in router.asked]
+    return [request.headers.get("x-baton-resume", "").partition("tokens=")[2] for request in router.requests]
 
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
-async def test_a_stream_without_a_loss_is_what_it_would_be_without_the_protocol(newline: bytes) -> None:
+async def test_a_stream_without_a_loss_equals_one_without_the_protocol(newline: bytes) -> None:
     async with scripted_router(Whole(newline)) as router:
         assert await _read(router) == EXPECTED.replace(b"\n", newline)
-        (asked,) = router.asked
-        assert asked.headers["x-baton-resumable"] == "true"
-        assert len(asked.headers["x-request-id"]) == 32
-        assert "x-baton-resume" not in asked.headers
+        (request,) = router.requests
+        assert request.headers["x-baton-resumable"] == "true"
+        assert len(request.headers["x-request-id"]) == 32
+        assert "x-baton-resume" not in request.headers
 
 
 @pytest.mark.parametrize(("aborts", "step"), [(False, 7), (True, 9)])
 async def test_a_stream_may_be_cut_anywhere(aborts: bool, step: int) -> None:
     slots = asyncio.Semaphore(NUM_AT_ONCE)
 
-    async def cut_behind(num_bytes: int, client: httpx.AsyncClient) -> None:
+    async def cut_after(num_bytes: int, client: httpx.AsyncClient) -> None:
         async with slots:
             response = await client.post(PATH, json=BODY, headers={"x-request-id": str(num_bytes)})
             assert response.content == EXPECTED, num_bytes
@@ -69,19 +69,25 @@ async def test_a_stream_may_be_cut_anywhere(aborts: bool, step: int) -> None:
     cuts = {str(num_bytes): Cut(num_bytes, aborts) for num_bytes in range(0, len(stream_behind(0)), step)}
     async with scripted_router() as router, _client(router.url) as client:
         router.first_actions.update(cuts)
-        await asyncio.gather(*(cut_behind(cut.num_bytes, client) for cut in cuts.values()))
-    first = {asked.headers["x-request-id"]: asked for asked in router.asked if "x-baton-resume" not in asked.headers}
-    second = {asked.headers["x-request-id"]: asked for asked in router.asked if "x-baton-resume" in asked.headers}
+        await asyncio.gather(*(cut_after(cut.num_bytes, client) for cut in cuts.values()))
+    first = {
+        request.headers["x-request-id"]: request
+        for request in router.requests
+        if "x-baton-resume" not in request.headers
+    }
+    second = {
+        request.headers["x-request-id"]: request for request in router.requests if "x-baton-resume" in request.headers
+    }
     assert first.keys() == cuts.keys()
-    assert all(first[key].body == asked.body for key, asked in second.items())
+    assert all(first[key].body == request.body for key, request in second.items())
     if not aborts:  # a reset may overtake bytes
         wanted = {key: f"{key}; tokens={position(_num_whole(int(key)))}" for key in second}
-        assert {key: asked.headers["x-baton-resume"] for key, asked in second.items()} == wanted
+        assert {key: request.headers["x-baton-resume"] for key, request in second.items()} == wanted
         assert second.keys() == cuts.keys()
 
 
 def _num_whole(num_bytes: int) -> int:
-    """Tokens whose events are whole in so many bytes."""
+    """Return the number of tokens whose events are complete in so many bytes."""
     return sum(event.startswith(b"id:") for event in stream_behind(0)[:num_bytes].split(b"\n\n")[:-1])
 
 
@@ -130,10 +136,10 @@ def test_a_client_without_an_event_loop_resumes_too(num_bytes: int) -> None:
     ],
     ids=str,
 )
-async def test_what_passes_is_waited_for(actions: list[Action]) -> None:
+async def test_temporary_failures_are_retried(actions: list[Action]) -> None:
     async with scripted_router(*actions) as router:
         assert await _read(router, silence_s=0.2) == EXPECTED
-        assert len(router.asked) > len(actions)  # a busy machine is silent too
+        assert len(router.requests) > len(actions)  # a busy machine may be silent too
 
 
 async def test_comments_keep_a_slow_stream_alive() -> None:
@@ -157,24 +163,24 @@ async def test_comments_keep_a_slow_stream_alive() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 429, 500])
-async def test_other_statuses_are_the_clients(status: int) -> None:
+async def test_other_statuses_reach_the_client(status: int) -> None:
     async with scripted_router(Refuse(status)) as router, _client(router.url) as client:
         response = await client.post(PATH, json=BODY)
         assert (response.status_code, response.json()["error"]["code"]) == (status, status)
-        assert len(router.asked) == 1
+        assert len(router.requests) == 1
 
 
-async def test_a_router_s_own_time_limit_is_not_extended() -> None:
+async def test_a_routers_time_limit_is_not_extended() -> None:
     async with scripted_router(Refuse(504, {"x-request-id": "mine"})) as router, _client(router.url) as client:
         response = await client.post(PATH, json=BODY, headers={"x-request-id": "mine"})
-        assert (response.status_code, len(router.asked)) == (504, 1)
+        assert (response.status_code, len(router.requests)) == (504, 1)
 
 
 @pytest.mark.parametrize("error", [{"message": "no decode worker", "code": 503}, TAKEN_OVER])
-async def test_other_errors_in_a_stream_are_the_clients(error: dict[str, object]) -> None:
+async def test_other_errors_in_a_stream_reach_the_client(error: dict[str, object]) -> None:
     async with scripted_router(Fail(2, error)) as router:
         assert str(error["message"]).encode() in (await _read(router)).splitlines()[-2]
-        assert len(router.asked) == 1
+        assert len(router.requests) == 1
 
 
 async def test_a_refused_resume_ends_the_stream() -> None:
@@ -183,20 +189,20 @@ async def test_a_refused_resume_ends_the_stream() -> None:
             await _read(router)
 
 
-async def test_the_first_error_is_raised_when_no_router_comes_back() -> None:
+async def test_the_first_error_is_raised_if_no_router_returns() -> None:
     async with scripted_router(Cut(TWO_TOKENS - 20), *[Refuse(503)] * 20) as router:
         with pytest.raises(httpx.RemoteProtocolError, match=r"peer closed connection.* gave up after [0-9]+ failures"):
             await _read(router, max_outage_s=0.5)
-        assert len(router.asked) >= 2
+        assert len(router.requests) >= 2
     async with _client(router.url, max_outage_s=0.2) as client:
         with pytest.raises(httpx.ConnectError, match="gave up after"):
             await client.post(PATH, json=BODY)
 
 
-async def test_the_last_status_is_the_clients_when_no_router_took_the_request() -> None:
+async def test_the_last_status_is_returned_if_no_router_accepted_the_request() -> None:
     async with scripted_router(*[Refuse(503)] * 20) as router, _client(router.url, max_outage_s=0.2) as client:
         assert (await client.post(PATH, json=BODY)).status_code == 503
-        assert len(router.asked) > 1
+        assert len(router.requests) > 1
 
 
 async def test_another_router_takes_over() -> None:
@@ -206,28 +212,28 @@ async def test_another_router_takes_over() -> None:
             _client(router.url, routers=[f"{other.url}/v1"]) as client,
         ):
             assert (await client.post(PATH, json=BODY)).content == EXPECTED
-            assert (len(router.asked), len(other.asked)) == (1, 1)
-            assert other.asked[0].headers["host"] == other.url.removeprefix("http://")
-            assert other.asked[0].path == PATH
-            assert (await client.post(PATH, json=BODY)).content == EXPECTED  # the lost router is left alone for a while
-            assert (len(router.asked), len(other.asked)) == (1, 2)
-        async with _client(router.url, routers=[other.url]) as client:  # nothing listens there any more
+            assert (len(router.requests), len(other.requests)) == (1, 1)
+            assert other.requests[0].headers["host"] == other.url.removeprefix("http://")
+            assert other.requests[0].path == PATH
+            assert (await client.post(PATH, json=BODY)).content == EXPECTED  # the lost router is not tried for a while
+            assert (len(router.requests), len(other.requests)) == (1, 2)
+        async with _client(router.url, routers=[other.url]) as client:  # no server listens there any more
             assert (await client.post(PATH, json=BODY)).content == EXPECTED
 
 
 @pytest.mark.parametrize("num_bytes", [0, 20])
-async def test_a_whole_response_that_breaks_is_asked_for_again(num_bytes: int) -> None:
+async def test_a_broken_response_without_stream_is_requested_again(num_bytes: int) -> None:
     async with scripted_router(Cut(num_bytes)) as router, _client(router.url) as client:
         response = await client.post(PATH, json={"stream": False})
         assert response.content == WHOLE
         assert _positions(router) == ["", "0"]
 
 
-async def test_a_whole_response_has_the_clients_own_time_limit() -> None:
+async def test_a_response_without_stream_has_the_clients_time_limit() -> None:
     async with scripted_router(Hang()) as router, _client(router.url, silence_s=0.01) as client:
         with pytest.raises(httpx.ReadTimeout):
             await client.post(PATH, json={"stream": False}, timeout=0.3)
-        assert len(router.asked) == 1
+        assert len(router.requests) == 1
 
 
 async def test_a_router_without_the_protocol_is_passed_through() -> None:
@@ -235,12 +241,12 @@ async def test_a_router_without_the_protocol_is_passed_through() -> None:
         assert await _read(router) == stream_behind(0)
 
 
-async def test_other_requests_are_not_touched() -> None:
+async def test_other_requests_pass_unchanged() -> None:
     async with scripted_router(Cut(0)) as router, _client(router.url) as client:
         with pytest.raises(httpx.RemoteProtocolError):
             await client.post("/tokenize", json={"stream": True})
-        (asked,) = router.asked
-        assert not {"x-baton-resumable", "x-request-id"} & set(asked.headers)
+        (request,) = router.requests
+        assert not {"x-baton-resumable", "x-request-id"} & set(request.headers)
 
 
 async def test_the_end_of_a_response_ends_its_connection() -> None:

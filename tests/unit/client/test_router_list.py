@@ -15,7 +15,7 @@ def test_each_loss_leads_to_the_next_router() -> None:
     assert chosen == [*wanted, wanted[0]]
 
 
-def test_lost_routers_are_the_last_choice_and_the_latest_the_very_last() -> None:
+def test_lost_routers_come_last_and_the_latest_loss_after_all_others() -> None:
     routers = RouterList(["http://b:8000"])
     other = URL.copy_with(host="b")
     routers.lose(URL)
@@ -27,6 +27,6 @@ def test_lost_routers_are_the_last_choice_and_the_latest_the_very_last() -> None
 
 
 @pytest.mark.parametrize("url", ["http://a/models", "router:8000", "/v1"])
-def test_a_router_s_url_has_a_host_and_no_path(url: str) -> None:
+def test_a_routers_url_has_a_host_and_no_path(url: str) -> None:
     with pytest.raises(ValueError, match=r"must be like http://host:8000, not"):
         ResumingTransport(routers=[url])

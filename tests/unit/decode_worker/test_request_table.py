@@ -104,8 +104,8 @@ async def test_a_handed_off_request_is_aborted_and_reported() -> None:
     assert await made.drain.run(0) == 2
     assert len(made.aborted) == 2
     assert made.drain.num_requests == 0
-    told = {news.request_id: news.finish_reason for news in await made.news()}
-    assert told == dict.fromkeys("ab", common_pb2.FINISH_REASON_HANDED_OFF)
+    reasons = {news.request_id: news.finish_reason for news in await made.news()}
+    assert reasons == dict.fromkeys("ab", common_pb2.FINISH_REASON_HANDED_OFF)
 
 
 async def test_a_running_request_is_taken_over_with_its_output() -> None:

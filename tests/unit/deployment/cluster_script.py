@@ -1,4 +1,4 @@
-"""Runs a cluster of small processes: `cluster_script.py LOG_DIR PORT MODE...` (the worker modes); prints its events."""
+"""Run a cluster of small processes: `cluster_script.py LOG_DIR PORT MODE...` (the worker modes); prints its events."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""A small server that lists nodes and pods as a Kubernetes API server does: TLS, tokens, rights, pages, versions."""
+"""A small server that lists nodes and pods like a Kubernetes API server: TLS, tokens, permissions, pages, versions."""
 
 import base64
 import json
@@ -17,12 +17,12 @@ import trustme
 from tests.unit.deployment.kubernetes_objects import NAMESPACE, Json
 
 TOKEN = "a-token"
-USER = ("baton", NAMESPACE)  # the service account whose token that is
+USER = ("baton", NAMESPACE)  # the service account of the token
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request."""
+    """One request to the API server."""
 
     resource: str
     namespace: str | None
@@ -31,36 +31,36 @@ class Call:
 
 @dataclass(frozen=True)
 class Status:
-    """An answer in place of the right one."""
+    """A response that replaces the correct one."""
 
     code: int
     reason: str
     message: str = ""
-    body: bytes | None = None  # instead of the API server's own form
+    body: bytes | None = None  # instead of a `Status` object
 
 
-HANG, DRIP, CUT = "hang", "drip", "cut"  # no answer; one byte after the other; half of it
-CHUNKED_ABOVE_BYTES = 2048  # as Go's servers do
-Fault = Status | str | None  # None: the right answer
+HANG, DRIP, CUT = "hang", "drip", "cut"  # no response; byte by byte; half of it
+CHUNKED_ABOVE_BYTES = 2048  # like Go's servers
+Fault = Status | str | None  # None: the correct response
 
 
 @dataclass
 class Cluster:
-    """What is served, and what was asked."""
+    """The objects that are served, and the requests so far."""
 
     nodes: list[Json] = field(default_factory=list)
     pods: list[Json] = field(default_factory=list)
-    rights: Sequence[Json] | None = None  # objects of RBAC; None: everything is allowed
-    faults: list[Fault] = field(default_factory=list)  # of the next requests, in order
-    most_items: int = 500  # of a page
-    minds_limit: bool = True  # with resourceVersion=0 too; not all versions do
+    rights: Sequence[Json] | None = None  # RBAC objects; None: everything is allowed
+    faults: list[Fault] = field(default_factory=list)  # for the next requests, in order
+    most_items: int = 500  # items of a page
+    minds_limit: bool = True  # also with resourceVersion=0, as not all versions do
     calls: list[Call] = field(default_factory=list)
     environ: dict[str, str] = field(default_factory=dict)
     service_account: Path = Path()
     ending: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, call: Call) -> Json | Status:
-        """The list, or why not."""
+        """Return the list, or the error."""
         if not self._is_allowed(call):
             where = f'in the namespace "{call.namespace}"' if call.namespace else "at the cluster scope"
             user = f"system:serviceaccount:{USER[1]}:{USER[0]}"
@@ -129,7 +129,7 @@ class _Server(ThreadingHTTPServer):
     cluster: Cluster
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is none."""
+        """Ignore clients that disconnect."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         cluster = self.server.cluster
@@ -186,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(directory: Path) -> Iterator[Cluster]:
-    """A cluster, and in `directory` the service account of a pod that runs in it."""
+    """Serve a cluster; `directory` gets the service account of a pod in it."""
     authority = trustme.CA()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)

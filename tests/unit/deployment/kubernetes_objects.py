@@ -20,7 +20,7 @@ TOLERATED = {"key": RESOURCE, "effect": "NoSchedule"}
 
 
 def kubernetes_settings(prefill: int = 1, decode: int = 2, **changes: Any) -> KubernetesSettings:
-    """Pods of so many GPUs each, which tolerate the usual taint of nodes that have some."""
+    """Return settings of pods with these numbers of GPUs, which tolerate the usual taint of GPU nodes."""
     tolerations = (Toleration(key=RESOURCE, operator="Exists"),)
     return KubernetesSettings(
         prefill=PoolPods(labels=PREFILL, gpus_per_pod=prefill, tolerations=tolerations),
@@ -30,7 +30,7 @@ def kubernetes_settings(prefill: int = 1, decode: int = 2, **changes: Any) -> Ku
 
 
 def scaling_settings(budget_gpus: int = 100, prefill: int = 1, decode: int = 2) -> ScalingSettings:
-    """Replicas of so many GPUs each."""
+    """Return settings of replicas with these numbers of GPUs."""
     return ScalingSettings(
         budget_gpus=budget_gpus,
         prefill=PoolLimits(gpus_per_replica=prefill),
@@ -47,7 +47,7 @@ def node(
     cordoned: bool = False,
     deleted: bool = False,
 ) -> Json:
-    """A machine; `ready` None: nobody has said."""
+    """Return a node; `ready` None: it has no such condition."""
     metadata: Json = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}, "uid": "1"}
     if deleted:
         metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -65,7 +65,7 @@ def node(
 
 
 def container(gpus: str | None = None, restart_policy: str | None = None) -> Json:
-    """One of a pod's."""
+    """Return a container of a pod."""
     requests = {"cpu": "500m"} | ({} if gpus is None else {RESOURCE: gpus})
     written: Json = {"name": "main", "image": "baton", "resources": {"requests": requests, "limits": requests}}
     return written if restart_policy is None else {**written, "restartPolicy": restart_policy}
@@ -82,7 +82,7 @@ def pod(
     status: Json | None = None,
     deleted: bool = False,
 ) -> Json:
-    """A pod that runs, or waits for a place if it is `on` no node."""
+    """Return a pod that runs, or is pending if it is `on` no node."""
     metadata: Json = {"name": name, "namespace": namespace, "labels": dict(labels)}
     metadata["creationTimestamp"] = "2026-01-01T00:00:00Z"
     if deleted:
@@ -95,5 +95,5 @@ def pod(
 
 
 def page_blocks() -> list[list[Any]]:
-    """The page's YAML, each block's documents."""
+    """Return the documents of each YAML block of the page."""
     return [list(yaml.safe_load_all(text)) for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)]

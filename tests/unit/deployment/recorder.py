@@ -12,7 +12,7 @@ TIMEOUT_S = 20.0
 
 
 class Recorder:
-    """A listener that remembers."""
+    """A listener that keeps all events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -23,7 +23,7 @@ class Recorder:
         self._changed.set()
 
     async def wait_for(self, wanted: Callable[[Event], bool]) -> Event:
-        """The first event that is wanted, now or later."""
+        """Return the first wanted event, waiting for it if necessary."""
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 for event in self.events:
@@ -33,10 +33,10 @@ class Recorder:
                 await self._changed.wait()
 
     def pids(self) -> list[int]:
-        """Processes that were started."""
+        """Return the ids of the processes that were started."""
         return [event.pid for event in self.events if isinstance(event, Started)]
 
 
 def child_spec(python: str, tmp_path: Path, mode: str, name: str = "worker-0", *arguments: str) -> ProcessSpec:
-    """A process that behaves as `mode` says."""
+    """Return a process that behaves as `mode` says."""
     return ProcessSpec(name, (python, str(CHILD), mode, *arguments), tmp_path / f"{name}.log")

@@ -1,4 +1,4 @@
-"""Ray Serve's controller, as far as a policy sees it."""
+"""The part of Ray Serve's controller that a policy sees."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ class FakeKey:
 
 @dataclass
 class FakeConfig:
-    """Serve's own delays and factors; off, as they should be."""
+    """Serve's own delays and factors, all off."""
 
     upscale_delay_s: float = 0.0
     downscale_delay_s: float = 0.0
@@ -23,11 +23,11 @@ class FakeConfig:
     downscaling_factor: float = 1.0
 
     def get_upscaling_factor(self) -> float:
-        """As Serve has it."""
+        """Return the factor, like Serve's config."""
         return self.upscaling_factor
 
     def get_downscaling_factor(self) -> float:
-        """As Serve has it."""
+        """Return the factor, like Serve's config."""
         return self.downscaling_factor
 
 
@@ -42,7 +42,7 @@ class FakeContext:
 
 
 def contexts(prefill: int = 1, decode: int = 1) -> dict[FakeKey, FakeContext]:
-    """Both deployments, at these targets."""
+    """Return the contexts of both deployments with these targets."""
     return {
         FakeKey("prefill"): FakeContext(prefill),
         FakeKey("decode"): FakeContext(decode),
@@ -50,5 +50,5 @@ def contexts(prefill: int = 1, decode: int = 1) -> dict[FakeKey, FakeContext]:
 
 
 def by_name(targets: Mapping[FakeKey, int]) -> dict[str, int]:
-    """The targets, by the deployments' names."""
+    """Return the targets by the deployments' names."""
     return {key.name: size for key, size in targets.items()}

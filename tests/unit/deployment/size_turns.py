@@ -1,11 +1,11 @@
-"""How often a size changes its direction."""
+"""Changes of direction of a size."""
 
 from collections.abc import Iterable
 from itertools import count
 
 
 def turns(sizes: Iterable[int], times: Iterable[float] | None = None) -> list[float]:
-    """The times at which a size changed to the other direction than before."""
+    """Return the times at which a size changed in the other direction than before."""
     found: list[float] = []
     last, has_grown = None, None
     for at_s, size in zip(times if times is not None else count(), sizes, strict=False):
@@ -18,5 +18,5 @@ def turns(sizes: Iterable[int], times: Iterable[float] | None = None) -> list[fl
 
 
 def most_turns(found: list[float], within_s: float) -> int:
-    """The most of them in any such time."""
+    """Return the largest number of turns in any period of this length."""
     return max((sum(at_s <= other < at_s + within_s for other in found) for at_s in found), default=0)

@@ -1,4 +1,4 @@
-"""Supervises one small process until it is given up, `supervise_script.py LOG_DIR MODE`; prints its events, and why."""
+"""Supervise one small process until it is given up: `supervise_script.py LOG_DIR MODE`. Prints its events."""
 
 import asyncio
 import sys

@@ -16,7 +16,7 @@ from baton.process.logs import dump_stacks_on_signal
 from baton.process.progress import ProgressReporter
 
 HOARD_BYTES = 512 << 20
-NUM_LIVES = 6  # after which one that was ready once, and was then in trouble, is ready again
+NUM_LIVES = 6  # after which the mode that fails after its first readiness is ready again
 HEARTBEAT = b'{"stage": "alive"}\n'
 WORKER = {
     "role": "decode",
@@ -29,7 +29,7 @@ WORKER = {
 
 
 class WorkersHandler(BaseHTTPRequestHandler):
-    """Answers every GET as a router's /workers; it has one worker more each time."""
+    """Respond to every GET like a router's /workers, with one worker more each time."""
 
     workers: Sequence[str] = ()
     num_asked = 0
@@ -44,7 +44,7 @@ class WorkersHandler(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"router": router, "workers": [*known, unknown]}).encode())
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keeps quiet."""
+        """Log nothing."""
 
 
 def count_life(lives: Path) -> int:

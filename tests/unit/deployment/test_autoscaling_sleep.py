@@ -1,4 +1,4 @@
-"""Pools that go to zero without requests, and wake."""
+"""Pools that scale to zero without requests, and wake."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ def test_without_requests_both_pools_go_to_zero_together() -> None:
     assert sizes(planner.plan_for(1000, empty)) == (0, 0)
 
 
-def test_a_clock_that_goes_back_neither_wakes_pools_nor_keeps_them_awake() -> None:
+def test_a_clock_that_goes_backwards_neither_wakes_pools_nor_keeps_them_awake() -> None:
     planner = Planner(SLEEPY)
     awake = snapshot(10_000.0, traffic(1.0), pool(1), pool(1))
     planner.plan(awake)
@@ -67,5 +67,5 @@ def test_running_requests_keep_pools_awake() -> None:
     assert sizes(planner.plan_for(500, seen)) == (1, 1)
 
 
-def test_pools_never_sleep_unless_told() -> None:
+def test_pools_never_sleep_by_default() -> None:
     assert sizes(Planner().plan_for(2000, snapshot(0.0, QUIET, pool(2), pool(2)))) == (1, 1)

@@ -1,4 +1,4 @@
-"""Serve config files may name modules as they were called before."""
+"""Former module names in Serve config files."""
 
 import subprocess
 import sys

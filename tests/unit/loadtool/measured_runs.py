@@ -1,4 +1,4 @@
-"""Records and runs as a load would have them."""
+"""Records and runs for tests, as a load would produce them."""
 
 from array import array
 
@@ -7,7 +7,7 @@ from baton.loadtool.dispatch import LoadRun
 from baton.loadtool.record import Failure, RequestRecord, ServedPath
 
 
-def answered(
+def completed(
     sent_s: float = 0.0,
     token_times_s: tuple[float, ...] = (0.1, 0.2, 0.4),
     due_s: float | None = None,
@@ -15,7 +15,7 @@ def answered(
     num_cached_tokens: int | None = None,
     path: ServedPath | None = None,
 ) -> RequestRecord:
-    """A whole answer, with a token at each of the times after sending."""
+    """Return a completed record with a token at each of these times after sending."""
     times = array("d", [sent_s + each for each in token_times_s])
     return RequestRecord(
         num_asked_tokens=len(times),
@@ -35,14 +35,14 @@ def answered(
 def failed(
     status: int | None, kind: str, message: str = "why", sent_s: float = 0.0, took_s: float = 0.1
 ) -> RequestRecord:
-    """No answer."""
+    """Return a failed record."""
     record = RequestRecord(5, None, sent_s, sent_s + took_s, status=status)
     record.failure = Failure(kind, message)
     return record
 
 
 def run_of(*records: RequestRecord, arrivals: Arrivals | None = None, is_whole: bool = True) -> LoadRun:
-    """A run with these records."""
+    """Return a run with these records."""
     return LoadRun(
         arrivals=arrivals or RequestRate(2.0),
         records=list(records),

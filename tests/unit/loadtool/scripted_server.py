@@ -1,4 +1,4 @@
-"""A real server in the test's loop, that answers on each connection as the test says, byte for byte."""
+"""A real server in the test's loop whose responses the test scripts byte for byte."""
 
 import asyncio
 import ssl
@@ -11,33 +11,33 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 @dataclass(slots=True)
-class Asked:
-    """A request as it came."""
+class ReceivedRequest:
+    """A request as it arrived at the server."""
 
     head: str
     body: bytes
-    at_s: float  # of the loop's clock
+    at_s: float  # by the loop's clock
 
 
-Script = Callable[[Asked, asyncio.StreamWriter], Awaitable[None]]
+Script = Callable[[ReceivedRequest, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class ScriptedServer:
-    """What was asked so far."""
+    """A running server and the requests so far."""
 
     port: int = 0
     num_connections: int = 0
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[ReceivedRequest] = field(default_factory=list)
 
 
 def chunk(data: bytes) -> bytes:
-    """One piece of a chunked body."""
+    """Return one piece of a chunked body."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 async def stream_tokens(writer: asyncio.StreamWriter, gaps_s: tuple[float, ...]) -> None:
-    """A completion with a token after each of the gaps."""
+    """Write a completion with a token after each of the gaps."""
     writer.write(EVENT_HEAD)
     for number, gap_s in enumerate(gaps_s, 1):
         await asyncio.sleep(gap_s)
@@ -49,7 +49,7 @@ async def stream_tokens(writer: asyncio.StreamWriter, gaps_s: tuple[float, ...])
 
 @asynccontextmanager
 async def scripted_server(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[ScriptedServer]:
-    """Serves until the end of the block; a script that closes the writer ends its connection."""
+    """Serve until the end of the block; a script that closes the writer ends its connection."""
     served = ScriptedServer()
     handlers: set[asyncio.Task[None]] = set()
 
@@ -60,11 +60,11 @@ async def scripted_server(script: Script, tls: ssl.SSLContext | None = None) -> 
             while not writer.is_closing():
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 length = next(int(line[15:]) for line in head.splitlines() if line.startswith("content-length:"))
-                asked = Asked(head, await reader.readexactly(length), asyncio.get_running_loop().time())
-                served.asked.append(asked)
-                await script(asked, writer)
+                request = ReceivedRequest(head, await reader.readexactly(length), asyncio.get_running_loop().time())
+                served.requests.append(request)
+                await script(request, writer)
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            return  # the client went away, or the test is over
+            return  # the client disconnected, or the test has ended
         finally:
             writer.close()
             handlers.discard(task)  # type: ignore[arg-type]  # there is one

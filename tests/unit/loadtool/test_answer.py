@@ -1,4 +1,4 @@
-"""What is read out of an answer's bytes."""
+"""Records read from the bytes of a response."""
 
 import json
 
@@ -28,7 +28,7 @@ def usage(num_tokens: int) -> dict[str, object]:
 
 
 def read(*events: object, headers: dict[str, str] = STREAM, status: int = 200, asked: int = 3) -> RequestRecord:
-    """The record after the events came at seconds 11, 12, ... of a run that started at 10."""
+    """Return the record of events that arrive at seconds 11, 12, ... of a run that starts at 10."""
     record = RequestRecord(asked, None, 0.5)
     reader = AnswerReader(record, 10.0)
     reader.head(status, headers)
@@ -52,18 +52,18 @@ def test_times_and_counts_of_a_completion() -> None:
 @pytest.mark.parametrize(
     "fields", [{"content": "a"}, {"reasoning_content": "a"}, {"reasoning": "a"}, {"tool_calls": [{"index": 0}]}]
 )
-def test_a_chats_first_token_is_its_first_output(fields: dict[str, object]) -> None:
+def test_the_first_token_of_a_chat_is_its_first_output(fields: dict[str, object]) -> None:
     record = read(delta(role="assistant", content=""), delta(**fields), usage(1), b"[DONE]")
     assert list(record.token_times_s) == [2.0]
     assert record.tpot_s is None
 
 
-def test_without_usage_an_event_is_a_token() -> None:
+def test_without_usage_each_event_counts_as_a_token() -> None:
     record = read(text("a"), text("b"), text("c", "stop"))
     assert (record.num_output_tokens, record.is_counted, record.failure) == (3, False, None)
 
 
-def test_tokens_without_text_came_with_the_last_event() -> None:
+def test_tokens_without_text_count_in_the_last_event() -> None:
     record = read(text(""), text("", "length"), usage(2), b"[DONE]")
     assert list(record.token_times_s) == [2.0]
     assert read(b'{"choices": [{"token_ids": [5], "text": ""}]}', b"[DONE]").ttft_s == 0.5
@@ -87,7 +87,7 @@ def test_broken_streams_are_failures(events: tuple[object, ...], kind: str, mess
     assert message in record.failure.message
 
 
-def test_refusals_keep_the_servers_words() -> None:
+def test_refusals_keep_the_servers_message() -> None:
     record = RequestRecord(3, None, 0.0)
     reader = AnswerReader(record, 0.0)
     reader.head(429, {"content-type": "application/json"})
@@ -104,7 +104,7 @@ def test_refusals_keep_the_servers_words() -> None:
     assert whole.failure.kind == "no stream"
 
 
-def test_a_baton_server_says_how_it_was_served() -> None:
+def test_a_baton_servers_headers_are_recorded() -> None:
     headers = {
         "x-baton-prefill": "prefill-0",
         "x-baton-decode": "decode-1",

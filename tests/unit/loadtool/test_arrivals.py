@@ -1,4 +1,4 @@
-"""When requests are due."""
+"""Sending times of requests."""
 
 from itertools import islice
 
@@ -10,7 +10,7 @@ from baton.loadtool.errors import SettingError
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
-def test_gaps_have_the_mean_and_the_spread_of_a_gamma_distribution(burstiness: float) -> None:
+def test_gaps_have_the_mean_and_variance_of_a_gamma_distribution(burstiness: float) -> None:
     times = np.array(list(islice(RequestRate(8.0, burstiness).due_times(3), 40_000)))
     gaps = np.diff(times, prepend=0.0)
     assert (gaps >= 0).all()
@@ -18,14 +18,14 @@ def test_gaps_have_the_mean_and_the_spread_of_a_gamma_distribution(burstiness: f
     assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.03)
 
 
-def test_a_seed_gives_its_own_times_again() -> None:
+def test_equal_seeds_give_equal_times() -> None:
     rate = RequestRate(3.0)
     first, again, other = (list(islice(rate.due_times(seed), 2000)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
-def test_an_infinite_rate_is_all_at_once() -> None:
+def test_an_infinite_rate_sends_all_at_once() -> None:
     assert list(islice(RequestRate(float("inf")).due_times(0), 5)) == [0.0] * 5
 
 
@@ -41,6 +41,6 @@ def test_impossible_loads_are_refused() -> None:
         MaxConcurrency(0)
 
 
-def test_labels() -> None:
+def test_loads_have_labels() -> None:
     loads = (RequestRate(2.5), TraceTimes(), TraceTimes(0.5), MaxConcurrency(8))
     assert [load.label for load in loads] == ["2.5 req/s", "trace", "trace x 0.5", "8 concurrent"]

@@ -1,4 +1,4 @@
-"""`baton bench` before a small real server: what it measures, writes and refuses."""
+"""`baton bench` against a small real server: measurements, files and refusals."""
 
 import json
 import time
@@ -30,15 +30,15 @@ def event(content: object) -> bytes:
 
 
 class SlowModel:
-    """A token every so often; keeps what it was asked."""
+    """A model that generates a token every GAP_S and keeps the request bodies."""
 
     def __init__(self, *, takes_token_ids: bool = True, num_good: int = 1 << 30) -> None:
         self.bodies: list[dict[str, Any]] = []
-        self.tpots_s: list[float] = []  # of the answers, as they went out
+        self.tpots_s: list[float] = []  # of the responses, as sent
         self._takes_token_ids = takes_token_ids
-        self._num_good = num_good  # answers before it has enough
+        self._num_good = num_good  # number of responses before 429
 
-    def answer(self, body: dict[str, Any]) -> Reply:
+    def respond(self, body: dict[str, Any]) -> Reply:
         self.bodies.append(body)
         if "prompt" in body and not self._takes_token_ids and not isinstance(body["prompt"], str):
             return json_reply({"error": {"message": "prompt must be a string"}}, 400)
@@ -67,8 +67,8 @@ class SlowModel:
     def routes(self) -> Routes:
         return {
             "/v1/models": lambda _: json_reply({"data": [{"id": "tiny"}]}),
-            "/v1/completions": self.answer,
-            "/v1/chat/completions": self.answer,
+            "/v1/completions": self.respond,
+            "/v1/chat/completions": self.respond,
         }
 
 
@@ -90,7 +90,7 @@ def test_a_sweep_measures_and_writes_everything(tmp_path: Path) -> None:
             f"--profile={profile}",
         )  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert len(model.bodies) == 1 + 2 + 8 + 8  # the first small one, and the warm-up
+    assert len(model.bodies) == 1 + 2 + 8 + 8  # with the small first request and two warm-ups
     content = json.loads(json_file.read_text())
     assert (content["model"], content["dataset"], content["prompts"]) == ("tiny", "synthetic", "token ids")
     assert content["settings"]["slo"] == "ttft=500ms,tpot=500ms"
@@ -105,20 +105,20 @@ def test_a_sweep_measures_and_writes_everything(tmp_path: Path) -> None:
         assert len(run["requests"][0]["itls_s"]) == 3
     assert (first["max_concurrency"], second["max_concurrency"]) == (1, 4)
     seen = [run["tpot_ms"]["mean"] for run in (first, second)]
-    told = [1000 * fmean(model.tpots_s[begin : begin + 8]) for begin in (3, 11)]  # a busy machine sleeps longer
-    assert seen == pytest.approx(told, rel=0.2)
+    measured = [1000 * fmean(model.tpots_s[begin : begin + 8]) for begin in (3, 11)]  # a busy machine sleeps longer
+    assert seen == pytest.approx(measured, rel=0.2)
     assert first["e2e_ms"]["mean"] == pytest.approx(first["ttft_ms"]["mean"] + 3 * seen[0])
     assert first["output_tokens_per_s"] <= 4000 / first["e2e_ms"]["mean"]
     assert second["output_tokens_per_s"] > 1.5 * first["output_tokens_per_s"]
     prompts = [tuple(body["prompt"]) for body in model.bodies]
-    assert len(set(prompts)) == len(prompts)  # no run knows another's prompts
+    assert len(set(prompts)) == len(prompts)  # each run has its own prompts
     assert len(json.loads(profile.read_text())["requests"]) == 16
     assert page.read_text().count("<svg") == 4 + 4 + 2 * 2
     assert "8 prefilled elsewhere (8 over tcp)" in result.output
     assert "4 concurrent" in result.output
 
 
-def test_the_same_prompts_on_request() -> None:
+def test_same_prompts_are_sent_in_every_run() -> None:
     model = SlowModel()
     with serving(model.routes) as url:
         result = bench(f"--base-url={url}", *SHORT, "--num-prompts=3", "--max-concurrency=1,1", "--same-prompts")
@@ -127,7 +127,7 @@ def test_the_same_prompts_on_request() -> None:
     assert prompts[:3] == prompts[3:]
 
 
-def test_an_open_loop_at_a_rate() -> None:
+def test_an_open_loop_sends_at_its_rate() -> None:
     model = SlowModel()
     with serving(model.routes) as url:
         result = bench(f"--base-url={url}", *SHORT, "--duration=0.5", "--request-rate=40", "--burstiness=4")
@@ -136,7 +136,7 @@ def test_an_open_loop_at_a_rate() -> None:
     assert "late by p99" in result.output
 
 
-def test_text_where_token_ids_are_not_taken() -> None:
+def test_text_is_sent_if_the_server_refuses_token_ids() -> None:
     model = SlowModel(takes_token_ids=False)
     with serving(model.routes) as url:
         flags = (f"--base-url={url}", *SHORT, "--num-prompts=2", "--max-concurrency=1")
@@ -148,7 +148,7 @@ def test_text_where_token_ids_are_not_taken() -> None:
         assert "400: prompt must be a string" in refused.output
 
 
-def test_chats_and_keys(tmp_path: Path) -> None:
+def test_chats_are_sent_with_the_api_key(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("from-a-file\n")
     model = SlowModel()
@@ -165,7 +165,7 @@ def test_chats_and_keys(tmp_path: Path) -> None:
     assert all(body["messages"][0]["role"] == "user" and body["top_p"] == 0.5 for body in model.bodies)
 
 
-def test_refused_requests_are_counted_apart() -> None:
+def test_refused_requests_are_counted_separately() -> None:
     model = SlowModel(num_good=3)
     with serving(model.routes) as url:
         result = bench(f"--base-url={url}", *SHORT, "--num-prompts=5", "--max-concurrency=1")
@@ -174,7 +174,7 @@ def test_refused_requests_are_counted_apart() -> None:
     assert "3 x status 429: enough" in result.output
 
 
-def test_a_server_that_refuses_everything_is_told_before_the_load() -> None:
+def test_a_server_that_refuses_everything_is_reported_before_the_load() -> None:
     routes: Routes = {
         "/v1/models": lambda _: json_reply({"data": [{"id": "tiny"}]}),
         "/v1/completions": lambda _: json_reply({"error": {"message": "who are you?"}}, 401),
@@ -235,14 +235,14 @@ def test_a_server_that_refuses_everything_is_told_before_the_load() -> None:
         (("--max-concurency=1",), "--max-concurrency"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_can(arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_options_are_refused_with_the_valid_ones(arguments: tuple[str, ...], said: str) -> None:
     result = bench("--base-url=http://127.0.0.1:9", *arguments)
     assert result.exit_code in (1, 2)
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert said in " ".join(result.output.split()).replace("│ ", "")
 
 
-def test_an_empty_key_file_is_told(tmp_path: Path) -> None:
+def test_an_empty_key_file_is_an_error(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("\n")
     assert "it is empty" in bench("--max-concurrency=1", f"--api-key-file={key}").output

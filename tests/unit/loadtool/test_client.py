@@ -1,4 +1,4 @@
-"""The HTTP client before real sockets."""
+"""The HTTP client against real sockets."""
 
 import asyncio
 import ssl
@@ -10,14 +10,14 @@ import trustme
 from baton.loadtool import client as client_module
 from baton.loadtool.client import HttpClient
 from baton.loadtool.target import Target
-from tests.unit.loadtool.scripted_server import EVENT_HEAD, LAST_CHUNK, Asked, chunk, scripted_server
+from tests.unit.loadtool.scripted_server import EVENT_HEAD, LAST_CHUNK, ReceivedRequest, chunk, scripted_server
 
 TARGET = Target(base_url="http://127.0.0.1:1", model="m")
 PAYLOAD = TARGET.payload(b'{"a": 1}')
 
 
 class Kept:
-    """A reader that keeps everything."""
+    """A reader that keeps the whole response."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -39,8 +39,8 @@ def client_of(port: int, timeout_s: float = 10.0) -> HttpClient:
     return HttpClient("127.0.0.1", port, None, timeout_s)
 
 
-async def asked_once(answer: bytes, *, ends: bool = False) -> Kept:
-    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+async def request_once(answer: bytes, *, ends: bool = False) -> Kept:
+    async def script(_request: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(answer)
         if ends:
             writer.close()
@@ -54,7 +54,7 @@ async def asked_once(answer: bytes, *, ends: bool = False) -> Kept:
         return kept
 
 
-async def test_bodies_of_every_kind_of_length() -> None:
+async def test_bodies_are_read_for_every_kind_of_length() -> None:
     for answer, ends in (
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello", False),
         (b"HTTP/1.1 200 OK\r\nx-a: b\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n", False),
@@ -62,7 +62,7 @@ async def test_bodies_of_every_kind_of_length() -> None:
         (b"HTTP/1.0 200 OK\r\nx-a: b\r\n\r\nhello", True),
         (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nx-a: b\r\ncontent-length: 5\r\n\r\nhello", False),
     ):
-        kept = await asked_once(answer, ends=ends)
+        kept = await request_once(answer, ends=ends)
         assert (kept.status, kept.headers["x-a"], kept.content) == (200, "b", b"hello"), answer
 
 
@@ -76,13 +76,13 @@ async def test_bodies_of_every_kind_of_length() -> None:
         (b"SSH-2.0-OpenSSH\r\n", "invalid HTTP"),
     ],
 )
-async def test_broken_answers_are_connection_errors(answer: bytes, said: str) -> None:
+async def test_broken_responses_are_connection_errors(answer: bytes, said: str) -> None:
     with pytest.raises(ConnectionError, match=said):
-        await asked_once(answer, ends=True)
+        await request_once(answer, ends=True)
 
 
-async def test_pieces_are_stamped_as_they_come() -> None:
-    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+async def test_each_piece_has_its_arrival_time() -> None:
+    async def script(_request: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(EVENT_HEAD)
         for number in range(3):
             await asyncio.sleep(0.05)
@@ -99,12 +99,12 @@ async def test_pieces_are_stamped_as_they_come() -> None:
     assert 0.04 < times[2] - times[1] < 5
 
 
-async def answer_ok(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+async def respond_ok(_request: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
 
 
-async def test_connections_are_kept_one_for_each_request_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scripted_server(answer_ok) as server:
+async def test_connections_are_kept_one_per_concurrent_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scripted_server(respond_ok) as server:
         client = client_of(server.port)
         for _ in range(3):
             await client.ask(PAYLOAD, Kept())
@@ -113,14 +113,14 @@ async def test_connections_are_kept_one_for_each_request_at_once(monkeypatch: py
         assert server.num_connections == 8
         monkeypatch.setattr(client_module, "KEEP_IDLE_S", 0.0)
         await client.ask(PAYLOAD, Kept())
-        assert server.num_connections == 9  # the idle ones were too old to be trusted
+        assert server.num_connections == 9  # the idle connections were too old to be reused
         client.close()
-        assert server.asked[0].head.startswith("POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:1\r\n")
-        assert server.asked[0].body == b'{"a": 1}'
+        assert server.requests[0].head.startswith("POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:1\r\n")
+        assert server.requests[0].body == b'{"a": 1}'
 
 
-async def test_a_connection_that_the_server_ends_is_not_used_again() -> None:
-    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+async def test_a_connection_closed_by_the_server_is_not_reused() -> None:
+    async def script(_request: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok")
 
     async with scripted_server(script) as server:
@@ -130,8 +130,8 @@ async def test_a_connection_that_the_server_ends_is_not_used_again() -> None:
         assert server.num_connections == 3
 
 
-async def test_an_answer_may_not_take_forever() -> None:
-    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+async def test_a_response_has_a_time_limit() -> None:
+    async def script(_request: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(EVENT_HEAD)
         await asyncio.sleep(60)
 
@@ -141,12 +141,12 @@ async def test_an_answer_may_not_take_forever() -> None:
             await client.ask(PAYLOAD, Kept())
 
 
-async def test_https_with_an_authority_of_ones_own() -> None:
+async def test_https_with_a_private_authority() -> None:
     authority = trustme.CA()
     server_side, client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.issue_cert("127.0.0.1").configure_cert(server_side)
     authority.configure_trust(client_side)
-    async with scripted_server(answer_ok, server_side) as server:
+    async with scripted_server(respond_ok, server_side) as server:
         for tls in (client_side, ssl.create_default_context()):
             client, kept = HttpClient("127.0.0.1", server.port, tls, 10.0), Kept()
             if tls is client_side:
@@ -158,8 +158,8 @@ async def test_https_with_an_authority_of_ones_own() -> None:
             client.close()
 
 
-async def test_nobody_there() -> None:
-    async with scripted_server(answer_ok) as server:
+async def test_a_refused_connection_is_an_error() -> None:
+    async with scripted_server(respond_ok) as server:
         port = server.port
     with pytest.raises(ConnectionRefusedError):
         await client_of(port).ask(PAYLOAD, Kept())

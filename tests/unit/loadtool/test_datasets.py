@@ -1,4 +1,4 @@
-"""Datasets: what they ask for, and what they say of files that are not theirs."""
+"""Datasets: their requests, and errors for invalid files."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ MODEL = Path(__file__).parents[3] / "baton" / "bundled_model"
 TRACE = MODEL.parents[1] / "benchmarks" / "data" / "mooncake_conversation.csv"
 
 
-def taken(dataset: Dataset, count: int, seed: int = 0) -> list[LoadRequest]:
+def first_requests(dataset: Dataset, count: int, seed: int = 0) -> list[LoadRequest]:
     return list(islice(dataset.requests(seed), count))
 
 
@@ -48,9 +48,13 @@ def trace(path: Path) -> Path:
     )
 
 
-def test_equal_hashes_are_equal_tokens_and_others_are_not(tmp_path: Path) -> None:
-    first, second, third = taken(MooncakeTrace(trace(tmp_path), IDS, Lengths()), 9)
-    assert [each.due_s for each in (first, second, third)] == [0.0, 2.0, 4.5]  # in order, from the first one on
+def test_only_equal_hashes_give_equal_tokens(tmp_path: Path) -> None:
+    first, second, third = first_requests(MooncakeTrace(trace(tmp_path), IDS, Lengths()), 9)
+    assert [each.due_s for each in (first, second, third)] == [
+        0.0,
+        2.0,
+        4.5,
+    ]  # in order of their times, from the first on
     assert [len(ids_of(each)) for each in (first, second, third)] == [600, 1100, 1500]
     assert [each.num_output_tokens for each in (first, second, third)] == [20, 7, 1]
     assert ids_of(first)[:512] == ids_of(second)[:512]
@@ -59,42 +63,42 @@ def test_equal_hashes_are_equal_tokens_and_others_are_not(tmp_path: Path) -> Non
     assert ids_of(second)[1024:] != ids_of(third)[1024:1100]
 
 
-def test_sharing_survives_scales_limits_and_seeds(tmp_path: Path) -> None:
+def test_sharing_does_not_depend_on_scales_limits_and_seeds(tmp_path: Path) -> None:
     dataset = MooncakeTrace(trace(tmp_path), IDS, Lengths(scale=1 / 8, max_input=100, max_output=2))
-    first, second, third = taken(dataset, 3)
+    first, second, third = first_requests(dataset, 3)
     assert [len(ids_of(each)) for each in (first, second, third)] == [75, 100, 100]
     assert [each.num_output_tokens for each in (first, second, third)] == [2, 1, 1]
     assert ids_of(first)[:64] == ids_of(second)[:64]
     assert ids_of(second) == ids_of(third)
-    again = taken(dataset, 3)
+    again = first_requests(dataset, 3)
     assert list(map(ids_of, again)) == list(map(ids_of, (first, second, third)))
-    other = taken(dataset, 3, seed=1)
+    other = first_requests(dataset, 3, seed=1)
     assert ids_of(other[0]) != ids_of(first)
     assert ids_of(other[0])[:64] == ids_of(other[1])[:64]
 
 
-def test_a_trace_that_says_too_little_of_a_prompt_is_filled_up(tmp_path: Path) -> None:
+def test_missing_hashes_of_a_prompt_are_filled_with_unique_tokens(tmp_path: Path) -> None:
     record = {"timestamp": 0, "input_length": 700, "output_length": 1, "hash_ids": [4]}
-    first, second = taken(MooncakeTrace(jsonl(tmp_path / "t.jsonl", [record, record]), IDS, Lengths()), 2)
+    first, second = first_requests(MooncakeTrace(jsonl(tmp_path / "t.jsonl", [record, record]), IDS, Lengths()), 2)
     assert len(ids_of(first)) == len(ids_of(second)) == 700
     assert ids_of(first)[:512] == ids_of(second)[:512]
     assert ids_of(first)[512:] != ids_of(second)[512:]
 
 
-def test_the_benchmarks_trace_can_be_read() -> None:
-    requests = taken(MooncakeTrace(TRACE, IDS, Lengths(scale=0.01)), 5000)
+def test_the_benchmarks_trace_is_read() -> None:
+    requests = first_requests(MooncakeTrace(TRACE, IDS, Lengths(scale=0.01)), 5000)
     assert len(requests) == 2200
     times = [each.due_s for each in requests]
     assert times == sorted(times, key=lambda due_s: due_s or 0.0)
 
 
-def test_azures_trace(tmp_path: Path) -> None:
+def test_azures_trace_is_read(tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         "2023-11-16 18:15:50.9951690,396,109\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:51,5,0\n"
     )
-    first, second, third = taken(AzureTrace(path, IDS, Lengths()), 9)
+    first, second, third = first_requests(AzureTrace(path, IDS, Lengths()), 9)
     assert first.due_s == 0.0
     assert second.due_s == pytest.approx(4.314579)
     assert [len(ids_of(each)) for each in (first, second, third)] == [374, 396, 5]
@@ -117,27 +121,27 @@ def conversations(path: Path) -> Path:
     return path
 
 
-def test_conversations_ask_their_first_question(tmp_path: Path) -> None:
+def test_conversations_send_their_first_question(tmp_path: Path) -> None:
     path, vocabulary = conversations(tmp_path), read_vocabulary(MODEL)
-    requests = taken(ShareGptConversations(path, vocabulary, Lengths(max_input=100)), 9)
+    requests = first_requests(ShareGptConversations(path, vocabulary, Lengths(max_input=100)), 9)
     assert {each.prompt for each in requests} == {"What is a list?", "Why?"}
     lengths = {each.prompt: each.num_output_tokens for each in requests}
     assert lengths["What is a list?"] == vocabulary.num_tokens("A sequence.")
-    assert len(taken(ShareGptConversations(path, IDS, Lengths(output=12)), 9)) == 3
+    assert len(first_requests(ShareGptConversations(path, IDS, Lengths(output=12)), 9)) == 3
     with pytest.raises(SettingError, match="--tokenizer DIRECTORY"):
         ShareGptConversations(path, IDS, Lengths())
 
 
-def test_synthetic_lengths_and_prefixes() -> None:
+def test_synthetic_prompts_have_the_given_lengths_and_prefixes() -> None:
     shape = SyntheticShape(input_len=100, output_len=40, range_ratio=0.5, prefix_len=30, num_prefixes=3)
-    requests = taken(SyntheticPrompts(shape, IDS, Lengths()), 600)
+    requests = first_requests(SyntheticPrompts(shape, IDS, Lengths()), 600)
     inputs = np.array([len(ids_of(each)) - 30 for each in requests])
     assert (inputs.min(), inputs.max()) == (50, 150)
     assert inputs.mean() == pytest.approx(100, abs=5)
     assert {20, 60} <= {each.num_output_tokens for each in requests} <= set(range(20, 61))
     assert len({tuple(ids_of(each)[:30]) for each in requests}) == 3
     assert all(100 <= token_id <= 1000 for each in requests for token_id in ids_of(each))
-    exact = taken(SyntheticPrompts(SyntheticShape(input_len=64, output_len=8), IDS, Lengths(max_input=50)), 5)
+    exact = first_requests(SyntheticPrompts(SyntheticShape(input_len=64, output_len=8), IDS, Lengths(max_input=50)), 5)
     assert {(len(ids_of(each)), each.num_output_tokens) for each in exact} == {(50, 8)}
     with pytest.raises(SettingError, match="random-range-ratio"):
         SyntheticShape(range_ratio=1.0)
@@ -156,7 +160,7 @@ def test_synthetic_lengths_and_prefixes() -> None:
         ("\xff", "codec"),
     ],
 )
-def test_bad_traces_are_told_with_their_line(tmp_path: Path, content: str, said: str) -> None:
+def test_errors_in_traces_name_the_line(tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(DatasetError, match=said) as caught:
@@ -164,7 +168,7 @@ def test_bad_traces_are_told_with_their_line(tmp_path: Path, content: str, said:
     assert "bad.jsonl" in str(caught.value)
 
 
-def test_missing_and_foreign_files_are_told(tmp_path: Path) -> None:
+def test_missing_and_invalid_files_are_reported(tmp_path: Path) -> None:
     for kind in (MooncakeTrace, AzureTrace):
         with pytest.raises(DatasetError, match=r"nowhere: No such file"):
             kind(tmp_path / "nowhere", IDS, Lengths())

@@ -1,4 +1,4 @@
-"""Loads before a real socket: an open loop is open, a closed one is closed, and both tell the times."""
+"""Open and closed loops against a real socket, and the times that they record."""
 
 import asyncio
 import time
@@ -13,13 +13,13 @@ from baton.loadtool.plan import Limits, PlannedRequest
 from baton.loadtool.record import RequestRecord
 from baton.loadtool.summary import summarise
 from baton.loadtool.target import Target
-from tests.unit.loadtool.scripted_server import Asked, Script, ScriptedServer, scripted_server, stream_tokens
+from tests.unit.loadtool.scripted_server import ReceivedRequest, Script, ScriptedServer, scripted_server, stream_tokens
 
 NO_LIMITS = Limits()
 
 
 class Counting:
-    """A watcher that counts."""
+    """A watcher that counts requests."""
 
     def __init__(self) -> None:
         self.num_inflight = self.most_inflight = self.num_ended = 0
@@ -54,22 +54,22 @@ async def load(
 
 
 def tokens(*gaps_s: float) -> Script:
-    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def script(_request: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         await stream_tokens(writer, gaps_s)
 
     return script
 
 
-async def test_an_open_loop_does_not_wait_for_answers() -> None:
+async def test_an_open_loop_does_not_wait_for_responses() -> None:
     due_times = [0.05 * number for number in range(1, 9)]
-    async with scripted_server(tokens(1.0, 0.0, 0.1)) as server:  # no answer ends before all were sent
+    async with scripted_server(tokens(1.0, 0.0, 0.1)) as server:  # no response ends before all requests were sent
         watcher = Counting()
         run = await load(server, planned(*due_times), RequestRate(20.0), watcher)
     sent = sorted(record.sent_s for record in run.records)
     assert sent[-1] < 1.0
     assert all(sent_s >= due_s - 0.002 for sent_s, due_s in zip(sent, due_times, strict=True))
     assert watcher.most_inflight == len(due_times)
-    gaps = [asked.at_s - server.asked[0].at_s for asked in server.asked]
+    gaps = [request.at_s - server.requests[0].at_s for request in server.requests]
     assert gaps == pytest.approx([sent_s - sent[0] for sent_s in sent], abs=0.1)
     for record in run.records:
         assert record.failure is None
@@ -79,9 +79,9 @@ async def test_an_open_loop_does_not_wait_for_answers() -> None:
         assert (record.num_output_tokens, record.num_prompt_tokens, record.status) == (3, 4, 200)
 
 
-async def test_a_late_client_says_so() -> None:
-    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
-        if len(server.asked) == 1:
+async def test_a_late_client_reports_its_lag() -> None:
+    async def script(_request: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+        if len(server.requests) == 1:
             time.sleep(0.3)  # noqa: ASYNC251  # the client's own loop stands still, as on a machine that is too slow
         await stream_tokens(writer, (0.0,))
 
@@ -93,7 +93,7 @@ async def test_a_late_client_says_so() -> None:
     assert any("were sent late" in warning for warning in found.warnings)
 
 
-async def test_a_closed_loop_has_so_many_clients_and_no_more() -> None:
+async def test_a_closed_loop_has_exactly_its_number_of_clients() -> None:
     watcher = Counting()
     async with scripted_server(tokens(0.01, 0.01)) as server:
         run = await load(server, planned(*[None] * 20), MaxConcurrency(3), watcher)
@@ -103,7 +103,7 @@ async def test_a_closed_loop_has_so_many_clients_and_no_more() -> None:
     assert run.is_whole
 
 
-async def test_a_closed_loop_ends_with_its_time() -> None:
+async def test_a_closed_loop_ends_after_its_duration() -> None:
     async with scripted_server(tokens(0.05)) as server:
         run = await load(server, planned(*[None] * 1000), MaxConcurrency(2), limits=Limits(duration_s=0.3))
     assert 2 <= len(run.records) <= 16
@@ -111,9 +111,9 @@ async def test_a_closed_loop_ends_with_its_time() -> None:
     assert 0.3 <= run.elapsed_s < 10.0
 
 
-async def test_failures_of_every_kind_end_in_records() -> None:
-    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
-        match len(server.asked) % 4:
+async def test_failures_of_every_kind_are_recorded() -> None:
+    async def script(request: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+        match len(server.requests) % 4:
             case 0:
                 await stream_tokens(writer, (0.0, 0.0))
             case 1:
@@ -131,9 +131,9 @@ async def test_failures_of_every_kind_end_in_records() -> None:
     assert summarise(run, None).num_rejected == 2
 
 
-async def test_who_is_interrupted_keeps_what_has_ended() -> None:
-    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
-        if len(server.asked) > 4:
+async def test_an_interrupted_run_keeps_the_requests_that_have_ended() -> None:
+    async def script(_request: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+        if len(server.requests) > 4:
             enough.set()
             await asyncio.sleep(60)
         await stream_tokens(writer, (0.0,))

@@ -1,4 +1,4 @@
-"""Server-sent events, however their bytes are cut."""
+"""Server-sent events do not depend on how their bytes are split."""
 
 import random
 
@@ -11,7 +11,7 @@ STREAM = (
 EVENTS = [b"one", b"two\nlines", b" spaced", b"[DONE]"]
 
 
-def test_any_cut_gives_the_same_events() -> None:
+def test_any_split_gives_the_same_events() -> None:
     rng = random.Random(0)
     for num_cuts in (0, 1, 2, 5, 20, len(STREAM)):
         for _ in range(50):

@@ -1,4 +1,4 @@
-"""The page: whole, of one piece, and honest about what it is given."""
+"""The HTML page: well-formed, self-contained and complete."""
 
 import re
 from html.parser import HTMLParser
@@ -13,13 +13,13 @@ from baton.loadtool.page.page import render_page
 from baton.loadtool.page.ticks import linear_axis, log_axis, short, tight_axis
 from baton.loadtool.slo import Slo
 from baton.loadtool.target import Target
-from tests.unit.loadtool.measured_runs import answered, failed, run_of
+from tests.unit.loadtool.measured_runs import completed, failed, run_of
 
 VOID = frozenset({"meta", "br", "link", "img"})
 
 
 class Balance(HTMLParser):
-    """Every element that is opened is closed, in order."""
+    """Parser that checks that every element is closed, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Balance(HTMLParser):
 
 
 def report_of(*loads: Arrivals, model: str = "model", empty: bool = False) -> LoadReport:
-    records = [answered(number / 10, (0.1 + number / 100, 0.2 + number / 50, 0.9)) for number in range(50)]
+    records = [completed(number / 10, (0.1 + number / 100, 0.2 + number / 50, 0.9)) for number in range(50)]
     runs = [
         run_of(*([] if empty else records), failed(429, "status 429", "<too> many"), arrivals=load) for load in loads
     ]
@@ -60,11 +60,11 @@ def checked(page: str) -> Balance:
         root = ElementTree.fromstring(svg)
         numbers = re.findall(r"-?\d+\.?\d*", " ".join(path.get("d", "") for path in root.iter("path")))
         assert all(-1 <= float(number) <= 401 for number in numbers)
-    assert not re.findall(r"<script|src=|@import|url\(|href=", page)  # nothing is fetched
+    assert not re.findall(r"<script|src=|@import|url\(|href=", page)  # the page fetches nothing
     return balance
 
 
-def test_a_sweep_has_its_curves_its_distributions_and_a_timeline_each() -> None:
+def test_a_sweep_has_curves_distributions_and_a_timeline_per_run() -> None:
     report = report_of(RequestRate(1.0), RequestRate(2.0), RequestRate(4.0))
     page = render_page(report)
     assert checked(page).seen.count("svg") == 4 + 4 + 3 * 2
@@ -74,14 +74,14 @@ def test_a_sweep_has_its_curves_its_distributions_and_a_timeline_each() -> None:
     assert "4 req/s" in page
 
 
-def test_one_run_has_no_sweep() -> None:
+def test_one_run_has_no_sweep_charts() -> None:
     for load in (MaxConcurrency(4), TraceTimes(), RequestRate(float("inf"))):
         report = report_of(load)
         assert checked(render_page(report)).seen.count("svg") == 4 + 2
         assert sweep_charts(report.runs) == []
 
 
-def test_a_load_without_an_answer_is_told_all_the_same() -> None:
+def test_a_load_without_a_response_has_a_page() -> None:
     report = report_of(MaxConcurrency(1), MaxConcurrency(2), empty=True)
     assert "2 concurrent" in render_page(report)
     checked(render_page(report))
@@ -89,7 +89,7 @@ def test_a_load_without_an_answer_is_told_all_the_same() -> None:
     assert timeline_charts(report.runs[0]) == []
 
 
-def test_names_cannot_break_the_page() -> None:
+def test_names_are_escaped() -> None:
     page = render_page(report_of(MaxConcurrency(1), model='<b>"x"</b>&'))
     assert "<b>" not in page
     checked(page)
@@ -108,7 +108,7 @@ def test_linear_axes_end_at_a_round_number_above(high: float) -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (0.5, 3), (7, 9), (1, 1e4), (3e-3, 5e5), (99.9, 100.1)])
-def test_log_axes_hold_both_ends(low: float, high: float) -> None:
+def test_log_axes_contain_both_ends(low: float, high: float) -> None:
     axis = log_axis(low, high)
     assert axis.low <= low * 1.001
     assert axis.high >= high * 0.999
@@ -118,5 +118,5 @@ def test_log_axes_hold_both_ends(low: float, high: float) -> None:
     assert 0 <= axis.place(low) <= axis.place(high) <= 1
 
 
-def test_marks_are_short() -> None:
+def test_axis_labels_are_short() -> None:
     assert list(map(short, (0.0, 0.25, 20.0, 1500.0, 3e6))) == ["0", "0.25", "20", "1.5k", "3M"]

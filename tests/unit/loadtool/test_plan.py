@@ -1,4 +1,4 @@
-"""A run's requests: what they say, and when they are due."""
+"""A run's requests: their bodies and sending times."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def body_of(request: PlannedRequest) -> dict[str, Any]:
     return body
 
 
-def test_a_request_as_it_goes_over_the_wire() -> None:
+def test_the_body_of_a_request() -> None:
     (request,) = planned(synthetic(), MaxConcurrency(1), Limits(1))
     head, _, body = request.payload.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
@@ -53,7 +53,7 @@ def test_a_request_as_it_goes_over_the_wire() -> None:
     }
 
 
-def test_more_fields_take_the_place_of_ours() -> None:
+def test_extra_fields_replace_default_fields() -> None:
     target = Target(base_url="http://h", model="m", takes_token_ids=True, extra_body={"ignore_eos": None, "top_p": 0.5})
     (request,) = planned(synthetic(target), MaxConcurrency(1), Limits(1))
     assert body_of(request)["top_p"] == 0.5
@@ -85,7 +85,7 @@ def test_limits_end_a_run() -> None:
         planned(planner, RequestRate(float("inf")), Limits(duration_s=1.0))
 
 
-def test_a_seed_has_its_own_prompts() -> None:
+def test_each_seed_has_its_own_prompts() -> None:
     first, again, other = (planned(synthetic(), MaxConcurrency(1), Limits(4), seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
@@ -98,7 +98,7 @@ def test_a_traces_times_are_scaled(tmp_path: Path) -> None:
     planner = Planner(AzureTrace(path, IDS, Lengths()), TARGET, IDS)
     due = [each.due_s for each in planned(planner, TraceTimes(0.5), Limits(duration_s=3.0))]
     assert due == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
-    assert len(planned(planner, RequestRate(5.0), Limits(100))) == 10  # the trace's end is the run's
+    assert len(planned(planner, RequestRate(5.0), Limits(100))) == 10  # the run ends with the trace
     with pytest.raises(SettingError, match="synthetic has no times"):
         planned(synthetic(), TraceTimes(), Limits(1))
 

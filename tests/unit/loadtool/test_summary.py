@@ -1,4 +1,4 @@
-"""A run's figures."""
+"""Summary figures of a run."""
 
 import random
 from dataclasses import asdict
@@ -12,10 +12,10 @@ from baton.loadtool.path_summary import PathSummary
 from baton.loadtool.record import ServedPath
 from baton.loadtool.slo import Slo
 from baton.loadtool.summary import distribution, summarise
-from tests.unit.loadtool.measured_runs import answered, failed, run_of
+from tests.unit.loadtool.measured_runs import completed, failed, run_of
 
 
-def test_percentiles_are_numpys() -> None:
+def test_percentiles_equal_numpys() -> None:
     rng = np.random.default_rng(0)
     for count in (1, 2, 3, 10, 101, 1000):
         seconds = rng.exponential(size=count)
@@ -30,7 +30,7 @@ def test_percentiles_are_numpys() -> None:
     assert distribution([]) is None
 
 
-def test_concurrency_is_what_counting_finds() -> None:
+def test_mean_concurrency_equals_a_direct_count() -> None:
     rng = random.Random(1)
     for _ in range(30):
         spans = [
@@ -39,17 +39,17 @@ def test_concurrency_is_what_counting_finds() -> None:
         concurrency = Concurrency([float(begin) for begin, _ in spans], [float(end) for _, end in spans])
         counts = [
             sum(begin <= at < end for begin, end in spans) for at in range(30)
-        ]  # from each whole time to the next
+        ]  # from each integer time to the next
         assert concurrency.highest >= max(counts)
         for begin, end in ((0, 30), (3, 9), (7, 8)):
             assert concurrency.mean(begin, end) == pytest.approx(np.mean(counts[begin:end]))
 
 
-def test_rates_times_and_failures() -> None:
+def test_rates_times_and_failures_of_a_run() -> None:
     records = [
-        answered(1.0, (0.1, 0.2, 0.4), due_s=0.98),
-        answered(2.0, (0.3, 0.5, 0.9, 1.1), due_s=2.0, num_prompt_tokens=30, num_cached_tokens=16),
-        answered(2.5, (0.2,), due_s=2.5),
+        completed(1.0, (0.1, 0.2, 0.4), due_s=0.98),
+        completed(2.0, (0.3, 0.5, 0.9, 1.1), due_s=2.0, num_prompt_tokens=30, num_cached_tokens=16),
+        completed(2.5, (0.2,), due_s=2.5),
         failed(429, "status 429", "too many", 3.0),
         failed(429, "status 429", "still too many", 3.1),
         failed(None, "timed out", sent_s=1.0, took_s=4.0),
@@ -81,21 +81,21 @@ def test_rates_times_and_failures() -> None:
 
 
 def test_a_closed_loop_has_no_lag() -> None:
-    found = summarise(run_of(answered(), arrivals=MaxConcurrency(1)), None)
+    found = summarise(run_of(completed(), arrivals=MaxConcurrency(1)), None)
     assert (found.label, found.lag_ms, found.offered_per_s, found.goodput) == ("1 concurrent", None, None, None)
 
 
-def test_nothing_at_all_has_figures_too() -> None:
+def test_a_run_without_requests_has_figures() -> None:
     for records in ((), (failed(503, "status 503"),)):
         found = summarise(run_of(*records), Slo(ttft_s=1.0))
         assert (found.num_completed, found.ttft_ms, found.requests_per_s) == (0, None, 0.0)
 
 
-def test_doubts_are_told() -> None:
-    late = answered(due_s=0.0, sent_s=1.0)
-    uncounted = answered(due_s=0.0)
+def test_doubtful_runs_have_warnings() -> None:
+    late = completed(due_s=0.0, sent_s=1.0)
+    uncounted = completed(due_s=0.0)
     uncounted.is_counted = False
-    short = answered(due_s=0.0)
+    short = completed(due_s=0.0)
     short.num_asked_tokens = 9
     warnings = " ".join(summarise(run_of(late, uncounted, short, is_whole=False), None).warnings)
     for doubt in ("were sent late", "1 responses had no token count", "1 outputs were shorter", "interrupted"):
@@ -104,6 +104,6 @@ def test_doubts_are_told() -> None:
 
 def test_paths_are_counted() -> None:
     remote, local = ServedPath("p0", "d0", "tcp", 0, 40), ServedPath("d1", "d1", "", 16, 0)
-    found = summarise(run_of(answered(path=remote), answered(path=local), answered(path=remote), answered()), None)
+    found = summarise(run_of(completed(path=remote), completed(path=local), completed(path=remote), completed()), None)
     assert found.paths == PathSummary(2, 1, 80, {"tcp": 2}, {"d1": 1, "p0": 2}, {"d0": 2, "d1": 1})
-    assert summarise(run_of(answered()), None).paths is None
+    assert summarise(run_of(completed()), None).paths is None

@@ -1,4 +1,4 @@
-"""What prompts are made of."""
+"""Vocabularies of prompts."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from baton.loadtool.vocabulary import read_vocabulary, token_range
 MODEL = Path(__file__).parents[3] / "baton" / "bundled_model"
 
 
-def test_words_stay_the_tokens_that_they_were() -> None:
+def test_each_word_is_one_token_in_any_context() -> None:
     vocabulary = read_vocabulary(MODEL)
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     for seed in range(20):
@@ -20,11 +20,11 @@ def test_words_stay_the_tokens_that_they_were() -> None:
         text = vocabulary.text(tokens)
         assert tokenizer.encode(text).ids == tokens.tolist()
         assert vocabulary.num_tokens(text) == 200
-        both = text + vocabulary.text(tokens[:7])  # runs may stand beside each other
+        both = text + vocabulary.text(tokens[:7])  # runs of words may be adjacent
         assert tokenizer.encode(both).ids == [*tokens.tolist(), *tokens[:7].tolist()]
 
 
-def test_ids_without_a_tokenizer() -> None:
+def test_token_ids_without_a_tokenizer() -> None:
     vocabulary = token_range(5, 8)
     assert set(vocabulary.draw(np.random.default_rng(0), 1000).tolist()) == {5, 6, 7, 8}
     with pytest.raises(SettingError, match="--tokenizer"):
@@ -35,7 +35,7 @@ def test_ids_without_a_tokenizer() -> None:
         token_range(8, 8)
 
 
-def test_what_is_no_tokenizer_is_told(tmp_path: Path) -> None:
+def test_an_invalid_tokenizer_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"no readable tokenizer.json"):
         read_vocabulary(tmp_path)
     poor = tmp_path / "tokenizer.json"

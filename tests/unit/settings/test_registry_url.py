@@ -9,7 +9,7 @@ from baton.settings.worker_config import WorkerConfig
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("redis://cache", "redis://cache:6379"),
         ("redis://:secret@10.0.0.1:7000/0", "redis://10.0.0.1:7000"),
@@ -20,9 +20,9 @@ from baton.settings.worker_config import WorkerConfig
         ("redis+cluster://:secret@a:7000,b:7001", "redis+cluster://a:7000,b:7001"),
     ],
 )
-def test_its_text_has_no_secrets(text: str, told: str) -> None:
+def test_its_text_has_no_secrets(text: str, expected: str) -> None:
     url = parse_registry_url(text)
-    assert str(url) == told
+    assert str(url) == expected
     assert "cret" not in repr(url)
 
 

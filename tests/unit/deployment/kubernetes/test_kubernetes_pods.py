@@ -1,4 +1,4 @@
-"""What pods take, and why they do not run."""
+"""Requests of pods, and the reasons for which pods do not run."""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -29,7 +29,7 @@ def use(written: Json) -> PodUse | None:
     return pod_use(Pod.model_validate(written), kubernetes_settings(), NAMESPACE)
 
 
-def test_ours_are_those_with_a_pools_labels_in_our_namespace() -> None:
+def test_own_pods_have_a_pools_labels_and_the_own_namespace() -> None:
     more = {"pod-template-hash": "x"}
     assert use(pod("a", PREFILL | more, "2", on="n0")) == PodUse("n0", Decimal(2), ByPool(True, False))
     assert use(pod("b", DECODE, "2", on="n0")) == PodUse("n0", Decimal(2), ByPool(False, True))
@@ -37,26 +37,26 @@ def test_ours_are_those_with_a_pools_labels_in_our_namespace() -> None:
     assert use(pod("d", PREFILL, "2", on="n0", namespace="else")) == PodUse("n0", Decimal(2), ByPool(False, False))
 
 
-def test_what_takes_nothing_and_is_not_ours_is_passed_over() -> None:
+def test_foreign_pods_without_requests_are_skipped() -> None:
     assert use(pod("a", {}, None, on="n0")) is None
     assert use(pod("a", PREFILL, None, on="n0")) == PodUse("n0", Decimal(0), ByPool(True, False))
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_what_has_ended_takes_nothing(phase: str) -> None:
+def test_ended_pods_take_nothing(phase: str) -> None:
     assert use(pod("a", PREFILL, "2", on="n0", phase=phase)) is None
 
 
-def test_a_pod_that_is_ending_still_has_what_it_has() -> None:
+def test_a_terminating_pod_keeps_its_resources() -> None:
     assert use(pod("a", PREFILL, "2", on="n0", deleted=True)) == PodUse("n0", Decimal(2), ByPool(True, False))
 
 
-def test_a_place_that_is_being_cleared_is_taken() -> None:
+def test_a_nominated_pod_takes_its_nodes_resources() -> None:
     found = use(pod("a", {}, "2", status={"nominatedNodeName": "n3"}))
     assert found == PodUse("n3", Decimal(2), ByPool(False, False))
 
 
-def test_an_amount_that_is_none_names_its_pod() -> None:
+def test_an_invalid_amount_names_its_pod() -> None:
     with pytest.raises(ValueError, match="pod serving/a: '1Q' is not a quantity"):
         use(pod("a", {}, "1Q"))
 
@@ -69,7 +69,7 @@ def test_an_amount_that_is_none_names_its_pod() -> None:
         ({"containers": [container("1")], "initContainers": [container("4"), container("2")]}, 4),
         ({"containers": [container("3")], "initContainers": [container("2")]}, 3),
         ({"containers": [container("1")], "initContainers": [container("2", "Always")]}, 3),
-        # The sidecar runs beside the init container after it, and not yet beside the one before it.
+        # The sidecar runs together with the init container after it, but not with the one before it.
         ({"containers": [container("1")], "initContainers": [container("2", "Always"), container("4")]}, 6),
         ({"containers": [container("1")], "initContainers": [container("4"), container("2", "Always")]}, 4),
         ({"containers": [container("1")], "overhead": {RESOURCE: "1", "cpu": "2"}}, 2),
@@ -77,7 +77,7 @@ def test_an_amount_that_is_none_names_its_pod() -> None:
         ({"containers": [container("500m"), container("1.5")]}, 2),
     ],
 )
-def test_requests(spec: Json, amount: int) -> None:
+def test_a_pods_request_follows_kubernetes_rules(spec: Json, amount: int) -> None:
     assert requested(Pod.model_validate(pod("a", {}, spec=spec)).spec, RESOURCE) == amount
 
 
@@ -86,7 +86,7 @@ def test_requests(spec: Json, amount: int) -> None:
     st.lists(st.integers(0, 8), min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(0, 8), st.booleans()), max_size=5),
 )
-def test_a_request_is_the_most_that_ever_runs_together(main: list[int], before: list[tuple[int, bool]]) -> None:
+def test_a_request_is_the_largest_sum_that_runs_at_one_time(main: list[int], before: list[tuple[int, bool]]) -> None:
     running, moments = 0, [0]
     for amount, stays in before:
         moments.append(running + amount)
@@ -175,14 +175,14 @@ NOT_READY = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-
         ),
     ],
 )
-def test_why_a_pod_does_not_run(on: str | None, status: Json, line: str) -> None:
+def test_the_reason_for_which_a_pod_does_not_run(on: str | None, status: Json, line: str) -> None:
     found = use(pod("a", PREFILL, on=on, status=status))
     assert found is not None
     assert found.unready is not None
     assert found.unready.line(NOW) == line
 
 
-def test_what_runs_or_is_ending_or_is_not_ours_is_not_told() -> None:
+def test_running_terminating_and_foreign_pods_are_not_reported() -> None:
     stuck: Json = {"phase": "Pending", "containerStatuses": [waiting("ImagePullBackOff")]}
     for written in (
         pod("a", PREFILL, on="n0", status={"containerStatuses": [RUNS], "conditions": [NOT_READY]}),
@@ -194,6 +194,6 @@ def test_what_runs_or_is_ending_or_is_not_ours_is_not_told() -> None:
         assert found.unready is None
 
 
-def test_a_clock_that_is_behind_the_clusters() -> None:
+def test_a_clock_behind_the_clusters_gives_no_negative_wait() -> None:
     unready = UnreadyPod("a", None, datetime(2026, 1, 1, 0, 6, tzinfo=UTC), "Pending", "")
     assert unready.line(NOW) == "a does not run for 0 s: Pending"

@@ -1,4 +1,4 @@
-"""Amounts as Kubernetes writes them."""
+"""Kubernetes quantities."""
 
 from decimal import Decimal
 
@@ -30,19 +30,19 @@ from baton.deployment.kubernetes.api_objects import MOST, parse_quantity
         ("5e-1", "0.5"),
     ],
 )
-def test_amounts(text: str, amount: str) -> None:
+def test_quantities_are_parsed(text: str, amount: str) -> None:
     assert parse_quantity(text) == Decimal(amount)
 
 
 @pytest.mark.parametrize(
     "text", ["", " 1", "1 ", "-1", "one", "NaN", "Infinity", "1_000", "1K", "1ki", "1mi", "1e", "1e1k", "k", ".", "٣"]
 )
-def test_what_is_no_amount(text: str) -> None:
+def test_invalid_quantities_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity"):
         parse_quantity(text)
 
 
-def test_what_is_too_large_means_the_most() -> None:
+def test_quantities_that_are_too_large_become_the_maximum() -> None:
     assert parse_quantity("1e9999") == parse_quantity("100000E") == MOST
 
 
@@ -51,6 +51,6 @@ def test_what_is_too_large_means_the_most() -> None:
     st.decimals(min_value=0, max_value=10**6, places=3),
     st.sampled_from(["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "e3", "E-2"]),
 )
-def test_the_clients_own_reading_is_the_same(number: Decimal, suffix: str) -> None:
+def test_quantities_equal_those_of_the_kubernetes_client(number: Decimal, suffix: str) -> None:
     text = f"{number}{suffix}"
     assert parse_quantity(text) == min(clients_parse_quantity(text), MOST)

@@ -27,13 +27,13 @@ from tests.unit.deployment.kubernetes_objects import (
     scaling_settings,
 )
 
-LONGEST_S = 30.0  # of a question that may take 0.4 s, on a busy machine; slow answers would take more than 60
+LONGEST_S = 30.0  # for a query with a limit of 0.4 s, on a busy machine; slow responses would take more than 60 s
 Open = Callable[..., BudgetReader]
-Told = Callable[[], list[str]]
+LogLines = Callable[[], list[str]]
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -49,7 +49,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Two nodes of eight GPUs: Baton's pods have three, others four."""
+    """Two nodes of eight GPUs, of which Baton's pods have three and other pods four."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")  # the client takes a proxy from the environment
     with serving(tmp_path) as cluster:
         cluster.nodes = [node("n0"), node("n1"), node("n2", cordoned=True)]
@@ -64,7 +64,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 @pytest.fixture
 def open_(cluster: Cluster, clock: Clock) -> Iterator[Open]:
-    """Opens readers that are closed in the end."""
+    """Return a function that opens readers; they are closed at the end."""
     opened: list[BudgetReader] = []
 
     def open_reader(settings: KubernetesSettings | None = None) -> BudgetReader:
@@ -85,8 +85,8 @@ def open_(cluster: Cluster, clock: Clock) -> Iterator[Open]:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Told:
-    """What the reader has said so far."""
+def log_lines(caplog: pytest.LogCaptureFixture) -> LogLines:
+    """Return a function that returns the reader's log lines so far."""
     caplog.set_level("INFO", logger=budget_reader.__name__)
     return lambda: [record.getMessage() for record in caplog.records if record.name == budget_reader.__name__]
 
@@ -106,7 +106,7 @@ def test_the_budget_of_a_cluster(cluster: Cluster, open_: Open) -> None:
     assert cluster.calls[1].query["fieldSelector"] == "status.phase!=Succeeded,status.phase!=Failed"
 
 
-def test_pods_that_do_not_run_are_told_the_longest_waiting_first(cluster: Cluster, open_: Open) -> None:
+def test_pods_that_do_not_run_are_listed_longest_wait_first(cluster: Cluster, open_: Open) -> None:
     late, early = pod("a", PREFILL), pod("b", DECODE, "2")
     late["metadata"]["creationTimestamp"] = "2026-01-01T00:00:30Z"
     cluster.pods += [late, early]
@@ -117,7 +117,7 @@ def test_pods_that_do_not_run_are_told_the_longest_waiting_first(cluster: Cluste
 
 
 @pytest.mark.parametrize("minds_limit", [True, False])
-def test_lists_come_in_pages(cluster: Cluster, open_: Open, minds_limit: bool) -> None:
+def test_lists_are_read_page_by_page(cluster: Cluster, open_: Open, minds_limit: bool) -> None:
     cluster.most_items, cluster.minds_limit = 2, minds_limit
     assert open_().read().settings.budget_gpus == 12
     calls = cluster.calls
@@ -129,7 +129,7 @@ def test_lists_come_in_pages(cluster: Cluster, open_: Open, minds_limit: bool) -
         assert ("continue" in call.query) != ("resourceVersion" in call.query)
 
 
-def test_an_expired_page_begins_the_list_anew(cluster: Cluster, open_: Open) -> None:
+def test_an_expired_page_restarts_the_list(cluster: Cluster, open_: Open) -> None:
     cluster.most_items = 2
     cluster.faults = [None, Status(410, "Expired", "The provided continue parameter is too old")]
     budget = open_().read()
@@ -145,7 +145,7 @@ def test_pages_that_always_expire_are_given_up(cluster: Cluster, open_: Open) ->
     assert len(cluster.calls) == 6
 
 
-def test_the_cluster_is_asked_once_in_a_while(cluster: Cluster, open_: Open, clock: Clock) -> None:
+def test_the_cluster_is_queried_once_per_refresh_s(cluster: Cluster, open_: Open, clock: Clock) -> None:
     reader = open_()
     reader.read()
     cluster.pods.clear()
@@ -173,7 +173,7 @@ FAULTS: list[tuple[Fault, str]] = [
 
 @pytest.mark.parametrize(("fault", "words"), FAULTS, ids=[words for _, words in FAULTS])
 @pytest.mark.parametrize("num_before", [0, 1], ids=["nodes", "pods"])
-def test_the_last_answer_holds_on(
+def test_the_last_result_stays_valid_after_errors(
     cluster: Cluster, open_: Open, clock: Clock, fault: Fault, words: str, num_before: int
 ) -> None:
     reader = open_()
@@ -193,8 +193,8 @@ def test_the_last_answer_holds_on(
 
 @pytest.mark.parametrize("fault", [HANG, DRIP])
 @pytest.mark.parametrize("num_before", [0, 1], ids=["nodes", "pods"])
-def test_an_answer_that_comes_too_slowly_is_none(cluster: Cluster, open_: Open, fault: Fault, num_before: int) -> None:
-    importlib.import_module("kubernetes.client")  # that it takes its time is not meant here
+def test_a_list_over_the_time_limit_is_discarded(cluster: Cluster, open_: Open, fault: Fault, num_before: int) -> None:
+    importlib.import_module("kubernetes.client")  # the time of this import does not count here
     cluster.faults = [*[None] * num_before, fault]
     began_s = time.monotonic()
     budget = open_(kubernetes_settings(timeout_s=0.4)).read()
@@ -204,61 +204,61 @@ def test_an_answer_that_comes_too_slowly_is_none(cluster: Cluster, open_: Open, 
     assert re.search("timed out|took too long|took longer", budget.error)
 
 
-def test_before_the_first_answer_the_operators_number_holds(cluster: Cluster, open_: Open) -> None:
+def test_before_the_first_result_the_operators_budget_applies(cluster: Cluster, open_: Open) -> None:
     cluster.faults = [Status(503, "ServiceUnavailable", "starting")]
     budget = open_().read()
     assert (budget.settings, budget.age_s, budget.unready) == (scaling_settings(), None, ())
     assert budget.line() == "100 GPUs, as configured: 503 Service Unavailable: starting"
 
 
-def test_an_amount_that_is_none_is_told_by_its_name(cluster: Cluster, open_: Open) -> None:
+def test_an_invalid_amount_is_reported_with_its_object(cluster: Cluster, open_: Open) -> None:
     cluster.pods.append(pod("odd", {}, "1Q", on="n0", namespace="else"))
     assert open_().read().error == "invalid response: pod else/odd: '1Q' is not a quantity"
 
 
-def test_nobody_listens(cluster: Cluster, open_: Open) -> None:
+def test_an_api_server_that_does_not_listen_is_reported(cluster: Cluster, open_: Open) -> None:
     cluster.environ["KUBERNETES_SERVICE_PORT"] = "1"
     error = open_().read().error
     assert error is not None
     assert "Connection refused" in error
 
 
-def test_a_service_account_that_is_not_complete(cluster: Cluster, open_: Open) -> None:
+def test_an_incomplete_service_account_is_reported(cluster: Cluster, open_: Open) -> None:
     reader = open_()
     (cluster.service_account / "ca.crt").unlink()
     assert reader.read().error == f"{cluster.service_account}: Service certification file does not exist."
 
 
-def test_a_loss_is_logged_once(cluster: Cluster, open_: Open, clock: Clock, told: Told) -> None:
+def test_a_loss_is_logged_once(cluster: Cluster, open_: Open, clock: Clock, log_lines: LogLines) -> None:
     reader = open_()
     cluster.faults = [Status(503, "ServiceUnavailable", "starting")] * 2
     for _ in range(4):
         reader.read()
         clock.now_s += 10
-    assert [line for line in told() if "budget" not in line] == [
+    assert [line for line in log_lines() if "budget" not in line] == [
         "cannot read the cluster's free capacity, keeping the last values: 503 Service Unavailable: starting",
         "the cluster's free capacity can be read again",
     ]
 
 
-def test_what_changes_is_logged_once(cluster: Cluster, open_: Open, clock: Clock, told: Told) -> None:
+def test_a_change_is_logged_once(cluster: Cluster, open_: Open, clock: Clock, log_lines: LogLines) -> None:
     waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
     cluster.pods += [pod("new", PREFILL), pod("stuck", DECODE, "20", status={"conditions": [waiting]})]
     reader = open_()
     for _ in range(3):
         reader.read()
         clock.now_s += 10
-    budget, stuck = told()
+    budget, stuck = log_lines()
     assert budget.startswith(
         "the budget is now 24 GPUs: Baton's pods have 3 and wait for 21, 9 are free on 2 nodes; at most"
     )
     assert re.fullmatch(r"stuck does not run for \d+ s: Unschedulable: 0/3 nodes", stuck)
     cluster.pods.pop()
     reader.read()
-    assert [line[:25] for line in told()[2:]] == ["the budget is now 12 GPUs"]
+    assert [line[:25] for line in log_lines()[2:]] == ["the budget is now 12 GPUs"]
 
 
-def test_outside_kubernetes_there_is_none_and_nothing_is_imported(tmp_path: Path) -> None:
+def test_outside_kubernetes_there_is_no_reader_and_no_import(tmp_path: Path) -> None:
     settings, scaling = kubernetes_settings(), scaling_settings()
     assert open_budget(settings, scaling, {}) is None
     assert open_budget(settings, scaling, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path) is None
@@ -267,22 +267,22 @@ def test_outside_kubernetes_there_is_none_and_nothing_is_imported(tmp_path: Path
 
 
 def rights(own_namespace_only: bool) -> list[Json]:
-    """The objects that the page gives."""
+    """Return the RBAC objects of the documentation page."""
     return [each for each in page_blocks() if each[0].get("kind") == "ServiceAccount"][own_namespace_only]
 
 
 @pytest.mark.parametrize("own_namespace_only", [False, True])
-def test_the_rights_on_the_page_are_enough(cluster: Cluster, open_: Open, own_namespace_only: bool) -> None:
+def test_the_documented_permissions_are_enough(cluster: Cluster, open_: Open, own_namespace_only: bool) -> None:
     cluster.rights = rights(own_namespace_only)
     budget = open_(kubernetes_settings(own_namespace_only=own_namespace_only, timeout_s=60.0)).read()
     assert budget.error is None
-    # What others use is not seen then.
+    # The reader then does not see what other namespaces use.
     assert budget.settings.budget_gpus == (16 if own_namespace_only else 12)
 
 
 @pytest.mark.parametrize("own_namespace_only", [False, True])
 @pytest.mark.parametrize("resource", ["nodes", "pods"])
-def test_every_right_on_the_page_is_needed(
+def test_every_documented_permission_is_needed(
     cluster: Cluster, open_: Open, own_namespace_only: bool, resource: str
 ) -> None:
     cluster.rights = rights(own_namespace_only)

@@ -1,4 +1,4 @@
-"""What is free, and the budget that comes of it."""
+"""Free capacity of a cluster, and the budget that follows from it."""
 
 from decimal import Decimal
 
@@ -46,11 +46,11 @@ def use_of(written: Json, settings: KubernetesSettings | None = None) -> NodeUse
         node("n", taints=[{"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}]),
     ],
 )
-def test_a_node_that_takes_no_new_pods(written: Json) -> None:
+def test_unusable_nodes_have_no_room(written: Json) -> None:
     assert use_of(written) == NodeUse("n", Decimal(8), NEITHER)
 
 
-def test_a_node_that_takes_pods() -> None:
+def test_usable_nodes_have_room() -> None:
     avoided = {"key": "spot", "effect": "PreferNoSchedule"}
     assert use_of(node("n", taints=[TOLERATED, avoided])) == NodeUse("n", Decimal(8), BOTH)
     assert use_of(node("n", gpus=None)) == NodeUse("n", Decimal(0), BOTH)
@@ -66,7 +66,7 @@ def test_each_pool_has_its_own_nodes() -> None:
     assert use_of(node("n", labels={"gpu": "h200"}, taints=()), settings).takes == NEITHER
 
 
-def test_an_amount_that_is_none_names_its_node() -> None:
+def test_an_invalid_amount_names_its_node() -> None:
     with pytest.raises(ValueError, match="node n: '8Q' is not a quantity"):
         use_of(node("n", gpus="8Q"))
 
@@ -85,7 +85,7 @@ def test_an_amount_that_is_none_names_its_node() -> None:
         (Toleration(value="a"), False),
     ],
 )
-def test_tolerations(toleration: Toleration, is_tolerated: bool) -> None:
+def test_tolerations_match_taints(toleration: Toleration, is_tolerated: bool) -> None:
     taint = Taint(key="team", value="a", effect="NoSchedule")
     assert tolerated(taint, [Toleration(key="x", value="y"), toleration]) is is_tolerated
 
@@ -95,7 +95,7 @@ def test_tolerations(toleration: Toleration, is_tolerated: bool) -> None:
     st.lists(st.tuples(st.decimals(0, 16, places=1), st.booleans()), min_size=1, max_size=5),
     st.lists(st.tuples(st.integers(0, 6), st.decimals(0, 9, places=1)), max_size=12),
 )
-def test_room_is_never_negative_nor_more_than_a_node_has(
+def test_room_is_between_zero_and_the_nodes_capacity(
     nodes: list[tuple[Decimal, bool]], pods: list[tuple[int, Decimal]]
 ) -> None:
     uses = [NodeUse(f"n{num}", has, ByPool(takes, takes)) for num, (has, takes) in enumerate(nodes)]
@@ -111,7 +111,7 @@ def test_room_is_never_negative_nor_more_than_a_node_has(
 
 @settings(deadline=None)
 @given(st.integers(0, 24), SIZES, SIZES, st.sampled_from([BOTH, OF_PREFILL, OF_DECODE]))
-def test_a_node_is_filled_as_well_as_can_be(gpus: int, prefill: int, decode: int, takes: ByPool[bool]) -> None:
+def test_a_node_is_filled_with_the_best_mix_of_pods(gpus: int, prefill: int, decode: int, takes: ByPool[bool]) -> None:
     fits = [
         num_prefill * prefill + num_decode * decode
         for num_prefill in range(gpus + 1 if takes.prefill else 1)
@@ -125,14 +125,14 @@ def test_a_node_is_filled_as_well_as_can_be(gpus: int, prefill: int, decode: int
     ("num_pods", "gpus_per_pod", "gpus_per_replica", "expected"),
     [(5, 1, 1, 5), (3, 8, 4, 6), (5, 8, 16, 2), (1, 8, 16, 0), (0, 8, 1, 0)],
 )
-def test_replicas_of_pods(num_pods: int, gpus_per_pod: int, gpus_per_replica: int, expected: int) -> None:
+def test_number_of_replicas_in_pods(num_pods: int, gpus_per_pod: int, gpus_per_replica: int, expected: int) -> None:
     assert num_replicas(num_pods, gpus_per_pod, gpus_per_replica) == expected
 
 
 def cluster(
     free: list[int], prefill: int = 0, decode: int = 0, pending_prefill: int = 0, pending_decode: int = 0, size: int = 2
 ) -> ClusterUse:
-    """Nodes with so much free, pods of one GPU (prefill) and of `size` (decode) on others, and some that wait."""
+    """Return nodes with these free GPUs, running pods of one GPU (prefill) and of `size` (decode), and pending ones."""
     nodes = [NodeUse(f"n{num}", Decimal(gpus), BOTH) for num, gpus in enumerate(free)]
     full = NodeUse("full", Decimal(prefill + size * decode), BOTH)
     pods = [
@@ -149,30 +149,30 @@ def budget(use: ClusterUse, allowed: int = 100, prefill: int = 1, decode: int = 
 
 
 def numbers(found: ClusterBudget) -> tuple[int, int | None, int | None]:
-    """The budget, and most of either pool."""
+    """Return the budget and each pool's maximum."""
     most = found.settings.limits.map(lambda limits: limits.max_replicas)
     return found.settings.budget_gpus, most.prefill, most.decode
 
 
-def test_what_ours_have_and_what_is_free() -> None:
+def test_the_budget_is_the_own_pods_gpus_and_the_free_ones() -> None:
     assert numbers(budget(cluster([4, 3], prefill=2, decode=3))) == (15, 9, 6)
 
 
-def test_no_more_than_the_operator_allows() -> None:
+def test_the_budget_is_at_most_the_operators() -> None:
     assert numbers(budget(cluster([4, 3], prefill=2, decode=3), allowed=10)) == (10, 9, 6)
 
 
-def test_what_waits_would_take_of_what_is_free() -> None:
+def test_pending_pods_take_from_the_free_gpus() -> None:
     assert numbers(budget(cluster([4], prefill=2, pending_prefill=1, pending_decode=1))) == (6, 6, 2)
 
 
-def test_what_waits_and_finds_no_place_is_kept_all_the_same() -> None:
+def test_pending_pods_without_a_place_stay_in_the_budget() -> None:
     found = budget(cluster([1], prefill=2, decode=1, pending_decode=3))
     assert numbers(found) == (10, 3, 4)
     assert (found.placed_gpus, found.pending_gpus, found.free_gpus) == (4, 6, 1)
 
 
-def test_left_over_gpus_of_several_nodes_are_no_place() -> None:
+def test_remainders_of_several_nodes_are_no_place_for_a_pod() -> None:
     use = cluster([3, 3, 3], decode=1, size=4)
     assert numbers(budget(use, prefill=4, decode=4)) == (8, 1, 1)
 
@@ -196,11 +196,11 @@ def test_pools_that_share_their_pods() -> None:
     assert numbers(found) == (12, 12, 3)
 
 
-def test_the_operators_least_is_asked_for_in_an_empty_cluster_too() -> None:
+def test_the_minimum_is_wanted_even_in_an_empty_cluster() -> None:
     assert numbers(budget(ClusterUse((), ()))) == (3, 1, 1)
 
 
-def test_a_line_for_people() -> None:
+def test_the_budgets_log_line() -> None:
     assert budget(cluster([4], prefill=2, decode=3, pending_decode=1)).line() == (
         "12 GPUs: Baton's pods have 8 and wait for 2, 4 are free on 2 nodes; at most 6 prefill and 5 decode replicas"
     )
@@ -214,7 +214,7 @@ def test_a_line_for_people() -> None:
     st.tuples(st.integers(1, 3), st.integers(1, 3)),
     st.integers(0, 60),
 )
-def test_a_budget_is_within_what_is_there_and_what_is_allowed(
+def test_a_budget_is_within_the_capacity_and_the_limits(
     free: list[int], ours: tuple[int, int, int, int], sizes: tuple[int, int], least: tuple[int, int], more: int
 ) -> None:
     prefill, decode, pending_prefill, pending_decode = ours
@@ -239,7 +239,7 @@ def test_a_budget_is_within_what_is_there_and_what_is_allowed(
 
 
 @pytest.mark.parametrize(("gpus_per_pod", "gpus_per_replica"), [(8, 3), (4, 6)])
-def test_replicas_that_fill_no_pods_are_refused(gpus_per_pod: int, gpus_per_replica: int) -> None:
+def test_replicas_that_do_not_fill_pods_are_refused(gpus_per_pod: int, gpus_per_replica: int) -> None:
     settings = kubernetes_settings(1, gpus_per_pod)
     with pytest.raises(ValueError, match=f"decode: gpus_per_pod is {gpus_per_pod}, which replicas of"):
         settings.check_pod_sizes(scaling_settings(100, 1, gpus_per_replica))

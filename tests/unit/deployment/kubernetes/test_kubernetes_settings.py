@@ -1,4 +1,4 @@
-"""What the operator says of the cluster."""
+"""The operator's settings for the cluster."""
 
 import re
 
@@ -8,7 +8,7 @@ from baton.deployment.kubernetes.settings import KubernetesSettings, Toleration
 from tests.unit.deployment.kubernetes_objects import DECODE, PREFILL, Json, page_blocks
 
 
-def test_the_settings_on_the_page_can_be_read() -> None:
+def test_the_documented_settings_are_valid() -> None:
     settings = KubernetesSettings.of(next(each[0] for each in page_blocks() if "prefill" in each[0]))
     assert settings.prefill.gpus_per_pod == 4
     assert settings.decode.labels == {"ray.io/cluster": "baton", "ray.io/group": "decode"}
@@ -27,7 +27,7 @@ def test_the_settings_on_the_page_can_be_read() -> None:
         ({"timeout_s": "inf"}, "timeout_s is inf, but must be above 0"),
     ],
 )
-def test_settings_that_make_no_sense(change: Json, words: str) -> None:
+def test_invalid_settings_are_refused(change: Json, words: str) -> None:
     values = {"prefill": {"labels": PREFILL}, "decode": {"labels": DECODE}} | change
     with pytest.raises(ValueError, match=re.escape(words)):
         KubernetesSettings.of(values)

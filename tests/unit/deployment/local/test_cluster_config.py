@@ -79,7 +79,7 @@ def test_by_default_one_prefill_and_one_decode_worker_share_the_machine(tmp_path
         ({"prefill": 0}, ["decode"]),
     ],
 )
-def test_pools(tmp_path: Path, flags: dict[str, object], roles: list[str]) -> None:
+def test_pool_sizes(tmp_path: Path, flags: dict[str, object], roles: list[str]) -> None:
     assert [worker.role for worker in plan(settings(tmp_path, "", **flags)).workers] == roles
 
 
@@ -90,7 +90,7 @@ def test_a_cluster_that_cannot_decode_is_refused(tmp_path: Path, flags: dict[str
 
 
 @pytest.mark.parametrize("flags", [{"prefill": 2, "both": 1}, {"prefill": 1, "both": 1, "decode": 0}])
-def test_prefill_workers_that_nobody_asks_are_refused(tmp_path: Path, flags: dict[str, object]) -> None:
+def test_prefill_workers_without_decode_workers_are_refused(tmp_path: Path, flags: dict[str, object]) -> None:
     with pytest.raises(OptionError, match=r"prefill: no worker would decode what these prefill.* set --decode"):
         settings(tmp_path, "", **flags)
 
@@ -103,7 +103,7 @@ def test_workers_of_one_machine_divide_into_groups() -> None:
         ClusterConfig(prefill=1, prefill_expert_parallel=2).check_groups()
 
 
-def test_with_targets_it_is_prices_that_say_where_a_prompt_is_prefilled(tmp_path: Path) -> None:
+def test_with_latency_targets_prices_decide_where_a_prompt_is_prefilled(tmp_path: Path) -> None:
     targets = "router: {target_ttft_ms: 500, target_tpot_ms: 50%s}"
     assert "local_prefill_below" not in settings(tmp_path, targets % "").router
     assert settings(tmp_path, targets % ", local_prefill_below: 9").router["local_prefill_below"] == 9
@@ -136,7 +136,7 @@ def test_sections_of_the_file_reach_their_processes(tmp_path: Path) -> None:
     assert planned.router.port == 9000
 
 
-def test_flags_win_over_every_section(tmp_path: Path) -> None:
+def test_flags_take_precedence_over_every_section(tmp_path: Path) -> None:
     text = "port: 9000\nengine: {max_num_seqs: 8}\ndecode_engine: {max_num_seqs: 16}\nrouter: {max_inflight: 5}\n"
     planned = plan(settings(tmp_path, text, port=9001, max_num_seqs=4, max_inflight=6))
     assert {worker.engine.max_num_seqs for worker in planned.workers} == {4}
@@ -166,25 +166,25 @@ def test_flags_win_over_every_section(tmp_path: Path) -> None:
         ("transport: pigeon", "transport: 'pigeon' is not allowed; it must be one of auto"),
     ],
 )
-def test_a_wrong_file_is_refused_by_key(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_file_is_refused_with_its_key(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(OptionError) as raised:
         settings(tmp_path, text)
     assert message in str(raised.value)
 
 
-def test_workers_that_are_not_there_need_not_be_alike(tmp_path: Path) -> None:
+def test_sections_of_unused_pools_need_not_match(tmp_path: Path) -> None:
     text = "prefill: 0\nengine:\nprefill_engine: {block_size: 32}\n"
     assert by_id(plan(settings(tmp_path, text)))["decode-0"].engine.block_size == 16
     alike = "prefill_engine: {block_size: 32}\ndecode_engine: {block_size: 32}\n"
     assert {worker.engine.block_size for worker in plan(settings(tmp_path, alike)).workers} == {32}
 
 
-def test_a_context_beyond_the_checkpoints_is_refused(tmp_path: Path) -> None:
+def test_a_context_longer_than_the_checkpoints_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="max_model_len: 40961 tokens exceed the checkpoint's context of 40960"):
         plan(settings(tmp_path, "", max_model_len=40961))
 
 
-def test_a_type_of_kv_that_the_model_cannot_have_is_refused(tmp_path: Path) -> None:
+def test_a_kv_cache_dtype_that_the_model_does_not_support_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"kv_cache_dtype 'float32' .* in bfloat16, only auto, bfloat16, int8, fp8"):
         plan(settings(tmp_path, "", kv_cache_dtype="float32"))
     planned = plan(settings(tmp_path, "", kv_cache_dtype="int8"))
@@ -196,7 +196,7 @@ def test_a_type_of_kv_that_the_model_cannot_have_is_refused(tmp_path: Path) -> N
     assert plan(settings(tmp_path, two_names)).workers == in_fp8.workers
 
 
-def test_memory_for_kv_has_bounds(tmp_path: Path) -> None:
+def test_the_default_kv_cache_size_is_bounded(tmp_path: Path) -> None:
     small = plan_cluster(settings(tmp_path), CHECKPOINT, Machine(1, 1 << 30))
     large = plan_cluster(settings(tmp_path), CHECKPOINT, Machine(1, 1 << 40))
     assert {worker.engine.kv_cache_memory_bytes for worker in small.workers} == {128 << 20}
@@ -204,7 +204,7 @@ def test_memory_for_kv_has_bounds(tmp_path: Path) -> None:
     assert {worker.engine.num_threads for worker in small.workers} == {1}
 
 
-def test_no_more_kv_than_a_full_batch_could_fill(tmp_path: Path) -> None:
+def test_the_default_kv_cache_holds_at_most_a_full_batch(tmp_path: Path) -> None:
     short = settings(tmp_path, "", max_model_len=100, max_num_seqs=50)
     planned = plan_cluster(short, CHECKPOINT, Machine(1, 1 << 40))
     assert kv_bytes_per_token(MODEL) == 28 * 2 * 8 * 128 * 2
@@ -218,7 +218,7 @@ def test_no_more_kv_than_a_full_batch_could_fill(tmp_path: Path) -> None:
     assert {worker.engine.kv_cache_memory_bytes for worker in planned.workers} == {100 * 50 * 59136}
 
 
-def test_the_processes_are_the_packages_of_their_roles(tmp_path: Path) -> None:
+def test_each_process_runs_its_roles_package(tmp_path: Path) -> None:
     specs = plan(settings(tmp_path, "", both=1, prefill=1, decode=1)).specs(tmp_path)
     assert [(spec.name, [word for word in spec.argv[3:] if not word.startswith("--")]) for spec in specs] == [
         ("router", ["baton.router"]),
@@ -236,18 +236,18 @@ def test_the_processes_are_the_packages_of_their_roles(tmp_path: Path) -> None:
     ("host", "url"),
     [("0.0.0.0", "http://127.0.0.1:8000"), ("::", "http://[::1]:8000"), ("10.0.0.7", "http://10.0.0.7:8000")],
 )
-def test_the_url_can_be_reached_from_here(tmp_path: Path, host: str, url: str) -> None:
+def test_the_shown_url_is_reachable_from_this_machine(tmp_path: Path, host: str, url: str) -> None:
     assert plan(settings(tmp_path, "", host=host)).url == url
 
 
-def test_a_container_limits_what_is_shared_out(tmp_path: Path) -> None:
+def test_a_containers_limits_bound_the_division(tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
     assert this_machine(tmp_path) == Machine(num_cores=1, memory_bytes=600_000)
 
 
-def test_without_limits_the_whole_machine_is_shared_out(tmp_path: Path) -> None:
+def test_without_limits_the_whole_machine_is_divided(tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("max 100000\n")
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("400000\n")
@@ -256,7 +256,7 @@ def test_without_limits_the_whole_machine_is_shared_out(tmp_path: Path) -> None:
     assert machine.memory_bytes > 1_000_000
 
 
-def test_the_documented_files_are_good(tmp_path: Path) -> None:
+def test_the_documented_files_are_valid(tmp_path: Path) -> None:
     page = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()
     serve, worker, router = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     cluster = settings(tmp_path, serve)

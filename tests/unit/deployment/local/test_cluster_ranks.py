@@ -1,4 +1,4 @@
-"""Workers of several ranks in a cluster's plan: they share cores, memory and the shape of KV blocks."""
+"""Workers of several ranks in a cluster's plan: division of cores and memory, and shards of KV blocks."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,14 +33,14 @@ def test_ranks_are_the_processes_that_compute(config: ClusterConfig, num_ranks: 
 
 
 @pytest.mark.parametrize(("prefill", "decode", "num_parts"), [(1, 1, 1), (2, 1, 2), (1, 4, 4), (2, 4, 4), (4, 6, 12)])
-def test_blocks_have_parts_for_workers_of_both_sizes(prefill: int, decode: int, num_parts: int) -> None:
+def test_blocks_have_shards_for_workers_of_both_sizes(prefill: int, decode: int, num_parts: int) -> None:
     config = ClusterConfig(prefill_tensor_parallel=prefill, tensor_parallel=decode)
     assert config.kv_parts == num_parts
     assert config.num_tensor_ranks("prefill") == prefill
     assert config.num_tensor_ranks("decode") == config.num_tensor_ranks("both") == decode
 
 
-def test_cores_and_memory_are_shared_out_to_ranks(tmp_path: Path) -> None:
+def test_cores_and_memory_are_divided_among_ranks(tmp_path: Path) -> None:
     workers = by_id(plan(settings(tmp_path, prefill=1, decode=3, prefill_tensor_parallel=2)))
     assert {each.engine.num_threads for each in workers.values()} == {MACHINE.num_cores // 5}
     memory_bytes = MACHINE.memory_bytes // 8 // 5
@@ -51,7 +51,7 @@ def test_cores_and_memory_are_shared_out_to_ranks(tmp_path: Path) -> None:
     assert {each.engine.num_threads for each in said.values()} == {3}
 
 
-def test_a_plan_has_each_pools_ranks_and_the_same_parts_everywhere(tmp_path: Path) -> None:
+def test_a_plan_has_each_pools_ranks_and_the_same_shards_everywhere(tmp_path: Path) -> None:
     planned = plan(settings(tmp_path, prefill=1, decode=2, **RANKS))
     workers = by_id(planned)
     assert {name: each.tensor_parallel for name, each in workers.items()} == {
@@ -66,7 +66,7 @@ def test_a_plan_has_each_pools_ranks_and_the_same_parts_everywhere(tmp_path: Pat
     assert {"--tensor-parallel=2", "--kv-parts=6"} <= {*decode.argv}
 
 
-def test_workers_of_one_rank_have_blocks_as_ever(tmp_path: Path) -> None:
+def test_workers_of_one_rank_have_blocks_without_shards(tmp_path: Path) -> None:
     planned = plan(settings(tmp_path))
     assert {each.engine.kv_parts for each in planned.workers} == {None}
     assert not any(
@@ -74,13 +74,13 @@ def test_workers_of_one_rank_have_blocks_as_ever(tmp_path: Path) -> None:
     )
 
 
-def test_more_parts_may_be_asked_for(tmp_path: Path) -> None:
-    """For workers of other sizes, elsewhere or to come."""
+def test_more_shards_can_be_requested(tmp_path: Path) -> None:
+    """For workers of other sizes that are started separately."""
     planned = plan(settings(tmp_path, "engine: {kv_parts: 8}\n", tensor_parallel=2))
     assert {each.engine.kv_parts for each in planned.workers} == {8}
 
 
-def test_as_many_expert_ranks_are_those_of_one_worker(tmp_path: Path) -> None:
+def test_expert_ranks_equal_to_tensor_ranks_are_those_of_one_worker(tmp_path: Path) -> None:
     sparse = replace(CHECKPOINT, config=replace(MODEL, moe=MOE))
     planned = plan(settings(tmp_path, tensor_parallel=2, expert_parallel=2), sparse)
     same = plan(settings(tmp_path, tensor_parallel=2, enable_expert_parallel=True), sparse)
@@ -97,7 +97,7 @@ def test_as_many_expert_ranks_are_those_of_one_worker(tmp_path: Path) -> None:
         plan(settings(tmp_path, tensor_parallel=2, expert_parallel=2))
 
 
-def test_replicas_on_ray_are_planned_one_by_one_and_fit_together() -> None:
+def test_replicas_on_ray_planned_one_by_one_are_compatible() -> None:
     read = ray_settings(**RANKS, prefill_ray={"num_cpus": 2})
     with worker_process(read, "prefill", "prefill-abc", NODE) as prefill:
         assert {"--tensor-parallel=3", "--kv-parts=6", "--num-threads=1"} <= {*prefill.argv}

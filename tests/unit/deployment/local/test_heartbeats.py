@@ -1,4 +1,4 @@
-"""A supervised process without heartbeats is killed and started again; a slow supervisor kills nothing."""
+"""A supervised process without heartbeats is killed and restarted; a slow supervisor kills nothing."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ async def test_a_stopped_process_is_replaced(tmp_path: Path) -> None:
     await run
 
 
-async def test_a_process_that_stands_still_writes_its_stacks_and_is_replaced(tmp_path: Path) -> None:
+async def test_a_process_that_hangs_writes_its_stacks_and_is_replaced(tmp_path: Path) -> None:
     recorder = Recorder()
     spec = child_spec(sys.executable, tmp_path, "stall", "worker-0", "--lives", str(tmp_path / "lives"))
     supervisor = Supervisor(replace(spec, heartbeat_timeout_s=TIMEOUT_S), POLICY, recorder)
@@ -59,7 +59,7 @@ async def test_a_process_that_stands_still_writes_its_stacks_and_is_replaced(tmp
 
 async def test_without_heartbeats_or_a_limit_nothing_is_killed(tmp_path: Path) -> None:
     watches = HeartbeatWatch(0), HeartbeatWatch(HEARTBEAT_S)
-    watches[0].note()  # of a process that is never watched; the other has not sent one yet
+    watches[0].note()  # the one process is never watched; the other has not sent a heartbeat yet
     waits = [asyncio.create_task(watch.wait_silence()) for watch in watches]
     await asyncio.wait(waits, timeout=3 * HEARTBEAT_S)
     assert not any(wait.done() for wait in waits)
@@ -67,11 +67,11 @@ async def test_without_heartbeats_or_a_limit_nothing_is_killed(tmp_path: Path) -
         wait.cancel()
 
 
-async def test_a_supervisor_that_did_not_run_itself_finds_nobody_silent() -> None:
+async def test_a_supervisor_that_did_not_run_finds_no_process_silent() -> None:
     watch = HeartbeatWatch(TIMEOUT_S)
     watch.note()
     silence = asyncio.create_task(watch.wait_silence())
-    await asyncio.sleep(0.01)  # the task begins to wait
+    await asyncio.sleep(0.01)  # let the task begin to wait
     time.sleep(1.2 * TIMEOUT_S)  # noqa: ASYNC251  # the machine sleeps, with all processes
     await asyncio.sleep(0.01)
     assert not silence.done()

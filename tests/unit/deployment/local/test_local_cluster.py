@@ -48,10 +48,10 @@ class Run:
         self.url = f"http://127.0.0.1:{port}"
         self.states = tmp_path / STATES_FILE
         states = StatesWriter(self.states, ["router", *names])
-        cluster = LocalCluster([router, *workers], self.url, self._hear, 20, POLICY, states=states)
+        cluster = LocalCluster([router, *workers], self.url, self._record, 20, POLICY, states=states)
         self.task = asyncio.create_task(cluster.run(self.stop, self.kill))
 
-    def _hear(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         if isinstance(event, GivenUp):
             self.num_alive_when_given_up = self.num_alive()
         self.recorder(event)
@@ -73,7 +73,7 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-async def test_it_says_when_it_is_ready_and_leaves_no_process(tmp_path: Path) -> None:
+async def test_a_cluster_reports_readiness_and_leaves_no_process(tmp_path: Path) -> None:
     run = Run(tmp_path, ["serve", "serve"])
     ready = await run.recorder.wait_for(lambda event: isinstance(event, ClusterReady))
     assert isinstance(ready, ClusterReady)
@@ -88,7 +88,7 @@ async def test_it_says_when_it_is_ready_and_leaves_no_process(tmp_path: Path) ->
     assert run.num_alive() == 0
 
 
-async def test_the_end_can_be_cut_short(tmp_path: Path) -> None:
+async def test_a_shutdown_can_be_cut_short(tmp_path: Path) -> None:
     run = Run(tmp_path, ["stubborn"])
 
     await run.recorder.wait_for(lambda event: isinstance(event, ClusterReady))
@@ -100,17 +100,17 @@ async def test_the_end_can_be_cut_short(tmp_path: Path) -> None:
     assert run.num_alive() == 0
 
 
-async def test_one_that_gives_up_ends_all(tmp_path: Path) -> None:
+async def test_a_process_that_is_given_up_ends_the_cluster(tmp_path: Path) -> None:
     run = Run(tmp_path, ["serve", "fail"])
     with pytest.raises(GaveUp, match="worker-1 cannot serve: UnsupportedModel"):
         await run.task
     assert run.num_alive() == 0
-    assert run.num_alive_when_given_up >= 2, "the reason is told before the other processes end"
+    assert run.num_alive_when_given_up >= 2, "the reason is reported before the other processes end"
     [given_up] = [event for event in run.recorder.events if isinstance(event, GivenUp)]
     assert "worker-1 cannot serve: UnsupportedModel" in given_up.reason
 
 
-async def test_two_failing_restarts_at_once_end_nothing_else(tmp_path: Path) -> None:
+async def test_two_simultaneous_failing_restarts_end_nothing_else(tmp_path: Path) -> None:
     run = Run(tmp_path, ["recover", "fail_later", "serve"])
     await run.recorder.wait_for(lambda event: isinstance(event, ClusterReady))
     for name in ("worker-0", "worker-1"):
@@ -137,7 +137,7 @@ async def test_stop_right_after_the_start_leaves_no_process(tmp_path: Path) -> N
     assert run.num_alive() == 0
 
 
-async def test_a_dead_worker_is_replaced_while_the_rest_runs_on(tmp_path: Path) -> None:
+async def test_a_dead_worker_is_replaced_while_the_rest_continues(tmp_path: Path) -> None:
     run = Run(tmp_path, ["serve"])
     started = await run.recorder.wait_for(lambda event: isinstance(event, Started) and event.name == "worker-0")
     await run.recorder.wait_for(lambda event: isinstance(event, ClusterReady))

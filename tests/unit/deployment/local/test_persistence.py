@@ -1,4 +1,4 @@
-"""Once a cluster has served, its processes are started again without end."""
+"""Once a cluster has served, its processes are restarted without a limit."""
 
 import asyncio
 import os
@@ -23,16 +23,16 @@ class Supervised:
 
     def __init__(self, spec: ProcessSpec) -> None:
         self.recorder = Recorder()
-        self.supervisor = Supervisor(spec, POLICY, self._hear)
+        self.supervisor = Supervisor(spec, POLICY, self._record)
         self.task = asyncio.create_task(self.supervisor.run())
 
-    def _hear(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         if isinstance(event, Progressed) and isinstance(event.progress, Ready):
             self.supervisor.persist()
         self.recorder(event)
 
     async def wait_ready(self, num_times: int) -> None:
-        """Return once the process was ready for so many times."""
+        """Return once the process has been ready this many times."""
         events = self.recorder.events
         async with asyncio.timeout(20):
             while sum(isinstance(each, Progressed) and isinstance(each.progress, Ready) for each in events) < num_times:
@@ -61,7 +61,7 @@ async def test_any_number_of_failed_restarts_is_survived(tmp_path: Path, mode: s
 
 
 @pytest.mark.slow
-async def test_a_process_that_cannot_be_started_for_a_while_is_tried_again(tmp_path: Path) -> None:
+async def test_a_process_that_cannot_be_started_for_a_while_is_retried(tmp_path: Path) -> None:
     python, moved = tmp_path / "python", tmp_path / "moved"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -75,7 +75,7 @@ async def test_a_process_that_cannot_be_started_for_a_while_is_tried_again(tmp_p
     await run.end()
 
 
-async def test_stop_during_a_wait_for_the_next_start_starts_nothing(tmp_path: Path) -> None:
+async def test_a_stop_before_the_next_start_starts_nothing(tmp_path: Path) -> None:
     recorder = Recorder()
     policy = RestartPolicy(first_delay_s=600, max_delay_s=600)
     supervisor = Supervisor(child_spec(sys.executable, tmp_path, "serve"), policy, recorder)
@@ -89,7 +89,7 @@ async def test_stop_during_a_wait_for_the_next_start_starts_nothing(tmp_path: Pa
     assert sum(isinstance(event, Started) for event in recorder.events) == 1
 
 
-def test_kills_for_memory_back_off_although_the_process_serves_between_them() -> None:
+def test_out_of_memory_kills_back_off_although_the_process_serves_in_between() -> None:
     assert Deaths(num_short=0, num_oom=3).in_a_row == 3
     assert Deaths(num_short=5, num_oom=1).in_a_row == 5
     assert Deaths().in_a_row == 1

@@ -1,4 +1,4 @@
-"""Ports that are free: different ones, and none that somebody will want."""
+"""Free ports: distinct, unused, and outside the range of ephemeral ports."""
 
 import socket
 
@@ -10,7 +10,7 @@ from baton.deployment.local.ports import PortInUse, check_port, free_ports
 HOST = "127.0.0.1"
 
 
-def test_they_are_different_and_none_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_ports_are_distinct_and_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     first, *others = sorted(free_ports(HOST, 40))
     monkeypatch.setattr(ports, "FIRST_PORT", first)
     monkeypatch.setattr(ports, "LAST_PORT", first + 4)
@@ -21,7 +21,7 @@ def test_they_are_different_and_none_is_taken(monkeypatch: pytest.MonkeyPatch) -
             free_ports(HOST, 4)
 
 
-def test_one_that_is_listened_on_is_refused() -> None:
+def test_a_port_in_use_is_refused() -> None:
     with socket.create_server((HOST, 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(PortInUse, match=f"cannot listen on {HOST}:{port}"):

@@ -41,7 +41,7 @@ def test_a_process_is_followed_through_its_lives(tmp_path: Path) -> None:
     assert read_states(path) == []
 
 
-def test_the_series_have_all_processes_of_all_supervisors(tmp_path: Path) -> None:
+def test_the_series_cover_all_processes_of_all_supervisors(tmp_path: Path) -> None:
     paths = tmp_path / "cluster.json", tmp_path / "routers.json"
     cluster, routers = StatesWriter(paths[0], ["decode-0"]), StatesWriter(paths[1], ["router-0"])
     registry = CollectorRegistry()
@@ -64,12 +64,12 @@ def test_without_a_supervisor_there_are_no_series() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '[{"name": "a", "from": "another version"}]'])
-def test_a_file_that_cannot_be_understood_has_no_states(tmp_path: Path, content: str) -> None:
+def test_an_invalid_file_has_no_states(tmp_path: Path, content: str) -> None:
     (path := tmp_path / "processes.json").write_text(content)
     assert read_states(path) == []
 
 
-def test_a_disk_that_is_full_or_gone_ends_nothing(tmp_path: Path) -> None:
+def test_a_full_or_missing_disk_ends_nothing(tmp_path: Path) -> None:
     writer = StatesWriter(tmp_path / "missing" / "processes.json", ["decode-0"])
     writer.update(Started("decode-0", 1, 10))
     writer.close()

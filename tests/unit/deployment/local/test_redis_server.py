@@ -1,4 +1,4 @@
-"""A Redis of our own."""
+"""The private Redis server."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ asyncio.run(main())
 """
 
 
-async def test_only_who_has_its_url_is_heard_and_it_comes_back(tmp_path: Path) -> None:
+async def test_only_clients_with_its_url_are_accepted_and_it_is_restarted(tmp_path: Path) -> None:
     require_redis_server()
     server = PrivateRedis(tmp_path / "redis.log")
     await server.start()
@@ -40,22 +40,22 @@ async def test_only_who_has_its_url_is_heard_and_it_comes_back(tmp_path: Path) -
             [pid] = [each.pid for each in psutil.Process().children() if each.name() in NAMES]
             assert server.url.split(":")[2].split("@")[0] not in " ".join(psutil.Process(pid).cmdline())
             assert (await client.info("server"))["process_id"] == pid
-            assert os.getpgid(pid) != os.getpgid(0)  # a terminal's Ctrl-C is for us alone
+            assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C in a terminal must not reach the server
             port = client.connection_pool.connection_kwargs["port"]
             async with Redis(host=HOST, port=port) as stranger:
                 with pytest.raises(AuthenticationError):
                     await stranger.ping()
             os.kill(pid, signal.SIGKILL)
             async with asyncio.timeout(20):
-                while not await answers(server.url):
+                while not await responds(server.url):
                     await asyncio.sleep(0.02)
     finally:
         keeping.cancel()
         await server.end()
-    assert not await answers(server.url)
+    assert not await responds(server.url)
 
 
-async def test_failing_restarts_are_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_restarts_are_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     require_redis_server()
     server = PrivateRedis(tmp_path / "redis.log")
     binary = server._binary
@@ -70,15 +70,15 @@ async def test_failing_restarts_are_tried_again(tmp_path: Path, caplog: pytest.L
                 assert not keeping.done()
                 await asyncio.sleep(0.02)
             server._binary = binary
-            while not await answers(server.url):
+            while not await responds(server.url):
                 await asyncio.sleep(0.02)
     finally:
         keeping.cancel()
         await server.end()
 
 
-async def answers(url: str) -> bool:
-    """Whether a server is there."""
+async def responds(url: str) -> bool:
+    """Return whether a server responds."""
     async with Redis.from_url(url) as client:
         try:
             return bool(await client.ping())
@@ -86,7 +86,7 @@ async def answers(url: str) -> bool:
             return False
 
 
-async def test_it_ends_with_who_started_it_even_if_that_is_killed(tmp_path: Path) -> None:
+async def test_it_ends_with_its_parent_even_if_that_is_killed(tmp_path: Path) -> None:
     require_redis_server()
     owner = await asyncio.create_subprocess_exec(sys.executable, "-c", SCRIPT, str(tmp_path / "redis.log"), stdout=PIPE)
     assert owner.stdout is not None

@@ -1,4 +1,4 @@
-"""Restarts come to an end where they do not help, and processes that are killed for their memory are named as such."""
+"""Restarts stop if they do not help, and out-of-memory kills are named as such."""
 
 import asyncio
 import os
@@ -60,7 +60,7 @@ async def test_a_process_that_is_ready_and_dies_each_time_is_given_up(tmp_path: 
     assert len(recorder.pids()) == 4
 
 
-def test_processes_that_others_end_are_started_again_for_ever() -> None:
+def test_processes_killed_by_other_programs_are_restarted_for_ever() -> None:
     policy = RestartPolicy()
     killed = Life("was killed by SIGKILL", 5.0, None, is_oom=False, is_outside=True)
     deaths = after(*[killed] * 100)
@@ -70,7 +70,7 @@ def test_processes_that_others_end_are_started_again_for_ever() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_a_cluster_outlives_kills_every_few_seconds(tmp_path: Path, number: signal.Signals) -> None:
+async def test_a_cluster_survives_kills_every_few_seconds(tmp_path: Path, number: signal.Signals) -> None:
     recorder = Recorder()
     supervisor = Supervisor(child_spec(sys.executable, tmp_path, "serve"), POLICY, recorder)
     run = asyncio.create_task(supervisor.run())
@@ -83,13 +83,13 @@ async def test_a_cluster_outlives_kills_every_few_seconds(tmp_path: Path, number
     await run
 
 
-async def test_kills_of_a_workers_rank_are_counted_as_its_own(tmp_path: Path) -> None:
+async def test_kills_of_a_rank_count_for_its_worker(tmp_path: Path) -> None:
     spec = child_spec(sys.executable, tmp_path, "lose_rank")
     with pytest.raises(GaveUp, match=r"rank 1 of this worker was killed by the kernel .* 3 times in a row\."):
         await Supervisor(spec, POLICY, Recorder()).run()
 
 
-async def test_a_kill_counted_by_the_kernel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_out_of_memory_kill_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("oom_kill 4\n")
     monkeypatch.setattr(
@@ -117,7 +117,7 @@ def is_ready(event: Event) -> bool:
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """A control group with little memory, of the version that is mounted."""
+    """Create a control group with little memory, of the mounted version."""
     is_v1 = V1.is_dir()
     group = (V1 if is_v1 else V2) / f"baton-test-{os.getpid()}"
     try:
@@ -131,8 +131,8 @@ def small_cgroup() -> Iterator[Path]:
     group.rmdir()
 
 
-def test_a_process_killed_for_its_memory_is_named_and_given_up(tmp_path: Path, small_cgroup: Path) -> None:
-    """The kernel itself kills: the process takes twice the memory of its control group."""
+def test_a_process_killed_by_the_kernel_for_memory_is_named_and_given_up(tmp_path: Path, small_cgroup: Path) -> None:
+    """The process takes twice the memory of its control group."""
     enter = f'echo $$ > {small_cgroup}/cgroup.procs && exec "$@"'
     script = (sys.executable, "-m", "tests.unit.deployment.supervise_script", str(tmp_path), "hungry")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Several router processes: how they are asked for, and what each of them is told."""
+"""Several router processes: how they are requested, and the options of each."""
 
 import socket
 from pathlib import Path
@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 
 
 def router_argv(**flags: object) -> tuple[str, ...]:
-    """The command line of a planned cluster's router."""
+    """Return the command line of a planned cluster's router."""
     plan = plan_cluster(load_settings(None, flags), CHECKPOINT, MACHINE)
     return plan.specs(Path("/logs"))[0].argv
 
@@ -49,12 +49,12 @@ def test_a_router_is_watched_by_the_supervisor_that_starts_it() -> None:
         RouterConfig(model="/models/tiny", heartbeat_timeout_s=0.5)
 
 
-def test_the_processes_of_a_cluster_are_its_own_to_plan() -> None:
+def test_router_processes_must_be_at_least_one() -> None:
     with pytest.raises(OptionError, match="--router-processes: '0' is not allowed"):
         load_settings(None, {"router_processes": "0"})
 
 
-def test_a_process_of_a_group_is_told_all_it_needs() -> None:
+def test_a_process_of_a_group_gets_all_options_that_it_needs() -> None:
     config = RouterConfig(model="/models/tiny", workers=("a:1",), processes=2, process=0, group_dir="/run/group")
     words = dict(word.removeprefix("--").split("=", 1) for word in flags_of(config))
     assert words["process"] == "0"
@@ -63,7 +63,7 @@ def test_a_process_of_a_group_is_told_all_it_needs() -> None:
     )
 
 
-def test_one_process_does_not_pass_for_several() -> None:
+def test_one_process_is_not_started_as_a_group() -> None:
     result = CliRunner().invoke(main, ["--model=/models/tiny", "--processes=2"])
     assert result.exit_code == 2
     assert "use `baton router` to start several" in result.output
@@ -71,7 +71,7 @@ def test_one_process_does_not_pass_for_several() -> None:
         RouterConfig(model="/models/tiny", process=1)
 
 
-def test_a_shared_port_is_held_and_only_listeners_get_connections() -> None:
+def test_a_shared_port_is_reserved_and_only_listeners_get_connections() -> None:
     with shared_socket(HOST, 0) as held:
         port = held.getsockname()[1]
         with pytest.raises(ConnectionRefusedError):

@@ -31,7 +31,7 @@ def test_delays_double_up_to_a_bound() -> None:
     assert [policy.delay_s(num) for num in (1, 2, 3, 4, 1000)] == [0.5, 1, 2, 3, 3]
 
 
-async def test_a_process_that_is_asked_to_end_ends_well(tmp_path: Path) -> None:
+async def test_a_process_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
     recorder = Recorder()
     supervisor = Supervisor(child_spec(sys.executable, tmp_path, "serve"), POLICY, recorder)
     run = asyncio.create_task(supervisor.run())
@@ -46,7 +46,7 @@ async def test_a_process_that_is_asked_to_end_ends_well(tmp_path: Path) -> None:
     assert not any(isinstance(event, Died) for event in recorder.events)
 
 
-async def test_a_killed_process_is_started_again(tmp_path: Path) -> None:
+async def test_a_killed_process_is_restarted(tmp_path: Path) -> None:
     recorder = Recorder()
     supervisor = Supervisor(child_spec(sys.executable, tmp_path, "serve"), POLICY, recorder)
     run = asyncio.create_task(supervisor.run())
@@ -72,7 +72,7 @@ async def test_early_deaths_below_the_bound_are_survived(tmp_path: Path) -> None
     await run
 
 
-async def test_it_gives_up_with_the_last_lines_of_the_log(tmp_path: Path) -> None:
+async def test_giving_up_reports_the_last_lines_of_the_log(tmp_path: Path) -> None:
     recorder = Recorder()
     spec = child_spec(sys.executable, tmp_path, "die", "worker-0", "--lives", str(tmp_path / "lives"))
     with pytest.raises(GaveUp) as raised:
@@ -84,7 +84,7 @@ async def test_it_gives_up_with_the_last_lines_of_the_log(tmp_path: Path) -> Non
     assert len(recorder.pids()) == 3
 
 
-async def test_a_process_that_says_why_it_cannot_serve_is_not_tried_again(tmp_path: Path) -> None:
+async def test_a_process_that_reports_why_it_cannot_serve_is_not_restarted(tmp_path: Path) -> None:
     recorder = Recorder()
     with pytest.raises(GaveUp, match="worker-0 cannot serve: UnsupportedModel: FooForCausalLM"):
         await Supervisor(child_spec(sys.executable, tmp_path, "fail"), POLICY, recorder).run()
@@ -112,7 +112,7 @@ async def test_a_cancelled_supervisor_leaves_no_process(tmp_path: Path) -> None:
     assert not psutil.pid_exists(recorder.pids()[0])
 
 
-async def test_a_grandchild_that_holds_the_pipe_delays_no_restart(tmp_path: Path) -> None:
+async def test_a_grandchild_that_holds_the_pipe_does_not_delay_a_restart(tmp_path: Path) -> None:
     recorder = Recorder()
     supervisor = Supervisor(child_spec(sys.executable, tmp_path, "leave_child"), POLICY, recorder)
     run = asyncio.create_task(supervisor.run())
@@ -129,7 +129,7 @@ async def test_a_grandchild_that_holds_the_pipe_delays_no_restart(tmp_path: Path
             process.kill()
 
 
-async def test_stop_before_run_starts_nothing(tmp_path: Path) -> None:
+async def test_a_stop_before_run_starts_nothing(tmp_path: Path) -> None:
     recorder = Recorder()
     supervisor = Supervisor(child_spec(sys.executable, tmp_path, "serve"), POLICY, recorder)
     await supervisor.stop(timeout_s=1)
@@ -137,7 +137,7 @@ async def test_stop_before_run_starts_nothing(tmp_path: Path) -> None:
     assert recorder.events == []
 
 
-async def test_what_cannot_be_started_is_an_error(tmp_path: Path) -> None:
+async def test_a_command_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
     supervisor = Supervisor(child_spec("/nowhere/python", tmp_path, "serve"), POLICY, Recorder())
     open_before = psutil.Process().num_fds()
     with pytest.raises(FileNotFoundError):
@@ -145,7 +145,7 @@ async def test_what_cannot_be_started_is_an_error(tmp_path: Path) -> None:
     assert psutil.Process().num_fds() == open_before
 
 
-async def test_a_lost_log_folder_keeps_no_process_of_a_cluster_that_has_served_from_its_restart(tmp_path: Path) -> None:
+async def test_a_lost_log_directory_does_not_prevent_restarts_once_a_cluster_has_served(tmp_path: Path) -> None:
     recorder = Recorder()
     logs = tmp_path / "logs"
     logs.mkdir()

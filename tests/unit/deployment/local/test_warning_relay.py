@@ -17,7 +17,7 @@ def relay(path: Path) -> tuple[WarningRelay, list[Event]]:
     return WarningRelay([("decode-0", path)], events.append), events
 
 
-def test_warnings_and_errors_are_relayed_and_the_rest_is_not(tmp_path: Path) -> None:
+def test_only_warnings_and_errors_are_relayed(tmp_path: Path) -> None:
     path = tmp_path / "decode-0.log"
     path.write_text(record("WARNING", "of the life before"))
     relayed, events = relay(path)
@@ -26,17 +26,17 @@ def test_warnings_and_errors_are_relayed_and_the_rest_is_not(tmp_path: Path) -> 
         log.write(record("WARNING", "attention was not compiled"))
         log.write("Traceback (most recent call last):\n")
         log.write(record("ERROR", "the engine failed"))
-        log.write(record("ERROR", "cannot go on: OSError", logger="baton.process.entry"))  # its death says it
+        log.write(record("ERROR", "cannot go on: OSError", logger="baton.process.entry"))  # reported by its death
         log.write(record("WARNING", "x.py:1: DeprecationWarning: y", logger="py.warnings"))
     relayed.poll()
     relayed.poll()
     assert events == [Warned("decode-0", "attention was not compiled"), Warned("decode-0", "the engine failed")]
 
 
-def test_a_line_is_relayed_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_line_is_relayed_once_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "decode-0.log"
     relayed, events = relay(path)
-    relayed.poll()  # there is no file yet
+    relayed.poll()  # the file does not exist yet
     line = record("WARNING", "slow transport")
     path.write_text(line[:-5])
     relayed.poll()
@@ -46,7 +46,7 @@ def test_a_line_is_relayed_when_it_is_whole(tmp_path: Path) -> None:
     assert events == [Warned("decode-0", "slow transport")]
 
 
-def test_a_log_that_was_emptied_in_place_is_read_from_its_start(tmp_path: Path) -> None:
+def test_a_truncated_log_is_read_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "decode-0.log"
     relayed, events = relay(path)
     path.write_text(record("INFO", "x" * 1000))
@@ -64,7 +64,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     assert events == [Warned("decode-0", "request ?]0;title??[2J failed")]
 
 
-def test_warnings_that_are_alike_come_once_and_all_have_a_bound(tmp_path: Path) -> None:
+def test_similar_warnings_are_relayed_once_and_their_total_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "decode-0.log"
     relayed, events = relay(path)
     path.write_text("".join(record("WARNING", f"request {number:032x} took {number} ms") for number in range(50)))

@@ -1,4 +1,4 @@
-"""The key with which a cluster asks its own router, where the router asks for keys at all."""
+"""The temporary key with which a cluster queries its own router, if the router requires keys."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from baton.router.config import RouterConfig
 
 
 @pytest.mark.parametrize("flags", [{}, {"api_key": ""}])
-def test_a_router_without_keys_stays_as_it_is(flags: dict[str, str]) -> None:
+def test_a_router_without_keys_gets_no_watch_key(flags: dict[str, str]) -> None:
     settings = load_settings(None, flags)
     assert with_watch_key(settings) == (settings, None)
 
@@ -17,9 +17,7 @@ def test_a_router_without_keys_stays_as_it_is(flags: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "given"), [({"api_key": "sk-a,sk-b"}, ("sk-a", "sk-b")), ({"api_keys_file": "/etc/keys.yaml"}, ())]
 )
-def test_a_router_with_keys_takes_one_more_and_knows_its_digest_alone(
-    flags: dict[str, str], given: tuple[str, ...]
-) -> None:
+def test_a_router_with_keys_gets_the_digest_of_one_more(flags: dict[str, str], given: tuple[str, ...]) -> None:
     settings, key = with_watch_key(load_settings(None, flags))
     assert key is not None
     assert settings.router["api_key"] == (*given, hidden(key))
@@ -40,7 +38,7 @@ def test_a_router_with_keys_takes_one_more_and_knows_its_digest_alone(
         ("127.0.0.1", {"api_key": ("a",), "protect_operations": True}, True),
     ],
 )
-def test_operations_are_protected_where_other_machines_come(
+def test_operations_are_protected_on_addresses_beyond_loopback(
     host: str, options: dict[str, object], protected: bool
 ) -> None:
     assert RouterConfig(model="m", host=host, **options).protects_operations is protected  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A budget whose settings change while it is asked for."""
+"""A budget whose settings change between queries."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
         yield cluster
 
 
-def test_the_cluster_is_asked_for_the_settings_that_there_are_now(cluster: Cluster) -> None:
+def test_the_cluster_is_queried_with_the_current_settings(cluster: Cluster) -> None:
     said = [scaling_settings(budget_gpus=100)]
     opened: list[BudgetReader | None] = []
 
@@ -34,11 +34,11 @@ def test_the_cluster_is_asked_for_the_settings_that_there_are_now(cluster: Clust
     assert [budget().budget_gpus, budget().budget_gpus] == [8, 8]
     said.append(scaling_settings(budget_gpus=5))
     assert [budget().budget_gpus, budget().budget_gpus] == [5, 5]
-    assert len(opened) == 2  # for each that was said, and not for each question
+    assert len(opened) == 2  # one reader for each change of the settings, not for each query
     budget.close()
 
 
-def test_without_a_cluster_the_settings_are_the_operators() -> None:
+def test_without_a_cluster_the_operators_settings_apply() -> None:
     said = [scaling_settings(budget_gpus=100)]
     budget = LiveBudget(lambda: said[-1], lambda _: None)
     assert budget() is said[0]

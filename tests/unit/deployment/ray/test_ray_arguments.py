@@ -1,4 +1,4 @@
-"""How an application's arguments are read."""
+"""Arguments of an application."""
 
 from typing import Any
 
@@ -9,18 +9,18 @@ from tests.unit.deployment.ray.test_ray_settings import settings
 
 
 @pytest.mark.parametrize("is_section_first", [True, False])
-def test_keys_of_a_section_may_stand_outside_of_it_before_or_after(is_section_first: bool) -> None:
+def test_dotted_keys_add_to_a_section_in_any_order(is_section_first: bool) -> None:
     parts: list[dict[str, object]] = [{"router": {"max_inflight": 7}}, {"router.max-queue": "5"}]
     arguments = dict(item for part in parts[:: 1 if is_section_first else -1] for item in part.items())
     assert settings(**arguments).cluster.router == {"max_inflight": 7, "max_queue": 5}
 
 
-def test_an_empty_section_takes_keys_from_outside() -> None:
+def test_an_empty_section_accepts_dotted_keys() -> None:
     assert settings(**{"router": None, "router.max_queue": 5}).cluster.router == {"max_queue": 5}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (
             {"router": {"max-queue": 1}, "router.max_queue": 2},
@@ -38,7 +38,7 @@ def test_an_empty_section_takes_keys_from_outside() -> None:
         ({"router": False, "router_ray.num_replicas": 2}, "router_ray: has no effect with `router: false`"),
     ],
 )
-def test_what_would_be_lost_is_refused(arguments: dict[str, Any], told: str) -> None:
+def test_arguments_that_would_be_ignored_are_refused(arguments: dict[str, Any], expected: str) -> None:
     with pytest.raises(OptionError) as raised:
         settings(**arguments)
-    assert told in str(raised.value)
+    assert expected in str(raised.value)

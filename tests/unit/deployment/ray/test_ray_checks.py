@@ -1,4 +1,4 @@
-"""What deployments on Ray may not be told."""
+"""Options of deployments on Ray that are refused."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ SCALED = {"min_replicas": 1, "max_replicas": 4}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (
             {"decode_ray": {"autoscaling": {**SCALED, "initial_replicas": 2}}},
@@ -77,23 +77,23 @@ SCALED = {"min_replicas": 1, "max_replicas": 4}
             {**ANY_GPU, "prefill": 0, "both": 1, "decode": 0, "tensor_parallel": 2, "both_ray": {"num_gpus": 1}},
             "both_ray.num_gpus: 1, but a worker has 2 ranks (tensor_parallel)",
         ),
-        (  # the second rank would want cuda:2
+        (  # the second rank would use cuda:2
             {"decode_engine": {"device": "cuda:1"}, "tensor_parallel": 2},
             "device: cuda:1 for decode, but a replica sees only the 2 that Ray assigns to it",
         ),
     ],
 )
-def test_what_ray_would_quietly_do_otherwise_is_refused(arguments: dict[str, Any], told: str) -> None:
+def test_options_that_ray_would_silently_ignore_are_refused(arguments: dict[str, Any], expected: str) -> None:
     with pytest.raises(OptionError) as raised:
         settings(**arguments)
-    assert told in str(raised.value)
+    assert expected in str(raised.value)
 
 
-def test_what_ray_does_as_it_is_told_is_not_refused() -> None:
+def test_options_that_ray_follows_are_accepted() -> None:
     assert settings(expert_parallel=2).num_replicas("decode") == 2
     scaled_group = {"decode_ray": {"autoscaling": {"min_replicas": 2, "max_replicas": 5}}, "expert_parallel": 2}
     assert settings(**scaled_group).num_replicas("decode") == 2
-    ends = {"prefill_ray": 97, "decode_ray": 97, "router_ray": 65, "both_ray": 1}  # nobody is colocated here
+    ends = {"prefill_ray": 97, "decode_ray": 97, "router_ray": 65, "both_ray": 1}  # no worker is colocated here
     sections = {name: {"graceful_shutdown_timeout_s": end_s} for name, end_s in ends.items()}
     read = settings(drain_timeout_s=60, **sections)
     assert [read.shutdown_timeout_s(name) for name in ("prefill", "decode", "router")] == [97, 97, 65]

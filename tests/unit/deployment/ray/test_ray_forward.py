@@ -1,4 +1,4 @@
-"""Requests that are passed on to a server."""
+"""Requests that Serve's replica forwards to a server."""
 
 import asyncio
 import socket
@@ -22,7 +22,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def serving(serve: Serve) -> AsyncIterator[Forward]:
-    """Passes on to a server of one connection."""
+    """Yield a client that forwards to a server of one connection."""
     server = await asyncio.start_server(serve, HOST, 0)
     forward = Forward(f"http://{HOST}:{server.sockets[0].getsockname()[1]}")
     try:
@@ -34,7 +34,7 @@ async def serving(serve: Serve) -> AsyncIterator[Forward]:
 
 
 def request(path: str, body: bytes = b"", root: str = "", query: bytes = b"a=1&b=%20", **headers: str) -> Request:
-    """What Serve hands over."""
+    """Return a request as Serve passes it."""
 
     async def receive() -> dict[str, object]:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -44,7 +44,7 @@ def request(path: str, body: bytes = b"", root: str = "", query: bytes = b"a=1&b
     return Request({**scope, "query_string": query}, receive)
 
 
-async def test_a_request_and_its_answer_go_through_as_they_are() -> None:
+async def test_a_request_and_its_response_pass_unchanged() -> None:
     heads: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -69,7 +69,7 @@ async def test_a_request_and_its_answer_go_through_as_they_are() -> None:
     assert not any(line.startswith((b"te:", b"transfer-encoding:", b"host: public")) for line in lines)
 
 
-async def test_a_server_that_is_gone_is_told_as_503() -> None:
+async def test_a_lost_server_is_reported_as_503() -> None:
     forward = Forward(f"http://{HOST}:{free_ports(HOST, 1)[0]}")
     answer = await forward(request("/v1/models"))
     assert answer.status_code == 503
@@ -78,7 +78,7 @@ async def test_a_server_that_is_gone_is_told_as_503() -> None:
 
 
 async def lines_of(*sent: Request) -> list[str]:
-    """The request lines with which requests reach the server."""
+    """Return the request lines that reach the server."""
     lines: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -94,34 +94,34 @@ async def lines_of(*sent: Request) -> list[str]:
 
 
 @pytest.mark.parametrize("path", ["/", "/llm"])
-async def test_the_application_itself_is_the_servers_root(path: str) -> None:
+async def test_the_applications_path_is_the_servers_root(path: str) -> None:
     assert await lines_of(request(path, root="" if path == "/" else path)) == ["GET /?a=1&b=%20 HTTP/1.1"]
 
 
 @pytest.mark.parametrize(
     ("query", "passed_on"),
     [
-        (b"a=\xff&b=caf\xc3\xa9", "?a=%FF&b=caf%C3%A9"),  # as curl sends it
+        (b"a=\xff&b=caf\xc3\xa9", "?a=%FF&b=caf%C3%A9"),  # as sent by curl
         (b"a=%ff&b=%zz&c=1+2;d=~!*", "?a=%ff&b=%zz&c=1+2;d=~!*"),
         (b"", ""),
     ],
 )
-async def test_a_query_passes_as_it_is_but_for_bytes_that_no_url_has(query: bytes, passed_on: str) -> None:
+async def test_a_query_passes_unchanged_except_for_bytes_that_are_invalid_in_urls(query: bytes, passed_on: str) -> None:
     assert await lines_of(request("/v1/models", query=query)) == [f"GET /v1/models{passed_on} HTTP/1.1"]
 
 
 class HeldStream:
-    """An ASGI application whose answer is two pieces; each waits until it is let go."""
+    """An ASGI application whose response has two pieces; the test releases each."""
 
     def __init__(self) -> None:
-        self.asked, self.left = asyncio.Event(), asyncio.Event()  # the request is here; who made it is gone
+        self.asked, self.left = asyncio.Event(), asyncio.Event()  # the request has arrived; its client has left
         self.first, self.second = asyncio.Event(), asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert (await receive())["type"] == "http.request"
         self.asked.set()
         answering = asyncio.create_task(self._answer(send))
-        assert await receive() == {"type": "http.disconnect"}  # or the answer is whole
+        assert await receive() == {"type": "http.disconnect"}  # or the response is complete
         if not answering.done():
             self.left.set()
             answering.cancel()
@@ -136,7 +136,7 @@ class HeldStream:
 
 
 class Server(uvicorn.Server):
-    """One that leaves signals alone."""
+    """A server that installs no signal handlers."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -145,7 +145,7 @@ class Server(uvicorn.Server):
 
 @asynccontextmanager
 async def listening(app: ASGIApp) -> AsyncIterator[str]:
-    """The URL of a server of the application; all its requests have ended at the end."""
+    """Serve the application and return the URL; at the end all its requests must have ended."""
     with socket.create_server((HOST, 0)) as listener:
         server = Server(uvicorn.Config(app, lifespan="off", log_config=None))
         task = asyncio.create_task(server.serve([listener]))
@@ -157,26 +157,26 @@ async def listening(app: ASGIApp) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def passing_on(app: ASGIApp) -> AsyncIterator[ASGIApp]:
-    """An application that passes on to a server of another, as Serve has a replica do it."""
+async def forwarding(app: ASGIApp) -> AsyncIterator[ASGIApp]:
+    """Return an application that forwards to the server of another, like a replica of Serve."""
     async with listening(app) as url:
         forward = Forward(url)
 
-        async def pass_on(scope: Scope, receive: Receive, send: Send) -> None:
+        async def call_forward(scope: Scope, receive: Receive, send: Send) -> None:
             answer = await forward(Request(scope, receive))
             await answer(scope, receive, send)
 
         try:
-            yield pass_on
+            yield call_forward
         finally:
             await forward.close()
 
 
-async def test_a_piece_of_a_stream_passes_before_the_next_is_made() -> None:
+async def test_each_piece_of_a_stream_is_forwarded_at_once() -> None:
     held = HeldStream()
     async with (
         asyncio.timeout(END_S),
-        passing_on(held) as app,
+        forwarding(held) as app,
         listening(app) as url,
         httpx.AsyncClient(trust_env=False) as client,
     ):
@@ -189,9 +189,9 @@ async def test_a_piece_of_a_stream_passes_before_the_next_is_made() -> None:
         assert not held.left.is_set()
 
 
-async def test_a_client_that_leaves_in_mid_stream_ends_the_request() -> None:
+async def test_a_client_that_disconnects_in_mid_stream_ends_the_request() -> None:
     held = HeldStream()
-    async with asyncio.timeout(END_S), passing_on(held) as app, listening(app) as url:
+    async with asyncio.timeout(END_S), forwarding(held) as app, listening(app) as url:
         held.first.set()
         async with httpx.AsyncClient(trust_env=False) as client, client.stream("POST", url, content=b"x") as answer:
             body = answer.aiter_raw()
@@ -201,7 +201,7 @@ async def test_a_client_that_leaves_in_mid_stream_ends_the_request() -> None:
 
 
 class Caller:
-    """One side of a call of an ASGI application; it says only what it is told to."""
+    """The caller of an ASGI application; it sends only what the test says."""
 
     def __init__(self) -> None:
         self.got: asyncio.Queue[Message] = asyncio.Queue()
@@ -209,7 +209,7 @@ class Caller:
         self.scope = request("/").scope
 
     def call(self, app: ASGIApp) -> asyncio.Task[None]:
-        """Begins the call."""
+        """Begin the call."""
 
         async def run() -> None:
             await app(self.scope, self.says.get, self.got.put)
@@ -220,7 +220,7 @@ class Caller:
 @pytest.mark.parametrize("is_answered", [False, True])
 async def test_a_call_that_is_cancelled_ends_the_request(is_answered: bool) -> None:
     held, caller = HeldStream(), Caller()
-    async with asyncio.timeout(END_S), passing_on(held) as app:
+    async with asyncio.timeout(END_S), forwarding(held) as app:
         call = caller.call(app)
         await held.asked.wait()
         if is_answered:
@@ -233,9 +233,9 @@ async def test_a_call_that_is_cancelled_ends_the_request(is_answered: bool) -> N
         assert (await asyncio.gather(call, return_exceptions=True))[0].__class__ is asyncio.CancelledError
 
 
-async def test_a_client_that_left_before_the_answer_began_ends_the_request() -> None:
+async def test_a_client_that_disconnects_before_the_response_ends_the_request() -> None:
     held, caller = HeldStream(), Caller()
-    async with asyncio.timeout(END_S), passing_on(held) as app:
+    async with asyncio.timeout(END_S), forwarding(held) as app:
         call = caller.call(app)
         await held.asked.wait()
         caller.says.put_nowait({"type": "http.disconnect"})

@@ -1,4 +1,4 @@
-"""The policy as Ray Serve's own code carries it to the controller and calls it there."""
+"""The policy, transferred to the controller and called there by Ray Serve's own code."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from baton.membership.registry.factory import open_registry
 from baton.membership.registry.router_report import encode_report
 from tests.redis_server import redis_server
 from tests.unit.deployment.ray.test_ray_scaling import pools
-from tests.unit.membership.registry.registry_members import told
+from tests.unit.membership.registry.registry_members import reporting
 
 pytest.importorskip("ray.serve")
 
@@ -28,7 +28,7 @@ AT_ONCE = {"upscale_delay_s": 0.0, "downscale_delay_s": 0.0}
 
 
 def in_controller(**options: object) -> Callable[..., Any]:
-    """A policy of these options, pickled and unpickled, within what Serve puts around it."""
+    """Return a policy with these options, pickled and unpickled, in Serve's wrapper."""
     named: dict[str, Any] = {"policy_function": "baton.deployment.ray.scaling:PoolsPolicy", "policy_kwargs": options}
     pickled = AutoscalingPolicy(**named).get_serialized_policy_def()
     return _apply_app_level_autoscaling_config(
@@ -37,7 +37,7 @@ def in_controller(**options: object) -> Callable[..., Any]:
 
 
 def context(name: str, **delays: Any) -> tuple[DeploymentID, AutoscalingContext]:
-    """A deployment with one replica."""
+    """Return the context of a deployment with one replica."""
     key = DeploymentID(name=name, app_name="default")
     return key, AutoscalingContext(
         deployment_id=key, deployment_name=name, app_name="default", current_num_replicas=1, target_num_replicas=1,
@@ -49,7 +49,7 @@ def context(name: str, **delays: Any) -> tuple[DeploymentID, AutoscalingContext]
 
 
 async def decided(policy: Callable[..., Any], **delays: float) -> dict[str, int]:
-    """Its first decision."""
+    """Return the first decision."""
     contexts = dict(context(name, **delays) for name in ("prefill", "decode", "router"))
     async with asyncio.timeout(DEADLINE_S):
         while not (targets := policy(contexts)[0]):
@@ -57,24 +57,24 @@ async def decided(policy: Callable[..., Any], **delays: float) -> dict[str, int]
     return {key.name: size for key, size in targets.items()}
 
 
-async def test_serve_gets_the_planned_sizes(tmp_path: Path) -> None:
+async def test_serve_receives_the_planned_sizes(tmp_path: Path) -> None:
     async with redis_server(tmp_path) as server:
         registry = open_registry(server.url)
-        async with told(registry, "router-1", lambda: encode_report(pools(rate=5.0))):
+        async with reporting(registry, "router-1", lambda: encode_report(pools(rate=5.0))):
             policy = in_controller(registry=server.url, budget_gpus=8, **AT_ONCE)
             thread = policy.__wrapped__._observer._thread  # type: ignore[attr-defined]  # as functools.wraps has it
             sizes = await decided(policy, **AT_ONCE)
             assert (sizes["prefill"] > 1, sizes["decode"], sorted(sizes)) == (True, 1, ["decode", "prefill"])
-            assert await decided(policy) == {"prefill": 1, "decode": 1}  # with Serve's own delays on top
+            assert await decided(policy) == {"prefill": 1, "decode": 1}  # with Serve's own delays in addition
         await registry.close()
         del policy
         gc.collect()
         await asyncio.to_thread(thread.join, DEADLINE_S)
-        assert not thread.is_alive()  # what is replaced looks no more
+        assert not thread.is_alive()  # a replaced policy stops observing
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         (AT_ONCE, []),
         ({}, ["set upscale_delay_s and downscale_delay_s to 0"]),
@@ -84,22 +84,22 @@ async def test_serve_gets_the_planned_sizes(tmp_path: Path) -> None:
         ({**AT_ONCE, "initial_replicas": 2}, ["remove initial_replicas"]),
     ],
 )
-def test_what_of_serves_own_acts_beside_the_plan_is_seen(given: dict[str, Any], told: list[str]) -> None:
+def test_serves_settings_that_conflict_with_the_plan_are_found(given: dict[str, Any], expected: list[str]) -> None:
     [decode, router] = context("decode", **given), context("router")
     lines = list(serve_conflicts(dict([decode]), POOLS))
-    assert [line.partition(": ")[2].startswith(each) for line, each in zip(lines, told, strict=True)] == [True] * len(
-        told
-    )
+    assert [line.partition(": ")[2].startswith(each) for line, each in zip(lines, expected, strict=True)] == [
+        True
+    ] * len(expected)
     assert [line.startswith("router: is not autoscaled") for line in serve_conflicts(dict([router]), POOLS)] == [True]
 
 
 async def test_a_file_is_followed_while_the_policy_lives(tmp_path: Path) -> None:
-    """Serve keeps the policy, and every replica, as long as what it was told is the same: the file's name is."""
+    """Serve keeps the policy and every replica while its arguments, such as the file's name, stay the same."""
     file = tmp_path / "settings.yaml"
     file.write_text("budget_gpus: 2\nupscale_delay_s: 0\ndownscale_delay_s: 0\n")
     async with redis_server(tmp_path) as server:
         registry = open_registry(server.url)
-        async with told(registry, "router-1", lambda: encode_report(pools(rate=5.0))):
+        async with reporting(registry, "router-1", lambda: encode_report(pools(rate=5.0))):
             policy = in_controller(registry=server.url, settings_file=str(file))
             thread = policy.__wrapped__._observer._thread  # type: ignore[attr-defined]  # as functools.wraps has it
             assert await decided(policy, **AT_ONCE) == {"prefill": 1, "decode": 1}
@@ -114,7 +114,7 @@ async def test_a_file_is_followed_while_the_policy_lives(tmp_path: Path) -> None
         assert not thread.is_alive()
 
 
-def test_options_that_make_no_sense_leave_serve_running() -> None:
+def test_invalid_options_leave_serve_running() -> None:
     policy = in_controller(registry="redis://nowhere", budget=8)
     contexts = dict(context(name) for name in ("prefill", "decode"))
     assert policy(contexts)[0] == {}

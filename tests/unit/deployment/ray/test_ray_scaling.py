@@ -22,7 +22,7 @@ from baton.membership.registry.factory import open_registry
 from baton.membership.registry.router_report import RouterReport, encode_report
 from tests.redis_server import redis_server
 from tests.unit.deployment.serve_contexts import FakeConfig, FakeContext, FakeKey, by_name, contexts
-from tests.unit.membership.registry.registry_members import told
+from tests.unit.membership.registry.registry_members import reporting
 from tests.unit.membership.registry.router_reports import router_report, sums, traffic_report, worker_report
 
 DEADLINE_S = 20.0
@@ -30,7 +30,7 @@ SETTINGS = ScalingSettings(budget_gpus=8, upscale_delay_s=0.0, downscale_delay_s
 
 
 def pools(rate: float = 1.0, num_prefill: int = 1, num_decode: int = 1) -> RouterReport:
-    """So many idle replicas, and a load."""
+    """Return a report of this many idle replicas, and a load."""
     num = round(60 * rate)
     traffic = traffic_report(num, uncached_tokens=sums(4000.0, num), prompt_tokens=sums(4000.0, num))
     workers = [worker_report(f"prefill-{number}", "prefill") for number in range(num_prefill)]
@@ -40,45 +40,45 @@ def pools(rate: float = 1.0, num_prefill: int = 1, num_decode: int = 1) -> Route
     return router_report(*workers, traffic=traffic)
 
 
-class SeenBy:
-    """An observer that is told what it sees."""
+class ScriptedObserver:
+    """An observer whose observations come from the test."""
 
     def __init__(self) -> None:
         self.latest: Observation | None = None
-        self.error = "nobody is there"
+        self.error = "no router has reported"
         self.is_stopped = False
 
     def see(self, report: RouterReport, settings: ScalingSettings = SETTINGS, age_s: float = 0.0) -> None:
         self.latest = Observation(time.monotonic() - age_s, ObservedPools.of([report]), settings)
 
     def start(self) -> None:
-        """Sees what it is told."""
+        """Observe nothing."""
 
     def stop(self) -> None:
         self.is_stopped = True
 
 
 def replace_name(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
-    """For the policy; a class that Ray pickled by value, and that came back, has other globals than its module."""
+    """Replace a global of the policy; a class that Ray pickled by value has other globals than its module."""
     monkeypatch.setitem(PoolsPolicy.__init__.__globals__, name, value)
 
 
 @pytest.fixture
-def observer(monkeypatch: pytest.MonkeyPatch) -> SeenBy:
-    """That of the next policy."""
-    seen = SeenBy()
+def observer(monkeypatch: pytest.MonkeyPatch) -> ScriptedObserver:
+    """Return the observer of the next policy."""
+    seen = ScriptedObserver()
     replace_name(monkeypatch, "make_observer", lambda _: seen)
     return seen
 
 
 @pytest.fixture
-def policy(observer: SeenBy) -> PoolsPolicy:
+def policy(observer: ScriptedObserver) -> PoolsPolicy:
     return PoolsPolicy(registry="redis://nowhere", budget_gpus=8)
 
 
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
-    """What Serve's log has of ours; Serve's own logger, once it is set up, passes nothing on."""
+    """Capture Baton's lines in Serve's log; Serve's logger, once it is set up, does not propagate."""
     monkeypatch.setattr(logger, "propagate", False)
     with caplog.at_level(logging.INFO, logger=logger.name):
         logger.addHandler(caplog.handler)
@@ -86,8 +86,8 @@ def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
         logger.removeHandler(caplog.handler)
 
 
-def test_sizes_follow_the_load_and_the_log_says_why(
-    policy: PoolsPolicy, observer: SeenBy, caplog: pytest.LogCaptureFixture
+def test_sizes_follow_the_load_and_the_log_has_the_reason(
+    policy: PoolsPolicy, observer: ScriptedObserver, caplog: pytest.LogCaptureFixture
 ) -> None:
     observer.see(pools(rate=1.0))
     assert by_name(policy(contexts())[0]) == {"prefill": 1, "decode": 1}
@@ -97,34 +97,36 @@ def test_sizes_follow_the_load_and_the_log_says_why(
     assert by_name(targets)["decode"] == 1
     assert state == {}
     assert "prefill: 1 -> " in caplog.messages[-1]
-    assert policy(contexts())[0] == targets  # Serve asks ten times between two sightings
+    assert policy(contexts())[0] == targets  # Serve calls ten times between two observations
     num_lines = len(caplog.messages)
     observer.see(pools(rate=5.0))
     policy({**contexts(), FakeKey("prefill"): FakeContext(by_name(targets)["prefill"])})
     assert len(caplog.messages) == num_lines
 
 
-def test_replicas_that_are_wanted_and_not_there_are_starting(policy: PoolsPolicy, observer: SeenBy) -> None:
-    for _ in range(3):  # they are not asked for again while they start
+def test_wanted_replicas_that_are_missing_count_as_starting(policy: PoolsPolicy, observer: ScriptedObserver) -> None:
+    for _ in range(3):  # they are not requested again while they start
         observer.see(pools(num_decode=2))
         assert by_name(policy(contexts(decode=4))[0])["decode"] <= 4
     assert policy._state is not None
     assert policy._state.grants.sizes.decode <= 4
 
 
-def test_what_is_old_says_nothing(policy: PoolsPolicy, observer: SeenBy, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_old_observation_is_ignored(
+    policy: PoolsPolicy, observer: ScriptedObserver, caplog: pytest.LogCaptureFixture
+) -> None:
     assert policy(contexts()) == ({}, {})
     observer.see(pools(), age_s=60.0)
     observer.error = "Redis is lost"
     for _ in range(100):
         assert policy(contexts()) == ({}, {})
-    assert caplog.messages == ["pool sizes unchanged: nobody is there", "pool sizes unchanged: Redis is lost"]
+    assert caplog.messages == ["pool sizes unchanged: no router has reported", "pool sizes unchanged: Redis is lost"]
     observer.see(pools())
     assert by_name(policy(contexts())[0]) == {"prefill": 1, "decode": 1}
 
 
-def test_whatever_is_wrong_sizes_stay(
-    policy: PoolsPolicy, observer: SeenBy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_sizes_stay_after_any_error(
+    policy: PoolsPolicy, observer: ScriptedObserver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     observer.see(pools())
     assert policy({FakeKey("prefill"): FakeContext()}) == ({}, {})
@@ -151,7 +153,7 @@ def test_whatever_is_wrong_sizes_stay(
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "expected"),
     [
         (FakeConfig(downscale_delay_s=1.0), "decode: set upscale_delay_s and downscale_delay_s to 0"),
         (FakeConfig(downscale_to_zero_delay_s=9.0), "decode: set upscale_delay_s and downscale_delay_s to 0"),
@@ -160,30 +162,30 @@ def test_whatever_is_wrong_sizes_stay(
         (FakeConfig(initial_replicas=2), "decode: remove initial_replicas"),
     ],
 )
-def test_what_of_serve_acts_beside_the_plan_is_told(
-    policy: PoolsPolicy, observer: SeenBy, caplog: pytest.LogCaptureFixture, config: FakeConfig, told: str
+def test_serves_settings_that_conflict_with_the_plan_are_logged(
+    policy: PoolsPolicy, observer: ScriptedObserver, caplog: pytest.LogCaptureFixture, config: FakeConfig, expected: str
 ) -> None:
     observer.see(pools())
     assert by_name(policy({**contexts(), FakeKey("decode"): FakeContext(config=config)})[0]) == {
         "prefill": 1,
         "decode": 1,
     }
-    assert [line.startswith(told) for line in caplog.messages].count(True) == 1
+    assert [line.startswith(expected) for line in caplog.messages].count(True) == 1
     assert len(caplog.messages) == 2  # and the plan
 
 
 def test_deployments_that_are_no_pools_are_not_sized(
-    policy: PoolsPolicy, observer: SeenBy, caplog: pytest.LogCaptureFixture
+    policy: PoolsPolicy, observer: ScriptedObserver, caplog: pytest.LogCaptureFixture
 ) -> None:
     observer.see(pools())
     assert by_name(policy({**contexts(), FakeKey("router"): FakeContext()})[0]) == {"prefill": 1, "decode": 1}
     assert caplog.messages[0] == "router: is not autoscaled, only prefill and decode are; set num_replicas"
 
 
-def test_a_sighting_is_planned_from_once(
-    policy: PoolsPolicy, observer: SeenBy, monkeypatch: pytest.MonkeyPatch
+def test_each_observation_is_planned_once(
+    policy: PoolsPolicy, observer: ScriptedObserver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Serve asks ten times a second; a look that is counted ten times would end the planner's delays too soon."""
+    """Serve calls ten times a second; counting an observation ten times would end the planner's delays too soon."""
     num_plans = 0
 
     def plan(*arguments: Any) -> Any:
@@ -200,7 +202,7 @@ def test_a_sighting_is_planned_from_once(
     assert num_plans == 2
 
 
-def test_options_that_make_no_sense_are_told_and_raise_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_options_are_logged_and_raise_nothing(caplog: pytest.LogCaptureFixture) -> None:
     policy = PoolsPolicy(registry="redis://nowhere", budget=8)
     assert policy(contexts()) == ({}, {})
     assert caplog.messages == [
@@ -209,7 +211,7 @@ def test_options_that_make_no_sense_are_told_and_raise_nothing(caplog: pytest.Lo
     ]
 
 
-def test_the_deployments_bounds_hold() -> None:
+def test_the_deployments_bounds_apply() -> None:
     settings = ScalingSettings(budget_gpus=8, prefill=PoolLimits(gpus_per_replica=2, max_replicas=3))
     bounded = within(settings, ByPool(FakeContext(), FakeContext(1, 2, 5)))  # type: ignore[arg-type]  # fakes
     assert bounded.prefill == PoolLimits(gpus_per_replica=2, min_replicas=1, max_replicas=3)
@@ -219,21 +221,21 @@ def test_the_deployments_bounds_hold() -> None:
 
 
 def test_colocated_workers_belong_to_no_pool(
-    policy: PoolsPolicy, observer: SeenBy, caplog: pytest.LogCaptureFixture
+    policy: PoolsPolicy, observer: ScriptedObserver, caplog: pytest.LogCaptureFixture
 ) -> None:
     observer.see(router_report(worker_report("prefill-0", "prefill"), worker_report("both-0", "both")))
     assert policy(contexts()) == ({}, {})
     assert caplog.messages == ["pool sizes unchanged: there are colocated workers, which belong to neither pool"]
 
 
-def test_a_cluster_that_is_asked_and_has_too_little_leaves_the_smallest_pools(observer: SeenBy) -> None:
+def test_a_cluster_with_too_few_gpus_leaves_the_smallest_pools(observer: ScriptedObserver) -> None:
     pods = {"labels": {"app": "a"}, "gpus_per_pod": 1}
     policy = PoolsPolicy(registry="redis://nowhere", budget_gpus=8, kubernetes={"prefill": pods, "decode": pods})
     observer.see(pools(rate=5.0), replace(SETTINGS, budget_gpus=1))
     assert by_name(policy(contexts())[0]) == {"prefill": 1, "decode": 1}
 
 
-def test_the_smallest_pools_are_kept_though_the_cluster_has_no_room_for_them() -> None:
+def test_the_smallest_pools_are_kept_although_the_cluster_has_no_room() -> None:
     settings = ScalingSettings(
         budget_gpus=3, prefill=PoolLimits(gpus_per_replica=2, min_replicas=2), decode=PoolLimits(min_replicas=5)
     )
@@ -242,7 +244,7 @@ def test_the_smallest_pools_are_kept_though_the_cluster_has_no_room_for_them() -
     assert affordable(replace(settings, budget_gpus=20)).budget_gpus == 20
 
 
-def test_a_policy_that_is_replaced_looks_no_more(observer: SeenBy) -> None:
+def test_a_replaced_policy_stops_observing(observer: ScriptedObserver) -> None:
     policy = PoolsPolicy(registry="redis://nowhere", budget_gpus=8)
     assert not observer.is_stopped
     del policy
@@ -250,7 +252,7 @@ def test_a_policy_that_is_replaced_looks_no_more(observer: SeenBy) -> None:
     assert observer.is_stopped
 
 
-def test_models_are_told_apart() -> None:
+def test_reports_of_other_models_are_ignored() -> None:
     ours, theirs = (router_report(model=name) for name in ("a", "b"))
     assert [each.model for each in own_reports([ours, theirs], "a")] == ["a"]
     assert [each.model for each in own_reports([theirs], None)] == ["b"]
@@ -259,14 +261,14 @@ def test_models_are_told_apart() -> None:
 
 
 async def sizes(policy: PoolsPolicy) -> dict[str, int]:
-    """What it says, once it says anything."""
+    """Return the policy's sizes once it has any."""
     async with asyncio.timeout(DEADLINE_S):
         while not (targets := policy(contexts())[0]):
             await asyncio.sleep(0.02)
         return by_name(targets)
 
 
-async def test_texts_that_are_no_reports_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_reports_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with redis_server(tmp_path) as server, Redis.from_url(server.url) as redis:
         endless = encode_report(pools()).replace('"time_s":', '"time_s":NaN,"before":')
         for name, text in (("bytes", b"\xff"), ("deep", b"[" * 10_000), ("endless", endless)):
@@ -274,7 +276,7 @@ async def test_texts_that_are_no_reports_are_left_out(tmp_path: Path, caplog: py
             await redis.sadd("baton:{default}:routers", name)
         registry = open_registry(server.url)
         policy = PoolsPolicy(registry=server.url, budget_gpus=8)
-        async with told(registry, "router-1", lambda: encode_report(pools())):
+        async with reporting(registry, "router-1", lambda: encode_report(pools())):
             assert await sizes(policy) == {"prefill": 1, "decode": 1}
         assert caplog.text.count("ignoring a malformed report in the registry") == 1
         await registry.close()
@@ -287,14 +289,14 @@ async def test_from_a_real_registry_to_sizes(tmp_path: Path, caplog: pytest.LogC
 
         begun_s = time.perf_counter()
         assert policy(contexts()) == ({}, {})
-        assert time.perf_counter() - begun_s < 0.5  # it waits for nobody
-        async with told(registry, "router-1", lambda: encode_report(pools())):
+        assert time.perf_counter() - begun_s < 0.5  # it never blocks
+        async with reporting(registry, "router-1", lambda: encode_report(pools())):
             assert await sizes(policy) == {"prefill": 1, "decode": 1}
             await server.kill()
             async with asyncio.timeout(DEADLINE_S):
                 while not any("cannot observe the pools" in line for line in caplog.messages):
                     await asyncio.sleep(0.02)
-            assert await sizes(policy) == {"prefill": 1, "decode": 1}  # of what was seen last
+            assert await sizes(policy) == {"prefill": 1, "decode": 1}  # of the last observation
             await server.start()
             seen = policy._observer.latest
             async with asyncio.timeout(DEADLINE_S):

@@ -1,4 +1,4 @@
-"""What an application on Ray is told, and the processes of its replicas."""
+"""Settings of an application on Ray, and the processes of its replicas."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ def settings(**arguments: object) -> RaySettings:
     return read
 
 
-def test_pools_have_the_clusters_sizes_unless_their_sections_say_otherwise() -> None:
+def test_a_pools_section_overrides_the_clusters_size() -> None:
     read = settings(prefill="2", decode=3, decode_ray={"num_replicas": 5})
     assert [read.num_replicas(name) for name in ("prefill", "decode", "both", "router")] == [2, 5, 0, 1]
     assert [read.has(role) for role in ("prefill", "decode", "both")] == [True, True, False]
@@ -40,7 +40,7 @@ def test_pools_have_the_clusters_sizes_unless_their_sections_say_otherwise() -> 
     assert settings(decode="0", decode_ray={"num_replicas": 3}).num_replicas("decode") == 3
 
 
-def test_a_command_line_has_sections_too() -> None:
+def test_a_command_line_may_set_keys_of_sections() -> None:
     read = settings(**{"router.policy": "round_robin", "prefill_ray.num_cpus": "4", "engine.max-num-seqs": "7"})
     assert read.cluster.router == {"policy": "round_robin"}
     assert read.deployments["prefill"].replicas.num_cpus == 4.0
@@ -48,13 +48,13 @@ def test_a_command_line_has_sections_too() -> None:
     assert not settings(router="false").has_router
 
 
-def test_prompts_go_where_it_is_cheaper_except_on_one_machine() -> None:
+def test_local_prefill_below_has_a_default_only_on_one_machine() -> None:
     assert "local_prefill_below" not in settings().cluster.router
     assert settings(router={"local_prefill_below": 9}).cluster.router["local_prefill_below"] == 9
     assert read_ray_settings(ARGUMENTS, {}, one_machine=True).cluster.router["local_prefill_below"] == 64
 
 
-def test_ray_keeps_keys_as_their_digests() -> None:
+def test_ray_stores_only_digests_of_keys() -> None:
     [kept] = settings(router={"api_key": "sk-one"}).cluster.router["api_key"]  # type: ignore[misc]
     assert kept.startswith("sha256:")
 
@@ -69,7 +69,7 @@ def test_auto_is_decided_before_ray_places_replicas() -> None:
         read_ray_settings({**ARGUMENTS, "engine": {"device": "mps"}}, {})
 
 
-def test_devices_that_are_gpus_take_one() -> None:
+def test_replicas_on_gpus_take_one_gpu() -> None:
     read = settings(engine={"device": "cuda"}, prefill_ray={"num_gpus": 2})
     assert [read.num_gpus(name) for name in ("prefill", "decode", "router")] == [2.0, 1.0, 0.0]
     assert settings().num_gpus("decode") == 0.0
@@ -86,14 +86,14 @@ def test_each_rank_takes_a_gpu() -> None:
     assert settings(tensor_parallel=4).num_gpus("decode") == 0.0
 
 
-def test_a_replica_has_time_to_drain_to_hand_on_and_to_end() -> None:
+def test_a_replica_has_time_to_drain_hand_off_and_end() -> None:
     read = settings(drain_timeout_s=60, router_ray={"graceful_shutdown_timeout_s": 600})
-    assert read.shutdown_timeout_s("decode") == 60 + 2 + 30 + 5  # as docs/ray.md has it: 37 s beside the drain
+    assert read.shutdown_timeout_s("decode") == 60 + 2 + 30 + 5  # as in docs/ray.md: 37 s in addition to the drain
     assert read.shutdown_timeout_s("router") == 600
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ({"registry": None}, "registry: missing"),
         ({"model": None}, "model: missing"),
@@ -120,10 +120,10 @@ def test_a_replica_has_time_to_drain_to_hand_on_and_to_end() -> None:
         ({"router": False, "router.policy": "cost"}, "router.policy: router is already False"),
     ],
 )
-def test_what_is_wrong_is_named(arguments: dict[str, Any], told: str) -> None:
+def test_an_invalid_setting_is_named(arguments: dict[str, Any], expected: str) -> None:
     with pytest.raises(OptionError) as raised:
         settings(**arguments)
-    assert told in str(raised.value)
+    assert expected in str(raised.value)
 
 
 def test_a_replica_takes_its_share_of_the_node() -> None:
@@ -133,29 +133,29 @@ def test_a_replica_takes_its_share_of_the_node() -> None:
     assert share_of(node, 100) == node
 
 
-def test_a_worker_runs_as_it_would_without_ray_and_shows_no_password() -> None:
+def test_a_worker_runs_as_without_ray_and_shows_no_password() -> None:
     tls = {"tls_cert": "a", "tls_key": "b", "tls_ca": "c"}
     with worker_process(settings(served_model_name="m", lease_s=3, **tls), "decode", "decode-abc", NODE) as spec:
-        told = spec.argv[-1].removeprefix("--config=")
-        assert yaml.safe_load(Path(told).read_text()) == {"registry": REGISTRY}
-        assert Path(told).parent.stat().st_mode & 0o77 == 0
-    assert not Path(told).exists()
+        config = spec.argv[-1].removeprefix("--config=")
+        assert yaml.safe_load(Path(config).read_text()) == {"registry": REGISTRY}
+        assert Path(config).parent.stat().st_mode & 0o77 == 0
+    assert not Path(config).exists()
     assert spec.argv[1:4] == ("-P", "-m", "baton.decode_worker")
     expected = {"--worker-id=decode-abc", "--host=10.0.0.5", "--num-threads=2", "--lease-s=3.0", "--tls-ca=c"}
     assert expected <= {*spec.argv}
     assert spec.env["OMP_NUM_THREADS"] == "2"
     assert "secret" not in " ".join(spec.argv)
-    assert spec.log_path is None  # it writes where the replica does
+    assert spec.log_path is None  # it writes to the replica's own files
 
 
-def test_a_pool_that_spreads_its_experts_is_one_group_that_meets_in_the_registry() -> None:
+def test_an_expert_parallel_pool_is_one_group_in_the_registry() -> None:
     read = settings(decode=3, expert_parallel=2, enable_eplb=True)
     assert read.has_rendezvous
-    assert read.num_replicas("decode") == 3  # a group as Ray has it is the whole pool, which need not divide
+    assert read.num_replicas("decode") == 3  # on Ray the group is the whole pool, of any size
     place = replace(NODE, application="ray-0123")
     with worker_process(read, "decode", "decode-abc", place) as spec:
-        told = {"--expert-parallel=2", "--group=decode", "--rendezvous=registry/ray-0123", "--enable-eplb"}
-        assert told <= {*spec.argv}
+        options = {"--expert-parallel=2", "--group=decode", "--rendezvous=registry/ray-0123", "--enable-eplb"}
+        assert options <= {*spec.argv}
     with worker_process(read, "prefill", "prefill-abc", place) as spec:
         assert not any(word.startswith(("--expert-parallel", "--rendezvous")) for word in spec.argv)
     with rendezvous_process(read, "rendezvous-abc", place) as spec:
@@ -168,27 +168,27 @@ def test_a_pool_that_spreads_its_experts_is_one_group_that_meets_in_the_registry
     assert read.deployments["rendezvous"].replicas.num_cpus == 0
 
 
-def test_no_pool_of_single_workers_has_a_rendezvous() -> None:
+def test_pools_without_expert_parallelism_have_no_rendezvous() -> None:
     assert not settings().has_rendezvous
     assert settings(prefill=2, prefill_expert_parallel=2).has_rendezvous
-    assert not settings(prefill=0, both=1, prefill_expert_parallel=2).has_rendezvous  # nobody is in that pool
+    assert not settings(prefill=0, both=1, prefill_expert_parallel=2).has_rendezvous  # that pool is empty
     assert settings(prefill=0, both=2, expert_parallel=2).has_rendezvous
     given = settings(expert_parallel=2, rendezvous_ray={"num_cpus": 0.5, "label_selector": {"pool": "decode"}})
     assert given.deployments["rendezvous"].replicas.num_cpus == 0.5
 
 
-def test_a_router_listens_at_its_node_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_router_listens_at_its_nodes_address_by_default(tmp_path: Path) -> None:
     spec = router_process(settings(), "router-abc", NODE)
     assert {"--host=10.0.0.5", "--port=0"} <= {*spec.argv}
     assert spec.env["BATON_REGISTRY"] == REGISTRY
     assert "secret" not in " ".join(spec.argv)
-    told = settings(host="127.0.0.2", port=8123, router_processes=2, log_dir=str(tmp_path / "logs"))
-    spec = router_process(told, "router-abc", NODE)
+    read = settings(host="127.0.0.2", port=8123, router_processes=2, log_dir=str(tmp_path / "logs"))
+    spec = router_process(read, "router-abc", NODE)
     assert {"--host=127.0.0.2", "--port=8123", "--processes=2"} <= {*spec.argv}
     assert spec.log_path == tmp_path / "logs" / "router-abc.log"
 
 
-def test_the_registrys_url_may_stand_in_a_file(tmp_path: Path) -> None:
+def test_the_registrys_url_may_be_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "registry"
     read = settings(registry=None, registry_file=str(file))
     with pytest.raises(OptionError, match=r"registry_file: .*No such file"):
@@ -201,6 +201,6 @@ def test_the_registrys_url_may_stand_in_a_file(tmp_path: Path) -> None:
     assert router_process(read, "router-abc", NODE).env["BATON_REGISTRY"] == REGISTRY
 
 
-def test_a_node_without_the_model_says_so() -> None:
+def test_a_node_without_the_model_reports_it() -> None:
     with pytest.raises(OptionError, match="/nowhere is not a directory on this node"):
         router_process(settings(model="/nowhere"), "router-abc", NODE)

@@ -11,12 +11,12 @@ from baton.deployment.autoscaling.settings import SLO, ScalingSettings
 from baton.deployment.ray.scaling_options import ScalingFile, logger, read_options, read_settings
 
 GIVEN = {"budget_gpus": 8, "turn_s": 60.0}
-Told = Callable[[], list[str]]
+LogLines = Callable[[], list[str]]
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
-    """What was logged; Serve's own logger, once it is set up, passes nothing on."""
+def log_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogLines]:
+    """Return the logged lines; Serve's logger, once it is set up, does not propagate."""
     monkeypatch.setattr(logger, "propagate", False)
     with caplog.at_level(logging.INFO, logger=logger.name):
         logger.addHandler(caplog.handler)
@@ -24,7 +24,7 @@ def told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> I
         logger.removeHandler(caplog.handler)
 
 
-def test_settings_are_those_of_the_file_as_it_is_now(tmp_path: Path, told: Told) -> None:
+def test_settings_follow_the_file(tmp_path: Path, log_lines: LogLines) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text("slo: {ttft_s: 2}\n")
     file = ScalingFile(path, GIVEN, read_settings)
@@ -35,11 +35,11 @@ def test_settings_are_those_of_the_file_as_it_is_now(tmp_path: Path, told: Told)
     assert file.read() == ScalingSettings(budget_gpus=6, turn_s=60.0, slo=SLO(ttft_s=3.0))
     path.write_text("")
     assert file.read() == ScalingSettings(budget_gpus=8, turn_s=60.0)
-    assert told() == [f"read new settings from {path}"] * 2
+    assert log_lines() == [f"read new settings from {path}"] * 2
 
 
-def test_a_directory_that_is_swapped_is_followed(tmp_path: Path) -> None:
-    """As Kubernetes does it with a mounted ConfigMap: the file is a link through a link to a directory."""
+def test_a_swapped_directory_is_followed(tmp_path: Path) -> None:
+    """Like Kubernetes' mounted ConfigMaps: the file is a link through a link to a directory."""
     for name, text in (("old", "budget_gpus: 4"), ("new", "budget_gpus: 6")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "settings.yaml").write_text(text)
@@ -62,8 +62,8 @@ def test_a_directory_that_is_swapped_is_followed(tmp_path: Path) -> None:
         (None, "cannot read"),
     ],
 )
-def test_what_makes_no_sense_leaves_the_settings_and_is_told_once(
-    tmp_path: Path, told: Told, text: str | None, why: str
+def test_an_invalid_file_keeps_the_settings_and_is_logged_once(
+    tmp_path: Path, log_lines: LogLines, text: str | None, why: str
 ) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text("slo: {ttft_s: 2}")
@@ -74,14 +74,14 @@ def test_what_makes_no_sense_leaves_the_settings_and_is_told_once(
     else:
         path.write_text(text)
     assert file.read() is file.read() is first
-    [line] = told()
+    [line] = log_lines()
     assert line.startswith(f"keeping the previous settings: {path}: ")
     assert why in line
     path.write_text("slo: {ttft_s: 4}")
     assert file.read().slo.ttft_s == 4
 
 
-def test_a_policy_may_have_its_settings_there(tmp_path: Path) -> None:
+def test_a_policy_reads_its_settings_from_the_file(tmp_path: Path) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text("budget_gpus: 4")
     options = read_options({"registry": "redis://cache", "settings_file": str(path), "idle_s": 60.0})
@@ -93,7 +93,7 @@ def test_a_policy_may_have_its_settings_there(tmp_path: Path) -> None:
         read_options({"registry": "redis://cache", "settings_file": str(path)})
 
 
-def test_a_file_must_go_together_with_the_clusters_pods(tmp_path: Path) -> None:
+def test_a_file_must_match_the_clusters_pods(tmp_path: Path) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text("budget_gpus: 6")
     pods = {"labels": {"app": "a"}, "gpus_per_pod": 2}
@@ -102,4 +102,4 @@ def test_a_file_must_go_together_with_the_clusters_pods(tmp_path: Path) -> None:
     )
     assert options.file is not None
     path.write_text("budget_gpus: 6\nprefill: {gpus_per_replica: 3}")
-    assert options.file.read() is options.settings  # three GPUs of pods that have two
+    assert options.file.read() is options.settings  # replicas of three GPUs on pods of two

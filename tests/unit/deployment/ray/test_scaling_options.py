@@ -1,4 +1,4 @@
-"""What a Serve config file says of the policy."""
+"""Options of the policy in a Serve config file."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from baton.deployment.ray.scaling_options import read_options
 URL = "redis://:secret@cache:6379/0"
 
 
-def test_everything_that_can_be_said() -> None:
+def test_all_options_are_read() -> None:
     options = read_options(
         {
             "registry": URL,
@@ -31,7 +31,7 @@ def test_everything_that_can_be_said() -> None:
     assert "secret" not in repr(options)
 
 
-def test_a_url_in_a_file(tmp_path: Path) -> None:
+def test_the_url_is_read_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "url").write_text(f"{URL}\n")
     options = read_options({"registry_file": str(tmp_path / "url"), "budget_gpus": 2})
     assert (options.registry, options.model) == (URL, None)
@@ -56,6 +56,6 @@ def test_a_url_in_a_file(tmp_path: Path) -> None:
         ({"kubernetes": True}, "kubernetes: must be a mapping"),
     ],
 )
-def test_what_makes_no_sense_is_named(changes: dict[str, object], text: str) -> None:
+def test_an_invalid_option_is_named(changes: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         read_options({"registry": URL, "budget_gpus": 8, **changes})

@@ -69,7 +69,7 @@ async def kept(lease: Lease) -> AsyncIterator[Lease]:
 
 
 @asynccontextmanager
-async def told(registry: Registry, router_id: str, make: Callable[[], str]) -> AsyncIterator[None]:
+async def reporting(registry: Registry, router_id: str, make: Callable[[], str]) -> AsyncIterator[None]:
     """Keeps a router's report, until the end of the context."""
     task = asyncio.create_task(registry.reports.keep(router_id, make))
     await asyncio.sleep(0)

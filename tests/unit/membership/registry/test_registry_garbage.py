@@ -18,7 +18,7 @@ from baton.membership.registry.redis_client import MAX_REPLY_BYTES
 from baton.membership.registry.redis_store import MAX_MEMBER_BYTES, decode_member, encode_member
 from tests.faults.redis_garbage import TEXTS, garbage_in_redis
 from tests.redis_server import HOST, RedisServer, redis_server
-from tests.unit.membership.registry.registry_members import DEADLINE_S, Views, following, kept, make_member, told
+from tests.unit.membership.registry.registry_members import DEADLINE_S, Views, following, kept, make_member, reporting
 
 LEASE_S = 10.0
 KEYS = "baton:{default}:"
@@ -208,7 +208,7 @@ async def test_random_garbage(server: RedisServer, caplog: pytest.LogCaptureFixt
     async with (
         following(registry) as views,
         kept(registry.lease(member, LEASE_S)),
-        told(registry, "router-1", lambda: "a report"),
+        reporting(registry, "router-1", lambda: "a report"),
     ):
         for _ in range(150):
             await garbage_in_redis(server.url, rng)

@@ -5,7 +5,7 @@ from itertools import count
 
 from baton.membership.registry.factory import open_registry
 from baton.membership.registry.memory import MemoryRegistry
-from tests.unit.membership.registry.registry_members import following, kept, make_member, told
+from tests.unit.membership.registry.registry_members import following, kept, make_member, reporting
 
 
 async def test_fixed_addresses_are_there_at_once() -> None:
@@ -30,8 +30,8 @@ async def test_members_come_change_and_go() -> None:
 async def test_reports_are_made_when_they_are_read() -> None:
     registry, numbers = MemoryRegistry(), count()
     assert await registry.reports.read() == ()
-    async with told(registry, "router-1", lambda: f"look {next(numbers)}"):
+    async with reporting(registry, "router-1", lambda: f"look {next(numbers)}"):
         assert await registry.reports.read() == ("look 0",)
-        async with told(registry, "router-2", lambda: "another"):
+        async with reporting(registry, "router-2", lambda: "another"):
             assert await registry.reports.read() == ("look 1", "another")
     assert await registry.reports.read() == ()

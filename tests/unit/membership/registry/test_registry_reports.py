@@ -18,7 +18,7 @@ from baton.membership.registry.redis_client import MAX_REPLY_BYTES
 from baton.membership.registry.redis_registry import LEASE_S
 from baton.membership.registry.redis_store import MAX_REPORT_BYTES
 from tests.redis_server import HOST, redis_server
-from tests.unit.membership.registry.registry_members import DEADLINE_S, kept, make_member, told
+from tests.unit.membership.registry.registry_members import DEADLINE_S, kept, make_member, reporting
 
 COMMANDS = "+set +pexpire +del +getrange +exists +sadd +srem +sscan +publish +subscribe"
 
@@ -40,10 +40,10 @@ async def test_reports_are_renewed_and_taken_out(tmp_path: Path) -> None:
     ):
         routers, planner, numbers = open_registry(server.url), open_registry(server.url), count()
         async with kept(routers.lease(make_member(), 10.0)):  # members and reports do not get in each other's way
-            async with told(routers, "router-1", lambda: f"look {next(numbers)}"):
+            async with reporting(routers, "router-1", lambda: f"look {next(numbers)}"):
                 await read_until(planner, lambda texts: texts == ("look 0",))
                 assert 0 < await redis.pttl("baton:{default}:router:router-1") <= LEASE_S * 1000
-                async with told(routers, "router-2", lambda: "another"):
+                async with reporting(routers, "router-2", lambda: "another"):
                     await read_until(planner, lambda texts: set(texts) == {"look 1", "another"})
             assert await planner.reports.read() == ()
         assert await redis.keys("*") == []
@@ -67,7 +67,7 @@ async def test_a_set_with_an_id_too_long_to_read_is_deleted_and_filled_again(tmp
         routers, planner = open_registry(server.url), open_registry(server.url)
         await redis.sadd("baton:{default}:routers", b"\xff" * (MAX_REPLY_BYTES + 1))
         assert await planner.reports.read() == ()
-        async with told(routers, "router-1", lambda: "a report"):
+        async with reporting(routers, "router-1", lambda: "a report"):
             await read_until(planner, lambda texts: texts == ("a report",))
         await routers.close()
         await planner.close()
@@ -86,7 +86,7 @@ async def test_a_router_that_died_is_forgotten(tmp_path: Path) -> None:
 async def test_a_redis_that_is_lost_and_comes_back(tmp_path: Path) -> None:
     async with redis_server(tmp_path) as server:
         routers, planner = open_registry(server.url), open_registry(server.url)
-        async with told(routers, "router-1", lambda: "here"):
+        async with reporting(routers, "router-1", lambda: "here"):
             await read_until(planner, lambda texts: texts == ("here",))
             await server.kill()
             with pytest.raises(RegistryLost):
@@ -111,7 +111,7 @@ async def test_a_report_that_cannot_be_made_is_said_once(
     async with redis_server(tmp_path) as server:
         registry = open_registry(server.url)
         with caplog.at_level(logging.DEBUG, redis_reports.logger.name):
-            async with told(registry, "router-1", make):
+            async with reporting(registry, "router-1", make):
                 await read_until(registry, lambda texts: bool(texts))
         await registry.close()
     levels = [each.levelno for each in caplog.records if each.name == redis_reports.logger.name]
@@ -125,7 +125,7 @@ async def test_the_documented_rights_are_enough(tmp_path: Path) -> None:
             await redis.execute_command("acl", "setuser", "baton", *rights)
             await redis.execute_command("acl", "setuser", "default", "off")
         registry = open_registry(f"redis://baton:secret@{HOST}:{server.port}/0")
-        async with told(registry, "router-1", lambda: "here"), kept(registry.lease(make_member(), 10.0)):
+        async with reporting(registry, "router-1", lambda: "here"), kept(registry.lease(make_member(), 10.0)):
             await read_until(registry, lambda texts: texts == ("here",))
         assert await registry.reports.read() == ()
         await registry.close()

@@ -164,7 +164,7 @@ class Forgetful(group_pb2_grpc.RendezvousServicer):
     """A rendezvous that ends when it receives a store, before it passes it on."""
 
     def __init__(self) -> None:
-        self.told = asyncio.Event()
+        self.has_store = asyncio.Event()
 
     async def Join(  # noqa: N802  # the service's name
         self, request_iterator: AsyncIterator[group_pb2.MemberMessage], context: Context
@@ -174,7 +174,7 @@ class Forgetful(group_pb2_grpc.RendezvousServicer):
         yield group_pb2.GroupMessage(epoch=group_pb2.Epoch(number=5, members=[join.life]))
         async for message in request_iterator:
             if message.HasField("store"):
-                self.told.set()
+                self.has_store.set()
                 return
 
 
@@ -187,7 +187,7 @@ async def test_a_store_is_reported_to_the_next_rendezvous_too() -> None:
         member = members.join("r-0", 1)
         await until(lambda: member.epoch == 5)
         member.publish_store(5, "127.0.0.1:7")
-        await asyncio.wait_for(forgetful.told.wait(), 20)
+        await asyncio.wait_for(forgetful.has_store.wait(), 20)
         await server.stop(None)
         assert view_of(member).store == ""
         async with rendezvous(port=port):

@@ -191,8 +191,8 @@ async def test_only_the_first_member_opens_the_store_of_the_newest_epoch(served:
     for stream, epoch, address in ((second, 1, "h:1"), (first, 2, "h:2"), (first, 1, "h:3")):
         await stream.call.write(group_pb2.MemberMessage(store=group_pb2.StoreReady(epoch=epoch, address=address)))
         await stream.read()
-    told = await second.epoch()
-    assert (told.number, told.store) == (1, "h:3")
+    epoch = await second.epoch()
+    assert (epoch.number, epoch.store) == (1, "h:3")
 
 
 async def test_a_new_incarnation_replaces_a_member_permanently(served: Served) -> None:
@@ -228,9 +228,9 @@ async def test_an_epoch_is_past_all_that_any_member_has_seen(served: Served) -> 
     assert (await stayer.epoch()).number == 1
     known = group_pb2.Epoch(number=9, members=[life("b"), life("c")], store="h:1")
     await traveller.join(life=life("b"), last_epoch=known)
-    while (told := await stayer.epoch()).number < 10:
-        assert told.number == 1
-    assert told == group_pb2.Epoch(number=10, members=[life("a"), life("b")])
+    while (epoch := await stayer.epoch()).number < 10:
+        assert epoch.number == 1
+    assert epoch == group_pb2.Epoch(number=10, members=[life("a"), life("b")])
 
 
 async def test_silent_members_are_removed(hasty: Served) -> None:

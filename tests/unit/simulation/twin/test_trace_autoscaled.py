@@ -95,12 +95,12 @@ def test_it_grows_with_the_load() -> None:
     assert sum(last.gpus.both()) > 6
     assert outcome.most_gpus <= NUM_GPUS
     grown_pools = set()
-    for told in outcome.decisions:
-        now_s = float(told.split(" s: ")[0])
+    for decision in outcome.decisions:
+        now_s = float(decision.split(" s: ")[0])
         there = [each.gpus for each in outcome.sizes if each.since_s <= now_s + 0.5][-1]
-        for pool, before, after in re.findall(r"(prefill|decode): (\d+) -> (\d+)", told):
+        for pool, before, after in re.findall(r"(prefill|decode): (\d+) -> (\d+)", decision):
             if int(after) > int(before):
-                assert getattr(there, pool) >= int(after), told
+                assert getattr(there, pool) >= int(after), decision
                 grown_pools.add(pool)
     assert grown_pools == {"prefill", "decode"}
 

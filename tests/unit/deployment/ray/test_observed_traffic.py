@@ -1,4 +1,4 @@
-"""The traffic of several routers as one."""
+"""Traffic of several routers, merged."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def sums_of(values: list[int]) -> SampleSums:
 
 
 @given(LENGTHS)
-def test_lengths_are_as_if_one_router_had_seen_them(by_router: list[list[int]]) -> None:
+def test_merged_lengths_equal_those_of_one_router(by_router: list[list[int]]) -> None:
     reports = [traffic_report(60, prompt_tokens=sums_of(lengths)) for lengths in by_router]
     everything = Moments.of(float(length) for lengths in by_router for length in lengths)
     merged = merged_traffic(reports)
@@ -29,26 +29,26 @@ def test_lengths_are_as_if_one_router_had_seen_them(by_router: list[list[int]]) 
     assert (merged.requests_per_s, merged.window_s) == (pytest.approx(len(reports)), pytest.approx(60))
 
 
-def test_a_router_that_has_just_begun_counts_at_its_own_rate() -> None:
+def test_a_new_router_counts_with_its_own_rate() -> None:
     merged = merged_traffic([traffic_report(600), traffic_report(20, window_s=2.0)])
     assert merged.requests_per_s == 20.0
-    assert merged.window_s * merged.requests_per_s == pytest.approx(620)  # requests that are known
+    assert merged.window_s * merged.requests_per_s == pytest.approx(620)  # only the requests so far
 
 
 def test_variations_are_weighted_by_rate() -> None:
     regular, bursty = traffic_report(900), traffic_report(300, gaps_s=sums(0.2, 300, cv2=4.0))
     assert merged_traffic([regular, bursty]).arrival_cv2 == pytest.approx(1.0)
     assert merged_traffic([regular]).arrival_cv2 == pytest.approx(0.0)
-    assert gaps_cv2(sums(1.0, 10, cv2=9.0)) == 1.0  # too few to tell from Poisson
+    assert gaps_cv2(sums(1.0, 10, cv2=9.0)) == 1.0  # too few to differ from Poisson
     assert gaps_cv2(SampleSums(100, 0.0, 0.0)) == 1.0
 
 
-def test_no_traffic() -> None:
+def test_no_traffic_has_zero_rates() -> None:
     assert merged_traffic([]) == Traffic(window_s=0.0)
     assert merged_traffic([traffic_report(0), traffic_report(0, window_s=5.0)]) == Traffic(window_s=60.0)
 
 
-def test_prompts_that_decode_workers_compute_are_told_apart() -> None:
+def test_locally_prefilled_prompts_are_counted_separately() -> None:
     local, remote = traffic_report(600, remote_tokens=sums(0.0, 0)), traffic_report(200, remote_tokens=sums(900.0, 200))
     merged = merged_traffic([local, remote])
     assert merged.remote_share == pytest.approx(200 / 800)
@@ -59,14 +59,14 @@ def test_prompts_that_decode_workers_compute_are_told_apart() -> None:
     assert (merged.remote_share, merged.remote_tokens) == (1.0, None)
 
 
-def test_answers_that_still_run_make_all_longer() -> None:
+def test_running_outputs_raise_the_mean_length() -> None:
     begun = traffic_report(600, output_tokens=sums(50.0, 20), num_generated_tokens=3000)
     settled = traffic_report(600, output_tokens=sums(100.0, 80, cv2=1.0), num_generated_tokens=9000)
     merged = merged_traffic([begun, settled])
     assert merged.output_tokens.mean == pytest.approx(12_000 / 100)
     limited = replace(begun, asked_tokens=sums(90.0, 100)), replace(settled, asked_tokens=sums(130.0, 300))
     assert merged_traffic(limited).output_tokens.mean == pytest.approx(120.0)
-    assert merged_traffic(limited[:1]).output_tokens.mean == pytest.approx(90.0)  # as much as may be
+    assert merged_traffic(limited[:1]).output_tokens.mean == pytest.approx(90.0)  # the maximum
     # A router of an earlier version does not count tokens.
     merged = merged_traffic([begun, traffic_report(600, output_tokens=sums(100.0, 80))])
     assert merged.output_tokens.mean == pytest.approx(90.0)
