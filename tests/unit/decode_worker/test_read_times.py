@@ -1,4 +1,4 @@
-"""The part of a transfer that is hidden behind the prompt's computation."""
+"""The share of a transfer that the prompt's computation hides."""
 
 import pytest
 

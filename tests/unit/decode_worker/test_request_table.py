@@ -33,7 +33,7 @@ class Table:
         )
         return DecodeRequest.of(command, session or self.session, "decode-0")
 
-    async def news(self) -> list[worker_pb2.RequestDelta]:
+    async def events(self) -> list[worker_pb2.RequestDelta]:
         self.session.close()
         return [delta async for message in self.session.messages() for delta in message.deltas]
 
@@ -51,7 +51,7 @@ async def test_a_repeated_command_is_ignored() -> None:
     assert made.table.enter(made.entry("a", 1))
     assert not made.table.enter(made.entry("a", 1))
     assert made.drain.num_requests == 1
-    assert await made.news() == []
+    assert await made.events() == []
 
 
 async def test_a_command_refused_for_draining_counts_as_taken() -> None:
@@ -60,7 +60,7 @@ async def test_a_command_refused_for_draining_counts_as_taken() -> None:
     with made.counters.taken.watched(ROUTER) as numbers:
         assert not made.table.enter(refused := made.entry("a", 7))
         assert numbers == [7]
-    (refusal,) = await made.news()
+    (refusal,) = await made.events()
     assert refusal.finish_reason == common_pb2.FINISH_REASON_HANDED_OFF
     assert made.table.find(refused.request.request_id) is None
     assert made.drain.num_requests == 0
@@ -78,8 +78,8 @@ async def test_a_request_that_has_ended_sends_nothing_more() -> None:
     made.table.tell(finished(kept))
     made.table.tell(finished(kept))
     assert made.drain.num_requests == 0
-    (news,) = await made.news()
-    assert (news.request_id, list(news.token_ids)) == ("kept", [7])
+    (event,) = await made.events()
+    assert (event.request_id, list(event.token_ids)) == ("kept", [7])
 
 
 async def test_two_routers_may_use_the_same_request_id() -> None:
@@ -94,7 +94,7 @@ async def test_two_routers_may_use_the_same_request_id() -> None:
     made.table.abort_session(other)
     made.table.abort_session(made.session)
     assert made.aborted == [theirs.request.request_id, mine.request.request_id]
-    assert await made.news() == []
+    assert await made.events() == []
 
 
 async def test_a_handed_off_request_is_aborted_and_reported() -> None:
@@ -104,7 +104,7 @@ async def test_a_handed_off_request_is_aborted_and_reported() -> None:
     assert await made.drain.run(0) == 2
     assert len(made.aborted) == 2
     assert made.drain.num_requests == 0
-    reasons = {news.request_id: news.finish_reason for news in await made.news()}
+    reasons = {event.request_id: event.finish_reason for event in await made.events()}
     assert reasons == dict.fromkeys("ab", common_pb2.FINISH_REASON_HANDED_OFF)
 
 
@@ -123,7 +123,7 @@ async def test_a_running_request_is_taken_over_with_its_output() -> None:
     assert made.table.recall(b"key") == output  # the router that took it over may fail too
     assert made.table.recall(b"unknown") is None
     assert made.drain.num_requests == 1
-    *_, last = await made.news()
+    *_, last = await made.events()
     assert last.finish_reason == common_pb2.FINISH_REASON_ERROR
     assert type(error_from_code(last.error.code, last.error.message)) is Conflict
 

@@ -21,5 +21,5 @@ def test_the_offset_is_taken_in_the_middle_of_the_round_trip() -> None:
         (101.0, 102.0, Level.OK),  # too uncertain after such a long round trip
     ],
 )
-def test_clocks(theirs_s: float, received_s: float, level: Level) -> None:
+def test_findings_of_clocks(theirs_s: float, received_s: float, level: Level) -> None:
     assert check_clock(ClockReading(100.0, theirs_s, received_s)).level is level

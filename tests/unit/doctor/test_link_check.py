@@ -52,11 +52,11 @@ def test_the_text_has_the_figures() -> None:
 
 
 @pytest.mark.parametrize("link", [LINK, unusable("nixl"), far("nixl", "nixl", has_rdma=True, rdma_bytes=0)])
-def test_a_link_survives_its_message(link: Link) -> None:
+def test_a_link_round_trips_through_its_message(link: Link) -> None:
     assert link_from_proto(link_to_proto(link)) == link
 
 
-def test_a_link_without_rates_survives_its_message() -> None:
+def test_a_link_without_rates_round_trips_through_its_message() -> None:
     link = replace(LINK, rates=replace(RATES, limit=None))
     assert link_from_proto(link_to_proto(link)) == link
     assert check_link(link, "auto").level is Level.OK

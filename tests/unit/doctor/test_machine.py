@@ -28,7 +28,7 @@ from baton.doctor.system_limits import (
 )
 
 
-def test_this_machine_gives_each_check_once() -> None:
+def test_each_check_of_this_machine_runs_once() -> None:
     findings = examine_machine(pool_bytes=1 << 20)
     names = [finding.check for finding in findings]
     expected = {"processor", "shared-memory-size", "memlock", "file-limit", "compiled-modules", "huge-pages"}
@@ -46,12 +46,12 @@ def test_this_machine_gives_each_check_once() -> None:
         (FileSystemSpace(8 << 30, 4 << 30), Level.OK),
     ],
 )
-def test_shared_memory(space: FileSystemSpace | None, level: Level) -> None:
+def test_free_shared_memory_is_checked(space: FileSystemSpace | None, level: Level) -> None:
     finding = check_shared_memory(space)
     assert (finding.check, finding.level) == ("shared-memory-size", level)
 
 
-def test_no_shared_memory_is_none(tmp_path: Path) -> None:
+def test_missing_shared_memory_is_zero(tmp_path: Path) -> None:
     assert shared_memory_space(tmp_path / "absent") is None
     assert shared_memory_space(tmp_path) is not None
 
@@ -67,7 +67,7 @@ def test_huge_pages_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limit", "level"), [(64, Level.FAILURE), (1024, Level.WARNING), (65536, Level.OK), (None, Level.OK)]
 )
-def test_open_files(limit: int | None, level: Level) -> None:
+def test_the_limit_of_open_files_is_checked(limit: int | None, level: Level) -> None:
     finding = check_file_limit(ProcessLimits(limit, None))
     assert (finding.check, finding.level) == ("file-limit", level)
 
@@ -82,7 +82,9 @@ def test_open_files(limit: int | None, level: Level) -> None:
         (2 << 30, 1 << 30, True, Level.OK),
     ],
 )
-def test_pinned_memory(limit: int | None, pool_bytes: int | None, has_rdma: bool, level: Level) -> None:
+def test_the_limit_of_pinned_memory_is_checked(
+    limit: int | None, pool_bytes: int | None, has_rdma: bool, level: Level
+) -> None:
     finding = check_pinned_memory(ProcessLimits(1024, limit), pool_bytes, has_rdma)
     assert (finding.check, finding.level) == ("memlock", level)
 
@@ -97,7 +99,7 @@ def test_the_limits_are_the_processs_own(tmp_path: Path) -> None:
     assert process_limits(status).pinned_bytes is None
 
 
-def test_processors(tmp_path: Path) -> None:
+def test_vector_instructions_are_checked(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu avx2 avx512_bf16\n\nprocessor\t: 1\n")
     processor = this_processor(cpuinfo)
@@ -109,7 +111,7 @@ def test_processors(tmp_path: Path) -> None:
     assert unknown.level is Level.OK  # without flags there is no warning
 
 
-def test_modules_that_were_not_compiled() -> None:
+def test_modules_that_were_not_compiled_are_named() -> None:
     assert check_compiled(("json.decoder",)).level is Level.OK
     finding = check_compiled(("json.decoder", "baton.engine.native.nowhere"))
     assert finding.level is Level.WARNING
@@ -117,7 +119,7 @@ def test_modules_that_were_not_compiled() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch finds a GPU here")
-def test_a_driver_without_gpus_in_torch(tmp_path: Path) -> None:
+def test_a_gpu_that_torch_does_not_see_is_a_warning(tmp_path: Path) -> None:
     assert check_gpus(tmp_path).found.startswith("none")
     (tmp_path / "version").write_text("NVRM version")
     gpu = tmp_path / "gpus" / "0000:01:00.0"

@@ -8,7 +8,7 @@ from baton.protos import doctor_pb2
 
 
 @pytest.mark.parametrize("finding", [ok("a", "b"), warning("a", "b", "c"), failure("a", "b", "c")])
-def test_a_finding_survives_its_message(finding: Finding) -> None:
+def test_a_finding_round_trips_through_its_message(finding: Finding) -> None:
     assert finding_from_proto(finding_to_proto(finding)) == finding
 
 

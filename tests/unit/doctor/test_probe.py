@@ -44,7 +44,7 @@ async def links_to_own_pool(reader: Reader, owner: str, setting: str, **changed:
         memory.close()
 
 
-def test_two_processes_of_this_machine() -> None:
+def test_links_between_two_processes_of_this_machine() -> None:
     links = measure_local_links("auto")
     assert [link.asked for link in links][:1] == ["auto"]
     assert {link.asked for link in links} >= {"auto", "tcp", "nixl"}
@@ -64,7 +64,7 @@ def num_mapped_pools() -> int:
     return sum("memfd:baton-kv-pool" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-async def test_memory_is_given_back_without_waiting_for_the_garbage_collector() -> None:
+async def test_memory_is_freed_without_the_garbage_collector() -> None:
     gc.collect()
     gc.disable()
     try:
@@ -76,19 +76,19 @@ async def test_memory_is_given_back_without_waiting_for_the_garbage_collector() 
         gc.enable()
 
 
-async def test_the_setting_comes_first_and_each_transport_once() -> None:
+async def test_the_configured_transport_comes_first_and_each_only_once() -> None:
     assert [used for used, _ in await probe_own_pool(READER, "tcp", "tcp")] == ["tcp"]
     assert [used for used, _ in await probe_own_pool(READER, "auto", "auto")] == ["shared_memory", "tcp"]
     assert [used for used, _ in await probe_own_pool(READER, "auto", "tcp")] == ["tcp", "shared_memory"]
 
 
-async def test_a_setting_that_the_owner_does_not_offer() -> None:
+async def test_a_transport_that_the_owner_lacks_is_unusable() -> None:
     first, second = await probe_own_pool(READER, "tcp", "shared_memory")
     assert (first[0], "does not offer shared_memory" in first[1]) == (None, True)
     assert second[0] == "tcp"
 
 
-async def test_a_machine_with_rdma_on_which_auto_ends_on_tcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_auto_on_tcp_despite_rdma_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mlx5_0").mkdir()
     # Pretend that there is an RDMA device; the rest is real.
     monkeypatch.setattr("baton.kvtransfer.nixl.rdma.DEVICES", str(tmp_path))
@@ -113,7 +113,7 @@ async def test_blocks_of_another_fingerprint_or_size_are_not_read(reader: Reader
 
 
 @pytest.mark.parametrize("block_bytes", [BLOCK_BYTES // 2, BLOCK_BYTES * 2])
-async def test_parts_of_blocks_are_measured(block_bytes: int) -> None:
+async def test_shards_of_blocks_are_measured(block_bytes: int) -> None:
     for link in await links_to_own_pool(replace(READER, block_bytes=block_bytes), "auto", "auto"):
         assert link.rates is not None
         assert link.rates.block_bytes == min(block_bytes, BLOCK_BYTES)
@@ -128,7 +128,7 @@ async def test_a_pool_that_is_not_as_described_is_not_read() -> None:
     assert (used, "garbled" in reason) == (None, True)
 
 
-def test_limits_measure() -> None:
+def test_limits_of_links_are_measured() -> None:
     for limit in (MemoryCopyLimit(1 << 20), LoopbackLimit(1 << 20)):
         assert limit.bytes_per_s() > 0
         limit.close()

@@ -11,7 +11,7 @@ from baton.settings.registry_url import parse_registry_url
 from tests.redis_server import HOST, redis_server
 
 
-async def test_a_running_and_a_stopped_redis(tmp_path: Path) -> None:
+async def test_a_running_and_a_stopped_redis_are_checked(tmp_path: Path) -> None:
     async with redis_server(tmp_path) as server:
         url = parse_registry_url(server.url)
         registry, clock = await check_registry(url)
@@ -19,12 +19,12 @@ async def test_a_running_and_a_stopped_redis(tmp_path: Path) -> None:
         assert re.search(r"Redis [1-9]", registry.found)
         assert (clock.check, clock.level) == ("registry-clock", Level.OK)
         async with Redis(host=HOST, port=server.port) as client:
-            assert await client.dbsize() == 0  # nothing is left behind
+            assert await client.dbsize() == 0  # no key is left behind
     (gone,) = await check_registry(url)
     assert (gone.check, gone.level) == ("registry", Level.FAILURE)
 
 
-async def test_passwords_and_narrow_accounts(tmp_path: Path) -> None:
+async def test_passwords_and_restricted_accounts_are_checked(tmp_path: Path) -> None:
     async with redis_server(tmp_path, "--requirepass", "secret") as server:
         place = server.url.removeprefix("redis://")
         (refused,) = await check_registry(parse_registry_url(server.url))

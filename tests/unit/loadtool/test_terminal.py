@@ -46,7 +46,7 @@ def test_a_runs_output_has_times_failures_and_paths() -> None:
     lines = output.getvalue().splitlines()
     (ttft,) = [line for line in lines if line.startswith("TTFT")]
     assert ttft.split() == ["TTFT", *["100"] * 6]
-    assert "requests  1 completed, 1 rejected (429), 0 failed in 0.4 s" in lines
+    assert "requests  1 answered, 1 rejected (429), 0 failed in 0.4 s" in lines
     assert "1 x status 429: [too] many" in lines
     assert "cached    40.0% of 10 input tokens" in lines
     assert "path      1 prefilled elsewhere (1 over tcp), 0 locally; 6 tokens handed over" in lines

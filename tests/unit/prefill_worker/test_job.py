@@ -1,4 +1,4 @@
-"""A job samples one token in the engine, and announces each finished block once."""
+"""A job samples one token in the engine, and reports each finished block once."""
 
 import asyncio
 
@@ -31,13 +31,13 @@ def make_job(num_tokens: int, num_prompt_tokens: int, num_cached_tokens: int = 0
     return PrefillJob.of(message, RequestId("r"))
 
 
-def announcements_of(pool: torch.Tensor) -> Announcements:
-    """Return announcements of a worker with one rank, to one reader."""
+def reports_of(pool: torch.Tensor) -> Announcements:
+    """Return the block reports of a worker with one rank to one reader."""
     transport = InMemoryTransport(PoolIdentity("prefill", "model"), InMemoryNetwork())
     return Announcements(Ranks(InProcessRank(transport, pool, PartGroup(1, 1)), [], 1), 1)
 
 
-def test_it_samples_one_token_after_the_known_ones() -> None:
+def test_a_job_samples_one_token_after_the_known_ones() -> None:
     fresh, moved = make_job(10, 10).request, make_job(10, 7).request
     assert (fresh.sampling.max_tokens, moved.sampling.max_tokens) == (1, 4)
     assert (fresh.sampling.min_tokens, moved.sampling.min_tokens) == (1, 4)
@@ -46,7 +46,7 @@ def test_it_samples_one_token_after_the_known_ones() -> None:
     assert moved.num_output_tokens == 3
 
 
-async def test_each_block_is_announced_once_and_checksums_keep_no_step_waiting() -> None:
+async def test_each_block_is_reported_once_and_checksums_delay_no_step() -> None:
     pool = torch.arange(8 * 32, dtype=torch.float32).view(8, 32)
     job = make_job(18, 18, num_cached_tokens=4)
     job.request.block_table = [BlockId(block) for block in (7, 3, 5, 1, 2)]
@@ -54,7 +54,7 @@ async def test_each_block_is_announced_once_and_checksums_keep_no_step_waiting()
         sampled = SampledToken(token) if token is not None else None
         job.steps.put_nowait(PrefillStep(RequestOutput(RequestId("r"), num_computed, sampled), 1.0 * num_computed))
     async with asyncio.timeout(10):
-        events = [event async for event in job.events(announcements_of(pool), BLOCK_SIZE, lambda: False)]
+        events = [event async for event in job.events(reports_of(pool), BLOCK_SIZE, lambda: False)]
     said = [event for event in events if event.ListFields()]
     assert [[field.name for field, _ in event.ListFields()] for event in said] == [
         ["blocks"],
@@ -74,7 +74,7 @@ async def test_each_block_is_announced_once_and_checksums_keep_no_step_waiting()
 @pytest.mark.parametrize("is_stuck", [False, True])
 async def test_keep_alives_are_sent_only_while_the_engine_steps(is_stuck: bool) -> None:
     job = make_job(18, 18, num_cached_tokens=0)
-    events = job.events(announcements_of(torch.zeros(8, 32)), BLOCK_SIZE, lambda: is_stuck)
+    events = job.events(reports_of(torch.zeros(8, 32)), BLOCK_SIZE, lambda: is_stuck)
     first = asyncio.ensure_future(anext(events))
     await asyncio.wait((first,), timeout=4 * HEARTBEAT_S)
     if is_stuck:

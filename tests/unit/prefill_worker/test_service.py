@@ -1,4 +1,4 @@
-"""Calls to a prefill worker, over a real connection, whose expert-parallel group loses a rank."""
+"""Calls over a real connection to a prefill worker whose expert-parallel group loses a rank."""
 
 import asyncio
 import threading

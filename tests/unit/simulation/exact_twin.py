@@ -1,6 +1,6 @@
-"""The twin's deployment with engines that make every step: the real scheduler, in asyncio's virtual time.
+"""The twin's deployment with engines that compute every step: the real scheduler, in asyncio's virtual time.
 
-The router's part is the same real code; only the moments at which reports come differ a little.
+The router's part is the same real code; only the times of load reports differ a little.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ REPORT_INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TokenRequest:
     """A request of the trace with its tokens."""
 
     request: TraceRequest
@@ -34,7 +34,7 @@ class Asked:
 
 
 class ExactWorker:
-    """An engine, and what the router believes of it."""
+    """An engine, and the router's estimate of its load."""
 
     def __init__(self, worker_id: str, role: WorkerRole, machine: Machine) -> None:
         self.engine = SimulatedEngine(machine.spec)
@@ -54,7 +54,7 @@ class ExactWorker:
 
 
 class ExactTwin:
-    """Owns the workers of a deployment whose sizes stay."""
+    """The workers of a deployment of fixed size."""
 
     def __init__(self, machine: Machine, roles: Sequence[WorkerRole], policy: Policy) -> None:
         self._machine = machine
@@ -68,15 +68,15 @@ class ExactTwin:
             numbers[role] += 1
             self._workers[worker_id] = ExactWorker(worker_id, role, machine)
 
-    async def run(self, asked: Sequence[Asked]) -> list[Record]:
+    async def run(self, requests: Sequence[TokenRequest]) -> list[Record]:
         watching = [asyncio.ensure_future(worker.watch()) for worker in self._workers.values()]
-        records = await asyncio.gather(*(self._live(each) for each in asked))
+        records = await asyncio.gather(*(self._serve(each) for each in requests))
         for task in watching:
             task.cancel()
         return list(records)
 
-    async def _live(self, asked: Asked) -> Record:
-        request, loop = asked.request, asyncio.get_running_loop()
+    async def _serve(self, timed: TokenRequest) -> Record:
+        request, loop = timed.request, asyncio.get_running_loop()
         record = Record(request.due_s, request.num_prompt_tokens, request.num_output_tokens)
         await asyncio.sleep(request.due_s - loop.time())
         share, number, decode, prefill = self._route(request)
@@ -84,7 +84,7 @@ class ExactTwin:
         await asyncio.sleep(self._machine.overhead_s / 2)
         decode.taken.append(number)
         simulated = SimulatedRequest(
-            request_id=str(number), token_ids=asked.token_ids, num_output_tokens=request.num_output_tokens
+            request_id=str(number), token_ids=timed.token_ids, num_output_tokens=request.num_output_tokens
         )
 
         async def open_prefill(num_cached: int) -> AsyncGenerator[PrefilledChunk, None]:
@@ -129,8 +129,10 @@ class ExactTwin:
         return share, self._num_commands, decode, prefill
 
 
-def run_exact(machine: Machine, roles: Sequence[WorkerRole], policy: Policy, asked: Sequence[Asked]) -> list[Record]:
-    """Every request's record, from engines that make every step."""
+def run_exact(
+    machine: Machine, roles: Sequence[WorkerRole], policy: Policy, asked: Sequence[TokenRequest]
+) -> list[Record]:
+    """Return every request's record, from engines that compute every step."""
 
     async def run() -> list[Record]:
         return await ExactTwin(machine, roles, policy).run(asked)

@@ -30,19 +30,19 @@ SPEC = WorkerSpec(
 
 @dataclass(frozen=True)
 class Served:
-    """A worker, and a channel to it."""
+    """A simulated worker, and a channel to it."""
 
     simulated: SimulatedWorker
     remote: WorkerProcess
 
 
 def sampling(max_tokens: int, **options: object) -> SamplingParams:
-    """Options of a request."""
+    """Return sampling options with `max_tokens`."""
     return SamplingParams(max_tokens=max_tokens, **options)  # type: ignore[arg-type]  # a test's own choice
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Returns once the condition holds; TimeoutError if it never does."""
+    """Return once the condition holds. Raises TimeoutError if it never does."""
     async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.002)
@@ -50,7 +50,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def served(*roles: Role, spec: WorkerSpec = SPEC) -> AsyncIterator[list[Served]]:
-    """One worker of each role; at the end none may have a request or a held block left."""
+    """Serve one worker per role; at the end none may have a request or a held block left."""
     configs = [
         SimulatedWorkerConfig(worker_id=f"{role}-{index}", role=role, spec=spec) for index, role in enumerate(roles)
     ]
@@ -68,6 +68,6 @@ async def served(*roles: Role, spec: WorkerSpec = SPEC) -> AsyncIterator[list[Se
 
 @asynccontextmanager
 async def client_of(worker: Served) -> AsyncIterator[DecodeClient]:
-    """A client attached to the worker, as a router is."""
+    """Attach a client to the worker, like a router."""
     async with decode_client(worker.remote) as client:
         yield client

@@ -1,4 +1,4 @@
-"""What `baton simulate --trace` refuses."""
+"""Refusals of `baton simulate --trace`."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ TRACE = Path(__file__).parents[3] / "benchmarks" / "data" / "mooncake_conversati
         ((), "there is no worker to simulate"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(flags: tuple[str, ...], message: str) -> None:
+def test_invalid_options_are_refused_in_one_line(flags: tuple[str, ...], message: str) -> None:
     result = CliRunner().invoke(main, ["simulate", *flags])
     assert isinstance(result.exception, SystemExit)
     assert result.exit_code > 0

@@ -8,7 +8,7 @@ import baton.worker.drain
 from baton.worker.drain import Drain, DrainConflict, DrainState
 
 
-async def test_it_waits_for_the_last_request() -> None:
+async def test_a_drain_waits_for_the_last_request() -> None:
     drain = Drain()
     await drain.wait_idle()
     assert not drain.has_begun
@@ -36,7 +36,7 @@ async def test_requests_that_end_in_time_are_not_handed_off() -> None:
     assert given == []
 
 
-async def test_late_requests_are_handed_off_and_their_readers_awaited(
+async def test_late_requests_are_handed_off_and_readers_of_their_kv_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(baton.worker.drain, "HAND_OFF_S", 0.01)
@@ -111,7 +111,7 @@ async def test_a_drain_continues_when_its_caller_is_cancelled(monkeypatch: pytes
     assert given == ["all"]
 
 
-async def test_an_undrained_worker_takes_requests_and_can_be_drained_again() -> None:
+async def test_an_undrained_worker_accepts_requests_and_can_be_drained_again() -> None:
     drain = Drain()
     drain.undo()  # no-op for a worker that serves
     assert await drain.run(60) == 0
@@ -126,7 +126,7 @@ async def test_an_undrained_worker_takes_requests_and_can_be_drained_again() -> 
     assert drain.state is DrainState.DRAINED
 
 
-async def test_after_an_undrain_the_deadline_of_the_drain_hands_nothing_off() -> None:
+async def test_after_an_undrain_the_drains_deadline_hands_nothing_off() -> None:
     drain, given = Drain(), []
     drain.listen(lambda: given.append("all"))
     drain.enter()
@@ -165,7 +165,7 @@ async def test_a_worker_that_is_shutting_down_cannot_be_undrained() -> None:
     assert drain.state is DrainState.DRAINED
 
 
-async def test_a_drained_worker_ends_only_when_peers_have_read_what_they_began_to_read_since() -> None:
+async def test_a_drained_worker_ends_after_the_reads_that_peers_have_begun() -> None:
     drain = Drain()
     assert await drain.run(0.01) == 0
     with drain.request():  # its cache is a source of KV until it ends

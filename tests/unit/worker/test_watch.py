@@ -146,7 +146,7 @@ async def until(call: Any, condition: Callable[[worker_pb2.WorkerUpdate], bool])
                 return update
 
 
-async def test_a_snapshot_then_what_each_step_changed() -> None:
+async def test_a_watch_sends_a_snapshot_then_the_changes_of_each_step() -> None:
     async with watched_worker() as worker:
         call = worker.watch()
         first = await following(call)
@@ -212,7 +212,7 @@ async def test_work_without_steps_is_reported_within_100_ms() -> None:
         worker.host.add("a")
         worker.host.step()
         await until(call, lambda update: update.load.num_running == 1)
-        worker.host.add("b")  # stays in the queue
+        worker.host.add("b")  # the request stays in the queue
         started_s = asyncio.get_running_loop().time()
         await until(call, lambda update: update.load.num_waiting == 1)
         assert asyncio.get_running_loop().time() - started_s < 5 * BUSY_INTERVAL_S
@@ -234,7 +234,7 @@ async def test_draining_is_reported_at_once() -> None:
         call = worker.watch(interval_ms=60_000)
         assert not (await following(call)).draining
         worker.host.add("a")
-        worker.host.step()  # would be reported in a minute
+        worker.host.step()  # the next update would be due in a minute
         worker.drain.begin()
         update = await following(call)
         assert (update.draining, update.drained) == (True, False)
@@ -263,11 +263,11 @@ async def test_the_caller_of_a_drain_learns_of_an_undrain() -> None:
 async def test_commands_are_reported_once_to_their_router() -> None:
     async with watched_worker() as worker:
         call, other = worker.watch(router_id="r1"), worker.watch(router_id="r2")
-        assert not (await following(call)).HasField("taken")  # the first load includes all earlier commands
+        assert not (await following(call)).HasField("taken")  # the first load report includes all earlier commands
         assert not (await following(other)).HasField("taken")
         worker.counters.taken.note("r1", 5)
         worker.counters.taken.note("r1", 7)
-        worker.counters.taken.note("r1", 0)  # of a router that does not count
+        worker.counters.taken.note("r1", 0)  # from a router that does not count commands
         worker.counters.taken.note("r3", 6)  # without a watcher
         worker.host.add("a")
         worker.host.step()
@@ -279,7 +279,7 @@ async def test_commands_are_reported_once_to_their_router() -> None:
         assert not (await following(call)).taken.numbers
 
 
-async def test_a_router_that_does_not_count_gets_no_commands() -> None:
+async def test_a_router_that_does_not_count_commands_gets_none_reported() -> None:
     async with watched_worker() as worker:
         call = worker.watch()
         await following(call)
@@ -288,7 +288,7 @@ async def test_a_router_that_does_not_count_gets_no_commands() -> None:
         assert not (await following(call)).HasField("taken")
 
 
-def test_a_lost_watcher_leaves_nothing() -> None:
+def test_a_lost_watcher_leaves_no_state() -> None:
     counters = WorkerCounters()
     with counters.taken.watched("r") as first, counters.taken.watched("r") as second:
         counters.taken.note("r", 3)
@@ -309,7 +309,7 @@ def test_the_rate_of_reads_follows_them() -> None:
     assert counters.read_bytes_per_s == pytest.approx(1000, rel=0.01)
 
 
-async def test_a_large_snapshot_comes_in_pieces_without_a_wait_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_snapshot_is_sent_in_pieces_without_a_wait_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.worker.cache_feed.MAX_MESSAGE_HASHES", 2)
     async with watched_worker() as worker:
         worker.host.add("a")

@@ -26,7 +26,7 @@ def worker(kv_bytes: int | None, role: Role = "decode", device: str = "cpu", ran
     return WorkerConfig(role=role, worker_id=f"{role}-0", engine=engine, tensor_parallel=ranks)
 
 
-def test_weights_are_counted_in_the_type_that_is_computed() -> None:
+def test_weights_are_counted_in_the_compute_dtype() -> None:
     count = num_parameters(BUNDLED, MODEL)
     assert count == 4_991_744
     embedding = MODEL.vocab_size * MODEL.hidden_size  # the output layer has a copy
@@ -64,12 +64,12 @@ def test_all_workers_together_must_fit() -> None:
         need.check(HostMemory(10 * MIB, is_limited=False))
 
 
-def test_each_rank_has_a_cache_of_the_size() -> None:
+def test_each_rank_has_a_cache_of_the_configured_size() -> None:
     need = memory_need([worker(GIB, ranks=2)], MODEL)
     assert (need.num_pools, need.kv_bytes, need.weights_bytes) == (2, 2 * GIB, weights_bytes(BUNDLED, MODEL, None))
 
 
-def test_workers_on_gpus_take_none_of_the_hosts_memory() -> None:
+def test_workers_on_gpus_count_no_host_memory() -> None:
     assert memory_need([worker(900 * GIB, device="cuda")], MODEL).kv_bytes == 0
     assert with_kv_memory(worker(None, device="cuda"), HostMemory(GIB, False)).engine.kv_cache_memory_bytes is None
 

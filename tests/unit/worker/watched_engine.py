@@ -28,7 +28,7 @@ async def main(model: str, what: str) -> None:
         print("ready" if is_ready else "not ready", flush=True)
 
     watching = asyncio.create_task(Watchdog(host, Drain(), ProgressReporter(None), set_ready).run())
-    await asyncio.sleep(0)  # it begins
+    await asyncio.sleep(0)  # let it begin
     if what == "engine":
         await host.call(lambda _: time.sleep(60))
     elif what == "loop":

@@ -1,4 +1,4 @@
-"""What a simulated engine's cache feed tells."""
+"""The cache feed of a simulated engine."""
 
 import pytest
 
@@ -16,11 +16,11 @@ SPEC = WorkerSpec(block_size=4, num_blocks=9, max_num_seqs=2, max_num_batched_to
 
 
 async def compute(engine: SimulatedEngine, token_ids: list[int]) -> None:
-    asked = SimulatedRequest(request_id="r", token_ids=token_ids, num_output_tokens=1)
-    assert len([token async for token in engine.generate(asked)]) == 1
+    request = SimulatedRequest(request_id="r", token_ids=token_ids, num_output_tokens=1)
+    assert len([token async for token in engine.generate(request)]) == 1
 
 
-def test_snapshot_then_changes() -> None:
+def test_the_feed_starts_with_a_snapshot_followed_by_changes() -> None:
     async def main() -> None:
         engine = SimulatedEngine(SPEC)
         first, second = list(range(16)), list(range(50, 74))
@@ -28,7 +28,7 @@ def test_snapshot_then_changes() -> None:
         subscription = engine.cache_feed.subscribe()
         assert subscription.take() == CacheChanges(stored=hash_blocks(first, 4))
         assert subscription.take() == CacheChanges()
-        await compute(engine, second)  # six of the eight blocks: takes the last two of the first prompt
+        await compute(engine, second)  # needs six of the eight blocks, and evicts the last two of the first prompt
         assert subscription.take() == CacheChanges(stored=hash_blocks(second, 4), removed=hash_blocks(first, 4)[:1:-1])
         subscription.close()
         await compute(engine, first)
@@ -37,7 +37,7 @@ def test_snapshot_then_changes() -> None:
     run_in_virtual_time(main())
 
 
-def test_what_came_and_went_between_two_looks_is_not_told() -> None:
+def test_blocks_stored_and_evicted_between_two_reads_are_not_reported() -> None:
     async def main() -> None:
         engine = SimulatedEngine(SPEC)
         first, second = list(range(32)), list(range(50, 82))
@@ -45,7 +45,7 @@ def test_what_came_and_went_between_two_looks_is_not_told() -> None:
         await compute(engine, first[:28])
         assert len(subscription.take().stored) == 7
         await compute(engine, second[:28])
-        await compute(engine, first[:28])  # what is left of the second prompt is its first block
+        await compute(engine, first[:28])  # only the first block of the second prompt stays
         assert subscription.take() == CacheChanges(stored=hash_blocks(second, 4)[:1])
 
     run_in_virtual_time(main())
@@ -61,7 +61,7 @@ def test_contents_are_kept_on_request_only() -> None:
     run_in_virtual_time(main())
 
 
-def test_a_reader_that_lags_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_lags_loses_its_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_feed, "MAX_PENDING", 2)
     subscription = CacheFeed(BlockManager(9, 4, enable_prefix_caching=True)).subscribe()
     hashes = [BlockHash(bytes([index]) * 16) for index in range(3)]

@@ -23,7 +23,7 @@ SPEC = WorkerSpec(
     sequence_s=0.01,
     prefill_tokens_per_s=10.0,
     block_bytes=10,
-    link_bytes_per_s=10.0,  # a block a second
+    link_bytes_per_s=10.0,  # a block per second
 )
 
 
@@ -36,7 +36,7 @@ def request(request_id: str, token_ids: list[int], num_output_tokens: int, cache
 async def timed(
     engine: SimulatedEngine, asked: SimulatedRequest, prefill: OpenPrefill | None = None
 ) -> tuple[list[SimulatedToken], list[float]]:
-    """The tokens and the seconds from now to each."""
+    """Return the tokens and the seconds from now to each."""
     loop = asyncio.get_running_loop()
     begin_s, tokens, times = loop.time(), [], []
     async for token in engine.generate(asked, prefill):
@@ -51,7 +51,7 @@ def test_one_request_takes_the_time_of_its_steps() -> None:
         tokens, times = await timed(engine, request("a", list(range(150)), 3))
         assert [token.token_id for token in tokens] == continuation(list(range(150)), 3, SPEC)
         assert [token.is_last for token in tokens] == [False, False, True]
-        # two chunks of 100 and 50 tokens, then one token a step
+        # chunks of 100 and 50 tokens, then one token per step
         assert times == pytest.approx([1 + 10 + 1 + 5, 18.01, 19.02])
         assert engine.counters.busy_s == pytest.approx(19.02)
         assert engine.counters.prefilled_tokens == 150
@@ -68,7 +68,7 @@ def test_time_scale_stretches_time() -> None:
     run_in_virtual_time(main())
 
 
-def test_cached_prefix_is_not_computed_again() -> None:
+def test_a_cached_prefix_is_not_computed_again() -> None:
     async def main() -> None:
         engine = SimulatedEngine(SPEC)
         await timed(engine, request("a", list(range(40)), 1))
@@ -94,7 +94,7 @@ def test_requests_are_batched() -> None:
     run_in_virtual_time(main())
 
 
-def test_queue_is_bounded() -> None:
+def test_the_queue_is_bounded() -> None:
     async def main() -> None:
         engine = SimulatedEngine(SPEC)
         asked = [request(str(index), [index] * 8, 2) for index in range(7)]
@@ -127,7 +127,7 @@ def test_closing_the_stream_aborts_within_a_step() -> None:
         engine = SimulatedEngine(SPEC)
         async with aclosing(engine.generate(request("a", [1] * 20, 50))) as tokens:
             await anext(tokens)
-        assert engine.load().num_running == 1  # the step that is under way computes it
+        assert engine.load().num_running == 1  # the step in flight computes it
         await asyncio.sleep(2)
         load = engine.load()
         assert (load.num_running, load.num_free_blocks) == (0, load.num_blocks)
@@ -136,7 +136,7 @@ def test_closing_the_stream_aborts_within_a_step() -> None:
     run_in_virtual_time(main())
 
 
-def test_abort_ends_the_stream() -> None:
+def test_an_abort_ends_the_stream() -> None:
     async def main() -> None:
         engine = SimulatedEngine(SPEC)
         stream = asyncio.create_task(timed(engine, request("a", [1] * 20, 50)))
@@ -150,7 +150,7 @@ def test_abort_ends_the_stream() -> None:
     run_in_virtual_time(main())
 
 
-def test_idle_engine_does_nothing() -> None:
+def test_an_idle_engine_does_nothing() -> None:
     async def main() -> int:
         engine = SimulatedEngine(SPEC)
         await timed(engine, request("a", [1] * 20, 2))
@@ -162,7 +162,7 @@ def test_idle_engine_does_nothing() -> None:
     assert run_in_virtual_time(main()) == 2
 
 
-def test_handover_overlaps_with_the_prefill() -> None:
+def test_a_handover_overlaps_with_the_prefill() -> None:
     async def main() -> None:
         prefill, decode = SimulatedEngine(SPEC), SimulatedEngine(SPEC)
         asked = request("a", list(range(150)), 3)
@@ -206,7 +206,7 @@ def test_a_first_token_that_ends_the_request_needs_no_kv() -> None:
     run_in_virtual_time(main())
 
 
-def test_what_does_not_come_is_computed() -> None:
+def test_kv_that_does_not_arrive_is_computed() -> None:
     async def main() -> None:
         prefill, decode = SimulatedEngine(SPEC), SimulatedEngine(SPEC)
         asked = request("a", list(range(150)), 3)

@@ -1,4 +1,4 @@
-"""Simulated engines under random work: right tokens, whole books, and a cache feed that tells the cache."""
+"""Simulated engines under random work: tokens, block accounting, and a feed that equals the cache."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from baton.simulation.engine.virtual_time import run_in_virtual_time
 
 SPEC = WorkerSpec(
     block_size=4,
-    num_blocks=40,  # so few that requests are preempted, and blocks evicted
+    num_blocks=40,  # so few that requests are preempted and blocks evicted
     max_num_seqs=6,
     max_num_batched_tokens=32,
     max_queue_len=20,
@@ -30,14 +30,14 @@ SPEC = WorkerSpec(
 
 
 class Mirror:
-    """A cache as its feed tells it."""
+    """A cache rebuilt from its feed."""
 
     def __init__(self, subscription: CacheSubscription) -> None:
         self.subscription = subscription
         self.hashes: set[bytes] = set()
 
     def follow(self) -> None:
-        """Applies what is new; a block must come after its parent."""
+        """Apply the changes since the last call."""
         changes = self.subscription.take()
         assert set(changes.removed) <= self.hashes
         self.hashes.difference_update(changes.removed)
@@ -46,7 +46,7 @@ class Mirror:
 
 
 def watch(engine: SimulatedEngine, draw: random.Random) -> Mirror:
-    """Checks an engine after every step, and its feed after some."""
+    """Check an engine after every step, and its feed after some."""
     engine.cache_feed.keeps_content = True
     mirror = Mirror(engine.cache_feed.subscribe())
 
@@ -61,49 +61,49 @@ def watch(engine: SimulatedEngine, draw: random.Random) -> Mirror:
 
 
 def prompt(draw: random.Random) -> list[int]:
-    """Begins as others do."""
+    """Return a prompt that shares its prefix with others."""
     start = draw.choice([[1] * 30, [2] * 17, list(range(40))])
     return start[: draw.randrange(1, len(start))] + [draw.randrange(3) for _ in range(draw.randrange(30))]
 
 
-async def one(engines: list[SimulatedEngine], index: int, draw: random.Random) -> str:
-    """One request at some engine, perhaps with its prompt computed by another, perhaps broken off."""
+async def run_one(engines: list[SimulatedEngine], index: int, draw: random.Random) -> str:
+    """Run one request on a random engine; its prompt may be computed by another, and it may be aborted."""
     await asyncio.sleep(draw.random() * 4)
     engine, other = draw.sample(engines, 2)
-    asked = SimulatedRequest(
+    request = SimulatedRequest(
         request_id=f"r{index}",
         token_ids=prompt(draw),
         num_output_tokens=draw.randrange(1, 40),
         cache_salt=draw.choice(["", "salt"]),
         priority=draw.randrange(2),
     )
-    open_prefill: OpenPrefill | None = (lambda _: other.prefill(asked)) if draw.random() < 0.5 else None
-    patience_s = draw.choice([0.02, 0.2, 1000.0, 1000.0])
+    open_prefill: OpenPrefill | None = (lambda _: other.prefill(request)) if draw.random() < 0.5 else None
+    timeout_s = draw.choice([0.02, 0.2, 1000.0, 1000.0])
     tokens: list[int] = []
     try:
-        async with asyncio.timeout(patience_s):
-            async for token in engine.generate(asked, open_prefill):
-                tokens.append(token.token_id)  # noqa: PERF401  # what came before it was broken off counts
-        assert len(tokens) == asked.num_output_tokens
+        async with asyncio.timeout(timeout_s):
+            async for token in engine.generate(request, open_prefill):
+                tokens.append(token.token_id)  # noqa: PERF401  # tokens before the abort count
+        assert len(tokens) == request.num_output_tokens
         outcome = "ended"
     except TimeoutError:
-        outcome = "broken off"
+        outcome = "aborted"
     except QueueFull:
         outcome = "refused"
-    assert tokens == continuation(asked.token_ids, len(tokens), SPEC)
+    assert tokens == continuation(request.token_ids, len(tokens), SPEC)
     return outcome
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_work(seed: int) -> None:
+def test_random_work_gives_the_right_tokens(seed: int) -> None:
     async def main() -> None:
         draw = random.Random(seed)
         engines = [SimulatedEngine(SPEC) for _ in range(3)]
         mirrors = [watch(engine, draw) for engine in engines]
-        outcomes = await asyncio.gather(*(one(engines, index, draw) for index in range(150)))
+        outcomes = await asyncio.gather(*(run_one(engines, index, draw) for index in range(150)))
         await asyncio.sleep(10)
         assert outcomes.count("ended") > 50
-        assert outcomes.count("broken off") > 10
+        assert outcomes.count("aborted") > 10
         assert sum(engine.load().num_preemptions for engine in engines) > 0
         for engine, mirror in zip(engines, mirrors, strict=True):
             load = engine.load()
@@ -120,7 +120,7 @@ def test_random_work(seed: int) -> None:
 
 
 def check_contents(engine: SimulatedEngine) -> None:
-    """Every cached block's content is known, and its hash is that of the content."""
+    """Check that every cached block's content is known and has the block's hash."""
     hashes = engine.core.blocks.cache.snapshot()
     assert hashes
     for block_hash in hashes:
@@ -128,11 +128,11 @@ def check_contents(engine: SimulatedEngine) -> None:
         assert content.block_hash == block_hash
 
 
-def test_the_same_program_gives_the_same_times() -> None:
+def test_equal_programs_have_equal_times() -> None:
     async def main() -> list[float]:
         draw = random.Random(7)
         engines = [SimulatedEngine(SPEC) for _ in range(3)]
-        await asyncio.gather(*(one(engines, index, draw) for index in range(60)))
+        await asyncio.gather(*(run_one(engines, index, draw) for index in range(60)))
         return [engine.counters.busy_s for engine in engines]
 
     assert run_in_virtual_time(main()) == run_in_virtual_time(main())

@@ -14,7 +14,7 @@ def test_step_time_is_linear() -> None:
     assert spec.step_time_s(20, 500) == pytest.approx(0.01 + 0.02 + 0.5)
 
 
-def test_prompt_tokens_take_longer_the_more_they_look_at() -> None:
+def test_prompt_tokens_take_longer_the_more_they_attend_to() -> None:
     spec = WorkerSpec(step_s=0.0, sequence_s=0.0, prefill_tokens_per_s=1000, attended_s=1e-6)
     assert spec.step_time_s(0, 500, 125_250) == pytest.approx(0.5 + 0.12525)
     assert spec.scaled(2).step_time_s(0, 500, 125_250) == pytest.approx(1.0 + 0.2505)
@@ -50,12 +50,12 @@ def test_time_scale_stretches_every_time() -> None:
         ("num_token_ids", 0),
     ],
 )
-def test_impossible_spec_is_named(name: str, value: float) -> None:
+def test_an_impossible_spec_is_named(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"^{name} is"):
         SimulatedEngine(replace(WorkerSpec(), **{name: value}))  # type: ignore[arg-type]  # one field of any type
 
 
 @pytest.mark.parametrize("time_scale", [0.0, -1.0, float("inf"), float("nan")])
-def test_impossible_time_scale_is_refused(time_scale: float) -> None:
+def test_an_impossible_time_scale_is_refused(time_scale: float) -> None:
     with pytest.raises(ValueError, match="time scale"):
         SimulatedEngine(WorkerSpec(), time_scale)

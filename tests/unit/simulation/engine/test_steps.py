@@ -1,4 +1,4 @@
-"""Steps that are alike, taken at once, against the same steps one by one: times, counters and rates."""
+"""Equal steps as one event, compared with the same steps one by one: times, counters and rates."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -20,15 +20,15 @@ SAME_S = 1e-9
 
 @dataclass
 class Run:
-    """An engine under a load, and when each request ended."""
+    """An engine under a load, and the end of each request."""
 
     core: EngineCore
     clock: Clock
     ended_s: dict[RequestId, float] = field(default_factory=dict)
-    num_generated: list[int] = field(default_factory=list)  # at a few moments
+    num_generated: list[int] = field(default_factory=list)  # arrivals at a few moments
 
     def note(self, step: StepOutput) -> None:
-        """Listens to the core."""
+        """Record the ends in a step's output."""
         self.core.scheduler.check_integrity()
         for output in step.outputs:
             if output.finish_reason is not None:
@@ -36,7 +36,7 @@ class Run:
 
 
 def run(spec: WorkerSpec, seed: int, *, is_single: bool) -> Run:
-    """Random requests, of which some are aborted."""
+    """Run random requests, of which some are aborted."""
     draw, clock = random.Random(seed), Clock()
     done = Run(EngineCore(spec, clock, Tokens(spec) if is_single else None), clock)
     done.core.listen(done.note)
@@ -61,8 +61,8 @@ def run(spec: WorkerSpec, seed: int, *, is_single: bool) -> Run:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("spec", [ROOMY, SHORT], ids=["roomy", "short"])
-def test_steps_at_once_are_those_one_by_one(spec: WorkerSpec, seed: int) -> None:
-    """With admission, chunks, cached prefixes, aborts, and with short memory eviction and preemption."""
+def test_merged_steps_equal_single_steps(spec: WorkerSpec, seed: int) -> None:
+    """With admission, chunks, cached prefixes, aborts, and, if memory is short, eviction and preemption."""
     single, merged = (run(spec, seed, is_single=is_single) for is_single in (True, False))
     assert merged.ended_s == pytest.approx(single.ended_s, abs=SAME_S)
     assert merged.num_generated == single.num_generated

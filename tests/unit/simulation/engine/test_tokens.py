@@ -8,7 +8,7 @@ from baton.simulation.engine.tokens import PrefixDigest, continuation, token_of
 SPEC = WorkerSpec(first_token_id=1000, num_token_ids=50)
 
 
-def test_digest_is_the_same_however_the_tokens_come() -> None:
+def test_the_digest_does_not_depend_on_how_tokens_are_split() -> None:
     draw = random.Random(1)
     tokens = [draw.randrange(1 << 31) for _ in range(200)]
     whole = PrefixDigest().extended(tokens)
@@ -20,7 +20,7 @@ def test_digest_is_the_same_however_the_tokens_come() -> None:
         assert value == whole
 
 
-def test_continuation_goes_on_from_anywhere() -> None:
+def test_a_continuation_can_start_at_any_token() -> None:
     prompt = [5, 6, 7]
     tokens = continuation(prompt, 30, SPEC)
     assert all(1000 <= token < 1050 for token in tokens)
@@ -29,7 +29,7 @@ def test_continuation_goes_on_from_anywhere() -> None:
         assert tokens[done:] == continuation(prompt + tokens[:done], 30 - done, SPEC)
 
 
-def test_every_token_counts() -> None:
+def test_every_token_changes_the_continuation() -> None:
     wide = WorkerSpec(num_token_ids=1 << 20)
     prompt = list(range(40))
     first = token_of(PrefixDigest().extended(prompt), wide)

@@ -1,4 +1,4 @@
-"""The event loop whose clock jumps."""
+"""The event loop with virtual time."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ def test_sleeps_take_no_real_time_and_keep_their_order() -> None:
     assert woken == [(5, 5.0), (3600, 3600.0), (86400, 86400.0)]
 
 
-def test_a_program_that_cannot_end_is_told_so() -> None:
+def test_a_program_that_cannot_end_raises() -> None:
     async def main() -> None:
         await asyncio.Event().wait()
 

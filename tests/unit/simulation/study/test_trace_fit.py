@@ -1,4 +1,4 @@
-"""The fit of step times, on profiles whose machine is known."""
+"""The fit of step times, on profiles of a known machine."""
 
 import json
 import random
@@ -26,12 +26,12 @@ SPEC = WorkerSpec(
     prompts_step_s=0.003, prefill_tokens_per_s=9000.0, attended_s=5e-8, link_bytes_per_s=1e10,
 )  # fmt: skip
 MACHINE = Machine(spec=SPEC, overhead_s=0.006, handover_s=0.003, join_s=0.012)
-# What the fit is to find.
+# The times that the fit should find.
 BLIND = replace(SPEC, step_s=1.0, sequence_s=1.0, prompts_step_s=1.0, prefill_tokens_per_s=1.0)
 
 
 def profiled(records: list[Record], is_colocated: bool) -> list[ProfiledRequest]:
-    """As a client would have measured them."""
+    """Return the profile that a client would have measured."""
     firsts = [record.first_s for record in records]
     prefilling = Concurrency([record.due_s for record in records], firsts)
     decoding = Concurrency(firsts, [record.last_s for record in records])
@@ -59,7 +59,7 @@ def profiled(records: list[Record], is_colocated: bool) -> list[ProfiledRequest]
 
 
 def measured(machine: Machine, *, seed: int, is_colocated: bool, below: int = 0) -> list[ProfiledRequest]:
-    # What is cached where it is decoded would not be handed over, and a record does not tell it: so hardly anything is.
+    # Tokens cached at the decode worker are not handed over, which a record does not show: so hardly any are cached.
     num_prefixes = 4 if is_colocated else 500
     asked = random_load(seed, 250, seconds=60.0, max_prompt=1500, max_output=80, num_prefixes=num_prefixes)
     load = [each.request for each in asked]
@@ -86,8 +86,8 @@ def test_a_known_machine_is_found(is_colocated: bool) -> None:
     assert fit.machine.join_s == pytest.approx(0.0 if is_colocated else MACHINE.join_s, abs=0.004)
 
 
-def test_the_fitted_machine_tells_another_load() -> None:
-    """Of a load twice as dense the first tokens come within 5% of their times, the others within 8%."""
+def test_the_fitted_machine_predicts_another_load() -> None:
+    """With a load twice as dense, TTFT is within 5% and TPOT within 8%."""
     fit = fit_machine(measured(MACHINE, seed=1, is_colocated=False), BLIND)
     load = [each.request for each in random_load(2, 250, seconds=30.0, max_prompt=1500, max_output=80)]
     plan = DeploymentPlan(machine=MACHINE, prefill=1, decode=1)
@@ -107,7 +107,7 @@ def test_the_fitted_machine_tells_another_load() -> None:
 
 
 def in_bursts(num_bursts: int) -> list[TraceRequest]:
-    """One prompt, then some that come while it is computed; of few tokens, so that all of these share a step."""
+    """Return bursts: one prompt, then several short ones that arrive while it is computed and share a step."""
     rng, requests = random.Random(0), []
     for burst in range(num_bursts):
         sizes = [rng.randint(50, 500) for _ in range(rng.randint(1, 5))]
@@ -115,8 +115,8 @@ def in_bursts(num_bursts: int) -> list[TraceRequest]:
     return requests
 
 
-def test_prompts_that_come_alone_are_told_apart_from_those_behind_them() -> None:
-    """The first of a burst shows the way and one step, the others no more than their step: both are told right."""
+def test_prompts_of_a_burst_are_predicted_by_their_position() -> None:
+    """The first of a burst takes the network's time and a step, the others only their step."""
     plan = DeploymentPlan(machine=replace(MACHINE, request_s=0.0005), prefill=1, decode=1)
     policy, load = make_policy("always_remote", None), in_bursts(20)
     records = list(Twin(plan, load, policy).run().records)
@@ -126,8 +126,8 @@ def test_prompts_that_come_alone_are_told_apart_from_those_behind_them() -> None
     assert fit.machine.spec.prefill_tokens_per_s == pytest.approx(SPEC.prefill_tokens_per_s, rel=0.05)
 
 
-def test_requests_that_were_held_up_do_not_make_the_others_slow() -> None:
-    """One in ten took three times as long, as when something else has the machine."""
+def test_outliers_do_not_slow_the_fit() -> None:
+    """One in ten took three times as long, as if another program used the machine."""
     requests = measured(MACHINE, seed=1, is_colocated=False)
     held_up = [
         replace(each, ttft_s=each.ttft_s * 3, tpot_s=each.tpot_s * 3 if each.tpot_s is not None else None)
@@ -154,7 +154,7 @@ def test_noise_does_not_make_times_negative() -> None:
     machine.spec.check()
 
 
-def test_too_little_is_no_profile(tmp_path: Path) -> None:
+def test_too_few_requests_are_refused(tmp_path: Path) -> None:
     requests = measured(MACHINE, seed=1, is_colocated=False)
     with pytest.raises(DatasetError, match="8 or more"):
         fit_machine(requests[:7], SPEC)

@@ -1,4 +1,4 @@
-"""Traces as the twin reads them."""
+"""Reading of traces for the twin."""
 
 import json
 from pathlib import Path
@@ -36,14 +36,14 @@ def test_equal_hashes_are_equal_blocks(tmp_path: Path) -> None:
     assert [each.num_output_tokens for each in (first, second, third)] == [9, 8, 7]
     assert first.block_hashes() == second.block_hashes()[:2]
     assert len(first.hashes) == 2 * HASH_BYTES  # whole blocks only
-    assert not set(third.block_hashes()) & set(first.block_hashes())  # the same run behind another one
+    assert not set(third.block_hashes()) & set(first.block_hashes())  # the same run after another one
     fine = read_trace(trace, block_size=16)
     assert len(fine[0].hashes) == 1100 // 16 * HASH_BYTES
     assert fine[0].block_hashes()[:64] == fine[1].block_hashes()[:64]
     assert fine[0].block_hashes()[64] != fine[1].block_hashes()[64]
 
 
-def test_lengths_times_and_the_granule_scale(tmp_path: Path) -> None:
+def test_lengths_times_and_block_sizes_are_scaled(tmp_path: Path) -> None:
     lengths = Lengths(scale=1 / 16, max_input=60)
     assert (granule(Lengths()), granule(lengths)) == (512, 32)
     trace = mooncake(tmp_path / "trace.jsonl", (0, 512, 32, [1]), (3000, 1024, 320, [1, 2]), (9000, 512, 16, [7]))
@@ -63,7 +63,7 @@ def test_azures_prompts_share_nothing(tmp_path: Path) -> None:
     assert len(hashes) == len(set(hashes)) == 9 + 6
 
 
-def test_what_is_no_trace_is_named(tmp_path: Path) -> None:
+def test_an_invalid_trace_is_named(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     with pytest.raises(DatasetError, match="No such file"):
         read_trace(trace)

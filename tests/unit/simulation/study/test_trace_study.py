@@ -1,4 +1,4 @@
-"""A deployment beside what its GPUs could have been, and how that is told."""
+"""A deployment compared with other uses of its GPUs, and the reports of that."""
 
 import json
 import subprocess
@@ -70,17 +70,17 @@ def test_one_gpu_has_no_split() -> None:
     assert to_json(comparison)["best"] is None
 
 
-def test_the_table_has_every_deployment(comparison: Comparison) -> None:
+def test_the_table_lists_every_deployment(comparison: Comparison) -> None:
     text = StringIO()
     show(comparison, Console(file=text, width=250))
     lines = text.getvalue().splitlines()
     assert "250 requests" in lines[0]
     for label in ("autoscaled within 6", "best split:", "6 colocated"):
         assert [line for line in lines if line.startswith(label)]
-    assert any("autoscaled within 6: 1+1 from 0 s, " in line for line in lines)  # how the pools grew
+    assert any("autoscaled within 6: 1+1 from 0 s, " in line for line in lines)  # growth of the pools
 
 
-def test_the_files_figures_are_those_of_the_runs(comparison: Comparison) -> None:
+def test_the_json_figures_equal_those_of_the_runs(comparison: Comparison) -> None:
     content = json.loads(json.dumps(to_json(comparison)))
     assert (content["format"], content["num_requests"], content["num_gpus"]) == (FORMAT, 250, 6)
     assert comparison.asked is not None
@@ -97,7 +97,7 @@ def test_the_files_figures_are_those_of_the_runs(comparison: Comparison) -> None
     assert [each["deployment"] for each in content["splits"]] == [each.plan.label for each in comparison.splits]
 
 
-def test_the_page_needs_nothing_else(comparison: Comparison) -> None:
+def test_the_page_is_self_contained(comparison: Comparison) -> None:
     page = render_page(comparison)
     assert page.count("<svg") == 5
     assert "a &lt;trace&gt;" in page
@@ -107,7 +107,7 @@ def test_the_page_needs_nothing_else(comparison: Comparison) -> None:
         assert title in page
 
 
-def test_goodput_is_what_kept_both_times() -> None:
+def test_goodput_counts_requests_within_both_limits() -> None:
     outcome = simulate(replace(PLAN, both=2), [TraceRequest(0.0, 40, 3, b""), TraceRequest(2.0, 4000, 3, b"")])
     quick, slow = outcome.records
     assert quick.ttft_s == pytest.approx(0.01 + 40 / 4000 + 0.004)
@@ -119,7 +119,7 @@ def test_goodput_is_what_kept_both_times() -> None:
     assert outcome.goodput(SLO_) == pytest.approx(1 / 2.0)
 
 
-def test_runs_in_processes_are_the_same() -> None:
+def test_runs_in_other_processes_give_equal_results() -> None:
     plans = [replace(PLAN, both=2), replace(PLAN, prefill=1, decode=1)]
     with run_at_once(2) as run_all:
         apart = run_all(plans, REQUESTS[:40])
@@ -141,8 +141,8 @@ with run_at_once(1) as run_all:
 """
 
 
-def test_processes_end_with_the_one_that_made_them() -> None:
-    """SIGKILL leaves it no time to end them."""
+def test_child_processes_end_with_their_parent() -> None:
+    """After SIGKILL the parent cannot end them itself."""
     with subprocess.Popen([sys.executable, "-c", RUN_AND_WAIT], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         (child,) = map(psutil.Process, map(int, process.stdout.readline().split()))
@@ -153,7 +153,7 @@ def test_processes_end_with_the_one_that_made_them() -> None:
     assert not alive
 
 
-def test_a_long_trace_is_searched_by_its_beginning() -> None:
+def test_a_long_trace_is_searched_by_its_first_requests() -> None:
     tried: list[Outcome] = []
     best = SplitSearch(PLAN, REQUESTS, 4, SLO_, note=tried.append, max_requests=50).best()
     assert {len(each.records) for each in tried} == {50}

@@ -1,4 +1,4 @@
-"""The real autoscaler under a piece of Mooncake's conversation trace, in virtual time."""
+"""The real autoscaler under a part of Mooncake's conversation trace, in virtual time."""
 
 import re
 from dataclasses import replace
@@ -28,7 +28,7 @@ BASE = DeploymentPlan(machine=Machine().with_block_size(granule(Lengths())), sta
 SCALING = ScalingSettings(budget_gpus=NUM_GPUS, slo=SLO_, start_s=30.0)
 STARTS = [  # times the trace's rate, prefill and decode replicas
     (1.0, 3, 3),
-    (1.0, 8, 2),  # hardly any KV
+    (1.0, 8, 2),  # short of KV
     (1.0, 10, 10),  # all GPUs
     (2.0, 5, 5),
 ]
@@ -36,19 +36,19 @@ STARTS = [  # times the trace's rate, prefill and decode replicas
 
 @cache
 def steady_requests(rate_scale: float) -> list[TraceRequest]:
-    """Six or twelve minutes in which the load hardly changes."""
+    """Return six or twelve minutes of the trace in which the load hardly changes."""
     return read_trace(TRACE, rate_scale=rate_scale)
 
 
 @cache
 def best_split(rate_scale: float) -> Outcome:
-    """The best fixed split, which has all GPUs from the beginning."""
+    """Return the best fixed split, which has all GPUs from the beginning."""
     return SplitSearch(BASE, steady_requests(rate_scale), NUM_GPUS, SLO_, max_requests=600).best()
 
 
 @pytest.fixture(scope="module", params=STARTS, ids=lambda start: "x{:g} from {}+{}".format(*start))
 def runs(request: pytest.FixtureRequest) -> tuple[Outcome, Outcome]:
-    """What the autoscaler made of it, and the best split."""
+    """Return the autoscaler's run and that of the best split."""
     rate_scale, prefill, decode = request.param
     plan = replace(BASE, prefill=prefill, decode=decode, scaling=SCALING)
     return simulate(plan, steady_requests(rate_scale)), best_split(rate_scale)
@@ -60,7 +60,7 @@ def autoscaled(runs: tuple[Outcome, Outcome]) -> Outcome:
 
 
 def sizes_of(outcome: Outcome) -> list[tuple[float, int, int]]:
-    """What was wanted or served, pool by pool, without what drains."""
+    """Return the wanted or serving replicas of each pool, without draining ones."""
     return [(each.since_s, each.ready.prefill, each.ready.decode) for each in outcome.sizes]
 
 
@@ -69,7 +69,7 @@ def test_the_budget_is_kept(autoscaled: Outcome) -> None:
     assert all(prefill >= 1 and decode >= 1 for _, prefill, decode in sizes_of(autoscaled))
 
 
-def test_steady_load_turns_no_pool_twice_in_ten_minutes(autoscaled: Outcome) -> None:
+def test_a_steady_load_turns_no_pool_twice_in_ten_minutes(autoscaled: Outcome) -> None:
     sizes = sizes_of(autoscaled)
     times = [since_s for since_s, *_ in sizes]
     for pool in (1, 2):
@@ -83,8 +83,8 @@ def test_as_good_as_the_best_split_for_fewer_gpu_hours(runs: tuple[Outcome, Outc
     assert all(record.num_ends == 1 and record.refusal is None for record in autoscaled.records)
 
 
-def test_it_grows_with_the_load() -> None:
-    """From one replica of each, four times the trace's rate: what was asked for comes a start later."""
+def test_pools_grow_with_the_load() -> None:
+    """From one replica each at four times the trace's rate: requested replicas serve after the time of a start."""
     plan = replace(BASE, prefill=1, decode=1, scaling=SCALING)
     outcome = simulate(plan, read_trace(TRACE, rate_scale=2.0, seconds=150.0))
     first, last = outcome.sizes[0], outcome.sizes[-1]
@@ -106,7 +106,7 @@ def test_it_grows_with_the_load() -> None:
 
 
 def test_a_cold_start_near_capacity_is_over_in_minutes() -> None:
-    """Of the twelve GPUs that the load takes there are four at first, and the first answers to end are short."""
+    """The load needs twelve GPUs; four are there at first, and the first outputs to end are short."""
     random = Random(7)
     due_s, requests = 0.0, list[TraceRequest]()
     while (due_s := due_s + random.expovariate(14.0)) < 300.0:
@@ -119,12 +119,12 @@ def test_a_cold_start_near_capacity_is_over_in_minutes() -> None:
     late = [record for record in outcome.records if record.due_s > 250.0]
     assert sum(record.is_good(SLO_) for record in late) > 0.95 * len(late)
     asked = [each for each in outcome.sizes if each.since_s < 30.0][-1]
-    assert sum(asked.gpus.both()) >= 10  # most of them in half a minute
-    assert min(asked.gpus.both()) >= 3  # of which neither pool takes all
+    assert sum(asked.gpus.both()) >= 10  # most of them within half a minute
+    assert min(asked.gpus.both()) >= 3  # neither pool takes all of them
 
 
-def test_who_has_its_prompt_and_no_place_in_the_batch_waits() -> None:
-    """As many KV caches come as there are blocks; the planner counts who decodes, and who would with more replicas."""
+def test_requests_without_a_place_in_the_batch_count_as_waiting() -> None:
+    """KV arrives for all blocks; the planner counts sequences that decode, and that would with more replicas."""
     spec = replace(BASE.machine.spec, max_num_seqs=4)
     twin = Twin(replace(BASE, machine=replace(BASE.machine, spec=spec), prefill=4, decode=1, scaling=SCALING),
                 [TraceRequest(0.0, 100, 2000, b"") for _ in range(12)])  # fmt: skip
@@ -140,11 +140,11 @@ def test_who_has_its_prompt_and_no_place_in_the_batch_waits() -> None:
     assert 0 < seen[1].kv_used_tokens < 4 * (2100 + held)
 
 
-def test_the_planner_hears_what_is_computed_by_whomever() -> None:
-    """Colocated workers compute every prompt that is not cached; as a router reports it, that is not nothing."""
+def test_reports_include_tokens_computed_by_any_worker() -> None:
+    """Colocated workers compute every uncached prompt, and a router reports these tokens."""
     requests = read_trace(TRACE, seconds=5.0)
     twin = Twin(replace(BASE, both=2), requests)
-    window = twin._stage.traffic  # what the planner would be told
+    window = twin._stage.traffic  # the input of the planner
     outcome = twin.run()
     traffic = window.traffic(requests[-1].due_s)
     mean_prompt = sum(each.num_prompt_tokens for each in requests) / len(requests)

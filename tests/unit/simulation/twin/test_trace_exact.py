@@ -1,4 +1,4 @@
-"""The twin against engines that make every step with the real scheduler: where they are to agree, and how well."""
+"""The twin compared with engines that compute every step with the real scheduler."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -13,7 +13,7 @@ from baton.simulation.twin.deployment_plan import DeploymentPlan
 from baton.simulation.twin.machine import Machine
 from baton.simulation.twin.record import Record
 from baton.simulation.twin.twin import Twin
-from tests.unit.simulation.exact_twin import Asked, run_exact
+from tests.unit.simulation.exact_twin import TokenRequest, run_exact
 from tests.unit.simulation.trace_load import random_load
 
 ROOMY = WorkerSpec(num_blocks=4000, max_num_seqs=16, max_num_batched_tokens=128, step_s=0.01, sequence_s=0.0005)
@@ -23,13 +23,13 @@ DEEP = WorkerSpec(
 )
 FEW_PLACES = WorkerSpec(num_blocks=4000, max_num_seqs=3, max_num_batched_tokens=128, step_s=0.01, sequence_s=0.0005)
 SAME_S = 1e-9
-MODEL = CostModel(min_source_blocks=1 << 30)  # the exact engines pull no prefixes from third workers
+MODEL = CostModel(min_source_blocks=1 << 30)  # exact engines pull no prefixes from third workers
 
 
 def both_twins(
-    spec: WorkerSpec, prefill: int, decode: int, both: int, load: Sequence[Asked], below: int | None
+    spec: WorkerSpec, prefill: int, decode: int, both: int, load: Sequence[TokenRequest], below: int | None
 ) -> tuple[list[Record], list[Record]]:
-    """Exact, and simulated."""
+    """Return the records of exact engines and of the twin."""
     machine, policy = Machine(spec=spec, overhead_s=0.0031, handover_s=0.0017), CostPolicy(MODEL, below)
     roles = [WorkerRole.PREFILL] * prefill + [WorkerRole.DECODE] * decode + [WorkerRole.BOTH] * both
     plan = DeploymentPlan(machine=machine, prefill=prefill, decode=decode, both=both)
@@ -40,8 +40,8 @@ def both_twins(
 
 @pytest.mark.parametrize("spec", [ROOMY, FEW_PLACES, DEEP], ids=["roomy", "few places", "deep"])
 @pytest.mark.parametrize(("prefill", "decode", "both"), [(0, 0, 1), (1, 1, 0)], ids=["colocated", "disaggregated"])
-def test_times_are_the_same(spec: WorkerSpec, prefill: int, decode: int, both: int) -> None:
-    """With memory for all, to the rounding: admission, chunks, cached prefixes, handovers, decoding."""
+def test_times_are_equal(spec: WorkerSpec, prefill: int, decode: int, both: int) -> None:
+    """With enough memory, up to rounding: admission, chunks, cached prefixes, handovers, decoding."""
     for seed in range(3):
         load = random_load(seed, 80)
         exact, simulated = both_twins(spec, prefill, decode, both, load, below=0)
@@ -51,7 +51,7 @@ def test_times_are_the_same(spec: WorkerSpec, prefill: int, decode: int, both: i
             assert (other.num_cached_tokens, other.is_remote) == (one.num_cached_tokens, one.is_remote)
 
 
-def test_a_colocated_worker_that_evicts_and_preempts_is_the_same() -> None:
+def test_times_of_a_colocated_worker_with_eviction_and_preemption_are_equal() -> None:
     num_preemptions = 0
     for seed in range(6):
         load = random_load(seed, 80)
@@ -64,16 +64,16 @@ def test_a_colocated_worker_that_evicts_and_preempts_is_the_same() -> None:
     assert num_preemptions > 0
 
 
-def test_what_comes_at_the_same_moment_may_be_served_in_another_order() -> None:
-    """Short memory makes handovers wait for each other; then who asks first is a tie. Medians stay within 10%."""
+def test_medians_agree_if_handovers_wait_for_memory() -> None:
+    """If memory is short, handovers wait for each other, and ties are broken differently. Medians are within 10%."""
     for seed in range(4):
         exact, simulated = both_twins(SHORT, 1, 1, 0, random_load(seed, 80), below=0)
         assert median_ttft_s(simulated) == pytest.approx(median_ttft_s(exact), rel=0.1)
         assert mean_tpot_s(simulated) == pytest.approx(mean_tpot_s(exact), rel=0.05)
 
 
-def test_a_routed_cluster_is_nearly_the_same() -> None:
-    """Reports come at other moments, so that choices differ; what comes of them is within 10%."""
+def test_medians_of_a_routed_cluster_agree() -> None:
+    """Reports arrive at other times, so that plans differ; medians are within 10%."""
     for prefill, decode, both in ((3, 3, 0), (0, 0, 4)):
         load = random_load(9, 300)
         exact, simulated = both_twins(ROOMY, prefill, decode, both, load, below=None)

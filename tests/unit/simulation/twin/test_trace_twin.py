@@ -1,4 +1,4 @@
-"""The twin's promises: every request ends once, tokens are conserved, books are whole, GPUs are never over budget."""
+"""Invariants of the twin: every request ends once, tokens and blocks are conserved, GPUs stay within the budget."""
 
 from dataclasses import replace
 
@@ -74,7 +74,7 @@ def test_every_request_ends_once_with_all_its_tokens(
         assert not [record.refusal for record in outcome.records if record.refusal is not None]
 
 
-def test_a_prefix_is_pulled_from_who_has_it() -> None:
+def test_a_prefix_is_pulled_from_the_worker_that_has_it() -> None:
     """Two prefill workers, one of which has the prefix and a long queue."""
     spec = replace(SPEC, num_blocks=1000, prefill_tokens_per_s=500.0)
     policy = CostPolicy(CostModel(min_source_blocks=1), local_prefill_below=0)
@@ -87,7 +87,7 @@ def test_a_prefix_is_pulled_from_who_has_it() -> None:
     assert outcome.cached_share > alone.cached_share
 
 
-def test_workers_of_both_roles_prefill_and_decode_what_is_too_much() -> None:
+def test_workers_of_both_roles_prefill_and_decode_the_overflow() -> None:
     spec = replace(SPEC, num_blocks=1000, max_num_seqs=4)
     plan = DeploymentPlan(machine=replace(MACHINE, spec=spec), both=1, decode=1)
     assert plan.label == "1 of both roles + 1 decode"
@@ -105,7 +105,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
     assert first.records == second.records
     assert first.num_events == second.num_events
     other = simulate(replace(plan, seed=8), requests)
-    assert other.records != first.records  # equal plans are told apart by chance
+    assert other.records != first.records  # ties between plans are broken at random
 
 
 def test_a_prompt_that_no_worker_can_hold_is_refused() -> None:
@@ -116,12 +116,12 @@ def test_a_prompt_that_no_worker_can_hold_is_refused() -> None:
     assert outcome.num_good(SLO()) == 2
 
 
-def test_a_plan_without_decoders_cannot_be() -> None:
+def test_a_deployment_without_decode_workers_is_refused() -> None:
     with pytest.raises(ValueError, match="there must be prefill and decode workers"):
         Twin(DeploymentPlan(machine=MACHINE, prefill=2), [])
 
 
-def test_preemptions_of_replicas_that_are_gone_are_counted() -> None:
+def test_preemptions_of_removed_replicas_are_counted() -> None:
     twin = Twin(DeploymentPlan(machine=MACHINE, prefill=1, decode=2), [])
     twin.decode.begin(2)
     for worker in twin.decode:
@@ -130,26 +130,26 @@ def test_preemptions_of_replicas_that_are_gone_are_counted() -> None:
     assert (len(twin.decode), twin.decode.num_preemptions) == (1, 6)
 
 
-def test_a_prefill_worker_that_drains_is_gone_once_it_is_idle() -> None:
-    """Who still waits for a place at the decode worker asks it in vain, and has its prompt computed there."""
+def test_a_draining_prefill_worker_ends_once_it_is_idle() -> None:
+    """Requests that still wait at the decode worker find it gone, and their prompts are computed there."""
     spec = replace(SPEC, num_blocks=60)
     requests = [TraceRequest(0.0, 400, 200, b"") for _ in range(20)]
     plan = DeploymentPlan(machine=replace(MACHINE, spec=spec), prefill=2, decode=1)
     twin = Twin(plan, requests, make_policy("always_remote", None))
-    left: list[tuple[int, int]] = []  # prefill workers, and requests that go on
+    left: list[tuple[int, int]] = []  # prefill workers, and requests that continue
     twin.clock.at(0.05, twin.prefill.scale, 1)
     for at_s in (0.05, 1.0):
         twin.clock.at(at_s, lambda: twin.prefill.collect())
         twin.clock.at(at_s, lambda: left.append((len(twin.prefill), 20 - twin._num_ended)))
     outcome = twin.run()
     check(outcome, twin, 20)
-    assert left[0] == (2, 20)  # it computes
+    assert left[0] == (2, 20)  # it is computing
     assert left[1][0] == 1
     assert left[1][1] > 10
     assert 0 < sum(record.is_remote for record in outcome.records) < 20
 
 
-def test_tokens_are_counted_as_they_come() -> None:
+def test_tokens_are_counted_when_they_are_generated() -> None:
     twin = Twin(DeploymentPlan(machine=MACHINE, prefill=1, decode=1), [TraceRequest(0.0, 300, 500, b"")])
     counts: list[int] = []
     times_s = [0.5 * tick for tick in range(9)]
@@ -159,14 +159,14 @@ def test_tokens_are_counted_as_they_come() -> None:
     (record,) = outcome.records
     assert twin.prefill.num_generated + twin.decode.num_generated == 500
     assert counts[0] == 0
-    for at_s, count in zip(times_s[1:], counts[1:], strict=True):  # a block is sixteen steps, which are one event
+    for at_s, count in zip(times_s[1:], counts[1:], strict=True):  # a block's sixteen steps are one event
         assert count == pytest.approx(1 + (at_s - record.first_s) / record.tpot_s, abs=3)
     twin.decode.begin(1)
     twin.decode.scale(1)
     assert (len(twin.decode), twin.prefill.num_generated + twin.decode.num_generated) == (1, 500)
 
 
-def test_a_prompt_that_is_being_computed_holds_memory() -> None:
+def test_a_prompt_holds_kv_while_it_is_computed() -> None:
     twin = Twin(DeploymentPlan(machine=MACHINE, both=1), [TraceRequest(0.0, 400, 5, b"")])  # four steps
     held: list[int] = []
     twin.clock.at(0.02, lambda: held.extend(each.replica.num_held_tokens for each in twin.decode))
@@ -174,8 +174,8 @@ def test_a_prompt_that_is_being_computed_holds_memory() -> None:
     assert held == [400]
 
 
-def test_a_prefill_worker_that_refuses_gets_no_latency() -> None:
-    """Its queue is full, so the decode worker computes the prompt after all: in its own time."""
+def test_a_prefill_worker_that_refuses_has_no_latency_samples() -> None:
+    """Its queue is full, so the decode worker computes the prompt, and the time counts for that worker."""
     spec = replace(SPEC, max_num_seqs=1, max_queue_len=1)
     requests = [TraceRequest(0.0, 300, 5, b"") for _ in range(6)]
     plan = DeploymentPlan(machine=replace(MACHINE, spec=spec), prefill=1, decode=6)
@@ -195,7 +195,7 @@ def test_a_prefill_worker_that_refuses_gets_no_latency() -> None:
     bursts=st.integers(1, 4),
 )
 def test_gpus_are_never_over_budget(seed: int, num_gpus: int, start_s: float, bursts: int) -> None:
-    """Bursts, pauses and hasty settings: everything starts, drains and comes back."""
+    """Bursts, pauses and short delays: replicas start, drain and return."""
     requests: list[TraceRequest] = []
     for burst in range(bursts):
         begins_s = 40.0 * burst
@@ -220,8 +220,8 @@ def test_gpus_are_never_over_budget(seed: int, num_gpus: int, start_s: float, bu
     assert 0 < outcome.gpu_hours <= num_gpus * outcome.ended_s / 3600 * (1 + 1e-9)
 
 
-def test_requests_of_one_moment_come_to_a_worker_one_after_the_other() -> None:
-    """The first is computed alone, as a worker does not wait for more to come; the others in the step after that."""
+def test_simultaneous_requests_reach_a_worker_one_after_the_other() -> None:
+    """The first is computed alone, as a worker does not wait for more; the others in the next step."""
     load = [TraceRequest(0.0, 40, 1, b"") for _ in range(3)]
     machine = Machine(spec=replace(SPEC, step_s=0.01), overhead_s=0.004)
     at_once = simulate(DeploymentPlan(machine=machine, both=1), load)

@@ -1,4 +1,4 @@
-"""What a process of simulated workers is told."""
+"""Configs of a process of simulated workers."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.workers.config import SimulationConfig
 
 
-def test_one_config_for_each_worker() -> None:
+def test_each_worker_has_a_config() -> None:
     spec = WorkerSpec(num_blocks=100)
     config = SimulationConfig(prefill=2, decode=1, both=1, worker_prefix="a-", fingerprint="f", time_scale=2, spec=spec)
     workers = list(config.workers())
@@ -26,6 +26,6 @@ def test_one_config_for_each_worker() -> None:
         ({"both": 1, "registry": "redis://127.0.0.1:6379/0", "host": "0.0.0.0"}, "cannot reach"),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, object], reason: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, object], reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
         SimulationConfig(**options)  # type: ignore[arg-type]  # wrong on purpose

@@ -1,4 +1,4 @@
-"""Simulated prefill workers that die while they compute a prompt, and those that are asked next."""
+"""Simulated prefill workers that die while they compute a prompt, and the next ones of the plan."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ from tests.unit.simulation.served import SPEC, Served, client_of, sampling, serv
 
 PROMPT = [index % 900 for index in range(600)]
 NUM_TOKENS = 8
-SLOW = replace(SPEC, prefill_tokens_per_s=800)  # 64 tokens a chunk: 0.08 s each
+SLOW = replace(SPEC, prefill_tokens_per_s=800)  # chunks of 64 tokens, 0.08 s each
 
 
 @asynccontextmanager
@@ -30,20 +30,20 @@ async def workers(num_prefill: int) -> AsyncIterator[tuple[Served, DecodeClient,
 
 
 def peer(worker: SimulatedWorker) -> worker_pb2.PeerWorker:
-    """The worker, as a plan names it."""
+    """Return the worker as named in a plan."""
     return worker_pb2.PeerWorker(
         worker_id=worker.config.worker_id, address=worker.address, incarnation=worker.description.incarnation
     )
 
 
 async def submit(client: DecodeClient, prompt: list[int], prefill: list[SimulatedWorker]) -> Generation:
-    """A request whose plan names these prefill workers."""
+    """Submit a request whose plan names these prefill workers."""
     first, *others = map(peer, prefill)
     return await client.submit(prompt, sampling(NUM_TOKENS), first, fallbacks=others)
 
 
 def assert_right(generation: Generation, prompt: list[int]) -> common_pb2.ServedBy:
-    """Its tokens are those that follow; returns how they were made."""
+    """Check the generated tokens; return how they were served."""
     assert generation.error is None
     assert generation.token_ids == continuation(prompt, NUM_TOKENS, SPEC)
     assert generation.finish_reason == common_pb2.FINISH_REASON_LENGTH
@@ -61,14 +61,16 @@ async def test_the_next_worker_computes_what_is_missing() -> None:
         assert by.handed_over_tokens == len(PROMPT)
         assert by.transferred_bytes == len(PROMPT) // SPEC.block_size * SPEC.block_bytes
         assert by.kv_transport == "simulated"
-        assert next_one.core.counters.prefilled_tokens == len(PROMPT)  # it had nothing of it; but no block came twice
+        assert next_one.core.counters.prefilled_tokens == len(
+            PROMPT
+        )  # it had nothing cached, and no block was sent twice
         assert unasked.core.counters.requests == decode.simulated.core.counters.prefilled_tokens == 0
         load = await decode.remote.wait_idle()
         assert (load.handovers, load.handover_failures) == (1, 1)
         assert load.handover_bytes == by.transferred_bytes
 
 
-async def test_one_after_the_other_is_asked() -> None:
+async def test_prefill_workers_are_tried_in_order() -> None:
     async with workers(3) as (decode, client, (first, second, third)):
         generation = await submit(client, PROMPT, [first, second, third])
         await until(lambda: first.core.counters.prefilled_tokens > 0)
@@ -81,7 +83,7 @@ async def test_one_after_the_other_is_asked() -> None:
 
 
 @pytest.mark.parametrize("num_dead_fallbacks", [0, 1])
-async def test_without_any_left_the_rest_is_computed_here(num_dead_fallbacks: int) -> None:
+async def test_with_no_prefill_worker_left_the_decode_worker_computes_the_rest(num_dead_fallbacks: int) -> None:
     async with workers(1 + num_dead_fallbacks) as (decode, client, prefill):
         for dead in prefill[1:]:
             await dead.stop()
@@ -97,7 +99,7 @@ async def test_without_any_left_the_rest_is_computed_here(num_dead_fallbacks: in
         assert (load.handovers, load.handover_failures) == (0, 1 + num_dead_fallbacks)
 
 
-async def test_little_is_computed_here_though_another_worker_is_left() -> None:
+async def test_a_short_rest_is_computed_by_the_decode_worker() -> None:
     prompt = PROMPT[:200]
     async with workers(2) as (_, client, (dying, unasked)):
         generation = await submit(client, prompt, [dying, unasked])

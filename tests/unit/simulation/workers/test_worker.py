@@ -18,7 +18,7 @@ from tests.unit.simulation.served import SPEC, client_of, sampling, served, unti
 PROMPT = list(range(400, 600))
 
 
-async def test_describes_itself() -> None:
+async def test_a_worker_describes_itself() -> None:
     async with served("prefill", "decode", "both") as workers:
         for worker, role in zip(workers, ("PREFILL", "DECODE", "BOTH"), strict=True):
             description = await worker.remote.describe()
@@ -29,7 +29,7 @@ async def test_describes_itself() -> None:
         assert len({worker.simulated.description.incarnation for worker in workers}) == 3
 
 
-async def test_serves_at_an_ipv6_address() -> None:
+async def test_a_worker_serves_at_an_ipv6_address() -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError as error:
@@ -41,7 +41,7 @@ async def test_serves_at_an_ipv6_address() -> None:
         assert (await stub.Describe(worker_pb2.DescribeRequest())).address == worker.address
 
 
-async def test_local_request_says_the_tokens_that_follow() -> None:
+async def test_a_local_request_generates_the_continuation() -> None:
     async with served("both") as (worker,), client_of(worker) as client:
         first = await client.generate(PROMPT, sampling(20))
         assert first.token_ids == continuation(PROMPT, 20, SPEC)
@@ -52,7 +52,7 @@ async def test_local_request_says_the_tokens_that_follow() -> None:
         assert again.served_by.decode_cached_tokens == 216
 
 
-async def test_request_that_was_elsewhere_goes_on() -> None:
+async def test_a_request_moved_from_another_worker_continues() -> None:
     async with served("decode") as (worker,), client_of(worker) as client:
         whole = continuation(PROMPT, 20, SPEC)
         moved = await client.submit([*PROMPT, *whole[:7]], sampling(20), num_prompt_tokens=len(PROMPT))
@@ -60,7 +60,7 @@ async def test_request_that_was_elsewhere_goes_on() -> None:
         assert moved.token_ids == whole[7:]
 
 
-async def test_stop_token_ends_a_request() -> None:
+async def test_a_stop_token_ends_a_request() -> None:
     expected = continuation(PROMPT, 20, SPEC)
     async with served("both") as (worker,), client_of(worker) as client:
         stopped = await client.generate(PROMPT, sampling(20, stop_token_ids=(expected[4],)))
@@ -69,7 +69,7 @@ async def test_stop_token_ends_a_request() -> None:
 
 
 @pytest.mark.parametrize("role", ["prefill", "both"])
-async def test_handover(role: str) -> None:
+async def test_a_handover_transfers_the_prompts_blocks(role: str) -> None:
     async with served(role, "decode") as (prefill, decode), client_of(decode) as client:
         generation = await client.generate(PROMPT, sampling(10), await prefill.remote.peer())
         assert generation.token_ids == continuation(PROMPT, 10, SPEC)
@@ -81,7 +81,7 @@ async def test_handover(role: str) -> None:
         assert by.handover_s > 0
         assert prefill.simulated.core.counters.prefilled_tokens == 200
         assert decode.simulated.core.counters.prefilled_tokens == 0
-        # a longer prompt: both have its beginning, and only the rest goes over the link
+        # both have the beginning of the longer prompt, so only the rest is transferred
         longer = [*PROMPT, *range(40)]
         again = await client.generate(longer, sampling(10), await prefill.remote.peer())
         assert again.token_ids == continuation(longer, 10, SPEC)
@@ -91,14 +91,14 @@ async def test_handover(role: str) -> None:
         assert (load.handovers, load.handover_bytes) == (2, 60 * SPEC.block_bytes)
 
 
-async def test_first_token_that_ends_the_request() -> None:
+async def test_a_first_token_may_end_the_request() -> None:
     async with served("prefill", "decode") as (prefill, decode), client_of(decode) as client:
         generation = await client.generate(PROMPT, sampling(1), await prefill.remote.peer())
         assert generation.token_ids == continuation(PROMPT, 1, SPEC)
         assert generation.finish_reason == common_pb2.FINISH_REASON_LENGTH
 
 
-async def test_prefix_is_pulled_from_a_third_worker() -> None:
+async def test_a_prefix_is_pulled_from_a_third_worker() -> None:
     async with served("prefill", "decode", "both") as (prefill, decode, third):
         async with client_of(third) as client:
             await client.generate(PROMPT, sampling(1))
@@ -114,17 +114,17 @@ async def test_prefix_is_pulled_from_a_third_worker() -> None:
         assert prefill.simulated.core.counters.prefilled_tokens == 50
 
 
-async def test_wrong_prefix_source_costs_time_only() -> None:
+async def test_a_wrong_prefix_source_only_costs_time() -> None:
     async with served("prefill", "decode") as (prefill, decode), client_of(decode) as client:
-        nobody = worker_pb2.PeerWorker(worker_id="x", address=decode.remote.address, incarnation="an earlier life")
-        generation = await client.submit(PROMPT, sampling(4), await prefill.remote.peer(), nobody)
+        stale_peer = worker_pb2.PeerWorker(worker_id="x", address=decode.remote.address, incarnation="an earlier life")
+        generation = await client.submit(PROMPT, sampling(4), await prefill.remote.peer(), stale_peer)
         await generation.ended.wait()
         assert generation.token_ids == continuation(PROMPT, 4, SPEC)
         assert prefill.simulated.core.counters.prefilled_tokens == 200
 
 
-async def test_prefill_worker_that_dies_costs_time_only() -> None:
-    slow = replace(SPEC, prefill_tokens_per_s=400)  # 64 tokens a chunk: four chunks of 0.16 s
+async def test_a_prefill_worker_that_dies_only_costs_time() -> None:
+    slow = replace(SPEC, prefill_tokens_per_s=400)  # four chunks of 64 tokens, 0.16 s each
     config = SimulatedWorkerConfig(worker_id="prefill-0", role="prefill", spec=slow)
     async with served("decode") as (decode,), client_of(decode) as client, simulated_workers([config]) as (prefill,):
         peer = worker_pb2.PeerWorker(
@@ -140,7 +140,7 @@ async def test_prefill_worker_that_dies_costs_time_only() -> None:
         assert (await decode.remote.wait_idle()).handover_failures == 1
 
 
-async def test_abort_frees_both_workers() -> None:
+async def test_an_abort_frees_the_blocks_of_both_workers() -> None:
     async with served("prefill", "decode") as (prefill, decode), client_of(decode) as client:
         generation = await client.submit(PROMPT, sampling(1000), await prefill.remote.peer())
         await until(lambda: prefill.simulated.core.counters.steps > 0)
@@ -151,7 +151,7 @@ async def test_abort_frees_both_workers() -> None:
             assert worker.simulated.drain.num_requests == 0
 
 
-async def test_end_of_the_stream_aborts_its_requests() -> None:
+async def test_the_end_of_the_stream_aborts_its_requests() -> None:
     async with served("both") as (worker,):
         async with client_of(worker) as client:
             generation = await client.submit(PROMPT, sampling(1000))
@@ -160,7 +160,7 @@ async def test_end_of_the_stream_aborts_its_requests() -> None:
         assert worker.simulated.drain.num_requests == 0
 
 
-async def test_refusals_are_told() -> None:
+async def test_refusals_are_reported() -> None:
     spec = replace(SPEC, max_queue_len=2, max_num_seqs=1)
     async with served("both", spec=spec) as (worker,), client_of(worker) as client:
         no_logprobs = await client.generate(PROMPT, sampling(5, logprobs=1))
@@ -176,7 +176,7 @@ async def test_refusals_are_told() -> None:
         assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}
 
 
-async def test_draining_worker_refuses_and_finishes_and_an_undrained_one_takes_requests() -> None:
+async def test_a_draining_worker_refuses_and_an_undrained_one_accepts_requests() -> None:
     async with served("both") as (worker,), client_of(worker) as client:
         running = await client.submit(PROMPT, sampling(40))
         await running.progressed.wait()
@@ -189,7 +189,7 @@ async def test_draining_worker_refuses_and_finishes_and_an_undrained_one_takes_r
         refused = await client.generate(PROMPT, sampling(5))
         assert (refused.finish_reason, refused.token_ids) == (common_pb2.FINISH_REASON_HANDED_OFF, [])
         await drain
-        await running.ended.wait()  # its last news may still be on their way
+        await running.ended.wait()  # its last update may still be in flight
         assert len(running.token_ids) == 40
         async for update in updates:
             if update.drained:
@@ -202,7 +202,7 @@ async def test_draining_worker_refuses_and_finishes_and_an_undrained_one_takes_r
         await updates.aclose()
 
 
-async def test_another_life_is_refused() -> None:
+async def test_calls_for_another_incarnation_are_refused() -> None:
     async with served("prefill", "both") as (prefill, both):
         attach = worker_pb2_grpc.DecodeStub(both.remote.channel).Attach()
         await attach.write(worker_pb2.RouterMessage(hello=worker_pb2.Hello(incarnation="an earlier life")))
@@ -214,7 +214,7 @@ async def test_another_life_is_refused() -> None:
             assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_watch_tells_load_and_cache_and_is_silent_when_idle() -> None:
+async def test_a_watch_reports_load_and_cache_and_is_silent_when_idle() -> None:
     spec = replace(SPEC, max_num_batched_tokens=256)
     async with served("both", spec=spec) as (worker,), client_of(worker) as client:
         updates = worker.remote.updates()
@@ -244,7 +244,7 @@ async def test_watch_tells_load_and_cache_and_is_silent_when_idle() -> None:
         await asyncio.wait([silence])
 
 
-async def test_watch_repeats_the_load_while_there_is_work() -> None:
+async def test_a_watch_repeats_the_load_while_there_is_work() -> None:
     slow = replace(SPEC, step_s=30.0)
     config = SimulatedWorkerConfig(worker_id="both-0", role="both", spec=slow)
     async with simulated_workers([config]) as (worker,), grpc.aio.insecure_channel(worker.address) as channel:
@@ -258,7 +258,7 @@ async def test_watch_repeats_the_load_while_there_is_work() -> None:
         watch.cancel()
 
 
-async def test_watch_tells_which_commands_were_taken() -> None:
+async def test_a_watch_reports_the_accepted_commands() -> None:
     async with served("both") as (worker,):
         watch = worker.remote.worker.Watch(worker_pb2.WatchRequest(interval_ms=1, router_id="router"))
         assert not (await watch.read()).HasField("taken")

@@ -1,4 +1,4 @@
-"""Receives, announcements and clearing on two ranks of a worker, with a real stream to the second one."""
+"""Receives, block reports and clearing on two ranks of a worker, with a real stream to the second one."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,8 +32,8 @@ class Worker:
 
     network: InMemoryNetwork
     ranks: Ranks
-    pools: list[Tensor]  # ours, by rank
-    peer_blocks: Tensor  # whole
+    pools: list[Tensor]  # the reader's blocks, by rank
+    peer_blocks: Tensor  # the peer's whole blocks
     peer_pools: list[Tensor]
     peer_transports: list[InMemoryTransport]
     descriptions: list
@@ -42,12 +42,12 @@ class Worker:
     lost: list[str]
     service: RankService
 
-    def announced(self, blocks: list[int]) -> list[int]:
+    def reported(self, blocks: list[int]) -> list[int]:
         """Return the peer's checksums: all of its first rank, then of the next."""
         return [each for pool in self.peer_pools for each in block_checksums(pool, blocks)]
 
     def ours(self, block: int) -> Tensor:
-        """Return a block's parts on both ranks."""
+        """Return a block's shards on both ranks."""
         return torch.cat([pool[block] for pool in self.pools])
 
 
@@ -121,7 +121,7 @@ async def test_a_block_is_received_by_every_rank(tmp_path: Path) -> None:
         intake = await it.ranks.receive(it.descriptions, [6, 2, 3], 1, 5.0)
         await intake.read(1, [4])
         assert (intake.num_blocks_read, intake.num_blocks_announced, intake.num_blocks_received) == (2, 1, 1)
-        intake.expect(1, it.announced([4, 7]))
+        intake.expect(1, it.reported([4, 7]))
         await intake.read(2, [7])
         await intake.settled()
         assert (intake.num_blocks_announced, intake.num_blocks_received) == (3, 3)
@@ -135,7 +135,7 @@ async def test_a_block_is_received_by_every_rank(tmp_path: Path) -> None:
         assert torch.equal(it.ours(3), it.peer_blocks[7])
 
 
-async def test_both_ranks_blocks_are_announced(tmp_path: Path) -> None:
+async def test_blocks_of_both_ranks_are_reported(tmp_path: Path) -> None:
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         for pool in it.pools:
             pool.random_(0, 1 << 30)
@@ -152,7 +152,7 @@ async def test_both_ranks_blocks_are_announced(tmp_path: Path) -> None:
 async def test_a_failure_on_one_rank_fails_the_receive(tmp_path: Path) -> None:
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         intake = await it.ranks.receive(it.descriptions, [2, 3], 0, 5.0)
-        checksums = it.announced([0, 1])
+        checksums = it.reported([0, 1])
         checksums[-1] ^= 1  # the peer's last rank, which the second rank reads
         await intake.read(0, [0, 1])
         intake.expect(0, checksums)
@@ -164,7 +164,7 @@ async def test_a_failure_on_one_rank_fails_the_receive(tmp_path: Path) -> None:
 async def test_after_clearing_nothing_is_written_any_more(tmp_path: Path) -> None:
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         intake = await it.ranks.receive(it.descriptions, [2, 3, 5], 0, WAIT_S)
-        intake.expect(0, it.announced([0, 1, 4]))
+        intake.expect(0, it.reported([0, 1, 4]))
         await intake.read(0, [0])
         it.network.stop("peer-3")  # stops the second rank
         reading = asyncio.create_task(intake.read(1, [1, 4]))
@@ -175,7 +175,7 @@ async def test_after_clearing_nothing_is_written_any_more(tmp_path: Path) -> Non
         it.network.resume("peer-3")
         assert torch.equal(it.ours(2), it.peer_blocks[0])
         again = await it.ranks.receive(it.descriptions, [2, 5], 1, 5.0)  # another request has the blocks now
-        again.expect(1, it.announced([6]))
+        again.expect(1, it.reported([6]))
         await again.read(1, [6])
         await again.settled()
         assert torch.equal(it.ours(5), it.peer_blocks[6])
@@ -230,13 +230,13 @@ async def test_a_silent_rank_is_not_waited_for(tmp_path: Path, monkeypatch: pyte
         it.network.resume("peer-3")
 
 
-async def test_nothing_is_kept_of_ended_receives(tmp_path: Path) -> None:
+async def test_ended_receives_leave_nothing(tmp_path: Path) -> None:
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         done = await it.ranks.receive(it.descriptions, [2], 0, 5.0)
-        done.expect(0, it.announced([1]))
+        done.expect(0, it.reported([1]))
         await done.read(0, [1])
         await done.settled()
-        await it.ranks.receive(it.descriptions, [4, 5], 2, 5.0)  # all are known
+        await it.ranks.receive(it.descriptions, [4, 5], 2, 5.0)  # all checksums are known
         await it.peer_transports[3].close()
         for known in (0, 2):
             with pytest.raises(TransferError):

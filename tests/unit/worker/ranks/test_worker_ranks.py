@@ -13,7 +13,7 @@ from baton.worker.ranks.worker_ranks import with_thread_share
 ONE = WorkerConfig(role="decode", worker_id="w", engine=EngineConfig(model="m"))
 
 
-def test_ranks_share_the_cores() -> None:
+def test_ranks_divide_the_cores() -> None:
     assert with_thread_share(ONE) is ONE
     two = with_thread_share(replace(ONE, tensor_parallel=2))
     assert two.engine.num_threads == max(1, len(os.sched_getaffinity(0)) // 2)
@@ -24,8 +24,8 @@ def test_ranks_share_the_cores() -> None:
     assert with_thread_share(told) is told
 
 
-def test_whole_experts_are_on_all_ranks_or_on_other_workers() -> None:
-    assert replace(ONE, tensor_parallel=4, expert_parallel=4).group_size == 1  # and needs no rendezvous
+def test_whole_experts_are_spread_over_ranks_or_workers() -> None:
+    assert replace(ONE, tensor_parallel=4, expert_parallel=4).group_size == 1  # and it needs no rendezvous
     assert replace(ONE, expert_parallel=4, rendezvous="127.0.0.1:7300").group_size == 4
     with pytest.raises(
         OptionError, match=r"expert_parallel: 2, but the experts are on the 4 ranks .* set 4 to keep each expert whole"
