@@ -119,7 +119,7 @@ class RemotePrefill:
 
     @property
     def received(self) -> Received:
-        """What the handovers have received so far."""
+        """The part of the prompt's KV that the handovers have received so far."""
         return self._received if self._handover is None else self._handover.received
 
     async def run(self) -> None:

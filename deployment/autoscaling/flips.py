@@ -59,5 +59,5 @@ def _count(
     if flip_s >= start_s:
         return 0
     if drain_s + flip_s >= start_s:
-        lack -= num_free  # for these a start is quicker
+        lack -= num_free  # a start on a free GPU is quicker than a flip
     return max(0, min(source.num_ready - kept, lack))

@@ -59,7 +59,7 @@ class Progress:
     num_tokens: int
     train_loss: float  # mean since the last line
     held_out_loss: float
-    cpu_s: float  # of this process
+    cpu_s: float  # CPU time of this process
 
 
 @dataclass(slots=True)

@@ -21,10 +21,10 @@ run() { # as in a pod if we may
 }
 
 if ! run "$($python -c 'import os, sys; print(os.path.realpath(sys.executable))')" -c ''; then
-    echo "PYTHON: $python cannot be run by everybody; give one that can, such as /usr/bin/python3" >&2
+    echo "PYTHON: other users cannot run $python; set PYTHON to one that they can run, such as /usr/bin/python3" >&2
     exit 1
 fi
-# From a copy: setuptools leaves a build/ behind, and takes what an earlier one left.
+# Build from a copy: setuptools leaves a build/ behind, and would reuse the files of an earlier one.
 mkdir "$work/tree"
 (cd "$here/../.." && git ls-files -z --cached --others --exclude-standard | tar --null --files-from=- --create) |
     tar --extract --directory "$work/tree"

@@ -107,7 +107,9 @@ def test_undamaged_checkpoints_serve(whole: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "sharded"])
-def test_damaged_weights(fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Path, kind: str) -> None:
+def test_damaged_weights_are_served_or_refused(
+    fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
     directory = tmp_path / "damaged"
     shutil.copytree(whole[kind], directory)
     file = next(directory.glob("*.safetensors"))
@@ -127,7 +129,7 @@ def test_damaged_weights(fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Pat
     )
 
 
-def test_damaged_configs(fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Path) -> None:
+def test_damaged_configs_are_served_or_refused(fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Path) -> None:
     directories = {}
     for kind in ("dense", "sparse"):
         directories[kind] = shutil.copytree(whole[kind], tmp_path / kind)
@@ -154,7 +156,9 @@ def test_damaged_configs(fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Pat
     fuzzing.run_all(kinds, 50)
 
 
-def test_damaged_generation_configs(fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Path) -> None:
+def test_damaged_generation_configs_are_served_or_refused(
+    fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Path
+) -> None:
     directory = shutil.copytree(whole["dense"], tmp_path / "damaged")
 
     def check(damaged: Any) -> None:
@@ -165,7 +169,7 @@ def test_damaged_generation_configs(fuzzing: Fuzzing, whole: dict[str, Path], tm
     fuzzing.run(st.one_of(damaged_json(GENERATION), json_values), check, 50)
 
 
-def test_damaged_indices(fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Path) -> None:
+def test_damaged_indices_are_served_or_refused(fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Path) -> None:
     directory = shutil.copytree(whole["sharded"], tmp_path / "damaged")
     index = directory / "model.safetensors.index.json"
     content = index.read_bytes()
@@ -188,7 +192,9 @@ def test_damaged_indices(fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors"])
 @pytest.mark.parametrize("what", ["directory", "pipe", "loop", "empty", "deep", "digits", "latin"])
-def test_a_path_that_is_not_a_regular_file(whole: dict[str, Path], tmp_path: Path, name: str, what: str) -> None:
+def test_a_path_that_is_not_a_regular_file_is_refused(
+    whole: dict[str, Path], tmp_path: Path, name: str, what: str
+) -> None:
     directory = shutil.copytree(whole["dense"], tmp_path / "damaged")
     file = directory / name
     file.unlink()
@@ -211,7 +217,9 @@ def test_a_path_that_is_not_a_regular_file(whole: dict[str, Path], tmp_path: Pat
 @pytest.mark.parametrize(
     "file", ["../model-1-of-2.safetensors", "/etc/passwd", "..", ".", "", "a\0b", "x" * 600, "\udc80", 5]
 )
-def test_an_index_names_files_of_its_own_directory(whole: dict[str, Path], tmp_path: Path, file: object) -> None:
+def test_an_index_may_name_only_files_of_its_own_directory(
+    whole: dict[str, Path], tmp_path: Path, file: object
+) -> None:
     directory = shutil.copytree(whole["sharded"], tmp_path / "inner" / "damaged")
     for shard in directory.glob("*.safetensors"):
         shutil.copy(shard, directory.parent)

@@ -24,7 +24,7 @@ def tokenizer() -> Iterator[Tokenizer]:
         yield tokenizer
 
 
-def test_any_tokens(fuzzing: Fuzzing, tokenizer: Tokenizer) -> None:
+def test_any_tokens_are_detokenized(fuzzing: Fuzzing, tokenizer: Tokenizer) -> None:
     byte_fallback = byte_fallback_tokenizer()
 
     def check(given: tuple[list[int], list[int], bool]) -> None:
@@ -43,7 +43,7 @@ def test_any_tokens(fuzzing: Fuzzing, tokenizer: Tokenizer) -> None:
     fuzzing.run(st.tuples(token_ids, token_ids, st.booleans()), check, 100)
 
 
-def test_stop_strings(fuzzing: Fuzzing) -> None:
+def test_stop_strings_are_found_in_any_text(fuzzing: Fuzzing) -> None:
     letters = st.text("ab", max_size=4)
 
     def check(given: tuple[list[str], list[str], bool]) -> None:

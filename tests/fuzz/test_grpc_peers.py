@@ -69,7 +69,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
 )
 
 
-def test_hostile_prefill_workers(fuzzing: Fuzzing, workers: WorkerRig) -> None:
+def test_hostile_prefill_workers_leave_nothing_behind(fuzzing: Fuzzing, workers: WorkerRig) -> None:
     script: list[Step] = []
     salts = iter(range(1 << 60))
 

@@ -76,7 +76,7 @@ def rig() -> Iterator[Rig]:
     rig.close()
 
 
-def test_join(fuzzing: Fuzzing, rig: Rig) -> None:
+def test_any_join_stream_disturbs_no_group(fuzzing: Fuzzing, rig: Rig) -> None:
     hello = join_message().SerializeToString()
     member_messages = messages(MemberMessage, LIKELY).map(lambda each: each.SerializeToString())
     encoded = st.one_of(member_messages, member_messages, wire(MemberMessage, LIKELY))

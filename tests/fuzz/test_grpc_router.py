@@ -44,7 +44,7 @@ def channel(served: RouterRig) -> Iterator[grpc.aio.Channel]:
     served.run(channel.close())
 
 
-def test_generate(fuzzing: Fuzzing, served: RouterRig, channel: grpc.aio.Channel) -> None:
+def test_generate_refuses_invalid_messages(fuzzing: Fuzzing, served: RouterRig, channel: grpc.aio.Channel) -> None:
     def check(encoded: bytes) -> None:
         outcome = served.run(call(channel, GENERATE, [encoded]))
         outcome.check()
@@ -64,7 +64,7 @@ def test_generate(fuzzing: Fuzzing, served: RouterRig, channel: grpc.aio.Channel
     served.check_serves()
 
 
-def test_several_messages_to_a_unary_method(served: RouterRig, channel: grpc.aio.Channel) -> None:
+def test_several_messages_to_a_unary_method_are_refused(served: RouterRig, channel: grpc.aio.Channel) -> None:
     request = GenerateRequest(text="hi", sampling=SamplingParams(max_tokens=2)).SerializeToString()
     for count in (2, 5):
         served.run(call(channel, GENERATE, [request] * count)).check()

@@ -72,7 +72,7 @@ def likely(workers: WorkerRig) -> Overrides:
     }
 
 
-def test_attach(fuzzing: Fuzzing, workers: WorkerRig) -> None:
+def test_attach_refuses_invalid_messages(fuzzing: Fuzzing, workers: WorkerRig) -> None:
     values = likely(workers)
     hello = RouterMessage(hello=Hello(router_id="r", incarnation=workers.descriptions[1].incarnation))
     commands = messages(GenerateCommand, values)
@@ -102,7 +102,7 @@ def test_attach(fuzzing: Fuzzing, workers: WorkerRig) -> None:
 
 
 @pytest.mark.parametrize("name", ["Prefill", "Lease", "Watch", "Describe", "Undrain"])
-def test_other_methods(fuzzing: Fuzzing, workers: WorkerRig, name: str) -> None:
+def test_other_methods_refuse_invalid_messages(fuzzing: Fuzzing, workers: WorkerRig, name: str) -> None:
     kinds = {
         "Prefill": PrefillRequest,
         "Lease": LeaseRequest,

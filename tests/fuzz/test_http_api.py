@@ -55,7 +55,7 @@ ODD_TYPES = [
 ]  # fmt: skip
 
 
-def test_bodies(fuzzing: Fuzzing, served: RouterRig) -> None:
+def test_any_body_gets_a_valid_response(fuzzing: Fuzzing, served: RouterRig) -> None:
     def post(path: str, content: bytes, content_type: str = "application/json") -> None:
         response = served.http.post(path, content=content, headers={"content-type": content_type})
         check_answer(response.status_code, response.headers.get("content-type", ""), response.content)

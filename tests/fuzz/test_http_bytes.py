@@ -49,7 +49,7 @@ def answers(received: bytes) -> list[int]:
     return [status for status in map(int, STATUS.findall(received)) if status >= 200]
 
 
-def test_bytes(fuzzing: Fuzzing, served: RouterRig) -> None:
+def test_any_bytes_get_a_valid_response(fuzzing: Fuzzing, served: RouterRig) -> None:
     process = psutil.Process(served.router.child.pid)
     num_connections = len(process.net_connections())
 

@@ -76,7 +76,7 @@ class DescriptionCheck:
         case.validate_response(response, checks=checks)
 
 
-def test_random_requests(fuzzing: Fuzzing, real: RouterRig) -> None:
+def test_random_requests_conform_to_the_description(fuzzing: Fuzzing, real: RouterRig) -> None:
     schema = schemathesis.openapi.from_url(f"{real.router.url}/openapi.json")
     check = DescriptionCheck()
     operations = [operation.ok() for operation in schema.get_all_operations()]
@@ -86,7 +86,7 @@ def test_random_requests(fuzzing: Fuzzing, real: RouterRig) -> None:
     real.check_serves()
 
 
-def test_every_bound_of_every_field(real: RouterRig) -> None:
+def test_every_bound_of_every_field_is_enforced(real: RouterRig) -> None:
     schema = schemathesis.openapi.from_url(f"{real.router.url}/openapi.json")
     check = DescriptionCheck()
     for operation in schema.get_all_operations():

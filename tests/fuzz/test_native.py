@@ -59,7 +59,7 @@ def check_message(error: Exception) -> None:
     assert str(error)
 
 
-def test_block_hashes(fuzzing: Fuzzing) -> None:
+def test_block_hashes_equal_the_python_reference(fuzzing: Fuzzing) -> None:
     def check(call: tuple[Any, Any, Any, Any]) -> None:
         parent, tokens, block_size, start = call
         is_plain = type(tokens) is list and all(type(each) is int for each in tokens)
@@ -97,7 +97,7 @@ operations = st.one_of(
 )
 
 
-def test_prefix_index(fuzzing: Fuzzing) -> None:
+def test_the_prefix_index_equals_the_python_reference(fuzzing: Fuzzing) -> None:
     def check(calls: list[tuple[Any, ...]]) -> None:
         index, twin = CompiledIndex(), PythonIndex()
         for name, *arguments in calls:

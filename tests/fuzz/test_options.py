@@ -98,7 +98,7 @@ def test_odd_files_are_refused_or_read(file: Path, text: str) -> None:
         assert isinstance(read_config_file(file), dict)
 
 
-def test_config_files(fuzzing: Fuzzing, file: Path) -> None:
+def test_damaged_config_files_are_read_or_refused(fuzzing: Fuzzing, file: Path) -> None:
     def check_bytes(content: bytes) -> None:
         file.write_bytes(content)
         load_everywhere(file)
@@ -110,7 +110,7 @@ def test_config_files(fuzzing: Fuzzing, file: Path) -> None:
     fuzzing.run_all([(damaged_bytes(WHOLE), check_bytes), (SECTIONS, check_values)], 40)
 
 
-def test_values_of_options(fuzzing: Fuzzing) -> None:
+def test_any_option_value_is_read_or_refused(fuzzing: Fuzzing) -> None:
     def check(given: tuple[str, object]) -> None:
         option = OPTIONS[given[0]]
         try:
@@ -124,7 +124,7 @@ def test_values_of_options(fuzzing: Fuzzing) -> None:
     fuzzing.run(st.tuples(st.sampled_from(sorted(OPTIONS)), values), check, 200)
 
 
-def test_registry_urls(fuzzing: Fuzzing) -> None:
+def test_any_registry_url_is_read_or_refused(fuzzing: Fuzzing) -> None:
     def check(url: str) -> None:
         try:
             parsed = parse_registry_url(url)

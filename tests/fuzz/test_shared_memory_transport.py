@@ -33,7 +33,7 @@ def rig() -> Iterator[Rig]:
     rig.close()
 
 
-def test_hostile_callers(fuzzing: Fuzzing, rig: Rig) -> None:
+def test_hostile_callers_leave_nothing_behind(fuzzing: Fuzzing, rig: Rig) -> None:
     hello = rig.hello()
     content = st.one_of(
         st.binary(max_size=200),
@@ -167,7 +167,7 @@ async def read_from(owner: Owner, rig: Rig) -> None:
         await asyncio.gather(serving, return_exceptions=True)
 
 
-def test_hostile_owners(fuzzing: Fuzzing, rig: Rig) -> None:
+def test_hostile_owners_leave_nothing_behind(fuzzing: Fuzzing, rig: Rig) -> None:
     def check(owner: Owner) -> None:
         rig.run(read_from(owner, rig))
         assert rig.is_whole(except_for=(3,))
@@ -196,7 +196,7 @@ def test_an_empty_file_is_refused() -> None:
             map_blocks(os.dup(file), PoolDescription("peer", "model", 0, BLOCK_BYTES, {}))
 
 
-def test_garbled_endpoints(fuzzing: Fuzzing, rig: Rig) -> None:
+def test_garbled_endpoints_are_refused(fuzzing: Fuzzing, rig: Rig) -> None:
     endpoint = {"host": host_id(), "name": "baton-fuzz-nobody", "key": "k"}
     names = st.sampled_from(["", "\0", "a" * 200, "\ud800", "a\0b", "/etc/passwd"])
     endpoints = st.one_of(

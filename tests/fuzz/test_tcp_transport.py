@@ -36,7 +36,7 @@ def request(*blocks: int) -> bytes:
     return tcp_frames.REQUEST.pack(len(blocks)) + b"".join(block.to_bytes(4, "little") for block in blocks)
 
 
-def test_hostile_callers(fuzzing: Fuzzing, rig: Rig) -> None:
+def test_hostile_callers_leave_nothing_behind(fuzzing: Fuzzing, rig: Rig) -> None:
     hello = rig.hello()
     greeting = frame(hello)
     requests = st.lists(st.lists(st.integers(0, 20), max_size=5).map(lambda ids: request(*ids)), max_size=3)
@@ -109,7 +109,7 @@ class HostileServer:
             await writer.drain()
 
 
-def test_hostile_servers(fuzzing: Fuzzing, rig: Rig) -> None:
+def test_hostile_servers_leave_nothing_behind(fuzzing: Fuzzing, rig: Rig) -> None:
     server = HostileServer()
     listening = rig.run(server.start())
     names = iter(range(1 << 60))
@@ -168,7 +168,7 @@ def test_hostile_servers(fuzzing: Fuzzing, rig: Rig) -> None:
     rig.check_clean()
 
 
-def test_no_descriptor_left(rig: Rig) -> None:
+def test_a_lack_of_descriptors_makes_the_transport_unavailable(rig: Rig) -> None:
     async def connect() -> None:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         endpoint = json.dumps({"host": "127.0.0.1", "port": 1, "key": "k"}).encode()
@@ -204,7 +204,7 @@ def test_text_from_a_peer_is_truncated(rig: Rig) -> None:
     rig.check_clean()
 
 
-def test_garbled_endpoints(fuzzing: Fuzzing, rig: Rig) -> None:
+def test_garbled_endpoints_are_refused(fuzzing: Fuzzing, rig: Rig) -> None:
     hosts = ["127.0.0.1", "", "\0", "::1", "\ud800", "a" * 300, "[::1]", "fe80::1%nowhere", "127.0.0.1\n", 5]
     endpoints = st.one_of(
         st.binary(max_size=40),

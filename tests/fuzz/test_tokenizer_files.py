@@ -118,7 +118,7 @@ def test_an_undamaged_tokenizer_works(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [byte_level_tokenizer, byte_fallback_tokenizer])
-def test_damaged_tokenizers(fuzzing: Fuzzing, directory: Path, make: Any) -> None:
+def test_damaged_tokenizers_work_or_are_refused(fuzzing: Fuzzing, directory: Path, make: Any) -> None:
     file = directory / "tokenizer.json"
     whole = json.loads(make().to_str())
 
@@ -141,7 +141,7 @@ def test_damaged_tokenizers(fuzzing: Fuzzing, directory: Path, make: Any) -> Non
     )
 
 
-def test_damaged_configs(fuzzing: Fuzzing, directory: Path) -> None:
+def test_damaged_configs_work_or_are_refused(fuzzing: Fuzzing, directory: Path) -> None:
     files = ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]
     special = {"eos_token": {"content": "<|end|>", "lstrip": False}, "additional_special_tokens": ["<|end|>"]}
     wholes: dict[str, Any] = dict(zip(files, [CONFIG, special, {"<|more|>": 300}], strict=True))
@@ -162,7 +162,7 @@ def test_damaged_configs(fuzzing: Fuzzing, directory: Path) -> None:
     fuzzing.run(damaged, check, 60)
 
 
-def test_templates_and_messages(fuzzing: Fuzzing, directory: Path) -> None:
+def test_any_template_and_messages_are_rendered_or_refused(fuzzing: Fuzzing, directory: Path) -> None:
     file = directory / "chat_template.jinja"
 
     def check_template(damaged: bytes) -> None:

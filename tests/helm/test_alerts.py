@@ -155,7 +155,7 @@ def test_every_alert_has_a_case() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed")
-def test_alerts_fire_for_what_they_are_there_for(tmp_path: Path) -> None:
+def test_each_alert_fires_for_its_cause(tmp_path: Path) -> None:
     (tmp_path / "rules.yml").write_text(yaml.safe_dump(_rules()), encoding="utf-8")
     found = alerts(RDMA)
     content = {

@@ -12,7 +12,7 @@ from tests.helm.api_server.server import ApiServer, serving
 from tests.helm.objects import config_map, container, deployment, names, owned_by, pod
 
 
-def test_the_second_of_two_writers_is_told_so(client: Client) -> None:
+def test_the_second_of_two_writers_gets_a_conflict(client: Client) -> None:
     client.create(config_map("a", {"x": "0"}))
     first, second = client.get("ConfigMap", "a"), client.get("ConfigMap", "a")
     client.replace({**first, "data": {"x": "1"}})
@@ -23,7 +23,7 @@ def test_the_second_of_two_writers_is_told_so(client: Client) -> None:
     assert client.get("ConfigMap", "a")["data"] == {"x": "1"}
 
 
-def test_of_two_that_write_at_once_none_is_lost(server: ApiServer, client: Client) -> None:
+def test_concurrent_writes_are_not_lost(server: ApiServer, client: Client) -> None:
     client.create(config_map("a", {"x": "0"}))
     conflicts: list[Refused] = []
 
@@ -55,7 +55,7 @@ def test_of_two_that_write_at_once_none_is_lost(server: ApiServer, client: Clien
         ({**config_map("b"), "apiVersion": "v2"}, 400, "the object is v2 ConfigMap"),
     ],
 )
-def test_what_cannot_be_created_is_not(client: Client, body: Json, code: int, words: str) -> None:
+def test_invalid_objects_are_not_created(client: Client, body: Json, code: int, words: str) -> None:
     client.create(config_map("a"))
     refused = refusal(lambda: client.create(body))
     assert refused.code == code
@@ -63,7 +63,7 @@ def test_what_cannot_be_created_is_not(client: Client, body: Json, code: int, wo
     assert names(client.list("ConfigMap")) == ["a"]
 
 
-def test_there_is_nothing_in_a_namespace_that_is_not(client: Client) -> None:
+def test_a_missing_namespace_is_not_found(client: Client) -> None:
     assert refusal(lambda: client.create(config_map("a"), "elsewhere")).code == 404
     assert refusal(lambda: client.apply(config_map("a"), "me", namespace="elsewhere")).code == 404
 
@@ -75,7 +75,7 @@ def test_generated_names_differ(client: Client) -> None:
     assert all(name.startswith("a-") and len(name) == 7 for name in made)
 
 
-def test_objects_that_are_not_of_their_kind_are_refused(tmp_path: Path) -> None:
+def test_objects_that_violate_their_schema_are_refused(tmp_path: Path) -> None:
     def validate(written: Json, _: Json | None) -> None:
         if "bad" in written.get("data", {}):
             raise ValueError("data.bad: is not known")
@@ -93,7 +93,7 @@ def test_objects_that_are_not_of_their_kind_are_refused(tmp_path: Path) -> None:
         assert [each["data"] for each in client.list("ConfigMap")] == [{"good": "1"}]
 
 
-def test_status_and_wish_are_written_apart(client: Client) -> None:
+def test_spec_and_status_are_written_separately(client: Client) -> None:
     made = client.create({**deployment("a", container("main"), replicas=1), "status": {"replicas": 9}})
     assert "status" not in made
     made["status"], made["spec"]["replicas"] = {"replicas": 1}, 7
@@ -106,13 +106,13 @@ def test_status_and_wish_are_written_apart(client: Client) -> None:
     assert written["metadata"]["generation"] == 2
 
 
-def test_a_write_that_changes_nothing_is_none(client: Client) -> None:
+def test_a_write_without_changes_keeps_the_version(client: Client) -> None:
     made = client.create(config_map("a", {"x": "1"}))
     assert client.replace(made) == made
     assert client.patch("ConfigMap", "a", {"data": {"x": "1"}}) == made
 
 
-def test_amounts_are_text_and_secrets_base64(client: Client) -> None:
+def test_quantities_are_strings_and_secrets_base64(client: Client) -> None:
     """Whatever they were when they were sent."""
     main = {**container("main"), "resources": {"limits": {"nvidia.com/gpu": 4, "cpu": 0.5}}}
     client.create(deployment("a", main))
@@ -124,7 +124,7 @@ def test_amounts_are_text_and_secrets_base64(client: Client) -> None:
         assert "stringData" not in made
 
 
-def test_a_dry_run_leaves_everything_as_it_is(client: Client) -> None:
+def test_a_dry_run_changes_nothing(client: Client) -> None:
     client.create(config_map("a", {"x": "1"}))
     path, dry = "/api/v1/namespaces/default/configmaps", {"dryRun": "All"}
     assert client.ask("POST", path, dry, config_map("b"))["metadata"]["name"] == "b"
@@ -133,7 +133,7 @@ def test_a_dry_run_leaves_everything_as_it_is(client: Client) -> None:
     assert [each["data"] for each in client.list("ConfigMap")] == [{"x": "1"}]
 
 
-def test_a_json_patch_is_done_whole_or_not_at_all(client: Client) -> None:
+def test_a_json_patch_is_atomic(client: Client) -> None:
     client.create(config_map("a", {"x": "1"}))
     wrong = [{"op": "replace", "path": "/data/x", "value": "2"}, {"op": "test", "path": "/data/x", "value": "1"}]
     assert refusal(lambda: client.patch("ConfigMap", "a", wrong, JSON_PATCH)).code == 422
@@ -142,7 +142,7 @@ def test_a_json_patch_is_done_whole_or_not_at_all(client: Client) -> None:
     assert client.get("ConfigMap", "a")["data"] == {"x": "1"}
 
 
-def test_what_an_object_owns_goes_with_it(client: Client) -> None:
+def test_owned_objects_are_deleted_with_their_owner(client: Client) -> None:
     for propagation, left in (("Background", []), ("Foreground", []), ("Orphan", ["grandchild", "child"])):
         owner = client.create(config_map("owner"))
         child = client.create(pod("child", ownerReferences=owned_by(owner)))
@@ -152,7 +152,7 @@ def test_what_an_object_owns_goes_with_it(client: Client) -> None:
     assert client.get("Pod", "child")["metadata"]["ownerReferences"] == []
 
 
-def test_a_finalizer_holds_an_object(client: Client) -> None:
+def test_a_finalizer_delays_a_deletion(client: Client) -> None:
     client.create(config_map("a", finalizers=["tests/hold"]))
     client.delete("ConfigMap", "a")
     assert client.get("ConfigMap", "a")["metadata"]["deletionTimestamp"]
@@ -172,14 +172,14 @@ def test_a_finalizer_holds_an_object(client: Client) -> None:
         ({"fieldSelector": "metadata.name=b", "labelSelector": "pool"}, ["b"]),
     ],
 )
-def test_selectors(client: Client, query: dict[str, str], chosen: list[str]) -> None:
+def test_selectors_filter_lists(client: Client, query: dict[str, str], chosen: list[str]) -> None:
     client.create(pod("a", labels={"pool": "prefill"}))
     client.create(pod("b", labels={"pool": "decode", "old": "yes"}))
     client.create(pod("c"))
     assert names(client.list("Pod", **query)) == chosen
 
 
-def test_pages(server: ApiServer, client: Client) -> None:
+def test_lists_have_pages(server: ApiServer, client: Client) -> None:
     for name in "abcde":
         client.create(config_map(name))
     path = "/api/v1/namespaces/default/configmaps"
@@ -192,7 +192,7 @@ def test_pages(server: ApiServer, client: Client) -> None:
     assert refusal(lambda: client.ask("GET", path, query)).code == 410
 
 
-def test_a_watch_from_too_long_ago_is_refused(server: ApiServer, client: Client) -> None:
+def test_a_watch_from_an_expired_version_is_refused(server: ApiServer, client: Client) -> None:
     old = client.create(config_map("a"))["metadata"]["resourceVersion"]
     client.create(config_map("b"))
     server.call(lambda api: api.store.forget_changes())
@@ -201,7 +201,7 @@ def test_a_watch_from_too_long_ago_is_refused(server: ApiServer, client: Client)
     assert (event["type"], event["object"]["code"]) == ("ERROR", 410)
 
 
-def test_a_watch_ends_in_time(client: Client) -> None:
+def test_a_watch_ends_after_its_timeout(client: Client) -> None:
     client.create(config_map("a"))
     query = {"watch": "true", "timeoutSeconds": "0.1"}
     assert client.ask("GET", "/api/v1/namespaces/default/configmaps", query)["type"] == "ADDED"

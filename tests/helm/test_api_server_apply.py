@@ -26,14 +26,14 @@ def owned(live: Json, manager: str) -> set[str]:
     return {path[-1] for each in entries for path in decode(each["fieldsV1"])}
 
 
-def test_what_is_no_longer_applied_goes(client: Client) -> None:
+def test_fields_that_are_no_longer_applied_are_removed(client: Client) -> None:
     client.apply(config_map("a", {"x": "1", "y": "1"}, labels={"app": "a"}), "helm")
     live = client.apply(config_map("a", {"x": "2"}), "helm")
     assert live["data"] == {"x": "2"}
     assert "labels" not in live["metadata"]
 
 
-def test_what_somebody_else_has_set_stays(client: Client) -> None:
+def test_fields_of_other_managers_stay(client: Client) -> None:
     client.apply(config_map("a", {"x": "1", "y": "1"}), "helm")
     client.patch("ConfigMap", "a", {"data": {"z": "1"}, "metadata": {"annotations": {"seen": "yes"}}})
     client.apply(config_map("a", {"y": "1"}), "other")
@@ -42,7 +42,7 @@ def test_what_somebody_else_has_set_stays(client: Client) -> None:
     assert live["metadata"]["annotations"] == {"seen": "yes"}
 
 
-def test_items_of_a_list_are_owned_one_by_one(client: Client) -> None:
+def test_list_items_are_owned_individually(client: Client) -> None:
     client.apply(deployment("a", container("main", A="1", B="1"), container("side")), "helm")
     sidecar = {"spec": {"template": {"spec": {"containers": [container("injected")]}}}}
     client.patch("Deployment", "a", sidecar, STRATEGIC)
@@ -67,7 +67,7 @@ def test_a_field_of_another_manager_is_a_conflict(client: Client) -> None:
     assert "f:replicas" not in owned(live, "tests")
 
 
-def test_a_field_given_up_by_one_of_two_owners_stays(client: Client) -> None:
+def test_a_field_released_by_one_of_two_owners_stays(client: Client) -> None:
     """So a chart can leave the replicas to an autoscaler."""
     client.apply(deployment("a", container("main"), replicas=2), "helm")
     client.patch("Deployment", "a", {"spec": {"replicas": 5}}, below="scale")
@@ -84,7 +84,7 @@ def test_a_map_may_be_filled_and_emptied(client: Client) -> None:
         assert live["spec"]["template"]["spec"]["volumes"] == [{"name": "tmp", "emptyDir": source}]
 
 
-def test_an_item_twice_is_refused(client: Client) -> None:
+def test_a_duplicate_item_is_refused(client: Client) -> None:
     main = container("main", A="1")
     main["env"].append({"name": "A", "value": "2"})
     with pytest.raises(Refused) as refused:
@@ -113,7 +113,7 @@ def test_a_merge_patch_replaces_lists(client: Client) -> None:
     assert (images(live), env(live)) == ({"main": "image:1"}, {})
 
 
-def test_custom_objects_take_no_strategic_patch(client: Client) -> None:
+def test_custom_objects_refuse_strategic_patches(client: Client) -> None:
     cluster = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "a"}, "spec": {}}
     client.create(cluster)
     with pytest.raises(Refused) as refused:
@@ -121,14 +121,14 @@ def test_custom_objects_take_no_strategic_patch(client: Client) -> None:
     assert refused.value.code == 415
 
 
-def test_field_sets_survive_their_encoding() -> None:
+def test_field_sets_round_trip_through_their_encoding() -> None:
     fields = set(fields_of(deployment("a", container("main", A="1"), replicas=1)))
     assert set(decode(encode(fields))) == fields
     assert len(fields) > 8
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_after_any_history_one_sees_what_was_applied_last(client: Client, seed: int) -> None:
+def test_the_last_applied_fields_win_after_any_history(client: Client, seed: int) -> None:
     """Two managers with fields of their own apply whatever they like: at the end is exactly what both want."""
     rng = random.Random(seed)
     wanted: dict[str, Json] = {}

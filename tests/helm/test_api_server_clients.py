@@ -24,7 +24,7 @@ def kubernetes(server: ApiServer) -> Iterator[ApiClient]:
         yield connected
 
 
-def test_the_kubernetes_client_does_its_work(kubernetes: ApiClient) -> None:
+def test_the_kubernetes_client_works_against_it(kubernetes: ApiClient) -> None:
     apps = AppsV1Api(kubernetes)
     apps.create_namespaced_deployment("default", deployment("a", container("main"), replicas=1))
     apps.patch_namespaced_deployment("a", "default", {"spec": {"replicas": 2}})
@@ -41,7 +41,7 @@ def test_the_kubernetes_client_does_its_work(kubernetes: ApiClient) -> None:
     assert not apps.list_namespaced_deployment("default").items
 
 
-def test_custom_objects_are_like_all_others(kubernetes: ApiClient) -> None:
+def test_custom_objects_behave_like_others(kubernetes: ApiClient) -> None:
     place = ("ray.io", "v1", "default", "rayclusters")
     api = CustomObjectsApi(kubernetes)
     metadata = {"name": "a"}
@@ -53,7 +53,7 @@ def test_custom_objects_are_like_all_others(kubernetes: ApiClient) -> None:
     assert names(api.list_namespaced_custom_object(*place)["items"]) == ["a"]
 
 
-def test_a_watch_tells_what_happens(kubernetes: ApiClient, client: Client) -> None:
+def test_a_watch_reports_changes(kubernetes: ApiClient, client: Client) -> None:
     version = client.create(pod("a", labels={"pool": "x"}))["metadata"]["resourceVersion"]
     client.create(pod("b"))
     client.patch("Pod", "a", {"metadata": {"labels": {"pool": "y"}}})
@@ -69,12 +69,12 @@ def test_a_watch_tells_what_happens(kubernetes: ApiClient, client: Client) -> No
     assert seen == [("DELETED", "a"), ("ADDED", "b"), ("DELETED", "b")]
 
 
-def test_who_has_no_token_is_nobody(server: ApiServer) -> None:
+def test_a_request_with_an_unknown_token_is_refused(server: ApiServer) -> None:
     with Client(server, "guessed") as nobody:
         assert refusal(lambda: nobody.list("Pod")).code == 401
 
 
-def test_rights_are_those_of_the_roles(server: ApiServer, client: Client, tmp_path: Path) -> None:
+def test_permissions_follow_the_roles(server: ApiServer, client: Client, tmp_path: Path) -> None:
     server.service_account("default", "reader", tmp_path / "pod")
     group = "rbac.authorization.k8s.io"
     api_version = f"{group}/v1"
@@ -107,7 +107,7 @@ def test_rights_are_those_of_the_roles(server: ApiServer, client: Client, tmp_pa
     )
 
 
-def test_the_budget_is_read_from_it(server: ApiServer, client: Client, tmp_path: Path) -> None:
+def test_the_budget_reader_works_against_it(server: ApiServer, client: Client, tmp_path: Path) -> None:
     """What the small server of the budget's own tests is asked for, this one answers too."""
     client.create({"apiVersion": "v1", "kind": "Node", **kubernetes_objects.node("gpu-0")}, "")
     metadata = {"name": "a", "labels": {"app": "baton"}}

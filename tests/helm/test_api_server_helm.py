@@ -42,7 +42,7 @@ def env(live: Json) -> list[str]:
     return [each["name"] for each in live["spec"]["template"]["spec"]["containers"][0]["env"]]
 
 
-def test_install_upgrade_rollback_and_uninstall(server: ApiServer, client: Client) -> None:
+def test_helm_installs_upgrades_rolls_back_and_uninstalls(server: ApiServer, client: Client) -> None:
     with helm(server) as releases:
         releases.install(CHART, "one", {})
         assert there(client) == RELEASED | {"ConfigMap/one-extra"}
@@ -59,14 +59,14 @@ def test_install_upgrade_rollback_and_uninstall(server: ApiServer, client: Clien
     assert there(client) == {"PersistentVolumeClaim/one-cache"}
 
 
-def test_another_process_finds_the_release(server: ApiServer) -> None:
+def test_another_helm_process_finds_the_release(server: ApiServer) -> None:
     with helm(server) as releases:
         releases.install(CHART, "one", {"replicas": 3})
     with helm(server) as releases:
         assert releases.values("one") == {"replicas": 3}
 
 
-def test_an_install_waits_until_all_is_ready(server: ApiServer, client: Client) -> None:
+def test_an_install_waits_until_all_objects_are_ready(server: ApiServer, client: Client) -> None:
     with helm(server) as releases:
         releases.install(CHART, "one", {}, wait="watcher", timeout=30)
     assert client.get("Deployment", "one")["status"]["readyReplicas"] == 2
@@ -80,14 +80,14 @@ def test_the_tests_of_a_release_run(server: ApiServer, client: Client) -> None:
     assert client.get("Pod", "one-test")["status"]["phase"] == "Succeeded"
 
 
-def test_a_test_that_fails_is_told(tmp_path: Path) -> None:
+def test_a_failing_release_test_is_reported(tmp_path: Path) -> None:
     with serving(tmp_path, accept, controllers=[node(lambda pod: 1)]) as server, helm(server) as releases:
         releases.install(CHART, "one", {})
         with pytest.raises(HelmFailed, match="one-test"):
             releases.test("one", timeout=30)
 
 
-def test_an_upgrade_stops_at_what_somebody_else_has_changed(server: ApiServer, client: Client) -> None:
+def test_an_upgrade_stops_at_fields_changed_by_other_managers(server: ApiServer, client: Client) -> None:
     with helm(server) as releases:
         releases.install(CHART, "one", {})
         client.patch("Deployment", "one", {"spec": {"replicas": 7}}, below="scale")
@@ -96,7 +96,7 @@ def test_an_upgrade_stops_at_what_somebody_else_has_changed(server: ApiServer, c
     assert client.get("Deployment", "one")["spec"]["replicas"] == 7
 
 
-def test_an_object_that_is_not_of_its_kind_stops_the_install(tmp_path: Path) -> None:
+def test_an_object_that_violates_its_schema_stops_the_install(tmp_path: Path) -> None:
     def validate(written: Json, _: Json | None) -> None:
         if written["kind"] == "Service":
             raise ValueError("spec.ports: is wrong")
@@ -109,7 +109,7 @@ def test_an_object_that_is_not_of_its_kind_stops_the_install(tmp_path: Path) -> 
         releases.install(CHART, "one", {})
 
 
-def test_a_kind_that_the_cluster_lacks_is_left_out(tmp_path: Path) -> None:
+def test_objects_of_a_missing_kind_are_left_out(tmp_path: Path) -> None:
     with serving(tmp_path, accept, types=BUILT_IN) as server, Client(server) as client, helm(server) as releases:
         releases.install(CHART, "one", {})
         assert client.list("Deployment")

@@ -104,7 +104,7 @@ def test_rules_see_defaults_and_every_item(schema: dict[str, Any]) -> None:
     assert broken(parts=[{"name": "a"}, {"name": "red"}]) == ["spec.parts[1]: self.color != self.name"]
 
 
-def test_rules_of_changes_tell_items_apart_by_their_keys(schema: dict[str, Any]) -> None:
+def test_transition_rules_match_items_by_their_keys(schema: dict[str, Any]) -> None:
     def broken(*parts: dict[str, str]) -> list[str]:
         before = defaulted(schema, gadget(parts=[{"name": "a"}, {"name": "b", "color": "blue"}]))
         return list(cel_rules.broken(schema, defaulted(schema, gadget(parts=list(parts))), before))
@@ -119,13 +119,13 @@ def test_a_rule_that_cannot_be_evaluated_is_not_skipped(rule: str) -> None:
         list(cel_rules.broken({"type": "string", "x-kubernetes-validations": [{"rule": rule}]}, "x"))
 
 
-def test_a_directory_without_definitions_is_told(tmp_path: Path) -> None:
+def test_a_directory_without_definitions_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no CustomResourceDefinition"):
         custom_resources.released(tmp_path)
 
 
 @pytest.mark.parametrize("definition", custom_resources.definitions(), ids=lambda each: str(each["metadata"]["name"]))
-def test_every_definition_is_one(definition: dict[str, Any]) -> None:
+def test_every_definition_is_valid(definition: dict[str, Any]) -> None:
     schemas.check(definition, VERSION)
     assert f"{definition['spec']['names']['plural']}.{definition['spec']['group']}" == definition["metadata"]["name"]
     for version in definition["spec"]["versions"]:
@@ -172,7 +172,7 @@ BREAKS: list[tuple[str, str, Spoil]] = [
 
 
 @pytest.mark.parametrize(("kind", "words", "spoil"), BREAKS)
-def test_each_rule_finds_what_it_is_for(kind: str, words: str, spoil: Spoil) -> None:
+def test_each_rule_finds_its_violation(kind: str, words: str, spoil: Spoil) -> None:
     spoilt = deepcopy(charts.only(charts.render(CASES["tls"]), kind))
     schemas.check(spoilt, VERSION)
     spoil(spoilt["spec"])
@@ -180,7 +180,7 @@ def test_each_rule_finds_what_it_is_for(kind: str, words: str, spoil: Spoil) -> 
         schemas.check(spoilt, VERSION)
 
 
-def test_the_server_has_the_definitions_and_keeps_their_rules(tmp_path: Path) -> None:
+def test_the_server_enforces_the_definitions_rules(tmp_path: Path) -> None:
     objects = charts.render(charts.MODEL)
     account, service = charts.only(objects, "ServiceAccount", "baton-head"), charts.only(objects, "RayService")
     service["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"

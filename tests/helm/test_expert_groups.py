@@ -14,7 +14,7 @@ pytest.importorskip("ray.serve")  # which warns when it is imported for the firs
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
 
-def test_a_pools_group_is_the_one_that_the_values_say() -> None:
+def test_a_pools_group_follows_the_values() -> None:
     objects = charts.render(CASES["experts"])
     settings = settings_of(objects)
     settings.check()
@@ -36,7 +36,7 @@ def test_a_pools_group_is_the_one_that_the_values_say() -> None:
     assert "enable_eplb" not in alone.cluster.worker
 
 
-def test_the_rendezvous_fits_where_decode_workers_are_and_takes_nothing_from_them() -> None:
+def test_the_rendezvous_fits_into_the_decode_pool_without_taking_its_resources() -> None:
     objects = charts.render(CASES["experts"])
     settings = settings_of(objects)
     options = settings.deployments[RENDEZVOUS]
@@ -72,7 +72,7 @@ GROUP_CHANGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("change", GROUP_CHANGES)
-def test_another_group_is_another_cluster(change: dict[str, Any]) -> None:
+def test_a_change_of_the_group_builds_a_second_cluster(change: dict[str, Any]) -> None:
     """Serve would change it worker by worker, and the group takes none that differs."""
     before, after = (charts.render(charts.merged(CASES["experts"], each)) for each in ({}, change))
     assert without_replicas(before) != without_replicas(after)

@@ -20,7 +20,7 @@ from tests.helm.label_selectors import selects
         ("http://[fd00::1]", [443, 80]),
     ],
 )
-def test_a_mirrors_port_is_let_through(endpoint: str, ports: list[int]) -> None:
+def test_policies_allow_a_mirrors_port(endpoint: str, ports: list[int]) -> None:
     values = charts.merged(charts.MODEL, {"modelCache": {"hubEndpoint": endpoint}})
     for more, names in (({}, ("baton-router", "baton-workers")), (JOB, ("baton-fetch",))):
         objects = charts.render(charts.merged(values, more))
@@ -40,7 +40,7 @@ def test_a_mirrors_port_is_let_through(endpoint: str, ports: list[int]) -> None:
         (JOB["modelCache"], {"fetch"}),
     ],
 )
-def test_only_who_downloads_reaches_the_hub(cache: dict[str, Any], asking: set[str]) -> None:
+def test_only_downloading_pods_may_connect_to_the_hub(cache: dict[str, Any], asking: set[str]) -> None:
     """A policy is of a pod, for as long as it lives: so one job downloads, and the others wait."""
     objects = charts.render(charts.merged(charts.MODEL, {"modelCache": cache}))
     policies = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
@@ -58,7 +58,7 @@ def test_only_who_downloads_reaches_the_hub(cache: dict[str, Any], asking: set[s
 
 
 @pytest.mark.parametrize("model", ["bundled", "/models/x"])
-def test_a_model_that_is_there_needs_no_way_out(model: str) -> None:
+def test_a_local_model_needs_no_egress(model: str) -> None:
     objects = charts.render({"model": model})
     for each in objects:
         if each["kind"] == "NetworkPolicy" and not each["metadata"]["name"].endswith("-head"):

@@ -40,7 +40,7 @@ def bake() -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.parametrize("path", ["Dockerfile"])
-def test_hadolint_has_no_complaint(path: str) -> None:
+def test_hadolint_finds_nothing(path: str) -> None:
     hadolint = Path(sys.executable).parent / "hadolint"
     result = subprocess.run([hadolint, ROOT / path], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -69,14 +69,14 @@ def test_nothing_else_reaches_the_build(path: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_user_is_the_charts_and_no_name(target: str) -> None:
+def test_the_user_is_the_charts_numeric_id(target: str) -> None:
     [user] = [rest for word, rest in whole(target) if word == "USER"]
     security = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["podSecurity"]
     assert user == f"{security['runAsUser']}:{security['runAsGroup']}"  # runAsNonRoot does not know names
     assert whole(target)[-1] == ("USER", user)
 
 
-def test_kuberay_finds_what_it_starts_pods_with() -> None:
+def test_the_image_has_the_programs_that_kuberay_starts() -> None:
     text = "\n".join(f"{word} {rest}" for word, rest in whole("cpu"))
     assert re.search(r"apt-get install [^&]*\bwget\b", text)
     assert "/etc/profile.d/baton.sh" in text
@@ -84,7 +84,7 @@ def test_kuberay_finds_what_it_starts_pods_with() -> None:
     assert [rest for word, rest in whole("cpu") if word == "ENTRYPOINT"] == []  # pods bring a command of their own
 
 
-def test_triton_finds_a_compiler_where_there_are_gpus() -> None:
+def test_the_gpu_image_has_a_compiler_for_triton() -> None:
     def installs(target: str) -> set[str]:
         runs = [rest for word, rest in whole(target) if word == "RUN"]
         return {name for run in runs for found in re.findall(r"apt-get install ([^&]*)", run) for name in found.split()}
@@ -92,7 +92,7 @@ def test_triton_finds_a_compiler_where_there_are_gpus() -> None:
     assert installs("cuda") - installs("cpu") == {"gcc", "libc6-dev"}  # and a C library's headers
 
 
-def test_bake_builds_the_stages_under_the_names_that_the_chart_asks_for() -> None:
+def test_bake_builds_the_image_names_of_the_chart() -> None:
     targets = bake()
     version = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"]
     assert version == PYPROJECT["project"]["version"]
@@ -109,7 +109,7 @@ def test_bake_builds_the_stages_under_the_names_that_the_chart_asks_for() -> Non
     assert set(args) <= declared
 
 
-def test_every_requirement_is_pinned_to_what_it_allows() -> None:
+def test_every_requirement_is_pinned_to_an_allowed_version() -> None:
     pinned = constraints()
     extras = PYPROJECT["project"]["optional-dependencies"]
     for text in [*PYPROJECT["project"]["dependencies"], *extras["nixl"], *extras["ray"], *extras["kubernetes"]]:
@@ -117,7 +117,7 @@ def test_every_requirement_is_pinned_to_what_it_allows() -> None:
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)][0]), text
 
 
-def test_every_file_but_torchs_is_pinned_by_its_hash() -> None:
+def test_every_file_except_torchs_is_pinned_by_hash() -> None:
     lines = (SCRIPTS / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert len(constraints()) == len(lines) - 1 > 100
     assert [name for name, (_, digest) in constraints().items() if not digest] == ["torch"]
@@ -141,7 +141,7 @@ def write_wheel(directory: Path, name: str, requires: str = "") -> str:
 
 
 @pytest.mark.parametrize("spoilt", ["", "rest", "torch"])
-def test_a_file_that_is_another_is_not_installed(tmp_path: Path, spoilt: str) -> None:
+def test_a_file_with_another_hash_is_not_installed(tmp_path: Path, spoilt: str) -> None:
     """By the Dockerfile's own step, with an index of three packages: ours needs one, torch another."""
     digests = {name: write_wheel(tmp_path, name) for name in ("needed", "cudalib")}
     torch = write_wheel(tmp_path, "torch", "Requires-Dist: cudalib\n")
@@ -241,7 +241,7 @@ def test_twine_accepts_the_wheel(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_has_its_compiled_modules_and_no_sources_of_ours(installed: Path) -> None:
+def test_the_wheel_has_compiled_modules_and_no_native_sources(installed: Path) -> None:
     modules = ("baton.router.index.native.prefix_index", *ENGINE_MODULES)
     script = "import importlib, sys; print(*(importlib.import_module(name).__file__ for name in sys.argv[1:]))"
     assert run(installed, "-c", script, *modules).count(str(installed)) == len(modules)

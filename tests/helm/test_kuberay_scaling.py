@@ -117,7 +117,7 @@ def installed(
     return Cluster(server, client)
 
 
-def test_nodes_of_each_group_come_and_go(installed: Cluster) -> None:
+def test_nodes_of_each_group_are_added_and_removed(installed: Cluster) -> None:
     before = installed.nodes()
     assert before == {HEAD: 1, **{name: installed.group(name)["replicas"] for name in POOLS}}
     for name in POOLS:
@@ -136,7 +136,7 @@ def test_a_group_can_lose_all_its_nodes(installed: Cluster) -> None:
     assert installed.nodes() == {HEAD: 1}
 
 
-def test_both_groups_grow_at_once_to_their_most_and_no_further(installed: Cluster) -> None:
+def test_both_groups_grow_to_their_maximum_at_the_same_time(installed: Cluster) -> None:
     most = {name: installed.group(name)["maxReplicas"] for name in POOLS}
     wanted = {name: most[name] - installed.group(name)["replicas"] + 1 for name in POOLS}
     errors = installed.launch(wanted)
@@ -146,7 +146,7 @@ def test_both_groups_grow_at_once_to_their_most_and_no_further(installed: Cluste
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_replicas_that_have_no_place_get_nodes_of_their_own_group(installed: Cluster, pool: str) -> None:
+def test_replicas_without_a_place_get_nodes_of_their_own_group(installed: Cluster, pool: str) -> None:
     """From what a replica asks Ray for to the pod that it will run in, with nothing but Ray's own code between."""
     settings, config = installed.settings(), installed.config()
     options = settings.deployments[pool]
@@ -188,7 +188,7 @@ def test_bounds_that_are_raised_later_are_reached(
     assert installed.nodes()["decode"] == 8
 
 
-def test_other_accounts_may_not(
+def test_other_accounts_may_not_scale(
     installed: Cluster, server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That of the workers, which run the model's code."""

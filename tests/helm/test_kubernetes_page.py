@@ -63,11 +63,11 @@ def property_of(schema: dict[str, Any], path: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_its_values_install(block: str) -> None:
+def test_the_pages_values_install(block: str) -> None:
     assert len(render(merged(MODEL, yaml.safe_load(block)))) > 8
 
 
-def test_the_values_that_it_names_are_there() -> None:
+def test_the_values_named_on_the_page_exist() -> None:
     names = [
         text.rstrip(".*").partition(":")[0].partition("=")[0].removeprefix("--set ").split(".")
         for text in QUOTED
@@ -79,13 +79,13 @@ def test_the_values_that_it_names_are_there() -> None:
 
 
 @pytest.mark.parametrize(("effect", "name", "change"), UPGRADES)
-def test_an_upgrade_does_what_its_row_says(effect: str, name: str, change: dict[str, Any]) -> None:
+def test_an_upgrade_has_the_documented_effect(effect: str, name: str, change: dict[str, Any]) -> None:
     [row] = [line for line in PAGE.splitlines() if line.startswith("|") and effect in line.split("|")[2]]
     assert name in row.split("|")[1].replace("`", " ").replace(",", " ").split()
     assert effect_of(change) == effect
 
 
-def test_a_size_by_hand_restarts_nothing() -> None:
+def test_a_manual_size_change_restarts_nothing() -> None:
     """Where sizes were by hand before."""
     assert effect_of({"decode": {"replicas": 2}}, merged(MODEL, BY_HAND)) == SERVE
 
@@ -109,6 +109,6 @@ def effect_of(change: dict[str, Any], values: dict[str, Any] = MODEL) -> str:
     return PLANNER
 
 
-def test_the_commands_that_it_gives_are_there() -> None:
+def test_the_commands_on_the_page_exist() -> None:
     commands = set(re.findall(r"(?:^|`)baton (\w+)", PAGE, re.MULTILINE))
     assert {"bench", "status", "drain", "key", "doctor"} <= commands <= set(COMMANDS)

@@ -81,7 +81,7 @@ def seen(server: ApiServer, client: Client) -> Seen:
 
 
 @pytest.mark.parametrize("name", ["default", *EXAMPLES])
-def test_an_install_puts_every_object_there(releases: Releases, seen: Seen, name: str) -> None:
+def test_an_install_creates_every_object(releases: Releases, seen: Seen, name: str) -> None:
     values = MODEL if name == "default" else charts.example(name)
     releases.install(CHART, "baton", values, wait="watcher", timeout=60)
     there = seen.all()
@@ -95,7 +95,7 @@ def test_an_install_puts_every_object_there(releases: Releases, seen: Seen, name
     assert seen.pods() == sorted(["headgroup", *wanted])
 
 
-def test_pods_stand_where_their_pool_is_told_to(releases: Releases, seen: Seen) -> None:
+def test_pods_are_placed_by_their_pools_values(releases: Releases, seen: Seen) -> None:
     """What the operator makes of the groups, and not what the groups say alone."""
     placement = {
         name: {
@@ -154,7 +154,7 @@ def test_without_a_strategy_there_is_never_a_second_cluster(releases: Releases, 
     assert seen.one("RayCluster")["spec"] == first["spec"]
 
 
-def test_a_rollback_returns_to_what_was(releases: Releases, seen: Seen) -> None:
+def test_a_rollback_restores_the_earlier_state(releases: Releases, seen: Seen) -> None:
     releases.install(CHART, "baton", MODEL)
     before = seen.wished()
     changes = {"decode": {"maxReplicas": 9}, "router": {"grpc": True}, "networkPolicy": {"enabled": False}}
@@ -167,7 +167,7 @@ def test_a_rollback_returns_to_what_was(releases: Releases, seen: Seen) -> None:
     assert releases.revisions("baton") == [1, 2, 3]
 
 
-def test_an_uninstall_leaves_what_is_to_be_kept(releases: Releases, seen: Seen) -> None:
+def test_an_uninstall_leaves_only_objects_to_keep(releases: Releases, seen: Seen) -> None:
     empty = seen.all().keys()
     releases.install(CHART, "baton", merged(MODEL, KEPT))
     claims = {name for name in seen.all() if name.startswith("PersistentVolumeClaim/")}
@@ -188,7 +188,7 @@ def test_an_uninstall_leaves_nothing_else_anywhere(releases: Releases, seen: See
     assert {f"{key.type.kind}/{key.name}" for key in left} == {"Pod/baton-test"}  # for its log
 
 
-def test_what_was_kept_is_taken_up_again(releases: Releases, seen: Seen) -> None:
+def test_kept_objects_are_reused_by_the_next_install(releases: Releases, seen: Seen) -> None:
     releases.install(CHART, "baton", merged(MODEL, KEPT))
     models = seen.all()["PersistentVolumeClaim/baton-models"]["metadata"]["uid"]
     releases.uninstall("baton")
@@ -219,7 +219,7 @@ def test_an_autoscaled_router_keeps_its_size(releases: Releases, seen: Seen) -> 
     assert seen.all()[router]["spec"]["replicas"] == 5
 
 
-def test_the_test_pod_is_made_when_it_is_asked_for(releases: Releases, seen: Seen) -> None:
+def test_the_test_pod_is_created_only_for_helm_test(releases: Releases, seen: Seen) -> None:
     releases.install(CHART, "baton", MODEL)
     assert "Pod/baton-test" not in seen.all()
     releases.test("baton", timeout=30)
@@ -229,7 +229,7 @@ def test_the_test_pod_is_made_when_it_is_asked_for(releases: Releases, seen: See
     assert pod["spec"]["containers"][0]["image"] == router["image"]
 
 
-def test_two_releases_live_in_one_namespace(releases: Releases, seen: Seen) -> None:
+def test_two_releases_share_a_namespace(releases: Releases, seen: Seen) -> None:
     releases.install(CHART, "one", MODEL)
     first = seen.wished()
     releases.install(CHART, "two", MODEL)
@@ -245,7 +245,7 @@ def test_an_object_with_an_unknown_field_stops_the_install(releases: Releases) -
         releases.install(CHART, "baton", merged(MODEL, {"extraObjects": [typo]}))
 
 
-def test_the_head_may_read_the_budget_that_it_is_told_to_read(
+def test_the_head_has_permission_to_read_its_budget(
     releases: Releases, seen: Seen, server: ApiServer, tmp_path: Path
 ) -> None:
     releases.install(CHART, "baton", MODEL)
@@ -264,7 +264,7 @@ def test_the_head_may_read_the_budget_that_it_is_told_to_read(
         source.close()
 
 
-def test_the_operator_makes_nothing_of_a_head_without_a_port_for_serve() -> None:
+def test_the_operator_refuses_a_head_without_a_port_for_serve() -> None:
     """Ours names its ports, so the operator takes none for granted."""
     service = charts.only(charts.render(MODEL), "RayService")
     [head] = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"]

@@ -17,7 +17,7 @@ from tests.helm.pods import POOLS, rendered
         ({"type": "hostPath", "hostPath": "/m"}, {"hostPath": {"path": "/m", "type": "Directory"}}),
     ],
 )
-def test_the_model_is_where_the_values_say(values: dict[str, Any], volume: dict[str, Any]) -> None:
+def test_the_models_volume_follows_the_values(values: dict[str, Any], volume: dict[str, Any]) -> None:
     objects = rendered({"modelCache": values})
     for name in ("Deployment/baton-router", "RayService/baton/prefill"):
         spec = charts.pod_templates(objects)[name]["spec"]
@@ -31,7 +31,7 @@ def test_the_model_is_where_the_values_say(values: dict[str, Any], volume: dict[
     assert all(each["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"} for each in claims)
 
 
-def test_where_a_job_fetches_the_others_wait_and_cannot_write() -> None:
+def test_with_a_download_job_other_pods_wait_and_cannot_write() -> None:
     objects = rendered({"modelCache": {"type": "pvc", "job": {"enabled": True}}})
     templates = charts.pod_templates(objects)
     [job] = [template for name, template in templates.items() if name.startswith("Job/")]
@@ -44,7 +44,7 @@ def test_where_a_job_fetches_the_others_wait_and_cannot_write() -> None:
         assert models == {"name": "models", "mountPath": "/models", "readOnly": True}
 
 
-def test_a_model_that_is_there_is_not_fetched() -> None:
+def test_a_local_model_is_not_downloaded() -> None:
     for template in charts.pod_templates(charts.render({"model": "/models/llama/"})).values():
         assert "initContainers" not in template["spec"]
     assert charts.serve_config(charts.render({"model": "/models/llama/"}))["applications"][0]["args"]["model"] == (
@@ -52,7 +52,7 @@ def test_a_model_that_is_there_is_not_fetched() -> None:
     )
 
 
-def test_a_jobs_name_goes_with_what_it_fetches() -> None:
+def test_a_jobs_name_depends_on_model_and_image() -> None:
     """It cannot be changed."""
     cache = {"modelCache": {"type": "pvc", "job": {"enabled": True}}}
     jobs = [charts.only(rendered(cache, more), "Job") for more in ({}, {"model": "a/b"}, {"image": {"tag": "2"}})]
@@ -62,7 +62,7 @@ def test_a_jobs_name_goes_with_what_it_fetches() -> None:
     assert bounds == jobs[0]
 
 
-def test_a_token_for_the_hub_goes_to_who_fetches_only() -> None:
+def test_only_downloading_containers_get_the_hub_token() -> None:
     objects = rendered({"modelCache": {"hubToken": {"existingSecret": "hub"}, "hubEndpoint": "https://mirror"}})
     for template in charts.pod_templates(objects).values():
         for container in charts.containers(template):
@@ -70,7 +70,7 @@ def test_a_token_for_the_hub_goes_to_who_fetches_only() -> None:
             assert ({"HF_TOKEN", "HF_ENDPOINT"} <= names) is (container["name"] == "fetch")
 
 
-def test_who_fetches_gets_its_own_variables() -> None:
+def test_downloading_containers_get_extra_variables() -> None:
     proxy = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
     objects = rendered({"modelCache": {"type": "pvc", "job": {"enabled": True}, "extraEnv": [proxy]}})
     for template in charts.pod_templates(objects).values():

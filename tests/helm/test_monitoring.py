@@ -29,7 +29,7 @@ def rendered(*values: dict[str, Any], **options: Any) -> list[Manifest]:
     return render(merged(MODEL, ALL, *values), **options)
 
 
-def test_nothing_of_it_is_there_unless_asked_for() -> None:
+def test_monitoring_is_off_by_default() -> None:
     objects = render(MODEL)
     assert not {each["kind"] for each in objects} & set(KINDS)
     assert not [each for each in objects if each["metadata"]["name"].endswith("-dashboards")]
@@ -43,7 +43,7 @@ def test_labels_are_added_for_a_prometheus_that_selects_by_them(kind: str, part:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cluster_without_the_operator_is_told_so(kind: str) -> None:
+def test_a_cluster_without_the_operator_is_refused(kind: str) -> None:
     apis = [each for each in APIS if not each.endswith(kind)]
     with pytest.raises(HelmError, match=f"no monitoring.coreos.com/v1 {kind}"):
         rendered(api_versions=apis)
@@ -78,7 +78,7 @@ def test_https_and_keys_reach_the_service_monitor() -> None:
         rendered(keys, {"tests": {"enabled": False}})
 
 
-def test_the_pod_monitor_finds_every_pod_of_rays_and_no_other() -> None:
+def test_the_pod_monitor_selects_exactly_rays_pods() -> None:
     objects = rendered()
     monitor = only(objects, "PodMonitor")
     wanted = monitor["spec"]["selector"]["matchLabels"]
@@ -91,7 +91,7 @@ def test_the_pod_monitor_finds_every_pod_of_rays_and_no_other() -> None:
             assert endpoint["port"] in [port["name"] for port in template["spec"]["containers"][0]["ports"]]
 
 
-def test_dashboards_come_whole_and_where_grafana_looks_for_them() -> None:
+def test_dashboards_are_complete_and_labelled_for_grafana() -> None:
     extra = {"monitoring": {"dashboards": {"annotations": {"grafana_folder": "LLM"}}}}
     found = only(rendered(extra), "ConfigMap", "baton-dashboards")
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
@@ -102,7 +102,7 @@ def test_dashboards_come_whole_and_where_grafana_looks_for_them() -> None:
 
 
 @pytest.mark.parametrize("name", dashboards())
-def test_a_dashboard_is_one_that_grafana_can_show(name: str) -> None:
+def test_a_dashboard_is_valid_for_grafana(name: str) -> None:
     board = dashboards()[name]
     ids = [panel["id"] for panel in panels(board)]
     assert len(ids) == len(set(ids))
@@ -126,7 +126,7 @@ def test_a_dashboard_is_one_that_grafana_can_show(name: str) -> None:
             assert matchers["service"] == "$service", query
 
 
-def test_every_alert_says_what_is_wrong_how_bad_it_is_and_what_to_do() -> None:
+def test_every_alert_has_a_summary_a_severity_and_a_runbook() -> None:
     found = alerts(RDMA)
     assert len({alert.name for alert in found}) == len(found) > 12
     for alert in found:
@@ -138,11 +138,11 @@ def test_every_alert_says_what_is_wrong_how_bad_it_is_and_what_to_do() -> None:
             assert matchers["service"] == "baton-router", alert.name
 
 
-def test_tcp_is_an_alert_only_where_rdma_is_on() -> None:
+def test_tcp_is_an_alert_only_with_rdma() -> None:
     assert {alert.name for alert in alerts(RDMA)} - {alert.name for alert in alerts({})} == {"BatonSlowTransport"}
 
 
-def test_alerts_have_their_page() -> None:
+def test_every_alert_is_documented() -> None:
     page = (Path(CHART).parents[1] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
     for alert in alerts(RDMA):
         name = alert.name.removesuffix("Fast").removesuffix("Slow")
@@ -150,7 +150,7 @@ def test_alerts_have_their_page() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "spelt"), [(1, "1.0"), (2.5, "2.5"), (0.75, "0.75"), (160, "160.0")])
-def test_the_objectives_bound_is_spelt_as_the_routers_page_has_it(seconds: float, spelt: str) -> None:
+def test_an_objectives_bound_is_spelt_like_the_bucket_label(seconds: float, spelt: str) -> None:
     slo = {"slo": {"ttftSeconds": seconds}}
     [alert] = [alert for alert in alerts(slo) if alert.name == "BatonTTFTBurnsFast"]
     bounds = {
@@ -163,14 +163,14 @@ def test_the_objectives_bound_is_spelt_as_the_routers_page_has_it(seconds: float
 
 
 @pytest.mark.parametrize("slo", [{"ttftSeconds": 1.3}, {"tpotSeconds": 0.06}, {"quantile": 0.9}])
-def test_a_promise_that_no_alert_can_watch_is_refused_where_there_are_alerts(slo: dict[str, float]) -> None:
+def test_an_slo_between_buckets_is_refused_with_alerts(slo: dict[str, float]) -> None:
     assert render(merged(MODEL, {"slo": slo}))
     with pytest.raises(HelmError, match=f"slo.{next(iter(slo))}: "):
         render(merged(MODEL, ON, {"slo": slo}))
 
 
 @pytest.mark.parametrize(("key", "buckets"), [("ttftSeconds", TTFT_BUCKETS_S), ("tpotSeconds", TOKEN_BUCKETS_S)])
-def test_the_bounds_that_may_be_promised_are_the_routers_buckets(key: str, buckets: tuple[float, ...]) -> None:
+def test_allowed_slo_bounds_are_the_routers_buckets(key: str, buckets: tuple[float, ...]) -> None:
     with pytest.raises(HelmError, match="is not a bound") as refused:
         render(merged(MODEL, ON, {"slo": {key: 0.0123}}))
     told = str(refused.value).partition("give one of ")[2].partition(", or leave")[0]
@@ -179,7 +179,7 @@ def test_the_bounds_that_may_be_promised_are_the_routers_buckets(key: str, bucke
         assert render(merged(MODEL, ON, {"slo": {key: bound}}))
 
 
-def test_planner_and_alerts_have_one_promise() -> None:
+def test_planner_and_alerts_use_the_same_slo() -> None:
     slo = {"ttftSeconds": 2.5, "tpotSeconds": 0.1, "quantile": 0.99}
     objects = rendered({"slo": slo})
     assert scaling_settings(objects)["slo"] == {"ttft_s": 2.5, "tpot_s": 0.1, "quantile": 0.99}

@@ -9,7 +9,7 @@ from tests.helm.policy_rules import allows, covers
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each != "external"])
-def test_each_pod_has_exactly_one_policy_for_both_ways(case: str) -> None:
+def test_each_pod_has_exactly_one_policy_for_ingress_and_egress(case: str) -> None:
     objects = charts.render(CASES[case])
     policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
     for name, template in charts.pod_templates(objects).items():
@@ -42,7 +42,7 @@ FLOWS = {
 
 
 @pytest.mark.parametrize("flow", FLOWS)
-def test_policies_let_through_the_flows_that_there_are(flow: tuple[str, str, int | str, int | str]) -> None:
+def test_policies_allow_the_existing_flows(flow: tuple[str, str, int | str, int | str]) -> None:
     source, target, out_port, in_port = flow
     objects = charts.render(
         charts.merged(charts.MODEL, JOB, {"networkPolicy": {"clients": [{"ipBlock": {"cidr": "::/0"}}]}})
@@ -89,7 +89,7 @@ def test_prometheus_reaches_metrics_and_nothing_else(target: tuple[str, str]) ->
         assert is_authorized is expected
 
 
-def test_notes_say_when_prometheus_may_be_shut_out() -> None:
+def test_notes_warn_if_prometheus_may_be_blocked() -> None:
     monitor = {"monitoring": {"serviceMonitor": {"enabled": True}}}
     clients = {"networkPolicy": {"clients": [PROMETHEUS]}}
     peers = {"networkPolicy": {"monitoring": [PROMETHEUS]}}
@@ -99,7 +99,7 @@ def test_notes_say_when_prometheus_may_be_shut_out() -> None:
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each != "external"])
-def test_names_are_asked_for_at_the_ports_of_dns_where_anybody_is_asked(case: str) -> None:
+def test_pods_with_egress_may_query_dns(case: str) -> None:
     """Those of the servers' pods too: a policy sees where a connection really goes, at OpenShift 5353."""
     dns = {"ports": [{"port": port, "protocol": name} for port in (53, 5353) for name in ("UDP", "TCP")]}
     for each in charts.render(CASES[case]):
@@ -107,7 +107,7 @@ def test_names_are_asked_for_at_the_ports_of_dns_where_anybody_is_asked(case: st
             assert dns in each["spec"]["egress"], each["metadata"]["name"]
 
 
-def test_a_foreign_pod_reaches_no_worker() -> None:
+def test_other_pods_cannot_reach_workers() -> None:
     policies = [each["spec"] for each in charts.render(charts.MODEL) if each["kind"] == "NetworkPolicy"]
     foreign = {"app.kubernetes.io/part-of": "baton", "app.kubernetes.io/instance": "other"}
     for policy in policies:
@@ -115,7 +115,7 @@ def test_a_foreign_pod_reaches_no_worker() -> None:
             assert not allows(policy["ingress"], "from", {**foreign, "app.kubernetes.io/component": "router"}, port)
 
 
-def test_the_ports_that_policies_let_through_are_those_that_pods_use() -> None:
+def test_policies_allow_exactly_the_ports_that_pods_use() -> None:
     ports = {"ray": {"ephemeralPorts": {"first": 20000, "last": 20999}}}
     objects = charts.render(charts.merged(charts.MODEL, ports))
     template = charts.pod_templates(objects)["RayService/baton/decode"]

@@ -76,7 +76,7 @@ POOLS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("pools", POOLS)
-async def test_the_charts_commands_and_files_make_a_cluster(tmp_path: Path, pools: str) -> None:
+async def test_the_charts_commands_and_files_start_a_cluster(tmp_path: Path, pools: str) -> None:
     values = {"modelCache": {"mountPath": str(tmp_path / "models")}, "engine": {"dtype": "float32"}, **POOLS[pools]}
     objects = charts.render(charts.merged(charts.example("cpu"), values))
     service, secret = charts.only(objects, "RayService"), charts.only(objects, "Secret")

@@ -24,7 +24,7 @@ from ray.serve.schema import ServeApplicationSchema
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_planner_takes_its_arguments(case: str, tmp_path: Any) -> None:
+def test_the_planner_accepts_its_arguments(case: str, tmp_path: Any) -> None:
     objects = charts.render(CASES[case])
     [application] = charts.serve_config(objects)["applications"]
     policy = application.get("autoscaling_policy")
@@ -47,7 +47,7 @@ def test_the_planner_takes_its_arguments(case: str, tmp_path: Any) -> None:
         assert list(serve_conflicts({DeploymentID(deployment["name"]): SimpleNamespace(config=config)}, POOLS)) == []
 
 
-def test_the_planner_finds_its_settings_where_the_head_has_them() -> None:
+def test_the_planners_settings_file_is_mounted_in_the_head() -> None:
     objects = charts.render(charts.MODEL)
     [application] = charts.serve_config(objects)["applications"]
     file = PurePosixPath(application["autoscaling_policy"]["policy_kwargs"]["settings_file"])
@@ -58,7 +58,7 @@ def test_the_planner_finds_its_settings_where_the_head_has_them() -> None:
     assert file.name in charts.only(objects, "ConfigMap", volume["configMap"]["name"])["data"]
 
 
-def test_the_budgets_section_is_that_of_the_pods() -> None:
+def test_the_budgets_section_matches_the_pods() -> None:
     objects = charts.render(CASES["everything"])
     [application] = charts.serve_config(objects)["applications"]
     section = application["autoscaling_policy"]["policy_kwargs"]["kubernetes"]
@@ -84,7 +84,7 @@ BOUNDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("change", BOUNDS)
-def test_other_bounds_restart_nothing(change: dict[str, Any]) -> None:
+def test_a_change_of_bounds_restarts_nothing(change: dict[str, Any]) -> None:
     """The operator builds a second cluster for any other change of `rayClusterConfig`; Serve restarts replicas where
     it takes the application for another version.
     """

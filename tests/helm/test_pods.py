@@ -48,14 +48,14 @@ def test_evictions_leave_workers(values: dict[str, Any], expected: int) -> None:
     assert chosen == {"RayService/baton/decode"}
 
 
-def test_each_budget_can_be_left_out() -> None:
+def test_each_disruption_budget_can_be_disabled() -> None:
     off = {"podDisruptionBudget": {"enabled": False}}
     objects = rendered(dict.fromkeys(("router", "head", *POOLS), off))
     assert not [each for each in objects if each["kind"] == "PodDisruptionBudget"]
     assert len([each for each in rendered() if each["kind"] == "PodDisruptionBudget"]) == 4
 
 
-def test_rdma_gives_the_device_and_what_it_needs() -> None:
+def test_rdma_adds_the_device_and_its_requirements() -> None:
     container = main_container(worker(charts.render(CASES["rdma"])))
     limits = container["resources"]["limits"]
     assert (limits["rdma/hca"], limits["hugepages-2Mi"], limits["nvidia.com/gpu"]) == (1, "2Gi", 1)
@@ -70,7 +70,7 @@ def test_rdma_gives_the_device_and_what_it_needs() -> None:
     assert set(main_container(head)["resources"]["limits"]) == {"cpu", "memory"}
 
 
-def test_shared_memory_is_memory_of_a_size() -> None:
+def test_shared_memory_has_a_size() -> None:
     volumes = {each["name"]: each for each in worker(rendered({"decode": {"shmGi": 12}}))["spec"]["volumes"]}
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "12Gi"}
 
@@ -85,7 +85,7 @@ def test_spreading_counts_the_components_own_pods() -> None:
     assert second == own
 
 
-def test_placement_goes_to_its_own_pool() -> None:
+def test_placement_applies_to_its_own_pool() -> None:
     placement = {
         "nodeSelector": {"gpu": "h200"},
         "tolerations": [{"operator": "Exists"}],
@@ -113,7 +113,7 @@ def test_placement_goes_to_its_own_pool() -> None:
     assert worker(objects, "prefill") == worker(rendered(), "prefill")
 
 
-def test_no_annotation_of_a_workers_pod_goes_with_what_may_change() -> None:
+def test_ray_pods_have_no_annotations() -> None:
     """The operator would build a second cluster."""
     for name in ("head", *POOLS):
         assert "annotations" not in worker(rendered(), name)["metadata"]

@@ -35,7 +35,7 @@ baton:wait_seconds_count{model_name="m"} 1
         ('sum(up{service="r"}) or vector(0)', set()),
     ],
 )
-def test_what_is_there_passes_with_its_labels(expression: str, labels: set[str]) -> None:
+def test_existing_series_and_labels_pass(expression: str, labels: set[str]) -> None:
     assert check(expression, PAGE) == labels
 
 
@@ -54,12 +54,12 @@ def test_what_is_there_passes_with_its_labels(expression: str, labels: set[str])
         ("sum by (role) (baton:workers) / ignoring (role) sum by (worker) (baton:handovers_total)", "never match"),
     ],
 )
-def test_what_is_not_there_is_named(expression: str, error: str) -> None:
+def test_missing_series_and_labels_are_named(expression: str, error: str) -> None:
     with pytest.raises(Wrong, match=error):
         check(expression, PAGE)
 
 
-def test_what_is_no_promql_is_refused() -> None:
+def test_invalid_promql_is_refused() -> None:
     with pytest.raises(ValueError, match="parenthesis"):
         check("sum(baton:workers", PAGE)
 
@@ -69,6 +69,6 @@ def test_every_selector_is_found() -> None:
     assert [each.name for each in found] == ["a", "b", "c", "d"]
 
 
-def test_labels_of_texts() -> None:
+def test_labels_in_templates_are_found() -> None:
     assert legend_labels("{{role}} {{ state }}") == {"role", "state"}
     assert annotation_labels("{{ $labels.worker }} has {{ $value | humanize }}") == {"worker"}

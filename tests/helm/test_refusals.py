@@ -124,7 +124,7 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "words"), FAILURES)
-def test_what_could_not_work_is_told_before_the_install(change: dict[str, Any], words: str) -> None:
+def test_impossible_values_are_refused_before_the_install(change: dict[str, Any], words: str) -> None:
     with pytest.raises(HelmError, match=words):
         charts.render({**charts.MODEL, **change})
 

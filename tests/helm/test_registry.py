@@ -7,7 +7,7 @@ from tests.helm.cases import CASES
 from tests.helm.pods import POOLS, main_container, rendered, worker
 
 
-def test_a_password_of_ones_own_is_used_by_all_who_need_it() -> None:
+def test_an_existing_password_is_used_by_all_components() -> None:
     values = {"head": {"faultTolerance": {"enabled": True}}, "redis": {"persistence": {"enabled": True}}}
     objects = rendered(values, {"redis": {"auth": {"existingSecret": "mine"}}})
     assert not [each for each in objects if each["kind"] == "Secret"]
@@ -26,7 +26,7 @@ def test_a_password_of_ones_own_is_used_by_all_who_need_it() -> None:
     assert rendered(values, {"redis": {"auth": {"existingSecret": "mine"}}}, is_anew=True) == objects
 
 
-def test_redis_starts_anew_with_another_password() -> None:
+def test_redis_restarts_with_a_new_password() -> None:
     """Rendered without the cluster, which knows the one that there is, each time is another."""
 
     def checksum(values: dict[str, Any]) -> str:
@@ -40,7 +40,7 @@ def test_redis_starts_anew_with_another_password() -> None:
     assert checksum(mine) != checksum({"auth": {"existingSecret": "other"}})
 
 
-def test_a_registry_from_elsewhere() -> None:
+def test_an_external_registry_is_used() -> None:
     external = {"redis": {"enabled": False, "external": {"existingSecret": "cache", "key": "uri"}}}
     objects = rendered(external)
     assert not [each for each in objects if each["kind"] == "Secret"]

@@ -21,7 +21,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 @pytest.mark.parametrize("kube_version", KUBE_VERSIONS)
 @pytest.mark.parametrize("case", CASES)
-def test_every_object_is_what_its_schema_allows(case: str, kube_version: str) -> None:
+def test_every_object_is_valid_by_its_schema(case: str, kube_version: str) -> None:
     objects = charts.render(CASES[case], kube_version=kube_version)
     assert len(objects) > 8
     for each in objects:
@@ -31,11 +31,11 @@ def test_every_object_is_what_its_schema_allows(case: str, kube_version: str) ->
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_operator_takes_it(case: str) -> None:
+def test_the_operator_accepts_the_ray_service(case: str) -> None:
     assert kuberay_rules.faults(charts.only(charts.render(CASES[case]), "RayService")) == []
 
 
-def test_the_operators_rules_are_kept_by_the_rules_copy() -> None:
+def test_the_copied_operator_rules_find_violations() -> None:
     """Each rule finds what it is for."""
     service = charts.only(charts.render(charts.MODEL), "RayService")
     breaks: list[tuple[str, Any]] = [
@@ -116,12 +116,12 @@ def test_helm_lint_finds_nothing(case: str, kube_version: str) -> None:
     assert [each for each in report["messages"] if each["severity"] > 1] == []
 
 
-def test_the_oldest_kubernetes_is_what_is_tested() -> None:
+def test_the_oldest_supported_kubernetes_is_tested() -> None:
     assert charts.chart().metadata["kubeVersion"] == f">={KUBE_VERSIONS[0].removeprefix('v')}-0"
 
 
 @pytest.mark.parametrize("case", ["default", "cpu", "moe"])
-def test_objects_are_those_of_the_golden_list(case: str) -> None:
+def test_objects_equal_the_golden_list(case: str) -> None:
     """What is installed, and what Serve is told."""
     golden = yaml.safe_load((GOLDEN / f"{case}.yaml").read_text(encoding="utf-8"))
     objects = charts.render(CASES[case])
@@ -129,7 +129,7 @@ def test_objects_are_those_of_the_golden_list(case: str) -> None:
     assert charts.serve_config(objects) == golden["serveConfigV2"]
 
 
-def test_notes_give_commands_that_name_what_is_there() -> None:
+def test_commands_in_the_notes_name_existing_objects() -> None:
     files = charts.render_files(CASES["tls"], name="x", namespace="ns")
     notes = files["baton/templates/NOTES.txt"]
     assert "helm test x -n ns" in notes
@@ -141,7 +141,7 @@ def test_notes_give_commands_that_name_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("case", ["default", "cpu", "moe"])
-def test_the_size_that_notes_suggest_is_one_that_installs(case: str) -> None:
+def test_the_size_suggested_in_the_notes_installs(case: str) -> None:
     notes = charts.render_files(CASES[case])["baton/templates/NOTES.txt"]
     found = re.search(r"--set decode\.maxReplicas=(\d+) ", notes)
     assert found is not None
@@ -150,12 +150,12 @@ def test_the_size_that_notes_suggest_is_one_that_installs(case: str) -> None:
         assert f"{{.status.{status}.applicationStatuses}}" in notes
 
 
-def test_the_operator_looks_for_no_proxy_at_the_head() -> None:
+def test_the_operator_expects_no_serve_proxy_on_the_head() -> None:
     assert charts.only(charts.render(charts.MODEL), "RayService")["spec"]["excludeHeadPodFromServeSvc"] is True
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_commands_of_ours_have_the_options_that_they_are_given(case: str) -> None:
+def test_baton_commands_accept_their_options(case: str) -> None:
     """In pods, and in the notes."""
     files = charts.render_files(CASES[case])
     lines = [re.sub(r"\s+", " ", line) for line in files["baton/templates/NOTES.txt"].splitlines()]
@@ -173,7 +173,7 @@ def test_commands_of_ours_have_the_options_that_they_are_given(case: str) -> Non
         assert {word for word in words if word.startswith("--")} <= known, line
 
 
-def test_certificates_have_the_names_that_are_asked_for() -> None:
+def test_certificates_have_the_required_names() -> None:
     objects = charts.render(CASES["tls"])
     internal = charts.only(objects, "Certificate", "baton-tls")["spec"]
     arguments = charts.serve_config(objects)["applications"][0]["args"]

@@ -14,7 +14,7 @@ from tests.helm.cases import CASES
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_router_takes_its_file(case: str, tmp_path: Any) -> None:
+def test_the_router_accepts_its_file(case: str, tmp_path: Any) -> None:
     objects = charts.render(CASES[case])
     text = charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"]
     file = tmp_path / "router.yaml"
@@ -34,7 +34,7 @@ def test_the_router_takes_its_file(case: str, tmp_path: Any) -> None:
         assert path is None or path.rpartition("/")[0] in mounts
 
 
-def test_what_is_promised_reaches_the_router() -> None:
+def test_the_slo_reaches_the_router() -> None:
     promised = {"targetTtftMs": 500, "targetTpotMs": 50.5, "trafficWindowS": 30}
     objects = charts.render(charts.merged(charts.MODEL, {"router": {"config": promised}}))
     told = yaml.safe_load(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])

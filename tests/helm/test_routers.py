@@ -12,7 +12,7 @@ from tests.helm.pods import main_container, rendered
 KEDA = {"enabled": True, "prometheusAddress": "http://prometheus:9090", "scrapedElsewhere": True}
 
 
-def test_a_routers_probes_ask_what_routers_answer() -> None:
+def test_a_routers_probes_use_its_endpoints() -> None:
     container = main_container(
         charts.pod_templates(rendered({"router": {"startupSeconds": 301}}))["Deployment/baton-router"]
     )
@@ -32,7 +32,7 @@ def test_a_routers_probes_ask_what_routers_answer() -> None:
         ({"router": {"autoscaling": {"enabled": False}}, "keda": KEDA}, "ScaledObject", None),
     ],
 )
-def test_one_thing_sizes_the_routers(values: dict[str, Any], kind: str | None, replicas: int | None) -> None:
+def test_exactly_one_object_sizes_the_routers(values: dict[str, Any], kind: str | None, replicas: int | None) -> None:
     objects = rendered(values)
     scalers = [each for each in objects if each["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")]
     assert [each["kind"] for each in scalers] == ([kind] if kind else [])
@@ -41,7 +41,7 @@ def test_one_thing_sizes_the_routers(values: dict[str, Any], kind: str | None, r
         assert each["spec"]["scaleTargetRef"]["name"] == "baton-router"
 
 
-def test_what_leads_to_the_routers_leads_to_their_ports() -> None:
+def test_ingress_and_routes_use_the_routers_ports() -> None:
     objects = charts.render(charts.merged(CASES["tls"], {"router": {"grpc": True, "service": {"port": 80}}}))
     service = charts.only(objects, "Service", "baton-router")
     router = charts.pod_templates(objects)["Deployment/baton-router"]
@@ -63,7 +63,7 @@ def test_what_leads_to_the_routers_leads_to_their_ports() -> None:
     assert not any(selects({"matchLabels": service["spec"]["selector"]}, each["metadata"]["labels"]) for each in others)
 
 
-def test_who_leads_clients_in_knows_that_routers_speak_https() -> None:
+def test_ingress_and_gateway_use_https_to_the_routers() -> None:
     tls = {"tls": {"https": {"enabled": True, "existingSecret": "cert"}}}
     route = {"httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]}}
     policy = charts.only(rendered(tls, route), "BackendTLSPolicy")["spec"]["validation"]
@@ -81,13 +81,13 @@ def test_who_leads_clients_in_knows_that_routers_speak_https() -> None:
     assert charts.only(rendered(ingress), "Ingress")
 
 
-def test_a_certificate_of_ours_has_the_name_that_the_gateway_asks_for() -> None:
+def test_the_routers_certificate_has_the_gateways_hostname() -> None:
     objects = charts.render(CASES["tls"])
     asked = charts.only(objects, "BackendTLSPolicy")["spec"]["validation"]["hostname"]
     assert asked in charts.only(objects, "Certificate", "baton-https")["spec"]["dnsNames"]
 
 
-def test_a_router_starts_anew_when_its_file_changes() -> None:
+def test_a_router_restarts_when_its_file_changes() -> None:
     before, after = (
         charts.pod_templates(rendered(values))["Deployment/baton-router"]["metadata"]["annotations"]
         for values in ({}, {"router": {"config": {"maxQueueWaitS": 1}}})

@@ -36,7 +36,7 @@ def test_every_key_is_explained_and_no_other_is_allowed() -> None:
     assert [name for name, entry in found.items() if not {"type", "enum"} & set(entry)] == []
 
 
-def test_the_schema_has_the_keys_of_the_values_and_no_others() -> None:
+def test_the_schema_has_exactly_the_keys_of_the_values() -> None:
     """But for the router's own options, of which none is given, and what a parent chart says."""
     values = set(keys(charts.chart().values))
     told = {name for name, _ in entries(SCHEMA) if "[]" not in name}
@@ -157,7 +157,7 @@ GOOD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("values", GOOD)
-def test_what_looks_odd_and_is_right_passes(values: dict[str, Any]) -> None:
+def test_unusual_but_valid_values_pass(values: dict[str, Any]) -> None:
     assert charts.only(charts.render(charts.merged(charts.MODEL, values)), "RayService")
 
 
@@ -167,7 +167,7 @@ def test_bad_values_are_named(values: dict[str, Any], word: str) -> None:
         charts.render(charts.merged(charts.MODEL, values))
 
 
-def test_the_readme_is_what_the_schema_and_the_values_say() -> None:
+def test_the_readme_matches_schema_and_values() -> None:
     assert (CHART / "README.md").read_text(encoding="utf-8") == readme(), "run python scripts/chart_readme.py"
     check = subprocess.run([sys.executable, "scripts/chart_readme.py", "--check"], cwd=CHART.parents[1], check=False)
     assert check.returncode == 0

@@ -39,7 +39,7 @@ def test_every_container_is_restricted(case: str) -> None:
             assert added == (["IPC_LOCK"] if is_rdma_worker else []), name
 
 
-def test_the_autoscaler_beside_the_head_is_restricted_too() -> None:
+def test_the_heads_autoscaler_container_is_restricted_too() -> None:
     service = charts.only(charts.render(charts.MODEL), "RayService")
     options = service["spec"]["rayClusterConfig"]["autoscalerOptions"]
     assert options["securityContext"]["readOnlyRootFilesystem"] is True
@@ -51,7 +51,7 @@ def test_the_autoscaler_beside_the_head_is_restricted_too() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_mounts_are_of_volumes_that_are_there_and_only_scratch_is_writable(case: str) -> None:
+def test_mounts_use_existing_volumes_and_only_scratch_is_writable(case: str) -> None:
     for name, template in pods(case):
         volumes = {each["name"]: each for each in template["spec"].get("volumes", ())}
         used = {"autoscaler-tmp"} & set(volumes)
@@ -77,12 +77,12 @@ def test_only_the_head_has_a_token_for_the_api_server(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each != "everything"])
-def test_no_rights_beyond_the_namespace(case: str) -> None:
+def test_no_permissions_beyond_the_namespace(case: str) -> None:
     kinds = {each["kind"] for each in charts.render(CASES[case])}
     assert not kinds & {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
 
 
-def test_rights_are_asked_for_only_where_they_are_used() -> None:
+def test_permissions_are_granted_only_if_used() -> None:
     budget = charts.merged(charts.MODEL, {"autoscaling": {"clusterBudget": {"enabled": True}}})
     objects = charts.render(budget)
     assert not [each for each in objects if each["kind"].startswith("Cluster")]
@@ -104,13 +104,13 @@ def test_only_workers_see_gpus() -> None:
     assert cluster["headGroupSpec"]["resources"] == {"CPU": "0", "GPU": "0"}
 
 
-def test_images_are_taken_by_digest_where_there_is_one() -> None:
+def test_images_use_their_digest_if_given() -> None:
     digest = "sha256:" + "1" * 64
     values = {"image": {"repository": "r.example.com/baton", "digest": digest}, "redis": {"image": {"digest": digest}}}
     for name, template in charts.pod_templates(charts.render({**charts.MODEL, **values})).items():
         assert all(each["image"].endswith(f"@{digest}") for each in charts.containers(template)), name
 
 
-def test_ray_takes_orders_with_a_token_only() -> None:
+def test_ray_accepts_commands_only_with_a_token() -> None:
     service = charts.only(charts.render(charts.MODEL), "RayService")
     assert service["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}

@@ -18,7 +18,7 @@ from ray.serve.schema import ServeDeploySchema
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_serve_and_the_application_take_it(case: str) -> None:
+def test_serve_and_the_application_accept_the_config(case: str) -> None:
     objects = charts.render(CASES[case])
     config = charts.serve_config(objects)
     ServeDeploySchema.model_validate(config)
@@ -31,7 +31,7 @@ def test_serve_and_the_application_take_it(case: str) -> None:
 
 
 @pytest.mark.parametrize("drain_s", [1, 30, 300])
-def test_every_end_has_longer_than_what_it_waits_for(drain_s: int) -> None:
+def test_every_shutdown_has_more_time_than_the_one_it_waits_for(drain_s: int) -> None:
     values = {"drainTimeoutSeconds": drain_s, "router": {"preStopSleepSeconds": 60}}
     objects = charts.render({**charts.MODEL, **values})
     settings = settings_of(objects)
@@ -45,7 +45,7 @@ def test_every_end_has_longer_than_what_it_waits_for(drain_s: int) -> None:
     assert router["terminationGracePeriodSeconds"] > sleep_s + drain_s >= 60
 
 
-def test_options_have_our_own_names() -> None:
+def test_options_have_batons_names() -> None:
     """What the values can say of engines and routers, our code knows by the same name."""
     # The chart's own, what follows from both pools' ranks, and what is known only where a pod runs.
     engine = set(engine_options()) - {"device", "kv_parts", "cores"}
@@ -67,7 +67,7 @@ def test_options_have_our_own_names() -> None:
     assert settings.cluster.engine["decode"]["max_model_len"] == 4096
 
 
-def test_a_head_that_may_die_has_a_redis_of_its_own() -> None:
+def test_a_fault_tolerant_head_has_its_own_redis() -> None:
     address = {"head": {"faultTolerance": {"enabled": True, "redisAddress": "gcs.example.com:6390"}}}
     objects = charts.render(charts.merged(charts.MODEL, address))
     options = ray_cluster(objects)["spec"]["gcsFaultToleranceOptions"]
@@ -79,6 +79,6 @@ def test_a_head_that_may_die_has_a_redis_of_its_own() -> None:
     assert own["redisPassword"]["valueFrom"]["secretKeyRef"] == {"name": "baton-redis", "key": "password"}
 
 
-def test_the_ray_version_is_the_one_that_is_tested() -> None:
+def test_the_ray_version_is_the_tested_one() -> None:
     values = charts.chart().values
     assert values["ray"]["version"] == ray.__version__

@@ -28,7 +28,7 @@ def deployments(application: Application) -> dict[str, Any]:
     return found
 
 
-def test_the_application_has_the_ranks_that_the_values_say() -> None:
+def test_the_applications_ranks_follow_the_values() -> None:
     settings = settings_of(charts.render(CASES["ranks"]))
     settings.check()
     cluster = settings.cluster.cluster
@@ -75,7 +75,7 @@ def test_ranks_without_gpus_take_none() -> None:
         assert "nvidia.com/gpu" not in group["template"]["spec"]["containers"][0]["resources"]["limits"]
 
 
-def test_as_many_expert_ranks_are_those_of_one_worker_and_no_group_of_workers() -> None:
+def test_expert_ranks_equal_to_tensor_ranks_form_no_group_of_workers() -> None:
     both = {"decode": {"tensorParallelSize": 2, "expertParallelSize": 2}}
     objects = charts.render(charts.merged(charts.MODEL, both))
     settings = settings_of(objects)
@@ -88,7 +88,7 @@ def test_as_many_expert_ranks_are_those_of_one_worker_and_no_group_of_workers() 
 
 
 @pytest.mark.parametrize("pool", RANKS)
-def test_workers_of_more_gpus_are_another_cluster(pool: str) -> None:
+def test_workers_with_more_gpus_build_a_second_cluster(pool: str) -> None:
     """Serve cannot change what a pod has."""
     before, after = (
         charts.render(charts.merged(CASES["ranks"], each)) for each in ({}, {pool: {"tensorParallelSize": 4}})

@@ -41,7 +41,7 @@ def test_each_deployment_fits_exactly_one_group(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pods_have_what_their_replicas_use(case: str) -> None:
+def test_pods_have_the_resources_of_their_replicas(case: str) -> None:
     objects = charts.render(CASES[case])
     values = charts.chart().merge_values(CASES[case])
     for group in ray_cluster(objects)["spec"]["workerGroupSpecs"]:

@@ -1,4 +1,4 @@
-"""`make audit`: what it finds, and what it does where it cannot look."""
+"""`make audit`: its findings, and its behaviour if the list cannot be read."""
 
 import json
 import threading
@@ -14,18 +14,18 @@ from scripts.audit import ADVISORIES, COMPONENTS, ROOT, Advisory, AdvisoryList, 
 
 
 class NotFound(BaseHTTPRequestHandler):
-    """An index that has no page."""
+    """A package index without any page."""
 
     def do_GET(self) -> None:
         self.send_error(404)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def lost() -> Iterator[str]:
-    """The URL of an index that answers 404 to everything."""
+    """Yield the URL of an index that returns 404 for every path."""
     with HTTPServer(("127.0.0.1", 0), NotFound) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -39,14 +39,14 @@ def test_a_list_that_cannot_be_read_is_a_failure(lost: str, capsys: pytest.Captu
     assert "PyPI's list is unreadable: 404" in capsys.readouterr().out
 
 
-def test_the_committed_list_is_asked_for_by_name_and_says_its_date(
+def test_the_committed_list_is_used_on_request_with_its_date(
     lost: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "OLD_DAYS", 36500)
     assert main(["--pypi", lost, "--fallback"]) == 0
-    said = capsys.readouterr().out
-    assert f"which has a few of {AdvisoryList.read(ADVISORIES).date}" in said
-    assert "days old" not in said
+    output = capsys.readouterr().out
+    assert f"which has a few of {AdvisoryList.read(ADVISORIES).date}" in output
+    assert "days old" not in output
     monkeypatch.setattr(audit, "OLD_DAYS", -1)
     main(["--pypi", lost, "--fallback"])
     assert "days old; renew it" in capsys.readouterr().out
@@ -69,7 +69,7 @@ def test_known_vulnerabilities_are_found(product: str, version: str, is_found: b
     assert bool(AdvisoryList.read(ADVISORIES).check([Component(product, version)])) == is_found
 
 
-def test_branches() -> None:
+def test_an_advisory_covers_versions_of_several_branches() -> None:
     advisory = Advisory("a", "CVE-1", ("7.2.6", "8.0.3"), since="7.0")
     versions = ("6.9", "7.0", "7.2.5", "7.2.6", "7.3.9", "8.0.2", "8.0.3", "8.1.0")
     vulnerable = [each for each in versions if advisory.has(Version(each))]
@@ -85,7 +85,7 @@ def test_an_image_with_a_known_vulnerability_is_a_failure(
     assert "redis-server 7.4.2 (helm/baton/values.yaml) has CVE-2025-49844, fixed in" in capsys.readouterr().out
 
 
-def test_a_component_that_was_changed_or_is_unknown_is_named(tmp_path: Path) -> None:
+def test_a_changed_or_unknown_component_is_named(tmp_path: Path) -> None:
     component = Component("nothing", "1", "values.yaml", "tag: 1")
     for tag in ("2", "10", "1.0"):
         (tmp_path / "values.yaml").write_text(f"tag: {tag}\n")

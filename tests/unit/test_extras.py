@@ -1,4 +1,4 @@
-"""Without the optional packages: what serves, and one line for what does not."""
+"""Without the optional packages: features that work, and one-line errors for the others."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from baton.doctor.finding import Level
 from baton.doctor.packages import check_extras
 from baton.extras import NIXL, OPTIONAL_PACKAGES, RAY, MissingExtra
 
-# Runs a command of ours as if no optional package was installed.
+# Runs a Baton command as if no optional package were installed.
 BASE_ONLY = f"""
 import sys
 for name in {[package.module for package in OPTIONAL_PACKAGES]!r} + ["triton", "nixl_ep"]:
@@ -35,12 +35,12 @@ SERVE = "from baton.__main__ import main; main(prog_name='baton')"
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A Python process without the optional packages."""
+    """Run a Python process without the optional packages."""
     argv = [sys.executable, "-c", BASE_ONLY + script, *arguments]
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
-def test_every_command_and_process_imports_without_them() -> None:
+def test_every_command_and_process_imports_without_optional_packages() -> None:
     result = run(IMPORT_ALL)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("imported")
@@ -64,17 +64,15 @@ def test_an_option_whose_package_is_missing_ends_with_one_line(flags: list[str],
     assert "Traceback" not in result.stderr
 
 
-def test_a_budget_of_a_cluster_needs_its_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_kubernetes_budget_needs_the_client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     (tmp_path / "token").touch()
-    settings: object = None  # not looked at before the client is missed
+    settings: object = None  # not read before the missing client is reported
     with pytest.raises(ValueError, match=r'pip install "baton-serve\[kubernetes\]"'):
         budget_reader.open_budget(settings, settings, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path)  # type: ignore[arg-type]
 
 
-def test_a_machine_without_a_redis_server_is_told_how_to_get_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_redis_server_the_error_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = find_redis_server()
     assert found is not None
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -90,7 +88,7 @@ def test_a_machine_without_a_redis_server_is_told_how_to_get_one(
         PrivateRedis(tmp_path / "redis.log")
 
 
-def test_a_folder_of_a_packages_name_is_not_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_folder_with_a_packages_name_is_not_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = replace(NIXL, module="a_package_for_this_test")
     folder = tmp_path / package.module
     folder.mkdir()
@@ -109,7 +107,7 @@ def test_a_missing_package_is_an_error_that_names_the_command(monkeypatch: pytes
     assert "\n" not in str(caught.value)
 
 
-def test_the_doctor_lists_what_is_missing_and_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_lists_missing_packages_with_their_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nixl", None)
     [finding] = [each for each in check_extras() if "nixl" in each.found]
     assert finding.level is Level.OK

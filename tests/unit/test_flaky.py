@@ -1,4 +1,4 @@
-"""Failed tests run a second time, and only those that then pass are forgiven."""
+"""Failed tests run a second time; only those that then pass are forgiven."""
 
 import os
 import subprocess

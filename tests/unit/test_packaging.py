@@ -1,4 +1,4 @@
-"""What the distribution says of itself and needs: names in texts, requirements, constraints, metadata, the sdist."""
+"""The distribution: its name in texts, requirements, constraints, metadata, the sdist."""
 
 import ast
 import re
@@ -21,12 +21,12 @@ from tests.tested_versions import differences, pins
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# Modules that only run with an optional package, which they import at their top.
+# Modules that import an optional package at their top and only run with it.
 NEED_EXTRA = {"ray": "deployment/ray/", "triton": "kvtransfer/checksum/word_sums_triton.py"}
 
 
 def tracked() -> list[Path]:
-    """Every file that git knows."""
+    """Return all tracked files."""
     if not (ROOT / ".git").exists():
         pytest.skip("this is no git checkout")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -34,12 +34,12 @@ def tracked() -> list[Path]:
 
 
 def base() -> dict[str, Requirement]:
-    """The base dependencies by name."""
+    """Return the base dependencies by name."""
     return {canonicalize_name(each.name): each for each in map(Requirement, PROJECT["dependencies"])}
 
 
 def lower_bound(requirement: Requirement) -> Version:
-    """The least version that a requirement takes."""
+    """Return the lowest version that a requirement accepts."""
     [bound] = [Version(each.version) for each in requirement.specifier if each.operator == ">="]
     return bound
 
@@ -51,12 +51,12 @@ def test_no_text_names_another_projects_distribution() -> None:
         try:
             text = (ROOT / path).read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            continue  # weights and pictures
+            continue  # weights and images
         found += [f"{path}: {match[0]}" for match in old.finditer(text)]
     assert found == []
 
 
-def test_the_distribution_says_whose_it_is_and_under_which_licence() -> None:
+def test_metadata_and_community_files_are_complete() -> None:
     metadata = distribution("baton-serve").metadata
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["License-File"] == "LICENSE"
@@ -69,7 +69,7 @@ def test_the_distribution_says_whose_it_is_and_under_which_licence() -> None:
         assert (ROOT / name).stat().st_size > 500
 
 
-def test_contributing_names_targets_and_files_that_there_are() -> None:
+def test_contributing_names_existing_targets_and_files() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= targets
@@ -77,7 +77,7 @@ def test_contributing_names_targets_and_files_that_there_are() -> None:
         assert (ROOT / path).exists()
 
 
-def test_every_optional_package_has_an_extra_and_is_in_none_of_the_base() -> None:
+def test_every_optional_package_has_an_extra_and_is_not_a_base_dependency() -> None:
     extras = {name: list(map(Requirement, texts)) for name, texts in PROJECT["optional-dependencies"].items()}
     assert {"nixl", "ray", "kubernetes", "gpu", "cluster", "dev"} == extras.keys()
     for package in OPTIONAL_PACKAGES:
@@ -88,7 +88,7 @@ def test_every_optional_package_has_an_extra_and_is_in_none_of_the_base() -> Non
 
 
 def generated(pattern: str) -> Version:
-    """The newest version that a pattern finds in the generated code."""
+    """Return the newest version that a pattern finds in the generated code."""
     texts = (path.read_text(encoding="utf-8") for path in (ROOT / "protos").glob("*_pb2*.py"))
     return max(Version(found) for text in texts for found in re.findall(pattern, text))
 
@@ -97,7 +97,7 @@ def test_the_generated_code_runs_with_the_lowest_versions() -> None:
     protobuf, grpcio = base()["protobuf"], base()["grpcio"]
     gencode = generated(r"Protobuf Python Version: (\S+)")
     assert lower_bound(protobuf) >= gencode
-    assert not protobuf.specifier.contains(f"{gencode.major + 1}.0")  # the next major warns of older code
+    assert not protobuf.specifier.contains(f"{gencode.major + 1}.0")  # the next major version warns about older code
     assert lower_bound(grpcio) >= generated(r"GRPC_GENERATED_VERSION = '(\S+)'")
 
 
@@ -109,7 +109,7 @@ def test_majors_that_may_break_have_an_upper_bound(name: str) -> None:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Top-level packages that a module imports whenever it is imported."""
+    """Return the top-level packages that a module imports when it is imported."""
     for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -117,8 +117,8 @@ def imports(path: Path) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def brought_by_base() -> set[str]:
-    """The base dependencies, and what they require themselves."""
+def packages_of_base() -> set[str]:
+    """Return the base dependencies and their own requirements."""
     found = set(base())
     for name, requirement in base().items():
         for inner in map(Requirement, distribution(name).requires or ()):
@@ -129,9 +129,9 @@ def brought_by_base() -> set[str]:
     return found
 
 
-def test_modules_import_the_base_dependencies_alone() -> None:
+def test_modules_import_only_base_dependencies() -> None:
     packages = {path.name for path in (ROOT / "baton").iterdir() if path.is_symlink()} | {"baton"}
-    owners, brought, wrong = packages_distributions(), brought_by_base(), []
+    owners, brought, wrong = packages_distributions(), packages_of_base(), []
     for path in tracked():
         if path.suffix != ".py" or path.parts[0] not in packages:
             continue
@@ -142,7 +142,7 @@ def test_modules_import_the_base_dependencies_alone() -> None:
     assert wrong == []
 
 
-def test_constraints_pin_what_is_required_and_installed() -> None:
+def test_constraints_pin_all_required_packages_at_installed_versions() -> None:
     tested = pins()
     for text in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]:
         requirement = Requirement(text)
@@ -155,7 +155,7 @@ def test_constraints_pin_what_is_required_and_installed() -> None:
     assert "pytest" not in image
 
 
-def test_constraints_leave_to_torch_what_its_cuda_builds_pin() -> None:
+def test_constraints_leave_torchs_cuda_packages_to_torch() -> None:
     pattern = re.compile(r"triton|cuda-|nvidia-(cu|nccl|nvshmem|nvjitlink|nvtx)")
     for path in ("constraints.txt", "scripts/image/constraints.txt"):
         assert [name for name in pins(path) if pattern.match(name)] == [], "pip would find no version for both"
@@ -163,7 +163,7 @@ def test_constraints_leave_to_torch_what_its_cuda_builds_pin() -> None:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source distribution, made from a copy of the tracked files."""
+    """Return the source distribution, built from a copy of the tracked files."""
     tree = tmp_path_factory.mktemp("tree")
     for path in tracked():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_the_sdist_has_all_that_the_wheel_is_built_from(sdist: Path) -> None:
+def test_the_sdist_has_all_files_that_the_wheel_needs(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         members = [member for member in archive.getmembers() if member.isfile()]
     names = {member.name.partition("/")[2] for member in members}

@@ -1,4 +1,4 @@
-"""The pages: their links lead somewhere, their limits can be parsed, and their plots show the committed results."""
+"""The pages: links resolve, limits in commands can be parsed, and plots show the committed results."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -40,7 +40,7 @@ def test_relative_links_resolve(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_have_limits_that_are_understood(page: Path) -> None:
+def test_limits_in_commands_are_valid(page: Path) -> None:
     for limits in re.findall(r"--slo ([a-z0-9]+=[^\s`)]+)", page.read_text()):
         parse_slo([limits])  # raises for a time without a unit
 

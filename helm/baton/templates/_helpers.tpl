@@ -156,7 +156,7 @@ baton-bundled
 {{ include "baton.podUser" .Values.podSecurity }}
 {{- end }}
 
-{{/* As whom a pod runs; an id that is null is the cluster's to give. */}}
+{{/* User and groups of a pod; the cluster assigns an id that is null. */}}
 {{- define "baton.podUser" -}}
 runAsNonRoot: true
 {{- range $key := list "runAsUser" "runAsGroup" "fsGroup" }}
@@ -177,7 +177,7 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* The root is read-only: what is written goes to /tmp. */}}
+{{/* The root file system is read-only, so all files are written to /tmp. */}}
 {{- define "baton.writableEnv" -}}
 - name: HOME
   value: /tmp
@@ -187,7 +187,7 @@ capabilities:
   value: /tmp/huggingface
 {{- end }}
 
-{{/* The image asks NVIDIA's runtime for all GPUs of a node, and who computes nothing would see those of others. */}}
+{{/* The image requests all GPUs of a node from NVIDIA's runtime: without this, pods without GPUs would see those of others. */}}
 {{- define "baton.noGPUEnv" -}}
 - name: NVIDIA_VISIBLE_DEVICES
   value: void

@@ -14,9 +14,9 @@ def test_a_chat_turn_begins_with_the_previous_turn_and_its_output() -> None:
     for turn in follow_ups:
         assert turn.after is not None
         before = turns[turn.after]
-        said = before.token_ids + continuation(before.token_ids, before.num_output_tokens, SERVING_SPEC)
-        assert turn.token_ids[: len(said)] == said
-        assert len(turn.token_ids) > len(said)
+        history = before.token_ids + continuation(before.token_ids, before.num_output_tokens, SERVING_SPEC)
+        assert turn.token_ids[: len(history)] == history
+        assert len(turn.token_ids) > len(history)
         assert turn.due_s >= before.due_s + 2
 
 
@@ -54,8 +54,8 @@ def test_the_reusable_share_counts_whole_blocks_of_an_earlier_prompts_prefix() -
 
 def test_outputs_are_reusable_except_for_their_last_token() -> None:
     prompt = list(range(300, 332))
-    said = prompt + continuation(prompt, 16, SERVING_SPEC)
-    turns = [Turn(0.0, prompt, 16), Turn(1.0, said, 1), Turn(2.0, [*prompt, *said[32:], 7], 1)]
+    history = prompt + continuation(prompt, 16, SERVING_SPEC)
+    turns = [Turn(0.0, prompt, 16), Turn(1.0, history, 1), Turn(2.0, [*prompt, *history[32:], 7], 1)]
     assert Workload("hand-made", turns[:2]).reusable_share(SERVING_SPEC) == pytest.approx(32 / 80)
     assert Workload("hand-made", [Turn(0.0, prompt, 17), turns[2]]).reusable_share(SERVING_SPEC) == pytest.approx(
         48 / 81

@@ -36,7 +36,7 @@ QWEN3 = {
 
 
 def free_port() -> str:
-    """A free port for `baton serve`, which checks its port first: another server may use the default one."""
+    """Return a free port for `baton serve`, which checks its port first: another server may use the default one."""
     return str(free_ports("127.0.0.1", 1)[0])
 
 

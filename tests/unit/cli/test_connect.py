@@ -19,14 +19,14 @@ from baton.rpc.router_client import connect
 def test_an_untrusted_server_receives_no_key(tmp_path: Path, scheme: str) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
-    heard: list[bytes] = []
+    received: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def hear() -> None:
             connection, _ = listener.accept()
             try:
                 with context.wrap_socket(connection, server_side=True) as tls:
-                    heard.append(tls.recv(1 << 16))
+                    received.append(tls.recv(1 << 16))
             except OSError:
                 connection.close()
 
@@ -37,7 +37,7 @@ def test_an_untrusted_server_receives_no_key(tmp_path: Path, scheme: str) -> Non
         with connect(url, 5.0, "sk-secret") as client, untrusted:
             client.get("/health")
         thread.join()
-    assert b"sk-secret" not in b"".join(heard)
+    assert b"sk-secret" not in b"".join(received)
 
 
 def test_certificates_for_an_http_url_are_refused() -> None:

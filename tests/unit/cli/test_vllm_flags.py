@@ -29,7 +29,7 @@ VLLM_NAMES = (
 
 @pytest.fixture
 def dense(tmp_path: Path) -> Path:
-    """A checkpoint of a dense model, with only the files that `baton serve` reads before it starts anything."""
+    """Write a checkpoint of a dense model, with only the files that `baton serve` reads before it starts anything."""
     directory = tmp_path / "dense"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(QWEN3))

@@ -52,12 +52,12 @@ async def test_a_router_that_does_not_read_loses_its_session(
 ) -> None:
     monkeypatch.setattr(router_session, "MAX_PENDING_BYTES", 2 << 20)
     session = RouterSession("1")
-    news = worker_pb2.RequestDelta(request_id="a", token_ids=[1 << 30] * num_tokens)
+    large = worker_pb2.RequestDelta(request_id="a", token_ids=[1 << 30] * num_tokens)
     num_added = 0
     while not caplog.records:
-        session.add(news)
+        session.add(large)
         num_added += 1
-    assert num_added * (news.ByteSize() + router_session.DELTA_BYTES) <= (2 << 20) + news.ByteSize() + 1000
+    assert num_added * (large.ByteSize() + router_session.DELTA_BYTES) <= (2 << 20) + large.ByteSize() + 1000
     assert [message async for message in session.messages()] == []
 
 

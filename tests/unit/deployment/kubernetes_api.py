@@ -155,8 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         answer = fault if isinstance(fault, Status) else cluster.answer(call)
         if isinstance(answer, Status):
-            said = {"kind": "Status", "code": answer.code, "reason": answer.reason, "message": answer.message}
-            self._send(answer.code, answer.body or json.dumps(said).encode(), fault)
+            content = {"kind": "Status", "code": answer.code, "reason": answer.reason, "message": answer.message}
+            self._send(answer.code, answer.body or json.dumps(content).encode(), fault)
         else:
             self._send(200, json.dumps(answer).encode(), fault)
 

@@ -27,9 +27,9 @@ def usage(num_tokens: int) -> dict[str, object]:
     return {"choices": [], "usage": {"prompt_tokens": 40, "completion_tokens": num_tokens, **details}}
 
 
-def read(*events: object, headers: dict[str, str] = STREAM, status: int = 200, asked: int = 3) -> RequestRecord:
+def read(*events: object, headers: dict[str, str] = STREAM, status: int = 200, num_requested: int = 3) -> RequestRecord:
     """Return the record of events that arrive at seconds 11, 12, ... of a run that starts at 10."""
-    record = RequestRecord(asked, None, 0.5)
+    record = RequestRecord(num_requested, None, 0.5)
     reader = AnswerReader(record, 10.0)
     reader.head(status, headers)
     for number, each in enumerate(events, 1):

@@ -196,7 +196,7 @@ def test_a_server_that_refuses_everything_is_reported_before_the_load() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ((), "--request-rate N (open loop) or --max-concurrency N (closed loop)"),
         (("--time-scale=2",), "has no times"),
@@ -235,11 +235,11 @@ def test_a_server_that_refuses_everything_is_reported_before_the_load() -> None:
         (("--max-concurency=1",), "--max-concurrency"),
     ],
 )
-def test_invalid_options_are_refused_with_the_valid_ones(arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_options_are_refused_with_the_valid_ones(arguments: tuple[str, ...], expected: str) -> None:
     result = bench("--base-url=http://127.0.0.1:9", *arguments)
     assert result.exit_code in (1, 2)
     assert result.exception is None or isinstance(result.exception, SystemExit)
-    assert said in " ".join(result.output.split()).replace("│ ", "")
+    assert expected in " ".join(result.output.split()).replace("│ ", "")
 
 
 def test_an_empty_key_file_is_an_error(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ async def test_bodies_are_read_for_every_kind_of_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "expected"),
     [
         (b"", "closed the connection"),
         (b"HTTP/1.1 200 OK\r\n", "closed the connection"),
@@ -76,8 +76,8 @@ async def test_bodies_are_read_for_every_kind_of_length() -> None:
         (b"SSH-2.0-OpenSSH\r\n", "invalid HTTP"),
     ],
 )
-async def test_broken_responses_are_connection_errors(answer: bytes, said: str) -> None:
-    with pytest.raises(ConnectionError, match=said):
+async def test_broken_responses_are_connection_errors(answer: bytes, expected: str) -> None:
+    with pytest.raises(ConnectionError, match=expected):
         await request_once(answer, ends=True)
 
 

@@ -148,7 +148,7 @@ def test_synthetic_prompts_have_the_given_lengths_and_prefixes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         ("{", "line 1: invalid JSON"),
         ("[1]", "line 1: not a JSON object"),
@@ -160,10 +160,10 @@ def test_synthetic_prompts_have_the_given_lengths_and_prefixes() -> None:
         ("\xff", "codec"),
     ],
 )
-def test_errors_in_traces_name_the_line(tmp_path: Path, content: str, said: str) -> None:
+def test_errors_in_traces_name_the_line(tmp_path: Path, content: str, expected: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(DatasetError, match=said) as caught:
+    with pytest.raises(DatasetError, match=expected) as caught:
         MooncakeTrace(path, IDS, Lengths())
     assert "bad.jsonl" in str(caught.value)
 

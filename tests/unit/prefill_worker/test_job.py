@@ -55,20 +55,20 @@ async def test_each_block_is_reported_once_and_checksums_delay_no_step() -> None
         job.steps.put_nowait(PrefillStep(RequestOutput(RequestId("r"), num_computed, sampled), 1.0 * num_computed))
     async with asyncio.timeout(10):
         events = [event async for event in job.events(reports_of(pool), BLOCK_SIZE, lambda: False)]
-    said = [event for event in events if event.ListFields()]
-    assert [[field.name for field, _ in event.ListFields()] for event in said] == [
+    sent = [event for event in events if event.ListFields()]
+    assert [[field.name for field, _ in event.ListFields()] for event in sent] == [
         ["blocks"],
         ["blocks", "first_token"],
         ["checksums"],
         ["checksums"],
     ]
-    for first_index, ids, (announced, checked) in ((1, [3, 5], said[::2]), (3, [1, 2], said[1::2])):
-        assert (announced.blocks.first_index, list(announced.blocks.block_ids)) == (first_index, ids)
+    for first_index, ids, (reported, checked) in ((1, [3, 5], sent[::2]), (3, [1, 2], sent[1::2])):
+        assert (reported.blocks.first_index, list(reported.blocks.block_ids)) == (first_index, ids)
         assert (checked.checksums.first_index, list(checked.checksums.checksums)) == (
             first_index,
             block_checksums(pool, ids),
         )
-    assert said[1].first_token.token_id == 42
+    assert sent[1].first_token.token_id == 42
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])

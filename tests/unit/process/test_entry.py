@@ -56,7 +56,7 @@ def test_plain_errors_have_no_traceback(mode: str, kind: str) -> None:
     assert done.stderr.endswith(f"cannot go on: {kind}: no such layer\n")
 
 
-def test_a_good_end_is_status_0_and_records_name_time_level_and_process() -> None:
+def test_a_clean_end_has_status_0_and_log_lines_have_time_level_and_process() -> None:
     done, lines = run_script("")
     assert done.returncode == 0
     assert [parse_progress(line) for line in lines] == [Loading(0)]
@@ -73,13 +73,13 @@ def test_a_good_end_is_status_0_and_records_name_time_level_and_process() -> Non
         (router_main, [], "missing: --model"),
     ],
 )
-def test_wrong_options_are_refused_by_name(main: click.Command, arguments: list[str], message: str) -> None:
+def test_invalid_options_are_refused_by_name(main: click.Command, arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert message in result.output
 
 
-def test_a_role_in_the_file_counts(tmp_path: Path) -> None:
+def test_the_role_may_be_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "worker.yaml"
     file.write_text("role: prefill\nengine: {model: m}\n")
     result = CliRunner().invoke(decode_main, ["--config", str(file)])

@@ -22,7 +22,7 @@ def proc_in(tmp_path: Path, membership: str) -> Path:
     return tmp_path / "proc"
 
 
-def test_the_smallest_limit_of_the_groups_above_counts(tmp_path: Path) -> None:
+def test_the_smallest_limit_of_all_parent_groups_counts(tmp_path: Path) -> None:
     groups, proc = tmp_path / "cgroup", proc_in(tmp_path, "0::/slice/service\n")
     write(groups / "slice", memory__max=f"{100 * MIB}\n", memory__current=f"{90 * MIB}\n")
     write(groups / "slice/service", memory__max="max\n", memory__current=f"{10 * MIB}\n")
@@ -31,7 +31,7 @@ def test_the_smallest_limit_of_the_groups_above_counts(tmp_path: Path) -> None:
     assert host_memory(groups, proc).free_bytes == 60 * MIB, "cached files are as good as free"
 
 
-def test_limits_of_version_1(tmp_path: Path) -> None:
+def test_limits_of_control_groups_v1_are_read(tmp_path: Path) -> None:
     groups, proc = tmp_path / "cgroup", proc_in(tmp_path, "4:cpu:/\n3:memory:/box\n0::/\n")
     write(
         groups / "memory/box",

@@ -25,7 +25,7 @@ class Log:
         return lines
 
 
-def test_a_flood_is_counted() -> None:
+def test_dropped_records_are_counted() -> None:
     log = Log()
     for number in range(500):
         log.logger.warning("%d is wrong", number)
@@ -40,7 +40,7 @@ def test_a_flood_is_counted() -> None:
     assert log.lines() == ["501 is wrong (and 4 more)", *["501 is wrong"] * (BURST - 1)]
 
 
-def test_other_kinds_and_levels_are_written() -> None:
+def test_records_of_other_kinds_and_levels_are_written() -> None:
     log = Log()
     for _ in range(100):
         log.logger.error("a")
@@ -54,6 +54,6 @@ def test_other_kinds_and_levels_are_written() -> None:
 def test_the_number_of_kinds_is_bounded() -> None:
     log = Log()
     for number in range(3 * MAX_KINDS):
-        log.logger.warning(f"made of {number}")  # as a library may do it
+        log.logger.warning(f"made of {number}")  # as a library may do
     assert len(log.lines()) == 3 * MAX_KINDS
     assert len(log.limit._kinds) == MAX_KINDS

@@ -33,7 +33,7 @@ def read_all(fd: int) -> list[Progress]:
     return [parse_progress(line) for line in os.read(fd, 1 << 16).splitlines()]
 
 
-def test_messages_are_read_as_written(pipe: tuple[int, int]) -> None:
+def test_messages_round_trip(pipe: tuple[int, int]) -> None:
     reporter = ProgressReporter(pipe[1])
     reporter.loading(0.42)
     reporter.ready(address="127.0.0.1:41231", grpc_address="127.0.0.1:5")

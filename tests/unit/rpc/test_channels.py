@@ -1,4 +1,4 @@
-"""Channels to workers that come and go, with a real server on many addresses."""
+"""Channels to changing workers, with a real server on many addresses."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from grpc_health.v1._async import HealthServicer
 
 from baton.rpc.peers import Channels
 from baton.rpc.tls import MutualTls
-from tests.unit.rpc.test_tls import ask, serving, write
+from tests.unit.rpc.test_tls import request, serving, write
 
 HealthWatch = grpc.aio.UnaryStreamCall[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
 
@@ -56,7 +56,7 @@ def watch(channel: grpc.aio.Channel) -> HealthWatch:
 async def test_an_address_has_one_channel(channels: Channels) -> None:
     async with workers() as addresses:
         channel = channels.get(addresses[0])
-        assert await ask(channel) == health_pb2.HealthCheckResponse.SERVING
+        assert await request(channel) == health_pb2.HealthCheckResponse.SERVING
         assert channels.get(addresses[0]) is channel
         assert channels.get(addresses[1]) is not channel
 
@@ -66,25 +66,25 @@ async def test_the_number_of_idle_channels_is_bounded(channels: Channels, monkey
     async with workers() as addresses:
         first = channels.get(addresses[0])
         for address in addresses[:200]:
-            await ask(channels.get(address))
-            await ask(channels.get(addresses[0]))  # always in use, so never among the longest unused
+            await request(channels.get(address))
+            await request(channels.get(addresses[0]))  # always in use, so never among the longest unused
         assert channels.get(addresses[0]) is first
         async with asyncio.timeout(20):
             while num_connections(addresses[0].partition(":")[2]) > 21:
                 await asyncio.sleep(0.01)
         again = channels.get(addresses[1])  # closed earlier
-        assert await ask(again) == health_pb2.HealthCheckResponse.SERVING
+        assert await request(again) == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_an_unused_channel_is_closed(channels: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.rpc.peers.IDLE_S", 0.0)
     async with workers() as addresses:
         for address in addresses[:5]:
-            await ask(channels.get(address))
+            await request(channels.get(address))
         async with asyncio.timeout(20):
             while num_connections(addresses[0].partition(":")[2]) > 1:
                 await asyncio.sleep(0.01)
-        await ask(channels.get(addresses[0]))
+        await request(channels.get(addresses[0]))
 
 
 async def test_no_call_is_cut_short(channels: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,14 +96,14 @@ async def test_no_call_is_cut_short(channels: Channels, monkeypatch: pytest.Monk
         for call in (watched, abandoned):
             await call.read()
         for address in addresses[1:50]:
-            await ask(channels.get(address))
+            await request(channels.get(address))
         assert not watched.done()
         assert channels.get(addresses[0]) is busy
         abandoned.cancel()
-        await ask(channels.get(addresses[1]))
+        await request(channels.get(addresses[1]))
         assert channels.get(addresses[0]) is busy  # its other call is still open
         watched.cancel()
-        await ask(channels.get(addresses[1]))
+        await request(channels.get(addresses[1]))
         assert channels.get(addresses[0]) is not busy
 
 
@@ -114,7 +114,7 @@ async def test_a_call_that_is_about_to_begin_finds_its_channel_open(monkeypatch:
     async with workers() as addresses:
         got = [channels.get(address) for address in addresses[:50]]
         for channel in got:
-            assert await ask(channel) == health_pb2.HealthCheckResponse.SERVING
+            assert await request(channel) == health_pb2.HealthCheckResponse.SERVING
     await channels.close()
 
 
@@ -125,12 +125,12 @@ async def test_every_end_of_a_call_is_noticed(channels: Channels, monkeypatch: p
         channel = channels.get(addresses[0])
         stub = health_pb2_grpc.HealthStub(channel)
         if ends == "well":
-            await ask(channel)
+            await request(channel)
         elif ends == "cancelled":
-            asking = asyncio.ensure_future(ask(channel))
+            pending = asyncio.ensure_future(request(channel))
             await asyncio.sleep(0)  # the call begins
-            asking.cancel()
-            await asyncio.wait([asking])
+            pending.cancel()
+            await asyncio.wait([pending])
         else:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Check(health_pb2.HealthCheckRequest(service="nobody's"))
@@ -155,15 +155,15 @@ async def test_a_replaced_channel_is_closed_after_its_last_call(
         write(tmp_path / "files", authority)
         assert secured.get(address) is not before
         secured.get(address)
-        await ask(before)  # open while the other call is
+        await request(before)  # open while the other call is
         watched.cancel()
         async with asyncio.timeout(20):
             while True:
                 secured.get(address)
                 await asyncio.sleep(0.001)
                 try:
-                    await ask(before)
+                    await request(before)
                 except grpc.aio.UsageError:
                     break  # closed
-        await ask(secured.get(address))
+        await request(secured.get(address))
     await secured.close()

@@ -61,7 +61,7 @@ def test_ports_beyond_the_last_are_refused() -> None:
         config("cpu", "tcp", kv_port=65535, tensor_parallel=2)
 
 
-def test_the_kind_of_checksums_travels_with_the_pool() -> None:
+def test_the_pools_description_has_the_kind_of_checksums() -> None:
     pool = PoolDescription("life", "model", 4, 512, {"nixl": b"x"}, "words")
     assert pool_from_proto(pool_to_proto(pool)) == pool
     assert pool_from_proto(worker_pb2.KVPool(num_blocks=1)).checksum == "xxh3"  # the default

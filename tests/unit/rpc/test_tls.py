@@ -46,7 +46,7 @@ async def serving(security: Security) -> AsyncIterator[str]:
         await server.stop(None)
 
 
-async def ask(channel: grpc.aio.Channel) -> int:
+async def request(channel: grpc.aio.Channel) -> int:
     """Return a call's response. Raises AioRpcError."""
     answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
     return int(answer.status)
@@ -55,7 +55,7 @@ async def ask(channel: grpc.aio.Channel) -> int:
 async def is_refused(security: Security, address: str) -> bool:
     async with security.channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await ask(channel)
+            await request(channel)
         return caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -64,14 +64,14 @@ async def test_only_members_of_the_cluster_reach_each_other(tmp_path: Path) -> N
     ours = MutualTls(write(tmp_path / "ours", authority))
     theirs = MutualTls(write(tmp_path / "theirs", stranger))
     async with serving(ours) as address, ours.channel(address) as channel:
-        assert await ask(channel) == health_pb2.HealthCheckResponse.SERVING
+        assert await request(channel) == health_pb2.HealthCheckResponse.SERVING
         assert await is_refused(theirs, address)
         assert await is_refused(Plaintext(), address)
         without = grpc.ssl_channel_credentials((tmp_path / "ours" / "ca.pem").read_bytes())
         options = (("grpc.ssl_target_name_override", NAME),)
         async with grpc.aio.secure_channel(address, without, options=options) as bare:
             with pytest.raises(grpc.aio.AioRpcError):
-                await ask(bare)
+                await request(bare)
     async with serving(theirs) as address:
         assert await is_refused(ours, address)
     async with serving(Plaintext()) as address:
@@ -86,19 +86,19 @@ async def test_a_server_must_have_the_expected_name(tmp_path: Path) -> None:
         assert await is_refused(client, address)
 
 
-async def test_replaced_files_are_used_for_new_connections_and_old_ones_live_on(tmp_path: Path) -> None:
+async def test_replaced_files_apply_to_new_connections_only(tmp_path: Path) -> None:
     old, new = trustme.CA(), trustme.CA()
     server, client = (MutualTls(write(tmp_path / name, old)) for name in ("server", "client"))
     channels = Channels(client)
     async with serving(server) as address:
         before = channels.get(address)
-        await ask(before)
+        await request(before)
         for name in ("server", "client"):
             write(tmp_path / name, new)
-        await ask(before)  # its connection stays open
+        await request(before)  # its connection stays open
         after = channels.get(address)
         assert after is not before
-        await ask(after)
+        await request(after)
         assert channels.get(address) is after
         stranger = MutualTls(write(tmp_path / "stranger", old))
         assert await is_refused(stranger, address)
@@ -112,12 +112,12 @@ async def test_mismatched_files_change_nothing(tmp_path: Path, caplog: pytest.Lo
     async with serving(server) as address:
         Path(files.key).write_bytes(authority.issue_cert(NAME).private_key_pem.bytes())
         async with client.channel(address) as channel:
-            await ask(channel)
+            await request(channel)
         assert "certificates changed and cannot be read" in caplog.text
         assert server.version == 1
         Path(files.cert).unlink()
         async with client.channel(address) as channel:
-            await ask(channel)
+            await request(channel)
 
 
 def test_unusable_files_are_refused_at_the_start(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_unusable_files_are_refused_at_the_start(tmp_path: Path) -> None:
         make_security(files.cert, files.key, files.ca, None)
 
 
-async def test_calls_on_replaced_channels_go_on_until_their_owner_ends(tmp_path: Path) -> None:
+async def test_calls_on_replaced_channels_continue_until_their_owner_ends(tmp_path: Path) -> None:
     authority = trustme.CA()
     files = write(tmp_path / "files", authority)
     channels = Channels(MutualTls(files))
@@ -142,7 +142,7 @@ async def test_calls_on_replaced_channels_go_on_until_their_owner_ends(tmp_path:
         watched = health_pb2_grpc.HealthStub(channels.get(address)).Watch(health_pb2.HealthCheckRequest())
         await watched.read()
         write(tmp_path / "files", authority)
-        await ask(channels.get(address))
+        await request(channels.get(address))
         assert not watched.done()
         await channels.close()
         async with asyncio.timeout(10):

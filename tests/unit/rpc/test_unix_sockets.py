@@ -14,7 +14,7 @@ from baton.rpc.tls import Plaintext
 from baton.rpc.unix_sockets import MAX_PARENT_CHARS, socket_parent
 
 
-def test_sockets_are_where_the_users_temporary_files_are_unless_that_is_too_long(
+def test_sockets_are_in_the_temporary_directory_unless_its_path_is_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/scratch/job")
@@ -29,7 +29,7 @@ def test_sockets_avoid_paths_that_an_address_cannot_contain(monkeypatch: pytest.
     assert socket_parent() == "/tmp"
 
 
-async def test_a_server_takes_the_socket_that_a_dead_one_left() -> None:
+async def test_a_server_takes_over_the_socket_of_a_dead_one() -> None:
     with tempfile.TemporaryDirectory(dir=socket_parent()) as directory:
         path = Path(directory, "worker")
         with socket.socket(socket.AF_UNIX) as dead:

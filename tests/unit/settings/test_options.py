@@ -72,7 +72,7 @@ def load_text(tmp_path: Path, text: str, **flags: object) -> Outer:
         ("1.5e3 KiB", 1500 << 10),
     ],
 )
-def test_sizes(text: str, num_bytes: int) -> None:
+def test_sizes_have_units(text: str, num_bytes: int) -> None:
     assert parse_bytes(text) == num_bytes
 
 
@@ -82,7 +82,7 @@ def test_invalid_sizes_are_refused(text: str) -> None:
         parse_bytes(text)
 
 
-def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+def test_flags_take_precedence_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     text = "name: a\nratio: 0.25\npeers: [x, y]\ninner:\n  max-num-seqs: 7\n  pool_bytes: 2MiB\n"
     config = load_text(tmp_path, text, ratio=0.75, max_num_seqs=9, limit=None)
     assert config == Outer(
@@ -122,13 +122,13 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
         ("name: [", "is not YAML"),
     ],
 )
-def test_a_wrong_file_is_refused_by_key(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_file_is_refused_with_its_key(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(OptionError) as raised:
         load_text(tmp_path, text)
     assert message in str(raised.value)
 
 
-def test_an_empty_section_is_like_none(tmp_path: Path) -> None:
+def test_an_empty_section_equals_a_missing_one(tmp_path: Path) -> None:
     assert load_text(tmp_path, "name: a\ninner:\n") == Outer(name="a", inner=Inner())
 
 
@@ -158,7 +158,7 @@ def test_flags_that_are_not_given_arrive_as_none() -> None:
         (["--max-num-seq", "1"], "--max-num-seqs"),
     ],
 )
-def test_a_wrong_flag_is_refused_by_name(arguments: list[str], message: str) -> None:
+def test_an_invalid_flag_is_refused_by_name(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(outer_command([]), arguments)
     assert result.exit_code == 2
     assert message in result.output
@@ -178,14 +178,14 @@ def test_a_wrong_flag_is_refused_by_name(arguments: list[str], message: str) -> 
         ),
     ],
 )
-def test_a_config_survives_the_command_line(config: Outer) -> None:
+def test_a_config_round_trips_through_the_command_line(config: Outer) -> None:
     seen: list[dict[str, object]] = []
     result = CliRunner().invoke(outer_command(seen), flags_of(config))
     assert result.exit_code == 0, result.output
     assert load(Outer, INFOS, None, seen[0]) == config
 
 
-def test_worker_and_router_configs_survive_the_command_line() -> None:
+def test_worker_and_router_configs_round_trip_through_the_command_line() -> None:
     engine = EngineConfig(model="/m", enable_prefix_caching=False, max_model_len=128, num_threads=2)
     worker = WorkerConfig(role="decode", worker_id="decode-0", port=4000, drain_timeout_s=1.5, engine=engine)
     router = RouterConfig(model="/m", workers=("127.0.0.1:1", "127.0.0.1:2"), local_prefill_below=0)

@@ -20,13 +20,13 @@ from baton.settings.worker_config import WorkerConfig
         ("redis+cluster://:secret@a:7000,b:7001", "redis+cluster://a:7000,b:7001"),
     ],
 )
-def test_its_text_has_no_secrets(text: str, expected: str) -> None:
+def test_the_text_of_a_url_has_no_secrets(text: str, expected: str) -> None:
     url = parse_registry_url(text)
     assert str(url) == expected
     assert "cret" not in repr(url)
 
 
-def test_parts() -> None:
+def test_urls_are_parsed() -> None:
     url = parse_registry_url("rediss+sentinel://me:s%40cret@a,[::1]:7001/main/2?sentinel_password=x&ssl_cert_reqs=none")
     assert (url.kind, url.tls, url.hosts) == ("sentinel", True, (("a", 26379), ("::1", 7001)))
     assert (url.username, url.password, url.service, url.db) == ("me", "s@cret", "main", 2)
@@ -58,7 +58,7 @@ def test_parts() -> None:
         ("redis://h?namespace=", "must be a text"),
     ],
 )
-def test_a_wrong_one_is_refused_without_its_password(text: str, message: str) -> None:
+def test_an_invalid_url_is_refused_without_showing_its_password(text: str, message: str) -> None:
     with pytest.raises(OptionError) as refusal:
         parse_registry_url(text)
     assert str(refusal.value).startswith("registry: ")

@@ -40,7 +40,7 @@ def test_invalid_objectives_are_refused_with_an_example(text: str, message: str)
         parse_slo(text)
 
 
-def test_a_router_takes_it_and_the_older_options() -> None:
+def test_a_router_accepts_slo_and_the_older_options() -> None:
     expected = {"ttft": 0.5, "tpot": 0.05}
     assert RouterConfig(model="m", slo="ttft=500ms,tpot=50ms").promised_s() == expected
     assert RouterConfig(model="m", target_ttft_ms=500, target_tpot_ms=50).promised_s() == expected
@@ -55,10 +55,10 @@ def test_a_router_takes_it_and_the_older_options() -> None:
         ({"slo": "ttft=1s,tpot=1s", "target_ttft_ms": 1.0, "target_tpot_ms": 1.0}, "slo: .* give slo alone"),
     ],
 )
-def test_a_router_refuses_half_of_it(options: dict[str, str | float], message: str) -> None:
+def test_a_router_refuses_only_one_of_the_two_targets(options: dict[str, str | float], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         RouterConfig(model="m", **options)  # type: ignore[arg-type]  # one of each kind
 
 
-def test_a_policy_of_the_pools_takes_it() -> None:
+def test_the_autoscaling_policy_accepts_slo() -> None:
     assert read_settings({"budget_gpus": 2, "slo": "ttft=2s"}).slo == SLO(ttft_s=2.0)

@@ -130,11 +130,11 @@ class ExactTwin:
 
 
 def run_exact(
-    machine: Machine, roles: Sequence[WorkerRole], policy: Policy, asked: Sequence[TokenRequest]
+    machine: Machine, roles: Sequence[WorkerRole], policy: Policy, requests: Sequence[TokenRequest]
 ) -> list[Record]:
     """Return every request's record, from engines that compute every step."""
 
     async def run() -> list[Record]:
-        return await ExactTwin(machine, roles, policy).run(asked)
+        return await ExactTwin(machine, roles, policy).run(requests)
 
     return run_in_virtual_time(run())

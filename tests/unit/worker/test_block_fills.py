@@ -135,7 +135,7 @@ async def test_unchecked_bytes_are_zeroed(host: EngineHost) -> None:
     blocks, pool = list(request.block_table), await host.call(lambda engine: engine.pool)
     cleared, clear = [], host.ranks.clear
 
-    async def come() -> None:
+    async def receive() -> None:
         pool[blocks] = torch.nan
         raise ConnectionError("gone")
 
@@ -146,6 +146,6 @@ async def test_unchecked_bytes_are_zeroed(host: EngineHost) -> None:
 
     host.ranks.clear = clear_and_look
     fills = KVReceives(host, Drain())
-    fills.start(request, come(), lambda _: Received(2 * host.config.block_size))
+    fills.start(request, receive(), lambda _: Received(2 * host.config.block_size))
     await fills.close()
     assert cleared == [[index >= 2 for index in range(len(blocks))]]

@@ -102,12 +102,12 @@ async def test_a_drain_continues_when_its_caller_is_cancelled(monkeypatch: pytes
 
     drain.listen(hand_off)
     drain.enter()
-    asked = asyncio.ensure_future(drain.run(0.05))
+    waiter = asyncio.ensure_future(drain.run(0.05))
     await drain.wait_change(DrainState.SERVING)
-    asked.cancel()
+    waiter.cancel()
     async with asyncio.timeout(10):
         await drain.wait_idle()
-    assert asked.cancelled()
+    assert waiter.cancelled()
     assert given == ["all"]
 
 

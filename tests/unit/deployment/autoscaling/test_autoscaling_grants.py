@@ -27,8 +27,8 @@ def granted(
     flips: Flips = Flips(),  # noqa: B008
 ) -> Grants:
     seen = snapshot(prefills=prefills, decodes=decodes)
-    came = seen.pools.map(lambda replicas: replicas.num_live)
-    return grant(ByPool(*wanted), Grants(ByPool(*last), flips), came, seen, Budget(gpus, chosen.limits), chosen)
+    num_present = seen.pools.map(lambda replicas: replicas.num_live)
+    return grant(ByPool(*wanted), Grants(ByPool(*last), flips), num_present, seen, Budget(gpus, chosen.limits), chosen)
 
 
 def test_free_gpus_are_granted() -> None:

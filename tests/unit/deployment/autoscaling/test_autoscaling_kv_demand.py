@@ -35,11 +35,11 @@ def test_a_few_long_prompts_need_more_kv_than_many_short_ones() -> None:
 def held_tokens(rate: float, prompts: np.ndarray, receiving_s: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """Return the tokens that an unbounded pool holds, once a second; a token takes 20 ms."""
     random = np.random.default_rng(0)
-    came = np.cumsum(random.exponential(1 / rate, len(prompts)))
-    decodes, ends = came + receiving_s, came + receiving_s + 0.02 * outputs
-    times = np.arange(ends[0] + 100, came[-1])
+    arrivals = np.cumsum(random.exponential(1 / rate, len(prompts)))
+    decodes, ends = arrivals + receiving_s, arrivals + receiving_s + 0.02 * outputs
+    times = np.arange(ends[0] + 100, arrivals[-1])
     return np.array(
-        [np.sum((prompts + np.maximum(0, at - decodes) / 0.02)[(came <= at) & (at < ends)]) for at in times]
+        [np.sum((prompts + np.maximum(0, at - decodes) / 0.02)[(arrivals <= at) & (at < ends)]) for at in times]
     )
 
 

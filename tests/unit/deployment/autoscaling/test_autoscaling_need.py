@@ -49,5 +49,5 @@ def test_prefill_is_planned_for_the_prompts_that_it_computes() -> None:
     everything = replace(mixed, remote_share=1.0)
     assert prefill_need(snapshot(load=everything), SETTINGS, 1.0, 100).least > 3 * needs[0].least
     # Without a replica it is unknown how many prompts it would get.
-    nobody = snapshot(load=replace(mixed, remote_share=0.0, remote_tokens=Moments()), prefills=pool(0))
-    assert prefill_need(nobody, SETTINGS, 1.0, 100).least > 1
+    empty = snapshot(load=replace(mixed, remote_share=0.0, remote_tokens=Moments()), prefills=pool(0))
+    assert prefill_need(empty, SETTINGS, 1.0, 100).least > 1

@@ -47,8 +47,8 @@ def test_cores_and_memory_are_divided_among_ranks(tmp_path: Path) -> None:
     assert {each.engine.kv_cache_memory_bytes for each in workers.values()} == {memory_bytes}
     crowded = by_id(plan(settings(tmp_path, tensor_parallel=64)))
     assert {each.engine.num_threads for each in crowded.values()} == {1}
-    said = by_id(plan(settings(tmp_path, tensor_parallel=4, num_threads=3)))
-    assert {each.engine.num_threads for each in said.values()} == {3}
+    explicit = by_id(plan(settings(tmp_path, tensor_parallel=4, num_threads=3)))
+    assert {each.engine.num_threads for each in explicit.values()} == {3}
 
 
 def test_a_plan_has_each_pools_ranks_and_the_same_shards_everywhere(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.unit.deployment.kubernetes_objects import kubernetes_settings, node, 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """One node of eight GPUs."""
+    """Serve a cluster with one node of eight GPUs."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")  # the client takes a proxy from the environment
     with serving(tmp_path) as cluster:
         cluster.nodes = [node("n0")]
@@ -21,26 +21,26 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 
 def test_the_cluster_is_queried_with_the_current_settings(cluster: Cluster) -> None:
-    said = [scaling_settings(budget_gpus=100)]
+    versions = [scaling_settings(budget_gpus=100)]
     opened: list[BudgetReader | None] = []
 
     def read_by(scaling: object) -> BudgetReader | None:
-        assert scaling is said[-1]
+        assert scaling is versions[-1]
         kubernetes = kubernetes_settings(timeout_s=60.0)
-        opened.append(open_budget(kubernetes, said[-1], cluster.environ, cluster.service_account))
+        opened.append(open_budget(kubernetes, versions[-1], cluster.environ, cluster.service_account))
         return opened[-1]
 
-    budget = LiveBudget(lambda: said[-1], read_by)
+    budget = LiveBudget(lambda: versions[-1], read_by)
     assert [budget().budget_gpus, budget().budget_gpus] == [8, 8]
-    said.append(scaling_settings(budget_gpus=5))
+    versions.append(scaling_settings(budget_gpus=5))
     assert [budget().budget_gpus, budget().budget_gpus] == [5, 5]
     assert len(opened) == 2  # one reader for each change of the settings, not for each query
     budget.close()
 
 
 def test_without_a_cluster_the_operators_settings_apply() -> None:
-    said = [scaling_settings(budget_gpus=100)]
-    budget = LiveBudget(lambda: said[-1], lambda _: None)
-    assert budget() is said[0]
-    said.append(scaling_settings(budget_gpus=5))
-    assert budget() is said[1]
+    versions = [scaling_settings(budget_gpus=100)]
+    budget = LiveBudget(lambda: versions[-1], lambda _: None)
+    assert budget() is versions[0]
+    versions.append(scaling_settings(budget_gpus=5))
+    assert budget() is versions[1]

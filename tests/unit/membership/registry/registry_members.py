@@ -10,7 +10,7 @@ DEADLINE_S = 20.0
 
 
 def make_member(worker_id: str = "decode-0", **changes: object) -> Member:
-    """A member like any other, but for the changes."""
+    """Return a member with default values, except for the changes."""
     values: dict[str, object] = {
         "worker_id": worker_id, "incarnation": f"{worker_id}/1", "role": "decode", "address": f"{worker_id}:7000",
         "model": "tiny", "fingerprint": "fingerprint", "block_size": 16, "max_num_seqs": 64,
@@ -19,34 +19,34 @@ def make_member(worker_id: str = "decode-0", **changes: object) -> Member:
 
 
 class Views:
-    """What a follower of a registry was told."""
+    """The views that a follower of a registry has received."""
 
     def __init__(self) -> None:
         self.last = RegistryView()
         self.all: list[RegistryView] = []
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def __call__(self, view: RegistryView) -> None:
         self.last = view
         self.all.append(view)
-        self._news.set()
+        self._changed.set()
 
     async def until(self, condition: Callable[[RegistryView], bool]) -> RegistryView:
-        """The last view, once it meets the condition; TimeoutError if none ever does."""
+        """Return the last view once it meets the condition. Raises TimeoutError if none does."""
         async with asyncio.timeout(DEADLINE_S):
             while not condition(self.last):
-                self._news.clear()
-                await self._news.wait()
+                self._changed.clear()
+                await self._changed.wait()
         return self.last
 
     async def until_members(self, *members: Member) -> None:
-        """Returns once exactly these are listed and the registry is there."""
+        """Return once exactly these members are listed and the registry is connected."""
         await self.until(lambda view: view.members == members and view.error is None)
 
 
 @asynccontextmanager
 async def following(registry: Registry) -> AsyncIterator[Views]:
-    """A follower of the registry, until the end of the context."""
+    """Follow the registry until the end of the context."""
     views = Views()
     task = asyncio.create_task(registry.follow(views))
     try:
@@ -58,7 +58,7 @@ async def following(registry: Registry) -> AsyncIterator[Views]:
 
 @asynccontextmanager
 async def kept(lease: Lease) -> AsyncIterator[Lease]:
-    """Keeps a lease, and withdraws it at the end of the context."""
+    """Keep a lease; withdraw it at the end of the context."""
     task = asyncio.create_task(lease.keep())
     try:
         yield lease
@@ -70,7 +70,7 @@ async def kept(lease: Lease) -> AsyncIterator[Lease]:
 
 @asynccontextmanager
 async def reporting(registry: Registry, router_id: str, make: Callable[[], str]) -> AsyncIterator[None]:
-    """Keeps a router's report, until the end of the context."""
+    """Keep a router's report until the end of the context."""
     task = asyncio.create_task(registry.reports.keep(router_id, make))
     await asyncio.sleep(0)
     try:

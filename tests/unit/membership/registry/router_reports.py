@@ -6,12 +6,12 @@ from baton.membership.registry.router_report import RouterReport, SampleSums, Tr
 
 
 def sums(mean: float, num: int, cv2: float = 0.0) -> SampleSums:
-    """So many samples with this mean and squared coefficient of variation."""
+    """Return the sums of `num` samples with this mean and squared coefficient of variation."""
     return SampleSums(num, num * mean, num * mean * mean * (1 + cv2))
 
 
 def traffic_report(num_requests: int = 600, **changes: Any) -> TrafficReport:
-    """Regular requests of a minute: prompts of 1,000 tokens, half of them cached, and answers of 100."""
+    """Return a minute of regular requests: prompts of 1,000 tokens, half of them cached, and outputs of 100."""
     values = {
         "window_s": 60.0,
         "num_requests": num_requests,
@@ -24,7 +24,7 @@ def traffic_report(num_requests: int = 600, **changes: Any) -> TrafficReport:
 
 
 def worker_report(worker_id: str = "decode-0", role: str = "decode", **changes: Any) -> WorkerReport:
-    """An idle worker that has been ready for a while."""
+    """Return the report of an idle worker that has been ready for a while."""
     values = {
         "worker_id": worker_id, "incarnation": f"{worker_id}/1", "role": role, "draining": False, "ready_for_s": 100.0,
         "num_running": 0, "num_waiting": 0, "num_queued_tokens": 0, "num_blocks": 1000, "num_free_blocks": 1000,
@@ -35,6 +35,6 @@ def worker_report(worker_id: str = "decode-0", role: str = "decode", **changes: 
 
 
 def router_report(*workers: WorkerReport, router_id: str = "router-1", **changes: Any) -> RouterReport:
-    """A router that reaches these workers."""
+    """Return the report of a router that reaches these workers."""
     values = {"model": "m", "time_s": 1000.0, "traffic": traffic_report(), "workers": workers}
     return RouterReport(router_id=router_id, **{**values, **changes})

@@ -1,4 +1,4 @@
-"""Quantiles of times in bins."""
+"""Quantiles of binned times."""
 
 from collections import Counter
 from math import ceil
@@ -24,7 +24,7 @@ def test_bins_add_up(first: list[float], second: list[float]) -> None:
     assert together == Counter(map(bin_of, first + second))
 
 
-def test_what_is_no_time_is_in_the_outer_bins() -> None:
+def test_invalid_times_are_in_the_outer_bins() -> None:
     assert bin_of(0.0) == bin_of(-1.0) == bin_of(LEAST_S)
     assert bin_of(1e9) == bin_of(MOST_S)
     assert quantile_of_bins({}, 0.95) == 0.0

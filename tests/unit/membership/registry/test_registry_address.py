@@ -1,4 +1,4 @@
-"""Where the one process of a name is, in a real Redis."""
+"""Addresses of named processes, in a real Redis."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,14 +29,14 @@ DEADLINE_S = 20.0
 
 @pytest_asyncio.fixture
 async def server(tmp_path: Path) -> AsyncIterator[RedisServer]:
-    """A server without a password."""
+    """Yield a Redis server without a password."""
     async with redis_server(tmp_path) as server:
         yield server
 
 
 @asynccontextmanager
 async def entry(url: str, name: str = NAME) -> AsyncIterator[NamedAddress]:
-    """A way to a name's place."""
+    """Open the address of a name."""
     opened = open_address(url, KIND, name)
     try:
         yield opened
@@ -45,20 +45,20 @@ async def entry(url: str, name: str = NAME) -> AsyncIterator[NamedAddress]:
 
 
 async def wait_found(seeker: NamedAddress, address: str | None) -> None:
-    """Returns once this is what is found."""
+    """Return once this address is found."""
     async with asyncio.timeout(DEADLINE_S):
         while await seeker.find() != address:
             await asyncio.sleep(0.01)
 
 
 async def stop(keeping: asyncio.Task[None]) -> None:
-    """Ends a task that must still run."""
+    """End a task that must still run."""
     assert not keeping.done(), keeping
     keeping.cancel()
     await asyncio.wait([keeping])
 
 
-async def test_who_came_last_is_found_and_who_was_there_before_hears_of_it(server: RedisServer) -> None:
+async def test_the_latest_process_of_a_name_is_found_and_the_earlier_one_ends(server: RedisServer) -> None:
     async with entry(server.url) as seeker, entry(server.url) as first, entry(server.url) as second:
         assert await seeker.find() is None
         before = asyncio.create_task(first.keep(FIRST, 1.0))
@@ -66,14 +66,14 @@ async def test_who_came_last_is_found_and_who_was_there_before_hears_of_it(serve
         keeping = asyncio.create_task(second.keep(SECOND, 1.0))
         with pytest.raises(PlaceTaken, match=f"{NAME} at redis.* is {SECOND} now"):
             await asyncio.wait_for(before, DEADLINE_S)
-        await first.withdraw()  # of what is the other's now
+        await first.withdraw()  # must not withdraw the other's address
         assert await seeker.find() == SECOND
         await stop(keeping)
         await second.withdraw()
         assert await seeker.find() is None
 
 
-async def test_names_are_apart(server: RedisServer) -> None:
+async def test_names_are_independent(server: RedisServer) -> None:
     async with entry(server.url) as one, entry(server.url, "other") as other:
         keeping = [asyncio.create_task(one.keep(FIRST, 1.0)), asyncio.create_task(other.keep(SECOND, 1.0))]
         await wait_found(one, FIRST)
@@ -82,7 +82,7 @@ async def test_names_are_apart(server: RedisServer) -> None:
             await stop(task)
 
 
-async def test_a_place_outlives_its_lease_while_it_is_kept_and_lapses_after(server: RedisServer) -> None:
+async def test_an_address_is_renewed_while_kept_and_expires_afterwards(server: RedisServer) -> None:
     async with entry(server.url) as seeker, entry(server.url) as kept:
         keeping = asyncio.create_task(kept.keep(FIRST, 1.0))
         await wait_found(seeker, FIRST)
@@ -95,7 +95,7 @@ async def test_a_place_outlives_its_lease_while_it_is_kept_and_lapses_after(serv
         await wait_found(seeker, None)
 
 
-async def test_a_redis_that_comes_back_empty_has_the_place_again(server: RedisServer) -> None:
+async def test_an_address_is_restored_in_a_redis_that_returns_empty(server: RedisServer) -> None:
     async with entry(server.url) as seeker, entry(server.url) as kept:
         keeping = asyncio.create_task(kept.keep(FIRST, 1.0))
         await wait_found(seeker, FIRST)
@@ -109,7 +109,7 @@ async def test_a_redis_that_comes_back_empty_has_the_place_again(server: RedisSe
         await stop(keeping)
 
 
-async def test_a_place_is_taken_once_redis_is_there(server: RedisServer) -> None:
+async def test_an_address_is_registered_once_redis_responds(server: RedisServer) -> None:
     await server.kill()
     async with entry(server.url) as seeker, entry(server.url) as kept:
         keeping = asyncio.create_task(kept.keep(FIRST, 1.0))
@@ -118,17 +118,17 @@ async def test_a_place_is_taken_once_redis_is_there(server: RedisServer) -> None
         await wait_found(seeker, FIRST)
         await stop(keeping)
         await server.kill()
-        await kept.withdraw()  # nothing to be done: it lapses
+        await kept.withdraw()  # does nothing: the address expires
 
 
-async def test_what_nobody_of_ours_wrote_is_no_address(server: RedisServer) -> None:
+async def test_an_invalid_value_is_no_address(server: RedisServer) -> None:
     async with Redis(host=HOST, port=server.port) as redis, entry(server.url) as seeker:
         for text in ("no JSON", "[]", '{"address": 7}', "{}"):
             await redis.set(KEY, text)
             assert await seeker.find() is None
 
 
-async def test_members_are_told_why_nobody_knows_where_it_is(server: RedisServer) -> None:
+async def test_errors_give_the_reason_for_a_missing_address(server: RedisServer) -> None:
     found = rendezvous_address(f"registry/{NAME}", server.url)
     assert isinstance(found, RegisteredAddress)
     with pytest.raises(RendezvousUnknown, match=f"there is no rendezvous {NAME} at redis://"):
@@ -139,7 +139,7 @@ async def test_members_are_told_why_nobody_knows_where_it_is(server: RedisServer
     await found.close()
 
 
-def test_an_option_names_a_place_or_is_an_address() -> None:
+def test_the_option_is_a_registered_name_or_an_address() -> None:
     assert [registered_name(each) for each in (None, "registry", "registry/a-b", "host:7300", "registry:7300")] == [
         *("default", "default", "a-b"),
         *(None, None),

@@ -1,4 +1,4 @@
-"""A registry in a real Redis that holds what no worker wrote."""
+"""A registry in a real Redis that holds data that no worker wrote."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ BYTES = (b"\xff", b"\xc3\x28", b"a\x00b", b"\xed\xa0\x80")
 
 @pytest_asyncio.fixture
 async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RedisServer]:
-    """A server without a password; leases are renewed often."""
+    """Yield a Redis server without a password; leases are renewed often."""
     monkeypatch.setattr(redis_lease, "LONGEST_PAUSE_S", 0.05)
     async with redis_server(tmp_path) as server:
         yield server
@@ -36,21 +36,21 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 @pytest_asyncio.fixture
 async def redis(server: RedisServer) -> AsyncIterator[Redis]:
-    """A client that writes."""
+    """Yield a client for writing to the server."""
     async with Redis(host=HOST, port=server.port) as client:
         yield client
 
 
 async def listed_again(views: Views, redis: Redis) -> None:
-    """Returns once the members were listed after this call."""
+    """Return once the members were listed after this call."""
     await asyncio.sleep(0)
-    for _ in range(2):  # the first may have begun before
+    for _ in range(2):  # the first listing may have begun before
         count = len(views.all)
         await redis.publish(CHANGES, b"\xff")
         await views.until(lambda _, count=count: len(views.all) > count)  # type: ignore[misc]
 
 
-async def test_announcements_that_are_no_text(server: RedisServer, redis: Redis) -> None:
+async def test_published_bytes_that_are_no_text_are_ignored(server: RedisServer, redis: Redis) -> None:
     registry, member = open_registry(server.url), make_member()
     async with following(registry) as views:
         await views.until(lambda view: view.is_listed)
@@ -62,14 +62,14 @@ async def test_announcements_that_are_no_text(server: RedisServer, redis: Redis)
     await registry.close()
 
 
-async def test_ids_and_texts_that_are_no_text(
+async def test_ids_and_values_that_are_no_text_are_ignored(
     server: RedisServer, redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await redis.sadd(WORKERS, *BYTES, b"i" * 10_000)  # of which there is no text: they leave the set
+    await redis.sadd(WORKERS, *BYTES, b"i" * 10_000)  # ids without a value leave the set
     for index, each in enumerate(BYTES):
         await redis.sadd(WORKERS, f"bytes-{index}")
         await redis.set(f"{WORKER}bytes-{index}", each)
-    registry, member = open_registry(server.url), make_member()  # started when it was there already
+    registry, member = open_registry(server.url), make_member()  # started after the garbage was written
     async with following(registry) as views, kept(registry.lease(member, LEASE_S)):
         await views.until_members(member)
         await listed_again(views, redis)
@@ -80,7 +80,7 @@ async def test_ids_and_texts_that_are_no_text(
     await registry.close()
 
 
-async def test_a_member_of_another_type_or_a_large_one_is_left_out(server: RedisServer, redis: Redis) -> None:
+async def test_members_of_another_type_or_too_large_are_ignored(server: RedisServer, redis: Redis) -> None:
     await redis.sadd(WORKERS, "list", "hash", "large")
     await redis.rpush(WORKER + "list", b"\xff")
     await redis.hset(WORKER + "hash", "a", "b")
@@ -95,7 +95,7 @@ async def test_a_member_of_another_type_or_a_large_one_is_left_out(server: Redis
     await registry.close()
 
 
-async def test_a_worker_mends_what_was_written_over_it(
+async def test_a_worker_restores_its_overwritten_entry(
     server: RedisServer, redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry, member = open_registry(server.url), make_member()
@@ -134,7 +134,7 @@ async def test_a_listing_is_bounded(
     await registry.close()
 
 
-async def test_a_set_with_an_id_too_long_to_read_is_deleted_and_filled_again(
+async def test_a_set_with_an_oversized_id_is_deleted_and_refilled(
     server: RedisServer, redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry, member = open_registry(server.url), make_member()
@@ -151,7 +151,7 @@ async def test_a_set_with_an_id_too_long_to_read_is_deleted_and_filled_again(
     await registry.close()
 
 
-async def test_an_announcement_too_long_to_read_is_left_out(server: RedisServer, redis: Redis) -> None:
+async def test_an_oversized_published_message_is_ignored(server: RedisServer, redis: Redis) -> None:
     registry, member = open_registry(server.url), make_member()
     async with following(registry) as views:
         await views.until(lambda view: view.is_listed)
@@ -164,12 +164,12 @@ async def test_an_announcement_too_long_to_read_is_left_out(server: RedisServer,
 
 
 @pytest.mark.parametrize("text", [each for each in TEXTS if b'"dead"' not in each])
-def test_garbage_is_no_member(text: bytes) -> None:
+def test_garbage_is_not_parsed_as_a_member(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode_member(text.decode(errors="surrogateescape"))
 
 
-async def test_a_rendezvous_mends_its_place_and_gives_way_to_another_alone(server: RedisServer, redis: Redis) -> None:
+async def test_a_rendezvous_restores_its_address_and_yields_only_to_another(server: RedisServer, redis: Redis) -> None:
     key, address = KEYS + "rendezvous:pools", "10.0.0.4:7300"
     seeker, entry = (open_address(server.url, "rendezvous", "pools") for _ in range(2))
     keeping = asyncio.create_task(entry.keep(address, 1.0))
@@ -183,7 +183,7 @@ async def test_a_rendezvous_mends_its_place_and_gives_way_to_another_alone(serve
     for write in ("SET", "APPEND", "RPUSH", "SADD"):
         if write in ("RPUSH", "SADD"):
             await redis.delete(key)
-        with suppress(ResponseError):  # it was there again in between
+        with suppress(ResponseError):  # the address was restored in between
             await redis.execute_command(write, key, b"\xff")  # type: ignore[no-untyped-call]  # redis has none
         await found()
     await redis.setbit(key, 8 * 10_000_000, 1)
@@ -199,8 +199,8 @@ async def test_a_rendezvous_mends_its_place_and_gives_way_to_another_alone(serve
     await seeker.close()
 
 
-async def test_random_garbage(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither a follower, nor a worker, nor a router's report, nor a rendezvous ends; afterwards all is as it was."""
+async def test_random_garbage_ends_nothing(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """No follower, worker, router's report or rendezvous ends, and all entries are restored afterwards."""
     rng = random.Random(7)
     registry, member = open_registry(server.url), make_member()
     place = open_address(server.url, "rendezvous", "default")

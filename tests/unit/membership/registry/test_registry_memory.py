@@ -8,7 +8,7 @@ from baton.membership.registry.memory import MemoryRegistry
 from tests.unit.membership.registry.registry_members import following, kept, make_member, reporting
 
 
-async def test_fixed_addresses_are_there_at_once() -> None:
+async def test_fixed_addresses_are_listed_at_once() -> None:
     registry = open_registry(None, ["a:1", "b:2", "a:1"])
     async with following(registry) as views:
         view = await views.until(lambda view: view.is_listed)
@@ -16,7 +16,7 @@ async def test_fixed_addresses_are_there_at_once() -> None:
     await registry.close()
 
 
-async def test_members_come_change_and_go() -> None:
+async def test_members_are_added_changed_and_removed() -> None:
     registry, member = MemoryRegistry(), make_member()
     async with following(registry) as views:
         async with kept(registry.lease(member, 10)) as lease:
@@ -27,7 +27,7 @@ async def test_members_come_change_and_go() -> None:
         assert all(view.error is None and view.is_listed for view in views.all)
 
 
-async def test_reports_are_made_when_they_are_read() -> None:
+async def test_reports_are_created_when_they_are_read() -> None:
     registry, numbers = MemoryRegistry(), count()
     assert await registry.reports.read() == ()
     async with reporting(registry, "router-1", lambda: f"look {next(numbers)}"):

@@ -28,14 +28,14 @@ KEYS = "baton:{default}:"
 
 @pytest_asyncio.fixture
 async def server(tmp_path: Path) -> AsyncIterator[RedisServer]:
-    """A server without a password."""
+    """Yield a Redis server without a password."""
     async with redis_server(tmp_path) as server:
         yield server
 
 
 @pytest_asyncio.fixture
 async def redis(server: RedisServer) -> AsyncIterator[Redis]:
-    """A client that looks at what is stored."""
+    """Yield a client for reading stored values."""
     async with Redis(host=HOST, port=server.port, decode_responses=True) as client:
         yield client
 
@@ -51,7 +51,7 @@ async def test_an_undrained_worker_is_no_longer_listed_as_draining(server: Redis
     await router.close()
 
 
-async def test_changes_are_told_long_before_the_next_listing(server: RedisServer) -> None:
+async def test_changes_arrive_long_before_the_next_listing(server: RedisServer) -> None:
     workers, router = open_registry(server.url), open_registry(server.url)
     first, second = make_member(), make_member("prefill-0", role="prefill")
     clock = asyncio.get_running_loop().time
@@ -71,15 +71,15 @@ async def test_changes_are_told_long_before_the_next_listing(server: RedisServer
     await router.close()
 
 
-async def test_a_lease_lapses_with_its_worker(server: RedisServer, redis: Redis) -> None:
+async def test_a_lease_expires_after_its_worker_dies(server: RedisServer, redis: Redis) -> None:
     registry, member = open_registry(server.url), make_member()
     keeping = asyncio.create_task(registry.lease(member, 1.0).keep())
     async with following(registry) as views:
         await views.until_members(member)
         assert 0 < await redis.pttl(KEYS + "worker:decode-0/1") <= 1000
-        keeping.cancel()  # and nothing is withdrawn, as when its host is gone
+        keeping.cancel()  # without a withdrawal, as when its host is lost
         await views.until_members()
-    assert await redis.keys("*") == []  # nor is it left in the set
+    assert await redis.keys("*") == []  # it is not left in the set either
     await registry.close()
 
 
@@ -88,12 +88,12 @@ async def test_a_lease_is_renewed(server: RedisServer) -> None:
     async with following(registry) as views, kept(registry.lease(member, 1.0)):
         await views.until_members(member)
         count = len(views.all)
-        await views.until(lambda _: len(views.all) == count + 1)  # a listing later, which is more than two leases
+        await views.until(lambda _: len(views.all) == count + 1)  # one listing later, after more than two leases
         assert views.last.members == (member,)
     await registry.close()
 
 
-async def test_a_worker_says_that_its_lease_lapsed_and_registers_again(
+async def test_a_worker_logs_its_expired_lease_and_registers_again(
     server: RedisServer, redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry, member = open_registry(server.url), make_member()
@@ -108,7 +108,9 @@ async def test_a_worker_says_that_its_lease_lapsed_and_registers_again(
     await registry.close()
 
 
-async def test_a_worker_that_stood_still_does_not_come_back_in_the_same_life(server: RedisServer, redis: Redis) -> None:
+async def test_a_worker_stopped_beyond_its_lease_does_not_return_with_the_same_incarnation(
+    server: RedisServer, redis: Redis
+) -> None:
     registry, member = open_registry(server.url), make_member()
     keeping = asyncio.create_task(registry.lease(member, 0.2).keep())
     async with following(registry) as views:
@@ -120,7 +122,7 @@ async def test_a_worker_that_stood_still_does_not_come_back_in_the_same_life(ser
     await registry.close()
 
 
-async def test_members_are_kept_over_the_loss_of_redis(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_members_are_kept_while_redis_is_lost(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     workers, router, member = open_registry(server.url), open_registry(server.url), make_member()
     async with following(router) as views, kept(workers.lease(member, LEASE_S)) as lease:
@@ -134,16 +136,16 @@ async def test_members_are_kept_over_the_loss_of_redis(server: RedisServer, capl
         async with asyncio.timeout(20):
             while "is lost, this worker serves on" not in caplog.text:
                 await asyncio.sleep(0.01)
-        await server.start()  # with nothing in it
+        await server.start()  # empty
         await views.until_members(draining)
-    assert caplog.text.count("is lost, serving on with the workers known") == 1  # however often it was tried
+    assert caplog.text.count("is lost, serving on with the workers known") == 1  # for any number of attempts
     assert caplog.text.count("is lost, this worker serves on") == 1
     assert "is back, with" in caplog.text
     await workers.close()
     await router.close()
 
 
-async def test_a_redis_that_stands_still_is_lost(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_redis_that_does_not_respond_is_lost(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.membership.registry.redis_client.TIMEOUT_S", 0.2)
     registry, member = open_registry(server.url), make_member()
     async with following(registry) as views, kept(registry.lease(member, LEASE_S)):
@@ -158,7 +160,7 @@ async def test_a_redis_that_stands_still_is_lost(server: RedisServer, monkeypatc
     await registry.close()
 
 
-async def test_nobody_there_at_the_start(tmp_path: Path) -> None:
+async def test_a_redis_that_is_missing_at_the_start_is_lost(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
     registry, member = open_registry(server.url), make_member()
     async with following(registry) as views, kept(registry.lease(member, LEASE_S)):
@@ -170,7 +172,7 @@ async def test_nobody_there_at_the_start(tmp_path: Path) -> None:
     await registry.close()
 
 
-async def test_passwords(tmp_path: Path) -> None:
+async def test_passwords_are_sent_and_not_logged(tmp_path: Path) -> None:
     async with redis_server(tmp_path, "--requirepass", "s@cret") as server:
         place = f"{HOST}:{server.port}"
         good, bad = open_registry(f"redis://:s%40cret@{place}"), open_registry(f"redis://:wrong@{place}")
@@ -183,7 +185,7 @@ async def test_passwords(tmp_path: Path) -> None:
         await bad.close()
 
 
-async def test_namespaces_and_databases_are_apart(server: RedisServer) -> None:
+async def test_namespaces_and_databases_are_independent(server: RedisServer) -> None:
     blue, other = open_registry(f"{server.url}?namespace=blue"), open_registry(server.url)
     far = open_registry(f"redis://{HOST}:{server.port}/1?namespace=blue")
     async with following(other) as others, following(far) as fars, kept(blue.lease(make_member(), LEASE_S)):
@@ -197,7 +199,7 @@ async def test_namespaces_and_databases_are_apart(server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("text", ["no JSON", "[]", '{"worker_id": "decode-1"}', '{"worker_id": 7}'])
-async def test_what_is_no_member_is_left_out(
+async def test_invalid_members_are_ignored(
     server: RedisServer, redis: Redis, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry, member = open_registry(server.url), make_member()
@@ -212,7 +214,7 @@ async def test_what_is_no_member_is_left_out(
     await registry.close()
 
 
-async def test_what_a_later_version_says_more_does_not_matter(server: RedisServer, redis: Redis) -> None:
+async def test_fields_of_a_later_version_are_ignored(server: RedisServer, redis: Redis) -> None:
     registry, member = open_registry(server.url), make_member()
     async with following(registry) as views, kept(registry.lease(member, LEASE_S)):
         await views.until_members(member)
@@ -226,18 +228,18 @@ async def test_what_a_later_version_says_more_does_not_matter(server: RedisServe
     await registry.close()
 
 
-async def test_a_lease_that_changes_as_it_is_withdrawn_ends(server: RedisServer, redis: Redis) -> None:
+async def test_a_lease_that_changes_while_it_is_withdrawn_ends(server: RedisServer, redis: Redis) -> None:
     registry, member = open_registry(server.url), make_member()
     async with asyncio.timeout(20):
         async with following(registry) as views, kept(registry.lease(member, LEASE_S)) as lease:
             await views.until_members(member)
             lease.update(replace(member, draining=True))
-            await asyncio.sleep(0)  # the change and the end come to it at once
+            await asyncio.sleep(0)  # the change and the end arrive at the same time
     assert await redis.keys("*") == []
     await registry.close()
 
 
-async def test_a_command_that_cancels_itself_is_a_lost_redis() -> None:
+async def test_a_command_that_cancels_itself_counts_as_a_lost_redis() -> None:
     async def given_up() -> None:
         raise asyncio.CancelledError
 
@@ -245,7 +247,7 @@ async def test_a_command_that_cancels_itself_is_a_lost_redis() -> None:
         await done(given_up())
 
 
-async def test_a_cancellation_that_a_command_forgets_is_not_lost() -> None:
+async def test_a_cancellation_that_a_command_swallows_takes_effect() -> None:
     async def forgetful() -> str:
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
@@ -267,5 +269,5 @@ async def _command_over_a_lost_connection(directory: Path) -> None:
             await done(client.ping())
 
 
-def test_a_connection_lost_before_a_command_is_written(tmp_path: Path) -> None:
-    uvloop.run(_command_over_a_lost_connection(tmp_path))  # as our processes run
+def test_a_connection_lost_before_a_command_is_written_is_a_lost_redis(tmp_path: Path) -> None:
+    uvloop.run(_command_over_a_lost_connection(tmp_path))  # like Baton's processes

@@ -24,7 +24,7 @@ COMMANDS = "+set +pexpire +del +getrange +exists +sadd +srem +sscan +publish +su
 
 
 async def read_until(registry: Registry, condition: Callable[[tuple[str, ...]], bool]) -> tuple[str, ...]:
-    """The reports, once they meet the condition."""
+    """Return the reports once they meet the condition."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             with suppress(RegistryLost):
@@ -33,13 +33,13 @@ async def read_until(registry: Registry, condition: Callable[[tuple[str, ...]], 
             await asyncio.sleep(0.02)
 
 
-async def test_reports_are_renewed_and_taken_out(tmp_path: Path) -> None:
+async def test_reports_are_renewed_and_removed(tmp_path: Path) -> None:
     async with (
         redis_server(tmp_path) as server,
         Redis(host=HOST, port=server.port, decode_responses=True) as redis,
     ):
         routers, planner, numbers = open_registry(server.url), open_registry(server.url), count()
-        async with kept(routers.lease(make_member(), 10.0)):  # members and reports do not get in each other's way
+        async with kept(routers.lease(make_member(), 10.0)):  # members and reports are independent
             async with reporting(routers, "router-1", lambda: f"look {next(numbers)}"):
                 await read_until(planner, lambda texts: texts == ("look 0",))
                 assert 0 < await redis.pttl("baton:{default}:router:router-1") <= LEASE_S * 1000
@@ -51,7 +51,7 @@ async def test_reports_are_renewed_and_taken_out(tmp_path: Path) -> None:
         await planner.close()
 
 
-async def test_a_reader_takes_no_more_than_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_bytes_read_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_texts, "MAX_LISTING_BYTES", 1 << 24)
     async with redis_server(tmp_path) as server, Redis(host=HOST, port=server.port) as redis:
         await redis.sadd("baton:{default}:routers", *range(20))
@@ -62,7 +62,7 @@ async def test_a_reader_takes_no_more_than_a_bound(tmp_path: Path, monkeypatch: 
         await planner.close()
 
 
-async def test_a_set_with_an_id_too_long_to_read_is_deleted_and_filled_again(tmp_path: Path) -> None:
+async def test_a_set_with_an_oversized_id_is_deleted_and_refilled(tmp_path: Path) -> None:
     async with redis_server(tmp_path) as server, Redis(host=HOST, port=server.port) as redis:
         routers, planner = open_registry(server.url), open_registry(server.url)
         await redis.sadd("baton:{default}:routers", b"\xff" * (MAX_REPLY_BYTES + 1))
@@ -73,17 +73,17 @@ async def test_a_set_with_an_id_too_long_to_read_is_deleted_and_filled_again(tmp
         await planner.close()
 
 
-async def test_a_router_that_died_is_forgotten(tmp_path: Path) -> None:
+async def test_the_report_of_a_dead_router_expires(tmp_path: Path) -> None:
     async with redis_server(tmp_path) as server, Redis(host=HOST, port=server.port) as redis:
         planner = open_registry(server.url)
         await redis.sadd("baton:{default}:routers", "router-1")
         await redis.set("baton:{default}:router:router-1", "its last", px=50)
         await read_until(planner, lambda texts: texts == ())
-        assert await redis.keys("*") == []  # nor is it left in the set
+        assert await redis.keys("*") == []  # it is not left in the set either
         await planner.close()
 
 
-async def test_a_redis_that_is_lost_and_comes_back(tmp_path: Path) -> None:
+async def test_reports_return_after_a_loss_of_redis(tmp_path: Path) -> None:
     async with redis_server(tmp_path) as server:
         routers, planner = open_registry(server.url), open_registry(server.url)
         async with reporting(routers, "router-1", lambda: "here"):
@@ -97,7 +97,7 @@ async def test_a_redis_that_is_lost_and_comes_back(tmp_path: Path) -> None:
         await planner.close()
 
 
-async def test_a_report_that_cannot_be_made_is_said_once(
+async def test_a_report_that_cannot_be_created_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_reports, "PERIOD_S", 0.01)
@@ -118,7 +118,7 @@ async def test_a_report_that_cannot_be_made_is_said_once(
     assert levels == [logging.ERROR] + [logging.DEBUG] * 4
 
 
-async def test_the_documented_rights_are_enough(tmp_path: Path) -> None:
+async def test_the_documented_permissions_are_enough(tmp_path: Path) -> None:
     async with redis_server(tmp_path) as server:
         async with Redis(host=HOST, port=server.port) as redis:
             rights = ["on", ">secret", "~baton:*", "resetchannels", "&baton:*", "-@all", *COMMANDS.split()]

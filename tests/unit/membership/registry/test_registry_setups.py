@@ -23,12 +23,12 @@ LEASE_S = 10.0
 
 
 async def command(server: RedisServer, *words: str | int) -> object:
-    """What a server answers."""
+    """Return the server's response to a command."""
     async with Redis(host=HOST, port=server.port, decode_responses=True) as client:
         return await client.execute_command(*words)
 
 
-async def survives_an_id_too_long_to_read(server: RedisServer, views: Views, *members: Member) -> None:
+async def survives_an_oversized_id(server: RedisServer, views: Views, *members: Member) -> None:
     """Add such an id to the set of members; return once it is gone and the members are back."""
     await command(server, "SADD", "baton:{default}:workers", "x" * (MAX_REPLY_BYTES + 1))
     await views.until(lambda view: view.num_malformed == 1)
@@ -37,7 +37,7 @@ async def survives_an_id_too_long_to_read(server: RedisServer, views: Views, *me
 
 @asynccontextmanager
 async def sentinel_of(master: RedisServer, directory: Path) -> AsyncIterator[RedisServer]:
-    """A Sentinel that knows the master, as `main`, and its replica."""
+    """Yield a Sentinel that knows the master, as `main`, and its replica."""
     directory.mkdir()
     configuration = directory / "sentinel.conf"
     configuration.write_text(
@@ -55,7 +55,7 @@ async def sentinel_of(master: RedisServer, directory: Path) -> AsyncIterator[Red
         await sentinel.kill()
 
 
-async def test_sentinels_and_a_master_that_dies(tmp_path: Path) -> None:
+async def test_a_registry_behind_sentinels_survives_a_failover(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         master = await stack.enter_async_context(redis_server(tmp_path / "master"))
         replica_of = (
@@ -76,7 +76,7 @@ async def test_sentinels_and_a_master_that_dies(tmp_path: Path) -> None:
         stack.push_async_callback(registry.close)
         async with following(registry) as views, kept(registry.lease(member, LEASE_S)) as lease:
             await views.until_members(member)
-            await survives_an_id_too_long_to_read(master, views, member)
+            await survives_an_oversized_id(master, views, member)
             await master.kill()
             await views.until(lambda view: view.error is not None)
             lease.update(draining := replace(member, draining=True))
@@ -84,8 +84,8 @@ async def test_sentinels_and_a_master_that_dies(tmp_path: Path) -> None:
         assert "'role': 'master'" in str(await command(replica, "INFO", "replication"))
 
 
-async def test_a_cluster(tmp_path: Path) -> None:
-    bus_port = str(free_ports(HOST, 1)[0])  # by default 10,000 above the other, where something may listen
+async def test_a_registry_in_a_redis_cluster(tmp_path: Path) -> None:
+    bus_port = str(free_ports(HOST, 1)[0])  # by default 10,000 above the port, where another program may listen
     async with redis_server(tmp_path, "--cluster-enabled", "yes", "--cluster-port", bus_port) as server:
         await command(server, "CLUSTER", "ADDSLOTS", *range(16384))
         async with asyncio.timeout(20):
@@ -99,7 +99,7 @@ async def test_a_cluster(tmp_path: Path) -> None:
             async with kept(workers.lease(second, LEASE_S)):
                 await views.until_members(first, second)
             await views.until_members(first)
-            await survives_an_id_too_long_to_read(server, views, first)
+            await survives_an_oversized_id(server, views, first)
             await server.kill()
             lost = await views.until(lambda view: view.error is not None)
             assert lost.members == (first,)
@@ -111,7 +111,7 @@ async def test_a_cluster(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def tls_in_front(server: RedisServer, directory: Path) -> AsyncIterator[int]:
-    """A port where the server is reached over TLS, with the certificate `directory/cert.pem`."""
+    """Yield a port at which the server is reached over TLS, with the certificate `directory/cert.pem`."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(directory / "cert.pem", directory / "key.pem")
 
@@ -134,7 +134,7 @@ async def tls_in_front(server: RedisServer, directory: Path) -> AsyncIterator[in
         yield proxy.sockets[0].getsockname()[1]
 
 
-async def test_tls(tmp_path: Path) -> None:
+async def test_a_registry_over_tls(tmp_path: Path) -> None:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no openssl on this machine to make a certificate with")

@@ -1,4 +1,4 @@
-"""Routers' reports as texts."""
+"""Encoding of routers' reports."""
 
 import orjson
 import pytest
@@ -7,13 +7,13 @@ from baton.membership.registry.router_report import SampleSums, decode_report, e
 from tests.unit.membership.registry.router_reports import router_report, worker_report
 
 
-def test_a_report_comes_back_as_it_was() -> None:
+def test_a_report_round_trips() -> None:
     prefill = worker_report("prefill-0", "prefill", draining=True, latency={-30: 2, 0: 1, 5: 7})
     report = router_report(prefill, worker_report())
     assert decode_report(encode_report(report)) == report
 
 
-def test_what_a_later_version_added_is_left_out() -> None:
+def test_fields_of_a_later_version_are_ignored() -> None:
     values = orjson.loads(encode_report(router_report(worker_report())))
     values["weather"] = "fine"
     values["workers"][0]["colour"] = {"name": "red"}
@@ -21,7 +21,7 @@ def test_what_a_later_version_added_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("change", [{"workers": 5}, {"router_id": None}, {"time_s": "soon"}, {"traffic": {}}])
-def test_what_is_no_report_is_told(change: dict[str, object]) -> None:
+def test_an_invalid_report_is_refused(change: dict[str, object]) -> None:
     values = {**orjson.loads(encode_report(router_report())), **change}
     with pytest.raises(ValueError, match=f"is no report: {next(iter(change))}"):
         decode_report(orjson.dumps(values).decode())

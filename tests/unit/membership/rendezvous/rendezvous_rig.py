@@ -27,7 +27,7 @@ async def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) 
     """Return once the condition holds."""
     end_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < end_s, "it did not come about"
+        assert time.monotonic() < end_s, "the condition was not met in time"
         await asyncio.sleep(0.005)
 
 
@@ -35,7 +35,7 @@ async def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) 
 async def rendezvous(
     settings: RendezvousSettings = DEFAULTS, port: int = 0
 ) -> AsyncIterator[tuple[RendezvousService, str]]:
-    """A rendezvous and its address."""
+    """Yield a rendezvous and its address."""
     server = grpc.aio.server(interceptors=[RefuseMalformed()], options=SERVER_OPTIONS)
     service = RendezvousService(settings)
     group_pb2_grpc.add_RendezvousServicer_to_server(service, server)

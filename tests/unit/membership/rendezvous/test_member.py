@@ -64,7 +64,7 @@ async def test_a_broken_epoch_is_followed_by_another_with_the_same_members() -> 
         assert {member.epoch for member in group} == {first + 1}
 
 
-async def test_reports_of_broken_epochs_make_no_storm() -> None:
+async def test_reports_of_broken_epochs_begin_few_epochs() -> None:
     async with rendezvous() as (_, address), members_of(address) as members:
         group = [members.join(name, 2) for name in NAMES[:2]]
         first = await wait_all(group, NAMES[:2])
@@ -178,7 +178,7 @@ class Forgetful(group_pb2_grpc.RendezvousServicer):
                 return
 
 
-async def test_a_store_is_reported_to_the_next_rendezvous_too() -> None:
+async def test_a_store_is_also_reported_to_the_next_rendezvous() -> None:
     server, forgetful = grpc.aio.server(), Forgetful()
     group_pb2_grpc.add_RendezvousServicer_to_server(forgetful, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -220,7 +220,7 @@ async def test_a_silent_rendezvous_is_abandoned() -> None:
     await server.stop(None)
 
 
-async def test_nothing_is_left_after_the_close() -> None:
+async def test_close_leaves_no_task_or_connection() -> None:
     tasks, threads = set(asyncio.all_tasks()), set(threading.enumerate())
     async with rendezvous() as (_, address), members_of(address) as members:
         group = [members.join(name, 3) for name in NAMES[:2]]  # a group that never begins

@@ -1,4 +1,4 @@
-"""Waiting for a view on another thread: none is missed, and none is returned twice."""
+"""Waiting for a view on another thread: no view is missed or returned twice."""
 
 import threading
 import time

@@ -77,7 +77,7 @@ async def test_an_invalid_join_is_refused(served: Served, fields: dict[str, obje
     assert service.num_groups == 0
 
 
-async def test_members_that_do_not_fit_are_refused(served: Served) -> None:
+async def test_members_of_another_fingerprint_or_size_are_refused(served: Served) -> None:
     _, channel = served
     first = Stream(channel)
     await first.join()
@@ -221,7 +221,7 @@ async def test_a_member_on_a_new_stream_is_the_same_member(served: Served) -> No
         await asyncio.wait_for(new.epoch(), 0.3)
 
 
-async def test_an_epoch_is_past_all_that_any_member_has_seen(served: Served) -> None:
+async def test_a_new_epoch_is_greater_than_any_that_a_member_has_seen(served: Served) -> None:
     _, channel = served
     stayer, traveller = Stream(channel), Stream(channel)
     await stayer.join()

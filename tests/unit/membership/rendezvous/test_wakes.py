@@ -1,4 +1,4 @@
-"""Wakes reach the other members of the epoch at once, and no one outside of it."""
+"""Wakes reach the other members of the epoch at once, and no process outside of it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,10 +25,10 @@ class Sleeper:
 
     def __init__(self, name: str, address: str) -> None:
         self.life = Life(name, f"{name}-1", address)
-        self.heard: list[tuple[int, int]] = []
+        self.received: list[tuple[int, int]] = []
 
     def note(self, epoch: int, round_number: int) -> None:
-        self.heard.append((epoch, round_number))
+        self.received.append((epoch, round_number))
 
 
 @asynccontextmanager
@@ -53,11 +53,11 @@ async def test_a_wake_reaches_all_others_of_the_newest_epoch() -> None:
             member.start()
         epoch = await wait_all(members, ["a", "b", "c"])
         await asyncio.to_thread(members[1].wake, epoch, 7)  # as an engine does
-        await until(lambda: a.heard == c.heard == [(epoch, 7)])
+        await until(lambda: a.received == c.received == [(epoch, 7)])
         members[1].wake(epoch - 1, 8)
         members[1].wake(epoch, 9)
-        await until(lambda: a.heard == c.heard == [(epoch, 7), (epoch, 9)])
-        assert b.heard == []
+        await until(lambda: a.received == c.received == [(epoch, 7), (epoch, 9)])
+        assert b.received == []
         for member in members:
             await member.close()
     await channels.close()
@@ -73,8 +73,8 @@ async def test_a_member_that_does_not_respond_delays_no_other() -> None:
             wakes.send([dead, a.life], 1, number)
             if number % 10 == 0:
                 await asyncio.sleep(0)
-        await until(lambda: (1, 999) in a.heard)
-        assert len(a.heard) < 1000
+        await until(lambda: (1, 999) in a.received)
+        assert len(a.received) < 1000
         assert len(wakes._calls) == len(wakes._waiting) == 1
         await wakes.close()
         assert not wakes._calls
@@ -92,7 +92,7 @@ async def test_a_wake_waits_for_a_server_that_is_coming() -> None:
     group_pb2_grpc.add_GroupPeerServicer_to_server(GroupPeerService("g", a.life.incarnation, a.note), server)
     server.add_insecure_port(a.life.address)
     await server.start()
-    await until(lambda: a.heard == [(1, 5)])
+    await until(lambda: a.received == [(1, 5)])
     await wakes.close()
     await server.stop(None)
     await channels.close()
@@ -106,7 +106,7 @@ async def test_a_wake_for_another_group_or_incarnation_is_refused(group: str, in
                 group_pb2.WakeRequest(group=group, incarnation=incarnation, epoch=1, round_number=1)
             )
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert a.heard == []
+        assert a.received == []
 
 
 async def test_wakes_go_over_mutual_tls(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ async def test_wakes_go_over_mutual_tls(tmp_path: Path) -> None:
     async with sleeper("a", security) as a:
         strange.send([a.life], 1, 1)
         wakes.send([a.life], 1, 2)
-        await until(lambda: a.heard)
+        await until(lambda: a.received)
         await until(lambda: not wakes._calls)
         await strange.close()
-        assert a.heard == [(1, 2)]
+        assert a.received == [(1, 2)]
     await channels.close()
     await strangers.close()

@@ -34,12 +34,12 @@ def request(request_id: str, token_ids: list[int], num_output_tokens: int, cache
 
 
 async def timed(
-    engine: SimulatedEngine, asked: SimulatedRequest, prefill: OpenPrefill | None = None
+    engine: SimulatedEngine, submitted: SimulatedRequest, prefill: OpenPrefill | None = None
 ) -> tuple[list[SimulatedToken], list[float]]:
     """Return the tokens and the seconds from now to each."""
     loop = asyncio.get_running_loop()
     begin_s, tokens, times = loop.time(), [], []
-    async for token in engine.generate(asked, prefill):
+    async for token in engine.generate(submitted, prefill):
         tokens.append(token)
         times.append(loop.time() - begin_s)
     return tokens, times
@@ -86,8 +86,8 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
 def test_requests_are_batched() -> None:
     async def main() -> None:
         engine = SimulatedEngine(SPEC)
-        asked = [request(str(index), [index] * 8, 2) for index in range(4)]
-        results = await asyncio.gather(*(timed(engine, each) for each in asked))
+        submitted = [request(str(index), [index] * 8, 2) for index in range(4)]
+        results = await asyncio.gather(*(timed(engine, each) for each in submitted))
         for _, times in results:
             assert times == pytest.approx([1 + 3.2, 4.2 + 1.04])
 
@@ -97,8 +97,8 @@ def test_requests_are_batched() -> None:
 def test_the_queue_is_bounded() -> None:
     async def main() -> None:
         engine = SimulatedEngine(SPEC)
-        asked = [request(str(index), [index] * 8, 2) for index in range(7)]
-        results = await asyncio.gather(*(timed(engine, each) for each in asked), return_exceptions=True)
+        submitted = [request(str(index), [index] * 8, 2) for index in range(7)]
+        results = await asyncio.gather(*(timed(engine, each) for each in submitted), return_exceptions=True)
         assert [isinstance(result, QueueFull) for result in results] == [False] * 6 + [True]
         engine.core.scheduler.check_integrity()
 
@@ -165,23 +165,23 @@ def test_an_idle_engine_does_nothing() -> None:
 def test_a_handover_overlaps_with_the_prefill() -> None:
     async def main() -> None:
         prefill, decode = SimulatedEngine(SPEC), SimulatedEngine(SPEC)
-        asked = request("a", list(range(150)), 3)
+        submitted = request("a", list(range(150)), 3)
         known: list[int] = []
 
-        def prefilled(asked: SimulatedRequest) -> OpenPrefill:
+        def prefilled(submitted: SimulatedRequest) -> OpenPrefill:
             def open_prefill(num_cached_tokens: int) -> AsyncGenerator[PrefilledChunk, None]:
                 known.append(num_cached_tokens)
-                return prefill.prefill(asked)
+                return prefill.prefill(submitted)
 
             return open_prefill
 
-        tokens, times = await timed(decode, asked, prefilled(asked))
-        assert [token.token_id for token in tokens] == continuation(asked.token_ids, 3, SPEC)
+        tokens, times = await timed(decode, submitted, prefilled(submitted))
+        assert [token.token_id for token in tokens] == continuation(submitted.token_ids, 3, SPEC)
         # Chunks at 11 s (25 blocks) and 17 s (13 more); the link needs a second for each block from 11 s on.
         assert times == pytest.approx([17, 11 + 38 + 1.01, 11 + 38 + 2.02])
         assert decode.counters.prefilled_tokens == 0
         assert decode.counters.received_tokens == 150
-        longer = request("b", [*asked.token_ids, *range(50)], 2)
+        longer = request("b", [*submitted.token_ids, *range(50)], 2)
         again, times = await timed(decode, longer, prefilled(longer))
         assert times == pytest.approx([1 + 5.2, 6.2 + 13 + 1.01])  # both have the first 37 blocks cached
         assert known == [0, 148]
@@ -194,8 +194,8 @@ def test_a_handover_overlaps_with_the_prefill() -> None:
 def test_a_first_token_that_ends_the_request_needs_no_kv() -> None:
     async def main() -> None:
         prefill, decode = SimulatedEngine(SPEC), SimulatedEngine(SPEC)
-        asked = request("a", list(range(50)), 1)
-        tokens, times = await timed(decode, asked, lambda _: prefill.prefill(asked))
+        submitted = request("a", list(range(50)), 1)
+        tokens, times = await timed(decode, submitted, lambda _: prefill.prefill(submitted))
         assert [token.is_last for token in tokens] == [True]
         assert times == pytest.approx([6])
         await asyncio.sleep(100)
@@ -209,15 +209,15 @@ def test_a_first_token_that_ends_the_request_needs_no_kv() -> None:
 def test_kv_that_does_not_arrive_is_computed() -> None:
     async def main() -> None:
         prefill, decode = SimulatedEngine(SPEC), SimulatedEngine(SPEC)
-        asked = request("a", list(range(150)), 3)
+        submitted = request("a", list(range(150)), 3)
 
         async def half(_: int) -> AsyncGenerator[PrefilledChunk, None]:
-            async with aclosing(prefill.prefill(asked)) as chunks:
+            async with aclosing(prefill.prefill(submitted)) as chunks:
                 yield await anext(chunks)
                 await asyncio.sleep(26)
 
-        tokens, _ = await timed(decode, asked, half)
-        assert [token.token_id for token in tokens] == continuation(asked.token_ids, 3, SPEC)
+        tokens, _ = await timed(decode, submitted, half)
+        assert [token.token_id for token in tokens] == continuation(submitted.token_ids, 3, SPEC)
         assert decode.counters.received_tokens == 100
         assert decode.counters.prefilled_tokens == 50
         await asyncio.sleep(100)

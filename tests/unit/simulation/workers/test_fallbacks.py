@@ -21,7 +21,7 @@ SLOW = replace(SPEC, prefill_tokens_per_s=800)  # chunks of 64 tokens, 0.08 s ea
 
 @asynccontextmanager
 async def workers(num_prefill: int) -> AsyncIterator[tuple[Served, DecodeClient, list[SimulatedWorker]]]:
-    """A decode worker, a client of it, and slow prefill workers."""
+    """Yield a decode worker, a client of it, and slow prefill workers."""
     configs = [
         SimulatedWorkerConfig(worker_id=f"prefill-{index}", role="prefill", spec=SLOW) for index in range(num_prefill)
     ]
