@@ -199,7 +199,7 @@ capabilities:
 {{- range fromYamlArray .own -}}{{- $_ := set $seen .name true -}}{{- end -}}
 {{- range .extra -}}
 {{- if hasKey $seen .name -}}
-{{- fail (printf "%s: %s is set twice; the chart sets it, or it stands there twice" $.key .name) -}}
+{{- fail (printf "%s: %s is set twice; the chart sets it, or it is in the list twice" $.key .name) -}}
 {{- end -}}
 {{- $_ := set $seen .name true -}}
 {{- end -}}

@@ -114,12 +114,12 @@ class HeldStream:
     """An ASGI application whose response has two pieces; the test releases each."""
 
     def __init__(self) -> None:
-        self.has_request, self.left = asyncio.Event(), asyncio.Event()  # the request has arrived; its client has left
+        self.started, self.left = asyncio.Event(), asyncio.Event()  # the request has arrived; its client has left
         self.first, self.second = asyncio.Event(), asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert (await receive())["type"] == "http.request"
-        self.has_request.set()
+        self.started.set()
         answering = asyncio.create_task(self._answer(send))
         assert await receive() == {"type": "http.disconnect"}  # or the response is complete
         if not answering.done():
@@ -222,7 +222,7 @@ async def test_a_call_that_is_cancelled_ends_the_request(is_answered: bool) -> N
     held, caller = HeldStream(), Caller()
     async with asyncio.timeout(END_S), forwarding(held) as app:
         call = caller.call(app)
-        await held.has_request.wait()
+        await held.started.wait()
         if is_answered:
             held.first.set()
             assert (await caller.got.get())["type"] == "http.response.start"
@@ -237,7 +237,7 @@ async def test_a_client_that_disconnects_before_the_response_ends_the_request() 
     held, caller = HeldStream(), Caller()
     async with asyncio.timeout(END_S), forwarding(held) as app:
         call = caller.call(app)
-        await held.has_request.wait()
+        await held.started.wait()
         caller.says.put_nowait({"type": "http.disconnect"})
         assert not held.left.is_set()
         held.first.set()

@@ -90,8 +90,8 @@ def test_pools_grow_with_the_load() -> None:
     first, last = outcome.sizes[0], outcome.sizes[-1]
     assert (first.ready.prefill, first.ready.decode) == (1, 1)
     grown: Sizes = next(each for each in outcome.sizes if sum(each.ready.both()) > 2)
-    asked = next(each for each in outcome.sizes if sum(each.gpus.both()) > 2)
-    assert grown.since_s == pytest.approx(asked.since_s + 30.0)
+    granted = next(each for each in outcome.sizes if sum(each.gpus.both()) > 2)
+    assert grown.since_s == pytest.approx(granted.since_s + 30.0)
     assert sum(last.gpus.both()) > 6
     assert outcome.most_gpus <= NUM_GPUS
     grown_pools = set()
@@ -118,9 +118,9 @@ def test_a_cold_start_near_capacity_is_over_in_minutes() -> None:
     assert outcome.num_good(SLO_) > 0.45 * len(requests)  # nearly all of the second half
     late = [record for record in outcome.records if record.due_s > 250.0]
     assert sum(record.is_good(SLO_) for record in late) > 0.95 * len(late)
-    asked = [each for each in outcome.sizes if each.since_s < 30.0][-1]
-    assert sum(asked.gpus.both()) >= 10  # most of them within half a minute
-    assert min(asked.gpus.both()) >= 3  # neither pool takes all of them
+    granted = [each for each in outcome.sizes if each.since_s < 30.0][-1]
+    assert sum(granted.gpus.both()) >= 10  # most of them within half a minute
+    assert min(granted.gpus.both()) >= 3  # neither pool takes all of them
 
 
 def test_requests_without_a_place_in_the_batch_count_as_waiting() -> None:
