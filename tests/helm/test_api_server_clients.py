@@ -24,7 +24,7 @@ def kubernetes(server: ApiServer) -> Iterator[ApiClient]:
         yield connected
 
 
-def test_the_kubernetes_client_works_against_it(kubernetes: ApiClient) -> None:
+def test_the_kubernetes_client_works_against_the_server(kubernetes: ApiClient) -> None:
     apps = AppsV1Api(kubernetes)
     apps.create_namespaced_deployment("default", deployment("a", container("main"), replicas=1))
     apps.patch_namespaced_deployment("a", "default", {"spec": {"replicas": 2}})
@@ -107,7 +107,7 @@ def test_permissions_follow_the_roles(server: ApiServer, client: Client, tmp_pat
     )
 
 
-def test_the_budget_reader_works_against_it(server: ApiServer, client: Client, tmp_path: Path) -> None:
+def test_the_budget_reader_works_against_the_server(server: ApiServer, client: Client, tmp_path: Path) -> None:
     """What the small server of the budget's own tests is asked for, this one answers too."""
     client.create({"apiVersion": "v1", "kind": "Node", **kubernetes_objects.node("gpu-0")}, "")
     metadata = {"name": "a", "labels": {"app": "baton"}}

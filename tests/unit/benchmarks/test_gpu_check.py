@@ -88,7 +88,7 @@ def test_an_operation_that_is_off_by_one_percent_is_found(setting: Setting) -> N
         assert found == normed
 
 
-def test_attention_that_caches_other_values_is_found(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_that_caches_wrong_values_is_found(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     model = attention_numerics.QUICK_MODELS[0]
     inexact = InexactAttention.for_model(model.config("float32"), 16)
     monkeypatch.setattr(attention_numerics, "attention_for", lambda *_: inexact)

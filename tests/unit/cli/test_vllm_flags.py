@@ -127,7 +127,7 @@ def test_experts_of_a_dense_model_are_refused_before_anything_starts(flags: tupl
 
 
 @pytest.mark.parametrize("flags", [("--expert-parallel=2",), ("-tp=2", "--enable-expert-parallel")])
-def test_a_worker_refuses_them_too(flags: tuple[str, ...], dense: Path) -> None:
+def test_a_worker_refuses_experts_of_a_dense_model_too(flags: tuple[str, ...], dense: Path) -> None:
     argv = (sys.executable, "-m", "baton", "worker", str(dense), "--rendezvous=127.0.0.1:1", *flags)
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1

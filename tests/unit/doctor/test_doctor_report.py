@@ -15,7 +15,7 @@ DOUBTFUL = Section("prefill-0", [ok("gpus", "none"), warning("file-limit", "1024
 BAD = Section("a link", [failure("link-unusable", "refused", "open the port")], [LINK, replace(LINK, transport=None)])
 
 
-def test_failures_and_strict_warnings_make_it_unhealthy() -> None:
+def test_failures_and_strict_warnings_make_a_report_unhealthy() -> None:
     assert Report([GOOD], is_strict=True).is_healthy
     assert Report([GOOD, DOUBTFUL], is_strict=False).is_healthy
     assert not Report([GOOD, DOUBTFUL], is_strict=True).is_healthy
@@ -51,7 +51,7 @@ def test_without_a_terminal_a_finding_is_a_line() -> None:
     assert lines[-1] == "== 2 ok, 1 warning, 1 failure"
 
 
-def test_on_a_terminal_it_is_a_table_that_fits() -> None:
+def test_on_a_terminal_the_output_is_a_table_that_fits() -> None:
     text = shown(terminal=True, width=60)
     assert "\x1b[" in text
     assert "ulimit -n 65536" in text

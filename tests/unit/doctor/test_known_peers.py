@@ -40,7 +40,7 @@ async def test_without_a_registry_watching_routers_name_the_peers() -> None:
     assert not await is_known(peers, PEER)
 
 
-async def test_with_a_registry_it_alone_names_the_peers(tmp_path: Path) -> None:
+async def test_with_a_registry_only_the_registry_names_the_peers(tmp_path: Path) -> None:
     async with redis_server(tmp_path) as server:
         await check_registered(server.url)
 

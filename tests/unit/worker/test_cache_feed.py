@@ -13,7 +13,7 @@ def split(packed: bytes) -> set[BlockHash]:
     return {BlockHash(packed[i : i + HASH_BYTES]) for i in range(0, len(packed), HASH_BYTES)}
 
 
-def test_messages_rebuild_the_cache_whenever_they_are_taken() -> None:
+def test_messages_rebuild_the_cache_for_any_times_of_reads() -> None:
     rng = random.Random(1)
     universe = hash_blocks(list(range(400)), 4)
     cached = set(rng.sample(universe, 30))

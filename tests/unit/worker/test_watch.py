@@ -297,7 +297,7 @@ def test_a_lost_watcher_leaves_no_state() -> None:
         assert third == []
 
 
-def test_the_rate_of_reads_follows_them() -> None:
+def test_the_reported_read_rate_follows_the_reads() -> None:
     counters = WorkerCounters()
     assert counters.read_bytes_per_s == 0
     counters.note_read(1000, 0.5)

@@ -29,7 +29,7 @@ asyncio.run(main())
 """
 
 
-async def test_only_clients_with_its_url_are_accepted_and_it_is_restarted(tmp_path: Path) -> None:
+async def test_the_server_accepts_only_clients_with_its_url_and_is_restarted(tmp_path: Path) -> None:
     require_redis_server()
     server = PrivateRedis(tmp_path / "redis.log")
     await server.start()
@@ -86,7 +86,7 @@ async def responds(url: str) -> bool:
             return False
 
 
-async def test_it_ends_with_its_parent_even_if_that_is_killed(tmp_path: Path) -> None:
+async def test_the_server_ends_with_its_parent_even_if_that_is_killed(tmp_path: Path) -> None:
     require_redis_server()
     owner = await asyncio.create_subprocess_exec(sys.executable, "-c", SCRIPT, str(tmp_path / "redis.log"), stdout=PIPE)
     assert owner.stdout is not None

@@ -60,7 +60,7 @@ async def test_a_process_that_is_ready_and_dies_each_time_is_given_up(tmp_path: 
     assert len(recorder.pids()) == 4
 
 
-def test_processes_killed_by_other_programs_are_restarted_for_ever() -> None:
+def test_processes_killed_by_other_programs_are_restarted_forever() -> None:
     policy = RestartPolicy()
     killed = Life("was killed by SIGKILL", 5.0, None, is_oom=False, is_outside=True)
     deaths = after(*[killed] * 100)

@@ -29,7 +29,7 @@ async def command(server: RedisServer, *words: str | int) -> object:
 
 
 async def survives_an_oversized_id(server: RedisServer, views: Views, *members: Member) -> None:
-    """Add such an id to the set of members; return once it is gone and the members are back."""
+    """Add such an id to the set of members; return once it is deleted and the members are listed again."""
     await command(server, "SADD", "baton:{default}:workers", "x" * (MAX_REPLY_BYTES + 1))
     await views.until(lambda view: view.num_malformed == 1)
     await views.until_members(*members)

@@ -81,7 +81,7 @@ async def test_a_member_that_does_not_respond_delays_no_other() -> None:
     await channels.close()
 
 
-async def test_a_wake_waits_for_a_server_that_is_coming() -> None:
+async def test_a_wake_waits_for_a_server_that_is_starting() -> None:
     channels = Channels(Plaintext())
     wakes = Wakes(channels, "g", timeout_s=60)
     async with sleeper("a") as a:
