@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from baton.process.environment import prepare_environment
@@ -18,6 +19,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 prepare_environment()
+
+settings.register_profile("without deadlines", deadline=None)  # a busy machine is no defect
+settings.load_profile("without deadlines")
 
 TESTS = Path(__file__).parent
 RAY = "ray"

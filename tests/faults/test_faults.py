@@ -17,7 +17,8 @@ from tests.faults.row import Row
 
 SEED = 7
 NUM_CANCELS = 60
-NUM_LOSSES = 6
+NUM_LOSSES = 4
+RARE = ("killed draining", "killed, disks full", "killed draining, streams resumed", "killed, with TCP and Redis")
 
 
 async def _made(place: Place, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Chaos]:
@@ -57,8 +58,12 @@ async def with_resuming_clients(tmp_path_factory: pytest.TempPathFactory) -> Asy
 
 
 def _of(place: Place) -> pytest.MarkDecorator:
-    faults = [fault for fault in FAULTS if fault.place is place and not fault.is_long]
-    return pytest.mark.parametrize("fault", faults, ids=lambda fault: f"{fault.role} {fault.name}")
+    faults = [
+        pytest.param(fault, marks=[pytest.mark.slow] * (fault.name in RARE), id=f"{fault.role} {fault.name}")
+        for fault in FAULTS
+        if fault.place is place and not fault.is_long
+    ]
+    return pytest.mark.parametrize("fault", faults)
 
 
 async def _assert_loses_nothing(made: Chaos, fault: Fault) -> None:
@@ -138,12 +143,14 @@ async def test_attacks_on_the_registry_disturb_no_stream(with_bad_links: Chaos, 
     await _assert_disturbs_no_stream(with_bad_links, attack)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 @_of(many_machines)
 async def test_unplugged_cables_lose_nothing(on_many_machines: Chaos, fault: Fault) -> None:
     await _assert_loses_nothing(on_many_machines, fault)
 
 
+@pytest.mark.slow
 async def test_a_half_upgraded_cluster_does_not_mix_models(tmp_path: Path) -> None:
     row = Row("workers", "half of them upgraded", "")
     async with mixed_weights(tmp_path, SEED, num_prompt_tokens=300, num_output_tokens=24) as mixed:

@@ -37,7 +37,6 @@ class Fuzzing:
                 max_examples=count,
                 derandomize=self.seconds is None,
                 database=None,
-                deadline=None,
                 phases=(Phase.generate, Phase.shrink),
                 suppress_health_check=list(HealthCheck),
                 print_blob=False,

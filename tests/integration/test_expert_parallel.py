@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import httpx
 import psutil
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.deployment.local.ports import free_ports
@@ -21,6 +22,7 @@ from benchmarks.server import served
 from tests.integration.completion_load import complete, completion_load
 from tests.integration.worker_process import WorkerProcess, worker_processes
 from tests.integration.workers_view import wait_all_ready, workers
+from tests.marks import slow_case
 
 NUM_PROMPTS, NUM_TOKENS = 8, 24
 
@@ -49,7 +51,8 @@ async def test_tokens_equal_one_ranks_through_handover(cluster_url: str) -> None
     assert sum(int(load["handovers"]) for load in loads.values()) > 0
 
 
-async def test_a_rank_killed_under_load_costs_no_request_and_no_token() -> None:
+@pytest.mark.parametrize("victim", ["decode-0", slow_case("decode-1")])  # the first has the epoch's store
+async def test_a_rank_killed_under_load_costs_no_request_and_no_token(victim: str) -> None:
     flags = ("--prefill", "1", "--decode", "3", "--expert-parallel", "3", "--dtype", "float32")
     async with (
         served("", *flags, "--num-threads", "1") as url,
@@ -57,16 +60,16 @@ async def test_a_rank_killed_under_load_costs_no_request_and_no_token() -> None:
         completion_load(*[client] * 4) as load,
     ):
         await load.more(3)
-        for victim in ("decode-1", "decode-0"):
-            incarnation = await incarnation_of(victim, url)
-            os.kill(pid_of(victim, url), signal.SIGKILL)
-            await load.more(5)  # with the remaining ranks
-            async with asyncio.timeout(60):
-                while await incarnation_of(victim, url) in (incarnation, None):
-                    await asyncio.sleep(0.1)
-            await load.more(5)  # with the restarted rank too
+        incarnation = await incarnation_of(victim, url)
+        os.kill(pid_of(victim, url), signal.SIGKILL)
+        await load.more(5)  # with the remaining ranks
+        async with asyncio.timeout(60):
+            while await incarnation_of(victim, url) in (incarnation, None):
+                await asyncio.sleep(0.1)
+        await load.more(5)  # with the restarted rank too
 
 
+@pytest.mark.slow
 async def test_a_rank_of_an_incomplete_group_waits_for_the_other() -> None:
     """It receives no new requests meanwhile, and continues its own once the group is complete."""
     flags = ("--decode", "2", "--expert-parallel", "2", "--min-expert-ranks", "2", "--dtype", "float32")

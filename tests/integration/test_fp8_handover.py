@@ -13,6 +13,7 @@ from tests.integration.decode_client import decode_client
 from tests.integration.test_int8_handover import random_prompts
 from tests.integration.worker_process import worker_processes
 from tests.kv_scales import add_kv_scales
+from tests.marks import slow_case
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 COMMON = ("--dtype=float32", "--max-num-batched-tokens=48", "--max-num-seqs=16")
@@ -41,7 +42,7 @@ def colocated(model: Path, prompts: list[list[int]]) -> list[list[int]]:
     return tokens
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "nixl"])
+@pytest.mark.parametrize("transport", [slow_case("shared_memory"), slow_case("tcp"), "nixl"])
 async def test_tokens_are_those_of_one_engine(transport: str, tmp_path: Path) -> None:
     model = add_kv_scales(make_checkpoint("qwen3", tmp_path / "model"))
     prompts = random_prompts(1, 1, 40, 100, 190)

@@ -12,6 +12,7 @@ from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.worker_process import worker_processes
+from tests.marks import slow_case
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 NUM_BATCHED_TOKENS = 48
@@ -54,11 +55,11 @@ def random_prompts(seed: int, *lens: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("architecture", "transport", "num_prefill", "num_decode"),
     [
-        ("qwen3", "shared_memory", 1, 1),
+        slow_case("qwen3", "shared_memory", 1, 1),
         ("deepseek-v3", "tcp", 1, 1),
-        ("llama3", "nixl", 1, 1),
+        slow_case("llama3", "nixl", 1, 1),
         ("llama3", "tcp", 2, 1),
-        ("llama3", "shared_memory", 1, 2),
+        slow_case("llama3", "shared_memory", 1, 2),
     ],
 )
 async def test_tokens_are_those_of_one_engine(

@@ -13,6 +13,7 @@ from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.worker_process import worker_processes
+from tests.marks import slow_case
 
 pytestmark = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="products in int8 need VNNI")
 
@@ -30,7 +31,7 @@ def greedy(model: Path, prompt: list[int], **options: str) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("architecture", ["llama3", "qwen3-moe"])
+@pytest.mark.parametrize("architecture", [slow_case("llama3"), "qwen3-moe"])
 async def test_tokens_are_those_of_one_engine(architecture: str, tmp_path: Path) -> None:
     model = make_checkpoint(architecture, tmp_path / "model")
     flags = (

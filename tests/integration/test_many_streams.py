@@ -9,7 +9,7 @@ import orjson
 from benchmarks.server import served
 from tests.integration.workers_view import wait_all_ready, wait_idle
 
-NUM_REQUESTS = 200
+NUM_REQUESTS = 120
 
 
 async def stream(client: httpx.AsyncClient, body: dict[str, object], cut_after: int | None) -> list[int]:

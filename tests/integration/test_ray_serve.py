@@ -6,6 +6,8 @@ from asyncio.subprocess import PIPE
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from tests.integration.ray_cluster import RayCluster, command_line
 from tests.integration.ray_serve_command import ray_serve_command
 
@@ -24,6 +26,7 @@ async def test_it_serves_and_leaves_no_process(tmp_path: Path) -> None:
         await command.interrupt()
 
 
+@pytest.mark.slow
 async def test_auto_uses_the_gpus_of_the_ray_that_it_joins() -> None:
     with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name:
         env = {"CUDA_VISIBLE_DEVICES": "0,1"}  # Ray refuses a node with more GPUs than this variable lists

@@ -22,6 +22,7 @@ from tests.integration.oracle import Oracle
 from tests.integration.test_expert_parallel import completions, incarnation_of, pid_of
 from tests.integration.worker_process import WorkerProcess, worker_processes
 from tests.integration.workers_view import wait_all_ready
+from tests.marks import slow_case
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 SMALL = ("--max-num-batched-tokens=48", "--max-num-seqs=16", "--dtype=float32")
@@ -38,9 +39,9 @@ def followers_of(worker: WorkerProcess) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     ("architecture", "num_prefill", "num_decode", "transport"),
     [
-        ("llama2", 4, 2, "shared_memory"),
-        ("llama3", 1, 2, "tcp"),
-        ("qwen3", 2, 4, "nixl"),
+        slow_case("llama2", 4, 2, "shared_memory"),
+        slow_case("llama3", 1, 2, "tcp"),
+        slow_case("qwen3", 2, 4, "nixl"),
         ("mixtral", 2, 1, "shared_memory"),
         ("deepseek-v3", 2, 2, "tcp"),
     ],
@@ -123,6 +124,7 @@ async def lose_a_rank(model: Path, directory: Path) -> None:
                 await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_a_worker_that_loses_a_rank_ends(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     with pytest.raises(AssertionError, match=r"ended with 1: [^$]*rank 1 of this worker was killed by SIGKILL"):
@@ -153,6 +155,7 @@ async def test_ranks_that_are_terminated_together_end_after_their_requests(tmp_p
         assert await decode.child.wait() == 0
 
 
+@pytest.mark.slow
 async def test_a_stopped_rank_does_not_keep_others_from_ending(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     async with worker_processes(model, tmp_path, ("decode", "--tensor-parallel=2", *SMALL)) as [decode]:

@@ -28,7 +28,7 @@ def test_a_pools_rate_is_the_highest_that_meets_the_slo(num_replicas: int) -> No
         assert model.rate(0) == 0.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(0.01, 200), st.floats(50, 5000), st.floats(1, 2000), st.integers(1, 30))
 def test_the_smallest_size_equals_that_of_a_linear_search(
     rate: float, prompt: float, output: float, least: int

@@ -56,7 +56,7 @@ def test_the_split_maximizes_goodput_and_is_not_a_proportional_cut() -> None:
     assert goodput(rates, ByPool(6, 3)) == 3.0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.floats(0.1, 10),
     st.floats(0.1, 10),

@@ -12,6 +12,7 @@ from baton.deployment.autoscaling.moments import Moments
 from baton.deployment.autoscaling.plan import plan_pools
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import Traffic
+from tests.marks import slow_case
 from tests.unit.deployment.autoscaling_load import Load
 from tests.unit.deployment.autoscaling_rig import Rig
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, pool, prefill, snapshot
@@ -81,7 +82,8 @@ SHARED = Steady(34.29569994043487, 5070.753877021935, 195.90894957490445, 1.0, 6
 
 
 # The same loads in each run, since some random load always makes a pool turn; and shrinking would take minutes.
-@settings(max_examples=4, deadline=None, phases=[Phase.explicit, Phase.generate], derandomize=True)
+@pytest.mark.slow
+@settings(max_examples=4, phases=[Phase.explicit, Phase.generate], derandomize=True)
 @example(SHARED, 6)
 @example(replace(SHARED, output=195.0, sigma=1.125), 6)
 @given(
@@ -101,8 +103,14 @@ def test_a_steady_load_turns_no_pool_twice_in_ten_minutes(steady: Steady, budget
         assert most_turns(turns(sizes), TURN_S) <= 1
 
 
-@pytest.mark.parametrize("requests_per_s", [1.9, 5.2, 13.9, 19.4])  # close to needing one more replica
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("requests_per_s", "seed"),  # close to needing one more replica
+    [
+        (5.2, 0),
+        (19.4, 1),
+        *(slow_case(*each) for each in [(1.9, 0), (1.9, 1), (5.2, 1), (13.9, 0), (13.9, 1), (19.4, 0)]),
+    ],
+)
 def test_hours_of_poisson_arrivals_at_the_boundary_of_a_size(requests_per_s: float, seed: int) -> None:
     for sizes in followed(Steady(requests_per_s, 2000, 100, 0.8, 60, seed), SETTINGS, 2 * 3600):
         found = turns(sizes)
@@ -110,7 +118,8 @@ def test_hours_of_poisson_arrivals_at_the_boundary_of_a_size(requests_per_s: flo
         assert len(found) <= 4  # and rarely at all
 
 
-@pytest.mark.parametrize("requests_per_s", [1.9, 5.2, 9.0, 13.9])  # close to needing one more replica
+# Close to needing one more replica.
+@pytest.mark.parametrize("requests_per_s", [1.9, *map(slow_case, [5.2, 9.0, 13.9])])
 def test_hours_in_which_kv_is_decodes_bottleneck(requests_per_s: float) -> None:
     """Two thirds of the held KV waits for its first token, so decode's need changes with prefill's."""
     steady = Steady(requests_per_s, 2000, 30, 0.8, 60, 0)
@@ -124,7 +133,13 @@ def test_hours_in_which_kv_is_decodes_bottleneck(requests_per_s: float) -> None:
 
 @pytest.mark.parametrize(
     ("requests_per_s", "sigma", "window_s", "seed"),
-    [(0.1, 1.2, 30, 0), (0.3, 1.2, 30, 0), (1.0, 0.8, 30, 1), (3.0, 1.2, 60, 0), (3.0, 1.2, 60, 1)],
+    [
+        (0.3, 1.2, 30, 0),
+        slow_case(0.1, 1.2, 30, 0),
+        slow_case(1.0, 0.8, 30, 1),
+        slow_case(3.0, 1.2, 60, 0),
+        slow_case(3.0, 1.2, 60, 1),
+    ],
 )
 def test_hours_of_few_requests_of_very_different_lengths(
     requests_per_s: float, sigma: float, window_s: int, seed: int
@@ -133,7 +148,7 @@ def test_hours_of_few_requests_of_very_different_lengths(
         assert most_turns(turns(sizes), TURN_S) <= 1
 
 
-@pytest.mark.parametrize(("requests_per_s", "seed"), [(3.0, 0), (7.5, 1)])
+@pytest.mark.parametrize(("requests_per_s", "seed"), [(3.0, 0), slow_case(7.5, 1)])
 def test_hours_of_a_closed_loop(requests_per_s: float, seed: int) -> None:
     rig = Rig(Load(lambda _: requests_per_s), SETTINGS, seed=seed, sizes=(2, 1))
     rig.run(2 * 3600)

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.deployment.autoscaling.by_pool import ByPool
@@ -81,7 +81,6 @@ def test_a_pods_request_follows_kubernetes_rules(spec: Json, amount: int) -> Non
     assert requested(Pod.model_validate(pod("a", {}, spec=spec)).spec, RESOURCE) == amount
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 8), min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(0, 8), st.booleans()), max_size=5),

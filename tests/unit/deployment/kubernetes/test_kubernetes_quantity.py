@@ -3,7 +3,7 @@
 from decimal import Decimal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.utils.quantity import parse_quantity as clients_parse_quantity
 
@@ -46,7 +46,6 @@ def test_quantities_that_are_too_large_become_the_maximum() -> None:
     assert parse_quantity("1e9999") == parse_quantity("100000E") == MOST
 
 
-@settings(deadline=None)
 @given(
     st.decimals(min_value=0, max_value=10**6, places=3),
     st.sampled_from(["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "e3", "E-2"]),

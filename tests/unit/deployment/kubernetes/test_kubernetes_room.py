@@ -3,7 +3,7 @@
 from decimal import Decimal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.deployment.autoscaling.by_pool import ByPool
@@ -90,7 +90,6 @@ def test_tolerations_match_taints(toleration: Toleration, is_tolerated: bool) ->
     assert tolerated(taint, [Toleration(key="x", value="y"), toleration]) is is_tolerated
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.decimals(0, 16, places=1), st.booleans()), min_size=1, max_size=5),
     st.lists(st.tuples(st.integers(0, 6), st.decimals(0, 9, places=1)), max_size=12),
@@ -109,7 +108,6 @@ def test_room_is_between_zero_and_the_nodes_capacity(
         assert free.gpus == max(0, int(use.allocatable - taken))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 24), SIZES, SIZES, st.sampled_from([BOTH, OF_PREFILL, OF_DECODE]))
 def test_a_node_is_filled_with_the_best_mix_of_pods(gpus: int, prefill: int, decode: int, takes: ByPool[bool]) -> None:
     fits = [
@@ -206,7 +204,6 @@ def test_the_budgets_log_line() -> None:
     )
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 10), max_size=6),
     st.tuples(*[st.integers(0, 5)] * 4),

@@ -74,8 +74,8 @@ def test_in_chunks_with_other_sequences_and_threads(
 def test_a_decode_whose_context_is_divided_among_threads(
     kind: str, instructions: str, dtype: torch.dtype, is_quantised: bool
 ) -> None:
-    sequences = Sequences(paged_heads(kind, dtype, is_quantised), [3000], 2)
-    chunks, pool = {0: range(2999, 3000)}, sequences.pool({0: range(2999)})
+    sequences = Sequences(paged_heads(kind, dtype, is_quantised), [1500], 2)
+    chunks, pool = {0: range(1499, 1500)}, sequences.pool({0: range(1499)})
     native, results = sequences.paged.native(instructions), []
     for num_threads in (1, 2, 3, 8, 2):
         torch.set_num_threads(num_threads)

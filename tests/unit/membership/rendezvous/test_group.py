@@ -34,12 +34,13 @@ async def shown(session: MemberSession) -> Epoch:
 async def test_a_delayed_rendezvous_removes_no_members() -> None:
     group = Group("g", SETTINGS)
     sessions = [admit(group, "a"), admit(group, "b")]
-    await asyncio.sleep(0.3)
-    group.remove_silent(late_s=0.25)
-    await asyncio.sleep(0.3)
+    clock = asyncio.get_running_loop().time
+    suspended_s = clock()
+    await asyncio.sleep(SETTINGS.timeout_s + 0.1)
+    group.remove_silent(late_s=clock() - suspended_s)
     group.remove_silent(late_s=0)
     assert [session.end for session in sessions] == [None, None]
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(SETTINGS.timeout_s + 0.1)
     group.remove_silent(late_s=0)
     assert all("no heartbeat" in str(session.end) for session in sessions)
     group.close()

@@ -48,7 +48,7 @@ def test_random_texts_have_the_tokenizers_ids(name: str) -> None:
         assert encode(ENCODERS[name], text) == expected(TOKENIZERS[name], text), repr(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text(max_size=40), name=st.sampled_from(VARIANTS))
 def test_any_text_has_the_tokenizers_ids(text: str, name: str) -> None:
     assert encode(ENCODERS[name], text) == expected(TOKENIZERS[name], text)

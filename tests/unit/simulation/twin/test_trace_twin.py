@@ -40,7 +40,7 @@ def check(outcome: Outcome, twin: Twin, num_requests: int) -> None:
             worker.replica.core.scheduler.check_integrity()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 1000),
     num_requests=st.integers(1, 60),
@@ -187,7 +187,7 @@ def test_a_prefill_worker_that_refuses_has_no_latency_samples() -> None:
     assert worker.latencies.latency(0.0, 0.0, 0.5).num_samples == num_remote
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 1000),
     num_gpus=st.integers(2, 8),
