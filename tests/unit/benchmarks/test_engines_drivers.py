@@ -55,6 +55,7 @@ def outputs_of(name: str, model: Path) -> list[Answer]:
     return found
 
 
+@pytest.mark.slow
 def test_both_drivers_generate_the_same_tokens(checkpoint: Path) -> None:
     ours, theirs = (outputs_of(name, checkpoint) for name in (OURS, "transformers"))
     assert len(ours) == len(theirs) == CELL.num_requests

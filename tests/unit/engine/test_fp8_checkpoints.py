@@ -21,6 +21,7 @@ from baton.engine.engine import Engine
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from baton.engine.models import load_model
 from tests.checkpoints import make_checkpoint
+from tests.marks import slow_case
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.experts.test_expert_group import alone
 from tests.unit.engine.experts.test_expert_group import make_requests as make_group_requests
@@ -37,15 +38,15 @@ NAME = "model.layers.1.self_attn.k_proj.weight"
 CASES = [
     ("qwen3", "blocks", UNEVEN),
     ("qwen3", "blocks-24x20", {}),
-    ("llama-biased", "channel", {}),
-    ("qwen2", "tensor", {}),
+    slow_case(("llama-biased", "channel", {})),
+    slow_case(("qwen2", "tensor", {})),
     ("llama3", "plain", {}),
-    ("mistral", "plain-inverse", {}),
+    slow_case(("mistral", "plain-inverse", {})),
     ("qwen2", "weights-alone", {}),
     ("qwen3-moe", "blocks", {"hidden_size": 160, "moe_intermediate_size": 144}),
     ("qwen3-moe", "channel", {}),
-    ("mixtral", "tensor", {}),
-    ("deepseek-v2-lite", "blocks-24x20", {}),
+    slow_case(("mixtral", "tensor", {})),
+    slow_case(("deepseek-v2-lite", "blocks-24x20", {})),
     ("deepseek-v3", "blocks", {"hidden_size": 160, "kv_lora_rank": 144, "moe_intermediate_size": 144}),
     ("deepseek-v3", "channel", {}),
 ]
@@ -167,7 +168,7 @@ def small_and_large(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize(("quantization", "most"), [("", 2.7), ("int8", 1.5)])
+@pytest.mark.parametrize(("quantization", "most"), [("", 2.7), slow_case("int8", 1.5)])
 def test_no_copy_in_fp32_is_made(small_and_large: list[Path], quantization: str, most: float) -> None:
     """Of the files' bytes: two in bfloat16, or one in int8, and what is on its way."""
     if quantization and not torch.cpu._is_vnni_supported():

@@ -27,6 +27,7 @@ from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.marks import slow_case
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.group_rig import Group, Member
 from tests.unit.engine.tensor_rig import TIMEOUT_S, TensorRig, on_all_ranks
@@ -128,7 +129,7 @@ def test_logits_are_one_ranks_up_to_rounding(model: Path, size: int, rigs: Rigs)
         torch.testing.assert_close(logits[name], expected, atol=ATOL, rtol=0)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, slow_case(4)])
 def test_greedy_tokens_equal_one_ranks(model: Path, size: int, rigs: Rigs) -> None:
     expected = serve(Engine(EngineConfig(model=str(model), dtype="float32")), make_requests(9, 0.0))
     assert len(set().union(*expected.values())) > 16
@@ -136,7 +137,7 @@ def test_greedy_tokens_equal_one_ranks(model: Path, size: int, rigs: Rigs) -> No
     assert rig.call(lambda engine: serve(engine, make_requests(9, 0.0))) == expected
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [slow_case("float32"), "bfloat16"])
 def test_two_runs_give_the_same_bits(model: Path, dtype: str, rigs: Rigs) -> None:
     runs = []
     for _ in range(2):

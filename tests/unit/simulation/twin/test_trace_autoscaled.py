@@ -19,6 +19,7 @@ from baton.simulation.twin.machine import Machine
 from baton.simulation.twin.outcome import Outcome
 from baton.simulation.twin.trace_request import TraceRequest
 from baton.simulation.twin.twin import Twin, simulate
+from tests.marks import slow_case
 from tests.unit.deployment.size_turns import most_turns, turns
 
 TRACE = Path(__file__).parents[4] / "benchmarks" / "data" / "mooncake_conversation.csv"
@@ -28,9 +29,9 @@ BASE = DeploymentPlan(machine=Machine().with_block_size(granule(Lengths())), sta
 SCALING = ScalingSettings(budget_gpus=NUM_GPUS, slo=SLO_, start_s=30.0)
 STARTS = [  # times the trace's rate, prefill and decode replicas
     (1.0, 3, 3),
-    (1.0, 8, 2),  # short of KV
-    (1.0, 10, 10),  # all GPUs
-    (2.0, 5, 5),
+    slow_case((1.0, 8, 2)),  # short of KV
+    slow_case((1.0, 10, 10)),  # all GPUs
+    slow_case((2.0, 5, 5)),
 ]
 
 
