@@ -39,9 +39,9 @@ from baton.process.end_signals import EndSignals
 from baton.process.entry import log_level_flag, plain_errors
 from baton.process.host_memory import host_memory
 from baton.router.http.certificate import make_certificate
-from baton.router.options import with_secrets
+from baton.router.secrets import with_secrets
 from baton.rpc.unix_sockets import socket_parent
-from baton.settings.options import click_options
+from baton.settings.flags import click_options
 
 
 @click.command(name="serve")

@@ -20,6 +20,7 @@ import click
 from baton.cli.display.serve_banner import Banner
 from baton.cli.display.serve_progress import LineDisplay, ServeConsole
 from baton.cli.options.model_source import find_checkpoint, servable
+from baton.deployment.local.cluster_config import POOL_KEYS
 from baton.deployment.local.cluster_plan import ClusterPlan, check_resources, plan_cluster
 from baton.deployment.local.machine import this_machine
 from baton.deployment.local.ports import PortInUse, check_port
@@ -96,9 +97,7 @@ def plan_serving(
     """Plan the cluster. Raises OptionError, or ClickException if the model or the port cannot be used."""
     cluster = replace(
         settings.cluster.cluster,
-        prefill=settings.num_replicas("prefill"),
-        decode=settings.num_replicas("decode"),
-        both=settings.num_replicas("both"),
+        **{key: settings.num_replicas(role) for role, key in POOL_KEYS.items()},
     )
     checkpoint = find_checkpoint(cluster.model, str(settings.cluster.engine["decode"].get("dtype") or "auto"))
     try:

@@ -13,16 +13,16 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
+from baton.deployment.local.cluster_config import POOL_KEYS
 from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, check_experts, plan_cluster, rendezvous_spec
 from baton.deployment.local.machine import Machine
 from baton.deployment.ray.settings import ROLES, RaySettings
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.child import ProcessSpec
-from baton.router.options import SECRETS
-from baton.settings.names import DEFAULT_NAME, REGISTRY
+from baton.router.config import SECRETS
+from baton.settings.names import DEFAULT_NAME, REGISTRY, Role
 from baton.settings.values import OptionError
-from baton.settings.worker_config import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +117,10 @@ def router_process(settings: RaySettings, router_id: str, place: Place) -> Proce
 
 def _plan(settings: RaySettings, role: Role | None, machine: Machine) -> ClusterPlan:
     """Plan a cluster with one worker of the role, or none, without expert-parallel groups."""
-    counts = {each: int(each == role) for each in ROLES}
+    counts = {POOL_KEYS[each]: int(each == role) for each in ROLES}
     cluster = replace(
         settings.cluster.cluster,
-        prefill=counts["prefill"],
-        decode=counts["decode"],
-        both=counts["both"],
+        **counts,
         expert_parallel=1,
         prefill_expert_parallel=1,
     )

@@ -20,11 +20,9 @@ from baton.deployment.local.machine import Machine, this_machine
 from baton.engine.config import MLAConfig, ModelConfig, RopeConfig
 from baton.engine.kv.dtype import kv_bytes_per_token
 from baton.router.config import RouterConfig
-from baton.router.options import ROUTER_OPTIONS
 from baton.settings.config_file import load
 from baton.settings.values import OptionError
-from baton.settings.worker_config import WorkerConfig
-from baton.settings.worker_options import WORKER_OPTIONS
+from baton.worker.config import WorkerConfig
 
 MACHINE = Machine(num_cores=8, memory_bytes=32 << 30)
 MODEL = ModelConfig(
@@ -73,8 +71,8 @@ def test_by_default_one_prefill_and_one_decode_worker_share_the_machine(tmp_path
 @pytest.mark.parametrize(
     ("flags", "roles"),
     [
-        ({"both": 2}, ["both", "both"]),
-        ({"both": 1, "decode": 1}, ["decode", "both"]),
+        ({"colocated": 2}, ["both", "both"]),
+        ({"colocated": 1, "decode": 1}, ["decode", "both"]),
         ({"prefill": 2, "decode": 3}, ["prefill"] * 2 + ["decode"] * 3),
         ({"prefill": 0}, ["decode"]),
     ],
@@ -83,13 +81,13 @@ def test_pools(tmp_path: Path, flags: dict[str, object], roles: list[str]) -> No
     assert [worker.role for worker in plan(settings(tmp_path, "", **flags)).workers] == roles
 
 
-@pytest.mark.parametrize("flags", [{"decode": 0}, {"both": 0, "decode": 0, "prefill": 3}])
+@pytest.mark.parametrize("flags", [{"decode": 0}, {"colocated": 0, "decode": 0, "prefill": 3}])
 def test_a_cluster_that_cannot_decode_is_refused(tmp_path: Path, flags: dict[str, object]) -> None:
     with pytest.raises(OptionError, match="no worker decodes"):
         settings(tmp_path, "", **flags)
 
 
-@pytest.mark.parametrize("flags", [{"prefill": 2, "both": 1}, {"prefill": 1, "both": 1, "decode": 0}])
+@pytest.mark.parametrize("flags", [{"prefill": 2, "colocated": 1}, {"prefill": 1, "colocated": 1, "decode": 0}])
 def test_prefill_workers_that_nobody_asks_are_refused(tmp_path: Path, flags: dict[str, object]) -> None:
     with pytest.raises(OptionError, match=r"prefill: no worker would decode what these prefill.* set --decode"):
         settings(tmp_path, "", **flags)
@@ -219,7 +217,7 @@ def test_no_more_kv_than_a_full_batch_could_fill(tmp_path: Path) -> None:
 
 
 def test_the_processes_are_the_packages_of_their_roles(tmp_path: Path) -> None:
-    specs = plan(settings(tmp_path, "", both=1, prefill=1, decode=1)).specs(tmp_path)
+    specs = plan(settings(tmp_path, "", colocated=1, prefill=1, decode=1)).specs(tmp_path)
     assert [(spec.name, [word for word in spec.argv[3:] if not word.startswith("--")]) for spec in specs] == [
         ("router", ["baton.router"]),
         ("prefill-0", ["baton.prefill_worker"]),
@@ -263,9 +261,9 @@ def test_the_documented_files_are_good(tmp_path: Path) -> None:
     assert cluster.engine["decode"]["kv_cache_memory_bytes"] == 8 << 30
     file = tmp_path / "other.yaml"
     file.write_text(worker)
-    assert load(WorkerConfig, WORKER_OPTIONS, file, {}).metrics_port == 9100
+    assert load(WorkerConfig, file, {}).metrics_port == 9100
     file.write_text(router)
-    assert load(RouterConfig, ROUTER_OPTIONS, file, {}).workers == ("10.0.0.5:7000", "10.0.0.6:7000")
+    assert load(RouterConfig, file, {}).workers == ("10.0.0.5:7000", "10.0.0.6:7000")
 
 
 def test_every_option_is_documented() -> None:

@@ -31,7 +31,7 @@ def test_pools_have_the_clusters_sizes_unless_their_sections_say_otherwise() -> 
     read = settings(prefill="2", decode=3, decode_ray={"num_replicas": 5})
     assert [read.num_replicas(name) for name in ("prefill", "decode", "both", "router")] == [2, 5, 0, 1]
     assert [read.has(role) for role in ("prefill", "decode", "both")] == [True, True, False]
-    scaled = settings(prefill=0, both=2, decode_ray={"autoscaling": {"min_replicas": 0, "max_replicas": 4}})
+    scaled = settings(prefill=0, colocated=2, decode_ray={"autoscaling": {"min_replicas": 0, "max_replicas": 4}})
     assert scaled.has("decode")
     assert scaled.num_replicas("decode") == 0
     assert not scaled.has("prefill")
@@ -79,7 +79,7 @@ def test_each_rank_takes_a_gpu() -> None:
     ranks = {"engine": {"device": "cuda"}, "tensor_parallel": 4, "prefill_tensor_parallel": 2}
     read = settings(**ranks)
     assert [read.num_gpus(name) for name in ("prefill", "decode", "router")] == [2.0, 4.0, 0.0]
-    colocated = settings(**ranks, prefill=0, decode=0, both=1)
+    colocated = settings(**ranks, prefill=0, decode=0, colocated=1)
     assert colocated.num_gpus("both") == 4.0
     more = settings(**ranks, decode_ray={"num_gpus": 8})
     assert [more.num_gpus(name) for name in ("prefill", "decode")] == [2.0, 8.0]
@@ -171,8 +171,8 @@ def test_a_pool_that_spreads_its_experts_is_one_group_that_meets_in_the_registry
 def test_no_pool_of_single_workers_has_a_rendezvous() -> None:
     assert not settings().has_rendezvous
     assert settings(prefill=2, prefill_expert_parallel=2).has_rendezvous
-    assert not settings(prefill=0, both=1, prefill_expert_parallel=2).has_rendezvous  # nobody is in that pool
-    assert settings(prefill=0, both=2, expert_parallel=2).has_rendezvous
+    assert not settings(prefill=0, colocated=1, prefill_expert_parallel=2).has_rendezvous  # nobody is in that pool
+    assert settings(prefill=0, colocated=2, expert_parallel=2).has_rendezvous
     given = settings(expert_parallel=2, rendezvous_ray={"num_cpus": 0.5, "label_selector": {"pool": "decode"}})
     assert given.deployments["rendezvous"].replicas.num_cpus == 0.5
 
