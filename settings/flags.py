@@ -80,7 +80,7 @@ def default_text(option: Option) -> str:
         return "on" if default else "off"
     if option.is_size and isinstance(default, int) and default % (1 << 20) == 0:
         return f"{default >> 20}MiB"
-    return str(default)
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def flags_of(config: object) -> list[str]:

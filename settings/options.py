@@ -122,7 +122,7 @@ class Option:
     @property
     def is_size(self) -> bool:
         """Whether the value is a number of bytes, which may have a unit."""
-        return self.name.endswith("_bytes")
+        return self.kind is int and "_bytes" in self.name
 
     @property
     def allowed(self) -> str:

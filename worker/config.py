@@ -52,7 +52,10 @@ class WorkerConfig:
         minimum=0,
     )
     drain_timeout_s: float = option(
-        30.0, "Maximum seconds to wait for running requests on shutdown.", minimum=0, aliases=("--shutdown-timeout",)
+        30.0,
+        "Maximum seconds to wait for running requests on shutdown; decode workers then hand the rest over to others.",
+        minimum=0,
+        aliases=("--shutdown-timeout",),
     )
     max_step_s: float | None = option(
         None,

@@ -49,10 +49,15 @@ class ClusterConfig:
     )
     prefill_tensor_parallel: int = option(1, "Tensor-parallel ranks of each prefill worker.", minimum=1, maximum=64)
     enable_expert_parallel: bool = option(
-        False, "Place whole experts on a worker's tensor-parallel ranks, instead of sharding every expert."
+        False,
+        "Place whole experts on a worker's tensor-parallel ranks, instead of sharding every expert: the same as "
+        "expert_parallel equal to tensor_parallel, and likewise for prefill workers.",
     )
     expert_parallel: int = option(
-        1, "Decode (or colocated) workers that the experts are spread over; they step together.", minimum=1, maximum=256
+        1,
+        "Decode (or colocated) workers that the experts are spread over; they step together. Must divide their number.",
+        minimum=1,
+        maximum=256,
     )
     prefill_expert_parallel: int = option(
         1, "Prefill workers that the experts are spread over.", minimum=1, maximum=256
@@ -60,9 +65,15 @@ class ClusterConfig:
     router_processes: int = option(
         1, "Router processes that share the port.", minimum=1, maximum=256, aliases=("--api-server-count", "-asc")
     )
-    prefill_kv_cache_memory_bytes: int | None = option(None, "KV cache size of each prefill worker.", minimum=1 << 16)
-    decode_kv_cache_memory_bytes: int | None = option(None, "KV cache size of each decode worker.", minimum=1 << 16)
-    log_dir: str | None = option(None, "Directory for logs. Default: a temporary one, removed after a clean shutdown.")
+    prefill_kv_cache_memory_bytes: int | None = option(
+        None, "KV cache size of each prefill worker. Default: kv_cache_memory_bytes.", minimum=1 << 16
+    )
+    decode_kv_cache_memory_bytes: int | None = option(
+        None, "KV cache size of each decode worker. Default: kv_cache_memory_bytes.", minimum=1 << 16
+    )
+    log_dir: str | None = option(
+        None, "Directory for logs, a file per process. Default: a temporary one, removed after a clean shutdown."
+    )
 
     @property
     def num_workers(self) -> dict[Role, int]:
