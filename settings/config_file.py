@@ -1,7 +1,7 @@
 """Configs from a YAML file and command-line flags; flags win."""
 
 import difflib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -116,12 +116,12 @@ def _hint(name: str, known: list[str], elsewhere: Mapping[str, str]) -> str:
     return f"; known are {', '.join(sorted(known))}"
 
 
-def build(config: Callable[..., Config], options: Mapping[str, Option], *layers: Mapping[str, object]) -> Config:
+def build(config: type[Config], *layers: Mapping[str, object]) -> Config:
     """Return a config from checked values; later layers override earlier ones. Raises OptionError for missing ones."""
     values: dict[str, object] = {}
     for layer in layers:
         values.update(layer)
-    missing = [option.flag for option in options.values() if option.required and option.name not in values]
+    missing = [option.flag for option in options_of(config).values() if option.required and option.name not in values]
     if missing:
         raise OptionError(f"missing: {', '.join(missing)}")
     return config(**values)
@@ -144,10 +144,10 @@ def load(
     for section, kind in sections.items():
         options = options_of(kind)
         from_file = check_section(options, as_section(content.pop(section, {}), section), f"{section}.")
-        nested[section] = build(kind, options, from_file, pick(options, flags))
+        nested[section] = build(kind, from_file, pick(options, flags))
     options = options_of(config)
     from_file = check_section(options, content, elsewhere=elsewhere)
-    return build(config, options, defaults or {}, from_file, pick(options, flags), nested)
+    return build(config, defaults or {}, from_file, pick(options, flags), nested)
 
 
 def pick(options: Mapping[str, Option], flags: Mapping[str, object]) -> dict[str, Value]:

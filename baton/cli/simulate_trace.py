@@ -103,7 +103,7 @@ class TraceOptions:
         if "block_size" in given:
             assert isinstance(given["block_size"], int)
             block_size = given["block_size"]
-        machine, description = self._machine(build(WorkerSpec, spec_options, given))
+        machine, description = self._machine(build(WorkerSpec, given))
         base = DeploymentPlan(machine=machine.with_block_size(block_size), start_s=self.start_s, seed=self.seed)
         sizes = {name: value for name in POOLS if isinstance(value := counts.get(name, 0), int)}
         requested = self._requested(base, sizes)

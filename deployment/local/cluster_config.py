@@ -218,7 +218,7 @@ def load_settings(
     if "slo" not in router and "target_ttft_ms" not in router:
         router = {"local_prefill_below": LOCAL_PREFILL_BELOW, **router}  # with an SLO, estimated costs decide
     top = check_section(top_options, content, elsewhere=elsewhere)
-    cluster = build(ClusterConfig, cluster_options(), pick(cluster_options(), top), pick(cluster_options(), flags))
+    cluster = build(ClusterConfig, pick(cluster_options(), top), pick(cluster_options(), flags))
     roles = {role for role, count in cluster.num_workers.items() if count}.union(counted_elsewhere)
     _check_pools(roles)
     given_engine = pick(engine_options(), flags)

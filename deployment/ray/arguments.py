@@ -95,7 +95,7 @@ def _device(requested: Value, num_gpus: float | None, auto_device: str | None) -
 def _take_shared(rest: dict[str, object], flags: Mapping[str, object]) -> SharedOptions:
     options = options_of(SharedOptions)
     own = check_section(options, {name: rest.pop(name) for name in options if name in rest})
-    shared = build(SharedOptions, options, own, pick(options, flags))
+    shared = build(SharedOptions, own, pick(options, flags))
     if shared.registry is not None:
         parse_registry_url(shared.registry)
         if shared.registry_file is not None:

@@ -74,9 +74,9 @@ def read_deployment(
     }
     runtime_env = dict(_take(section, "runtime_env", where))
     autoscaling = _read_autoscaling(section.pop("autoscaling", None), f"{where}.autoscaling")
-    options = options_of(ReplicaOptions)
     elsewhere = dict.fromkeys(options_of(AutoscalingOptions), f"{where}.autoscaling")
-    replicas = build(ReplicaOptions, options, defaults, check_section(options, section, f"{where}.", elsewhere))
+    given = check_section(options_of(ReplicaOptions), section, f"{where}.", elsewhere)
+    replicas = build(ReplicaOptions, defaults, given)
     if autoscaling is not None and replicas.num_replicas is not None:
         raise OptionError(f"{where}.num_replicas: cannot be combined with autoscaling; set min_replicas there")
     return DeploymentOptions(
@@ -91,9 +91,8 @@ def read_deployment(
 def _read_autoscaling(content: object, where: str) -> AutoscalingOptions | None:
     if content is None:
         return None
-    options = options_of(AutoscalingOptions)
-    values: dict[str, Value] = check_section(options, as_section(content, where), f"{where}.")
-    autoscaling = build(AutoscalingOptions, options, values)
+    values = check_section(options_of(AutoscalingOptions), as_section(content, where), f"{where}.")
+    autoscaling = build(AutoscalingOptions, values)
     if autoscaling.max_replicas < autoscaling.min_replicas:
         raise OptionError(f"{where}.max_replicas: {autoscaling.max_replicas} is less than min_replicas")
     initial = autoscaling.initial_replicas

@@ -160,7 +160,7 @@ def _key(entry: object, where: str) -> ApiKey:
         raise InvalidKeysFile(f"{where}.sha256: must be the 64 hexadecimal digits of a key's SHA-256, in quotes")
     values = {str(name): str(value) if isinstance(value, date) else value for name, value in entry.items()}
     try:
-        checked = build(KeyEntry, ENTRY_OPTIONS, check_section(ENTRY_OPTIONS, values, f"{where}."))
+        checked = build(KeyEntry, check_section(ENTRY_OPTIONS, values, f"{where}."))
     except OptionError as error:
         raise InvalidKeysFile(str(error)) from None
     for key, name in (("name", checked.name), ("cache_salt", checked.cache_salt)):
