@@ -13,7 +13,7 @@ from baton.settings.options import Option, option, options_of
 from baton.settings.values import OptionError, Value
 from baton.worker.config import WorkerConfig
 
-POOL_KEYS: dict[Role, str] = {"prefill": "prefill", "decode": "decode", "both": "colocated"}  # options with the sizes
+POOL_KEYS: dict[str, str] = {"prefill": "prefill", "decode": "decode", "both": "colocated"}  # options with the sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +83,10 @@ class ClusterConfig:
             "decode": self._size(self.decode, "decode"),
             "both": self.colocated,
         }
+
+    def with_workers(self, counts: Mapping[Role, int]) -> "ClusterConfig":
+        """Return the config with these numbers of workers."""
+        return replace(self, prefill=counts["prefill"], decode=counts["decode"], colocated=counts["both"])
 
     def _size(self, given: int | None, role: Role) -> int:
         """Return the given number of workers. Default: one group, or none with colocated workers."""

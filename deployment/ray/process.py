@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from baton.deployment.local.cluster_config import POOL_KEYS
 from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, check_experts, plan_cluster, rendezvous_spec
 from baton.deployment.local.machine import Machine
 from baton.deployment.ray.settings import ROLES, RaySettings
@@ -117,13 +116,8 @@ def router_process(settings: RaySettings, router_id: str, place: Place) -> Proce
 
 def _plan(settings: RaySettings, role: Role | None, machine: Machine) -> ClusterPlan:
     """Plan a cluster with one worker of the role, or none, without expert-parallel groups."""
-    counts = {POOL_KEYS[each]: int(each == role) for each in ROLES}
-    cluster = replace(
-        settings.cluster.cluster,
-        **counts,
-        expert_parallel=1,
-        prefill_expert_parallel=1,
-    )
+    cluster = settings.cluster.cluster.with_workers({each: int(each == role) for each in ROLES})
+    cluster = replace(cluster, expert_parallel=1, prefill_expert_parallel=1)
     checkpoint = _checkpoint(settings, role or "decode")
     check_experts(checkpoint.config, checkpoint.name, max(map(settings.cluster.cluster.num_expert_ranks, ROLES)))
     return plan_cluster(replace(settings.cluster, cluster=cluster), checkpoint, machine, log_level=settings.log_level)

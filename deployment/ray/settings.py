@@ -97,7 +97,8 @@ class RaySettings:
             return options.autoscaling.min_replicas if initial is None else initial
         if options.replicas.num_replicas is not None:
             return options.replicas.num_replicas
-        return {**cluster.num_workers, ROUTER: 1, RENDEZVOUS: 1}[name]
+        sizes = {str(role): size for role, size in cluster.num_workers.items()}
+        return sizes.get(name, 1)  # one router, one rendezvous
 
     def num_gpus(self, name: str) -> float:
         """Return the GPUs of one replica of a deployment."""
