@@ -1,21 +1,16 @@
 """Certificate options of commands that connect to a cluster's processes over mutual TLS."""
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import click
-
-from baton.rpc.tls import make_security
+from baton.cli.options.flag_group import Flags, flag_group
+from baton.rpc.tls import Security, make_security
 from baton.settings.flags import click_options
 from baton.settings.options import TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, option, options_of
-from baton.settings.values import OptionError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFlags:
-    """Certificates of a command."""
+    """The flags."""
 
     tls_cert: str | None = option(None, TLS_CERT)
     tls_key: str | None = option(None, TLS_KEY)
@@ -23,16 +18,8 @@ class TlsFlags:
     tls_server_name: str | None = option(None, TLS_SERVER_NAME)
 
 
-def tls_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --tls-cert, --tls-key, --tls-ca and --tls-server-name to a click command, which receives `security`."""
+def _make_security(flags: Flags) -> Security:
+    return make_security(*(flags[name] for name in options_of(TlsFlags)))
 
-    @functools.wraps(command)
-    def wrapped(**flags: Any) -> None:
-        files = [flags.pop(name) for name in options_of(TlsFlags)]
-        try:
-            security = make_security(*files)
-        except OptionError as error:
-            raise click.UsageError(str(error)) from error
-        command(**flags, security=security)
 
-    return click_options(options_of(TlsFlags))(wrapped)
+tls_flags = flag_group("security", _make_security, click_options(options_of(TlsFlags)))
