@@ -238,3 +238,9 @@ def test_a_field_that_no_flag_can_set_is_refused_early() -> None:
 def test_a_workers_address_has_a_port(address: str) -> None:
     with pytest.raises(OptionError, match=f"workers: '{address}' is neither host:port, such as 127.0.0.1:7000"):
         RouterConfig(model="/m", workers=("127.0.0.1:1", address))
+
+
+def test_every_number_of_bytes_takes_a_unit() -> None:
+    flags = {"model": "/m", "max_body_bytes": "1MiB", "max_body_bytes_in_flight": "1GiB"}
+    config = load(RouterConfig, None, flags)
+    assert (config.max_body_bytes, config.max_body_bytes_in_flight) == (1 << 20, 1 << 30)

@@ -204,3 +204,11 @@ def test_the_registrys_url_may_stand_in_a_file(tmp_path: Path) -> None:
 def test_a_node_without_the_model_says_so() -> None:
     with pytest.raises(OptionError, match="/nowhere is not a directory on this node"):
         router_process(settings(model="/nowhere"), "router-abc", NODE)
+
+
+def test_former_names_of_colocated_workers_are_accepted() -> None:
+    former = settings(prefill=0, both=1, both_ray={"num_cpus": 2})
+    assert former == settings(prefill=0, colocated=1, colocated_ray={"num_cpus": 2})
+    assert former.num_replicas("both") == 1
+    with pytest.raises(OptionError, match="both_ray: given twice, under the names both_ray and colocated_ray"):
+        settings(both_ray={}, colocated_ray={})
