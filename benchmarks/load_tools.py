@@ -28,7 +28,7 @@ AIPERF = "aiperf==0.13.0"
 PEER_FOLDER = Path.home() / ".cache" / "baton" / "load_tools"
 MODEL = str(files("baton") / "bundled_model")
 # Slow workers, so that other load on this machine is small compared with their times.
-WORKERS = ("--both=2", "--step-s=0.05", "--prefill-tokens-per-s=2500", "--num-blocks=2048")
+WORKERS = ("--colocated=2", "--step-s=0.05", "--prefill-tokens-per-s=2500", "--num-blocks=2048")
 NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS = 256, 32
 EVEN = 1e6  # burstiness: practically constant intervals
 COLUMNS = ("load", "figure", "baton bench", "aiperf", "ratio")

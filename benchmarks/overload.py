@@ -34,7 +34,7 @@ from benchmarks.server import free_port, wait_ready
 NUM_PROMPT_TOKENS = 200
 OUTPUT_TOKENS = (20, 100)  # minimum and maximum
 NUM_WORKERS, NUM_SEQS = 2, 8
-WORKERS = (f"--both={NUM_WORKERS}", f"--max-num-seqs={NUM_SEQS}", "--step-s=0.02", "--sequence-s=0.0005")
+WORKERS = (f"--colocated={NUM_WORKERS}", f"--max-num-seqs={NUM_SEQS}", "--step-s=0.02", "--sequence-s=0.0005")
 CLOSED_LOOP_S = 10.0
 MOST_OPEN = 256  # client connections: more than the router runs and queues
 FIRST_ID, NUM_IDS = 300, 3000

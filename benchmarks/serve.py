@@ -104,7 +104,7 @@ async def measure(model: Path, name: str, repeats: int, report: Report) -> None:
     rng = random.Random(0)
     async with AsyncExitStack() as stack:
         systems = {
-            COLOCATED: await stack.enter_async_context(baton(model, "--both", "1")),
+            COLOCATED: await stack.enter_async_context(baton(model, "--colocated", "1")),
             DISAGGREGATED: await stack.enter_async_context(baton(model, "--prefill", "1", "--decode", "1")),
             PEER: await stack.enter_async_context(transformers_peer(model, num_cores)),
         }

@@ -39,7 +39,7 @@ from baton.loadtool.datasets.mooncake import HASH_TOKENS
 from baton.loadtool.lengths import Lengths
 from baton.loadtool.profile import ProfiledRequest
 from baton.router.policy.named_policies import CostPolicy
-from baton.settings.options import flags_of
+from baton.settings.flags import flags_of
 from baton.simulation.engine.engine import SimulatedEngine
 from baton.simulation.engine.request import SimulatedRequest
 from baton.simulation.engine.spec import WorkerSpec

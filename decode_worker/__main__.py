@@ -5,8 +5,9 @@ from collections.abc import Coroutine
 import click
 
 from baton.process.entry import plain_errors
-from baton.settings.worker_config import Role, WorkerConfig
+from baton.settings.names import Role
 from baton.worker.command import run_worker, worker_command
+from baton.worker.config import WorkerConfig
 
 ROLES: tuple[Role, ...] = ("decode",)
 

@@ -5,7 +5,7 @@ import grpc
 from baton.decode_worker.requests import DecodeRequests
 from baton.decode_worker.service import DecodeService
 from baton.protos import worker_pb2_grpc
-from baton.settings.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 from baton.worker.server import WorkerCore, serve_worker
 
 

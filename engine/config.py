@@ -1,34 +1,84 @@
 """Configuration of an engine and its model: plain data, no torch."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.execution.visible_gpus import visible_gpus
+from baton.settings.options import described, option
+
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Options of an engine, under vLLM's names where it has one."""
 
-    model: str  # directory of a checkpoint
-    dtype: str = "auto"  # auto (the checkpoint's), bfloat16, float32
-    quantization: str | None = None  # int8: both weights and activations; None: none, products in `dtype`
-    device: str = "auto"  # cpu, cuda, cuda:1; auto is resolved on creation: cuda if torch sees a GPU, otherwise cpu
-    block_size: int = 16  # tokens per block
-    kv_cache_memory_bytes: int | None = None  # size of the block pool; None: 512 MiB, on a GPU the remaining memory
-    gpu_memory_utilization: float = 0.9  # fraction of GPU memory to use if kv_cache_memory_bytes is not set
-    kv_cache_dtype: str = "auto"  # auto (the model's), bfloat16, float32; int8 with a scale per row; fp8
-    max_model_len: int | None = None  # longest prompt plus output; None: the checkpoint's context
-    max_num_batched_tokens: int | None = None  # token budget of a step; None: 256, on a GPU 8192
-    max_num_seqs: int | None = None  # requests in the batch; None: 64, on a GPU 256
-    max_num_waiting: int = 1024  # bound of the waiting queue
-    enable_prefix_caching: bool = True
-    kv_parts: int | None = None  # most shards of a block; None: as many as the ranks of this worker need
-    num_threads: int | None = None  # torch's threads; None: one per core
-    cores: str | None = None  # CPU cores that the engine computes on, such as 0-3,8; None: any
-    async_scheduling: bool | None = None  # launch a step while the previous one runs; None: on a GPU only
-    enforce_eager: bool = False  # never record decodes as CUDA graphs
+    model: str = field(metadata=described("Directory of a checkpoint in Hugging Face's format."))
+    dtype: str = option(
+        "auto", "Type of weights and activations; auto is the checkpoint's.", choices=("auto", "bfloat16", "float32")
+    )
+    quantization: str | None = option(
+        None,
+        "int8, on CPUs: 8-bit weights and activations. Default: those of dtype.",
+        choices=("int8",),
+        aliases=("-q",),
+    )
+    device: str = option("auto", "Device of the model: auto (a GPU if torch sees one), cpu, cuda or cuda:N.")
+    block_size: int = option(16, "Tokens per KV block.", minimum=1, maximum=1024)
+    kv_cache_memory_bytes: int | None = option(
+        None,
+        "KV cache size of a worker. Default: a share of the free memory, or on a GPU what gpu_memory_utilization "
+        "leaves.",
+        minimum=1 << 16,
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        "Share of a GPU's memory to use; the KV cache gets what the weights and the largest step leave of it.",
+        minimum=0.01,
+        maximum=1,
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "Type of the KV cache; auto is the type of the activations. int8, on CPUs, takes about half of bfloat16's "
+        "memory; fp8 (fp8_e4m3), on GPUs, half.",
+        choices=KV_CACHE_DTYPES,
+        synonyms={"fp8_e4m3": "fp8"},
+    )
+    max_model_len: int | None = option(
+        None, "Longest prompt plus output in tokens. Default: what the checkpoint allows.", minimum=1
+    )
+    max_num_batched_tokens: int | None = option(
+        None, "Token budget of an engine step. Default: 256, on a GPU 8192.", minimum=1
+    )
+    max_num_seqs: int | None = option(None, "Maximum requests in a batch. Default: 64, on a GPU 256.", minimum=1)
+    max_num_waiting: int = option(1024, "Maximum requests in the waiting queue; further ones are refused.", minimum=1)
+    enable_prefix_caching: bool = option(True, "Keep the KV of finished requests for prompts with the same prefix.")
+    kv_shards: int | None = option(
+        None,
+        "Shards of a KV block; equal for all workers that hand KV over to each other: the largest number of "
+        "tensor-parallel ranks among them. Default: what the ranks need.",
+        minimum=1,
+        maximum=1024,
+        former=("kv_parts",),
+    )
+    num_threads: int | None = option(
+        None,
+        "Torch threads of a worker. Default: one per core; in `baton serve`, its share of the cores.",
+        minimum=1,
+        maximum=4096,
+    )
+    cores: str | None = option(
+        None,
+        "CPU cores of the engine, such as 0-3,8; the ranks of a worker divide them among themselves. Default: any; "
+        "in `baton serve` on several NUMA nodes, those of one node.",
+    )
+    async_scheduling: bool | None = option(
+        None,
+        "Launch a step while the previous one is running. Default: on GPUs. Steps with a request that uses top-k, "
+        "top-p, penalties or logprobs wait for the previous one.",
+    )
+    enforce_eager: bool = option(False, "On a GPU, decode without CUDA graphs.")
 
     def __post_init__(self) -> None:
         """Replace the device `auto` by the one it resolves to on this machine."""

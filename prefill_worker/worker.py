@@ -4,7 +4,7 @@ import grpc
 
 from baton.prefill_worker.service import PrefillService
 from baton.protos import worker_pb2_grpc
-from baton.settings.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 from baton.worker.server import WorkerCore, serve_worker
 
 

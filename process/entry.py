@@ -21,7 +21,7 @@ from baton.process.environment import prepare_environment
 from baton.process.errors import PlainError
 from baton.process.logs import LOG_LEVELS, dump_stacks_on_signal, set_up_logging
 from baton.process.progress import ProgressReporter
-from baton.settings.options import Command
+from baton.settings.flags import Command
 from baton.settings.values import OptionError
 
 GRACE_S = 3.0  # from SIGTERM to the forced exit

@@ -8,15 +8,16 @@ import click
 from baton.process.entry import ProcessOptions, plain_errors, process_flags, run_process, take_process_flags
 from baton.router.config import RouterConfig
 from baton.router.http.certificate import make_certificate
-from baton.router.options import ROUTER_OPTIONS, with_secrets
+from baton.router.secrets import with_secrets
 from baton.settings.config_file import load
-from baton.settings.options import click_options, options_of
+from baton.settings.flags import click_options
+from baton.settings.options import options_of
 from baton.settings.values import OptionError
 
 
 def read_config(process: ProcessOptions, flags: Mapping[str, object]) -> RouterConfig:
     """Return the config from a file, flags and the environment. Raises OptionError."""
-    config = load(RouterConfig, ROUTER_OPTIONS, process.config_file, with_secrets(flags, os.environ))
+    config = load(RouterConfig, process.config_file, with_secrets(flags, os.environ))
     if config.progress_fd is None:  # otherwise the router reports a wrong file to its supervisor when it starts
         make_certificate(config)  # reports a wrong file as a wrong option
     return config
@@ -36,7 +37,7 @@ def run_here(process: ProcessOptions, config: RouterConfig) -> None:
 
 
 @click.command(name="router")
-@click_options(options_of(RouterConfig, ROUTER_OPTIONS))
+@click_options(options_of(RouterConfig))
 @process_flags
 @plain_errors
 def main(**flags: object) -> None:

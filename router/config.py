@@ -6,10 +6,16 @@ from urllib.parse import urlsplit
 
 from baton.router.auth.api_key import hidden
 from baton.settings.names import is_loopback, is_worker_address
+from baton.settings.options import PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.slo import parse_slo
 from baton.settings.values import OptionError
 
+SECRETS = {  # environment variables
+    "api_key": "BATON_API_KEY",
+    "registry": "BATON_REGISTRY",
+    "cache_secret": "BATON_CACHE_SECRET",
+}
 PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "always_local"]
 MIN_HEARTBEAT_TIMEOUT_S = 1.0  # less would kill processes that are only busy
 MIN_SECRET_CHARS = 16
@@ -20,56 +26,141 @@ DEFAULT_PORTS = {"http": 80, "https": 443}  # browsers omit them in origins
 class RouterConfig:
     """Options of a router process."""
 
-    model: str  # directory with the tokenizer, config.json and generation_config.json
-    served_model_name: str | None = None  # None: the directory's name
-    host: str = "127.0.0.1"
-    port: int = 8000  # HTTP; 0: any free one
-    grpc_port: int | None = None  # 0: any free one; None: no gRPC
-    workers: tuple[str, ...] = ()  # host:port of each worker's gRPC server
-    registry: str | None = None  # URL of the registry of the workers, instead of `workers`
-    policy: PolicyName = "cost"
-    local_prefill_below: int | None = None  # fewer uncached tokens are prefilled at the decode worker; None: by cost
-    slo: str | None = None  # latency targets, such as ttft=1s,tpot=50ms
-    target_ttft_ms: float | None = None  # older form of `slo`; with target_tpot_ms, or neither
-    target_tpot_ms: float | None = None
-    max_inflight: int = 8192  # completions in progress, whatever the workers' capacity
-    max_queue: int = 2048  # completions waiting in the router; further ones get 429
-    max_queue_wait_s: float | None = None  # maximum wait in the queue, then 429; None: no limit
-    default_timeout_s: float | None = None  # until the last token, of requests that set none; None: no limit
-    max_choices: int = 128  # completions of one request: prompts times n
-    max_stop: int = 16  # stop strings of one request
-    max_body_bytes: int = 16 << 20  # of one request, over HTTP or gRPC
-    max_body_bytes_in_flight: int = 512 << 20  # of requests not yet tokenised, or over gRPC not yet finished; then 429
-    max_client_body_bytes_in_flight: int = 128 << 20  # the same for one API key or, without keys, for one address
-    body_timeout_s: float = 60.0  # to receive an HTTP request, plus one second for each 16 KiB of it
-    max_request_unread_bytes: int = 64 << 20  # output of one request that its client has not read
-    max_key_unread_bytes: int = 512 << 20  # the same for all requests with one API key
-    max_unread_bytes: int = 1 << 30  # the same for all requests
-    cors_origins: tuple[str, ...] = ()  # of web pages that may read responses in a browser; *: all
-    api_key: tuple[str, ...] | None = field(default=None, repr=False)  # always stored as digests
-    api_keys_file: str | None = None  # YAML file of keys with their limits; without it and `api_key` no key is needed
-    protect_operations: bool | None = None  # metrics, workers and the description need a key too; None: by the host
-    shared_cache: bool = False  # keys share cached prompts
-    cache_secret: str | None = field(default=None, repr=False)  # of keys' cache salts; None: the registry's, or random
-    watch_interval_ms: int = 50  # minimum time between two load reports of a worker
-    failover_attempts: int = 3  # maximum retries of a request after its worker was lost
-    failover_timeout_s: float = 30.0  # maximum wait of such a request for a worker
-    traffic_window_s: int = 60  # window of the traffic reports to the autoscaler
-    drain_timeout_s: float = 30.0  # maximum wait for running requests after SIGTERM
-    processes: int = 1  # router processes that share the ports
-    heartbeat_timeout_s: float = 5.0  # without a heartbeat a supervisor kills and restarts a process; 0: never
-    process: int | None = None  # number of this process among them, from 0; None: it shares nothing
-    group_dir: str | None = None  # private directory through which they share metrics
-    process_states: tuple[str, ...] = ()  # files in which supervisors keep the states of their processes
-    tls_cert: str | None = None  # PEM files for mutual TLS with workers and gRPC clients; None: plaintext
-    tls_key: str | None = None
-    tls_ca: str | None = None
-    tls_server_name: str | None = None  # name in every worker's certificate; None: the host of its address
-    ssl_certfile: str | None = None  # PEM files for HTTPS, named as in uvicorn and vLLM; None: plain HTTP
-    ssl_keyfile: str | None = None
-    ssl_ca_certs: str | None = None  # authorities that sign client certificates
-    ssl_cert_reqs: int = 0  # client certificates: 0 not requested, 1 optional, 2 required
-    progress_fd: int | None = None  # file descriptor for progress as JSON lines
+    model: str = field(
+        metadata=described("Directory with the tokenizer and config.json of the model that the workers serve.")
+    )
+    served_model_name: str | None = option(None, "Name of the model for clients. Default: the directory's name.")
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port of the OpenAI HTTP server; 0 for any free one.", minimum=0, maximum=65535)
+    grpc_port: int | None = option(
+        None, "Port of the gRPC server; 0 for any free one. Default: no gRPC.", minimum=0, maximum=65535
+    )
+    workers: tuple[str, ...] = option((), "Addresses (host:port) of the workers, separated by commas.")
+    registry: str | None = option(
+        None,
+        "URL of the registry (redis://...) of the workers, instead of --workers. Put a URL with a password into"
+        f" {SECRETS['registry']} or a file.",
+        secret=True,
+    )
+    policy: PolicyName = option("cost", "Routing policy: how the router chooses workers for a request.")
+    local_prefill_below: int | None = option(
+        None,
+        "A decode worker prefills fewer uncached tokens than this itself; 0: never. Default in `baton router`: cost.",
+        minimum=0,
+    )
+    slo: str | None = option(
+        None,
+        "Target time to first token and time per output token, such as ttft=1s,tpot=50ms. The router places requests "
+        "to meet both. Default: none.",
+    )
+    target_ttft_ms: float | None = option(None, "Older form of slo, with target_tpot_ms.", minimum=0.001, hidden=True)
+    target_tpot_ms: float | None = option(None, "Older form of slo, with target_ttft_ms.", minimum=0.001, hidden=True)
+    max_inflight: int = option(8192, "Maximum completions in progress, whatever the workers' capacity.", minimum=1)
+    max_queue: int = option(2048, "Maximum completions waiting in the router; further ones get 429.", minimum=0)
+    max_queue_wait_s: float | None = option(
+        None,
+        "Maximum seconds a request may wait in the router's queue; longer waits get 429. Default: unlimited.",
+        minimum=0.001,
+    )
+    default_timeout_s: float | None = option(
+        None, "Time limit in seconds of requests that set none. Default: unlimited.", minimum=0.001
+    )
+    max_choices: int = option(128, "Maximum completions (prompts times n) of one request.", minimum=1)
+    max_stop: int = option(16, "Maximum stop strings of one request.", minimum=0)
+    max_body_bytes: int = option(16 << 20, "Largest request, over HTTP or gRPC.", minimum=1024)
+    max_body_bytes_in_flight: int = option(
+        512 << 20,
+        "Maximum bytes of requests that are not yet tokenised, or over gRPC not yet finished; further ones get 429.",
+        minimum=1024,
+    )
+    max_client_body_bytes_in_flight: int = option(
+        128 << 20, "The same for one API key; without keys, for one IPv4 address or IPv6 /64 network.", minimum=1024
+    )
+    body_timeout_s: float = option(
+        60.0,
+        "Maximum seconds to receive an HTTP request, plus one for each 16 KiB of it; slower ones get 408.",
+        minimum=0.001,
+    )
+    max_request_unread_bytes: int = option(
+        64 << 20,
+        "Maximum bytes of output of one request that its client has not read; above it the request is aborted.",
+        minimum=1 << 16,
+    )
+    max_key_unread_bytes: int = option(512 << 20, "The same for all requests with one API key.", minimum=1 << 16)
+    max_unread_bytes: int = option(1 << 30, "The same for all requests of a router process.", minimum=1 << 16)
+    cors_origins: tuple[str, ...] = option(
+        (),
+        "Origins (https://chat.example.org) whose web pages may call the server from a browser, separated by commas;"
+        " *: any. Default: none.",
+        aliases=("--allowed-origins",),
+    )
+    api_key: tuple[str, ...] | None = option(
+        None,
+        f"API key that clients must send, or several separated by commas. Other users of the machine can read command"
+        f" lines: prefer {SECRETS['api_key']} or the file.",
+        secret=True,
+    )
+    api_keys_file: str | None = option(None, "YAML file of API keys with their limits; reloaded when it changes.")
+    protect_operations: bool | None = option(
+        None,
+        "Require a key for /metrics, /workers, /pools, /version and the description too. Default: on if there are keys "
+        "and the host is not a loopback address such as 127.0.0.1.",
+    )
+    shared_cache: bool = option(False, "Share cached prompts between all API keys.")
+    cache_secret: str | None = option(
+        None,
+        "Secret from which the keys' cache salts are derived, the same for all routers of a cluster; at least 16 "
+        f"random characters. Put it into {SECRETS['cache_secret']} or a file. Default: one that all routers of a "
+        "registry share; without a registry each router has its own.",
+        secret=True,
+    )
+    watch_interval_ms: int = option(50, "Minimum milliseconds between two load reports of a worker.", minimum=1)
+    failover_attempts: int = option(3, "Maximum retries of a request whose worker was lost.", minimum=0)
+    failover_timeout_s: float = option(
+        30.0, "Maximum seconds that a request whose worker was lost waits for another.", minimum=0
+    )
+    traffic_window_s: int = option(
+        60,
+        "Seconds of traffic in the reports to the autoscaler: longer is steadier, shorter reacts sooner.",
+        minimum=1,
+        maximum=3600,
+    )
+    drain_timeout_s: float = option(
+        30.0, "Maximum seconds to wait for running requests at shutdown.", minimum=0, aliases=("--shutdown-timeout",)
+    )
+    processes: int = option(
+        1,
+        "Processes that share the ports and the work.",
+        minimum=1,
+        maximum=256,
+        aliases=("--api-server-count", "-asc"),
+    )
+    heartbeat_timeout_s: float = option(
+        5.0,
+        "Seconds without a heartbeat after which `baton serve` and `baton router --processes` kill and restart a "
+        "router process that was stopped or hangs; 0: never.",
+        minimum=0,
+    )
+    process: int | None = option(None, "Number of this process among them.", minimum=0, hidden=True)
+    group_dir: str | None = option(None, "Private directory through which they share metrics.", hidden=True)
+    process_states: tuple[str, ...] = option(
+        (), "Files in which supervisors keep the states of their processes.", hidden=True
+    )
+    tls_cert: str | None = option(None, TLS_CERT)
+    tls_key: str | None = option(None, TLS_KEY)
+    tls_ca: str | None = option(None, TLS_CA)
+    tls_server_name: str | None = option(None, TLS_SERVER_NAME)
+    ssl_certfile: str | None = option(
+        None, "PEM file with the certificate (and its chain) for HTTPS. Default: plain HTTP."
+    )
+    ssl_keyfile: str | None = option(None, "PEM file with that certificate's key.")
+    ssl_ca_certs: str | None = option(
+        None, "PEM file with the authorities that sign the certificates of HTTPS clients."
+    )
+    ssl_cert_reqs: int = option(
+        0, "Certificates of HTTPS clients: 0 not requested, 1 optional, 2 required.", minimum=0, maximum=2
+    )
+    progress_fd: int | None = option(None, PROGRESS_FD, minimum=0, hidden=True)
 
     def __post_init__(self) -> None:
         """Raise OptionError for invalid workers, registry or keys, and for incomplete HTTPS options.

@@ -1,13 +1,13 @@
 """Configs from a YAML file and command-line flags; flags win."""
 
 import difflib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import yaml
 
-from baton.settings.options import Option, OptionInfo, options_of, sections_of
+from baton.settings.options import Option, options_of, sections_of
 from baton.settings.values import OptionError, Value, shown, shown_name
 
 Config = TypeVar("Config")
@@ -116,12 +116,12 @@ def _hint(name: str, known: list[str], elsewhere: Mapping[str, str]) -> str:
     return f"; known are {', '.join(sorted(known))}"
 
 
-def build(config: Callable[..., Config], options: Mapping[str, Option], *layers: Mapping[str, object]) -> Config:
+def build(config: type[Config], *layers: Mapping[str, object]) -> Config:
     """Return a config from checked values; later layers override earlier ones. Raises OptionError for missing ones."""
     values: dict[str, object] = {}
     for layer in layers:
         values.update(layer)
-    missing = [option.flag for option in options.values() if option.required and option.name not in values]
+    missing = [option.flag for option in options_of(config).values() if option.required and option.name not in values]
     if missing:
         raise OptionError(f"missing: {', '.join(missing)}")
     return config(**values)
@@ -129,7 +129,6 @@ def build(config: Callable[..., Config], options: Mapping[str, Option], *layers:
 
 def load(
     config: type[Config],
-    infos: Mapping[str, OptionInfo],
     file: Path | None,
     flags: Mapping[str, object],
     defaults: Mapping[str, Value] | None = None,
@@ -141,23 +140,31 @@ def load(
     content = read_config_file(file) if file is not None else {}
     sections = sections_of(config)
     nested: dict[str, object] = {}
-    elsewhere = {name: section for section, kind in sections.items() for name in options_of(kind, infos)}
+    elsewhere = {name: section for section, kind in sections.items() for name in options_of(kind)}
     for section, kind in sections.items():
-        options = options_of(kind, infos)
+        options = options_of(kind)
         from_file = check_section(options, as_section(content.pop(section, {}), section), f"{section}.")
-        nested[section] = build(kind, options, from_file, pick(options, flags))
-    options = options_of(config, infos)
+        nested[section] = build(kind, from_file, pick(options, flags))
+    options = options_of(config)
     from_file = check_section(options, content, elsewhere=elsewhere)
-    return build(config, options, defaults or {}, from_file, pick(options, flags), nested)
+    return build(config, defaults or {}, from_file, pick(options, flags), nested)
 
 
 def pick(options: Mapping[str, Option], flags: Mapping[str, object]) -> dict[str, Value]:
-    """Return the given flags that belong to these options. Raises OptionError naming a flag with a wrong value."""
-    chosen = {}
-    for name, value in flags.items():
-        if name in options and value is not None:
-            try:
-                chosen[name] = options[name].convert(value)
-            except OptionError as error:
-                raise OptionError(f"{options[name].flag}: {error}") from error
+    """Return the given flags that belong to these options, by option name; flags may have former names.
+
+    Raises OptionError naming a flag that is given twice or has a wrong value.
+    """
+    by_key = {key: option for option in options.values() for key in (option.name, *option.help.former)}
+    chosen: dict[str, Value] = {}
+    for key, value in flags.items():
+        option = by_key.get(key)
+        if option is None or value is None:
+            continue
+        if option.name in chosen:
+            raise OptionError(f"{option.flag}: given twice, also under a former name")
+        try:
+            chosen[option.name] = option.convert(value)
+        except OptionError as error:
+            raise OptionError(f"--{key.replace('_', '-')}: {error}") from error
     return chosen

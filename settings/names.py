@@ -2,10 +2,12 @@
 
 import re
 from ipaddress import ip_address
+from typing import Literal
 from urllib.parse import unquote
 
 from baton.settings.values import OptionError
 
+Role = Literal["prefill", "decode", "both"]
 MAX_NAME_CHARS = 128
 NAME = re.compile(rf"[\x21-\x7e]{{1,{MAX_NAME_CHARS}}}")
 NAME_RULE = f"1 to {MAX_NAME_CHARS} visible ASCII characters"
@@ -19,6 +21,7 @@ def is_name(text: str) -> bool:
 MAX_ADDRESS_CHARS = 300
 ADDRESS = re.compile(r"[\x21-\x7e]+:[0-9]{1,5}")
 UNIX_ADDRESS = re.compile(r"unix:/[\x21-\x7e]+")
+WILDCARDS = ("", "0.0.0.0", "::")  # listen on all addresses, but cannot be given to peers
 
 
 def host_port(host: str, port: int) -> str:

@@ -3,7 +3,6 @@
 import math
 import re
 import reprlib
-from dataclasses import dataclass
 
 Value = str | int | float | bool | tuple[str, ...] | None
 
@@ -25,32 +24,6 @@ SIZE = re.compile(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECA
 
 class OptionError(ValueError):
     """An unknown, missing or invalid option; the text has its name and what is allowed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Allowed values of an option beyond its type."""
-
-    choices: tuple[str, ...] = ()
-    minimum: float | None = None
-    maximum: float | None = None
-
-    def __str__(self) -> str:
-        if self.choices:
-            return "one of " + ", ".join(self.choices)
-        if self.minimum is not None and self.maximum is not None:
-            return f"from {self.minimum:g} to {self.maximum:g}"
-        if self.minimum is not None:
-            return f"at least {self.minimum:g}"
-        return f"at most {self.maximum:g}" if self.maximum is not None else ""
-
-    def allow(self, value: Value) -> bool:
-        """Return whether a value of the right type is within the bounds."""
-        if isinstance(value, str):
-            return not self.choices or value in self.choices
-        if isinstance(value, int | float):
-            return (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
-        return True
 
 
 class _Short(reprlib.Repr):

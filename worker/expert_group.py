@@ -25,7 +25,7 @@ from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.listening import listen
 from baton.rpc.peers import Channels
 from baton.rpc.tls import Security
-from baton.settings.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 
 PROTOCOL_VERSION = 1  # incremented with every incompatible change between ranks
 STOP_GRACE_S = 0.1  # for wake calls in progress

@@ -10,7 +10,7 @@ from baton.engine.config import ModelConfig
 from baton.engine.kv.dtype import default_kv_bytes
 from baton.process.host_memory import HostMemory, in_gib
 from baton.settings.values import OptionError
-from baton.settings.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from baton.membership.registry.base import Lease, Member
 from baton.membership.registry.factory import open_registry
 from baton.protos import worker_pb2
-from baton.settings.worker_config import Role
+from baton.settings.names import Role
 from baton.worker.drain import Drain, DrainState
 
 

@@ -33,8 +33,8 @@ from baton.rpc.peers import Channels
 from baton.rpc.pool_description import pool_to_proto
 from baton.rpc.reflection import enable_reflection
 from baton.rpc.tls import Security, make_security
-from baton.settings.device import require_gpus
-from baton.settings.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
+from baton.worker.device import require_gpus
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
 from baton.worker.expert_group import WorkerGroup, joined

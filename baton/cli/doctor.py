@@ -13,7 +13,7 @@ from baton.cli.options.tls_flags import tls_flags
 from baton.rpc.tls import Security
 from baton.settings.registry_url import RegistryUrl, parse_registry_url
 from baton.settings.values import OptionError
-from baton.settings.worker_options import TRANSPORTS
+from baton.worker.config import TRANSPORTS
 
 
 def _parse_registry(_context: click.Context, _parameter: click.Parameter, url: str | None) -> RegistryUrl | None:

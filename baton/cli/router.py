@@ -9,8 +9,8 @@ from baton.deployment.local.router_group import run_group
 from baton.process.entry import plain_errors, process_flags, run_process, take_process_flags
 from baton.router.__main__ import read_config, run_here
 from baton.router.config import RouterConfig
-from baton.router.options import ROUTER_OPTIONS
-from baton.settings.options import click_options, options_of
+from baton.settings.flags import click_options
+from baton.settings.options import options_of
 from baton.settings.values import OptionError
 
 
@@ -18,7 +18,7 @@ from baton.settings.values import OptionError
 @option_panels
 @model_argument
 @vllm_flags
-@click_options(options_of(RouterConfig, ROUTER_OPTIONS))
+@click_options(options_of(RouterConfig))
 @process_flags
 @plain_errors
 def command(**flags: object) -> None:

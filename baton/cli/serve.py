@@ -36,24 +36,19 @@ from baton.deployment.local.supervisor import GaveUp, RestartPolicy
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.extras import RAY
 from baton.process.end_signals import EndSignals
-from baton.process.entry import log_level_flag, plain_errors
+from baton.process.entry import config_file_flag, log_level_flag, plain_errors
 from baton.process.host_memory import host_memory
 from baton.router.http.certificate import make_certificate
-from baton.router.options import with_secrets
+from baton.router.secrets import with_secrets
 from baton.rpc.unix_sockets import socket_parent
-from baton.settings.options import click_options
+from baton.settings.flags import click_options
 
 
 @click.command(name="serve")
 @option_panels
 @model_argument
 @vllm_flags
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML file with options.",
-)
+@config_file_flag
 @click.option("--ray", "on_ray", is_flag=True, help="Run the processes on Ray. Default: start a local Ray cluster.")
 @click.option("--ray-address", help="With --ray: existing Ray cluster, HOST:PORT or auto for this node's.")
 @click.option("--registry", help="With --ray: registry URL (redis://...). Default: start a private Redis.")

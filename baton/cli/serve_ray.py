@@ -26,7 +26,7 @@ from baton.deployment.local.ports import PortInUse, check_port
 from baton.deployment.local.redis_server import PrivateRedis
 from baton.deployment.local.router_view import with_watch_key
 from baton.deployment.ray.arguments import read_ray_settings
-from baton.deployment.ray.settings import ROUTER, SECTIONS, RaySettings
+from baton.deployment.ray.settings import ROLES, ROUTER, SECTIONS, RaySettings
 from baton.engine.execution.visible_gpus import VisibleGpus, visible_gpus
 from baton.process.end_signals import EndSignals
 from baton.process.host_memory import host_memory
@@ -94,12 +94,7 @@ def plan_serving(
     settings: RaySettings, address: str | None, log_dir: Path, log_level: str, gpus: VisibleGpus
 ) -> RayServing:
     """Plan the cluster. Raises OptionError, or ClickException if the model or the port cannot be used."""
-    cluster = replace(
-        settings.cluster.cluster,
-        prefill=settings.num_replicas("prefill"),
-        decode=settings.num_replicas("decode"),
-        both=settings.num_replicas("both"),
-    )
+    cluster = settings.cluster.cluster.with_workers({role: settings.num_replicas(role) for role in ROLES})
     checkpoint = find_checkpoint(cluster.model, str(settings.cluster.engine["decode"].get("dtype") or "auto"))
     try:
         check_port(cluster.host, cluster.port)

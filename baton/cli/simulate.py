@@ -6,18 +6,18 @@ from baton.cli.options.model_argument import model_argument
 from baton.cli.simulate_trace import TraceOptions, trace_flags
 from baton.process.entry import plain_errors, process_flags, run_process, take_process_flags
 from baton.settings.config_file import load
-from baton.settings.options import click_options, options_of
+from baton.settings.flags import click_options
+from baton.settings.options import options_of
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.workers.app import run
 from baton.simulation.workers.config import SimulationConfig
-from baton.simulation.workers.options import SIMULATION_OPTIONS
 
 
 @click.command(name="simulate")
 @trace_flags
 @model_argument
-@click_options(options_of(SimulationConfig, SIMULATION_OPTIONS))
-@click_options(options_of(WorkerSpec, SIMULATION_OPTIONS))
+@click_options(options_of(SimulationConfig))
+@click_options(options_of(WorkerSpec))
 @process_flags
 @plain_errors
 def command(trace_options: TraceOptions | None, **flags: object) -> None:
@@ -36,5 +36,5 @@ def command(trace_options: TraceOptions | None, **flags: object) -> None:
     if trace_options is not None:
         trace_options.run(process.config_file, flags)
         return
-    config = load(SimulationConfig, SIMULATION_OPTIONS, process.config_file, flags)
+    config = load(SimulationConfig, process.config_file, flags)
     run_process(process.named("simulation", config.progress_fd), lambda: run(config))

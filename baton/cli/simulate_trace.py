@@ -34,15 +34,14 @@ from baton.simulation.study.terminal import show
 from baton.simulation.twin.deployment_plan import START_S, DeploymentPlan
 from baton.simulation.twin.machine import Machine
 from baton.simulation.workers.config import SimulationConfig
-from baton.simulation.workers.options import SIMULATION_OPTIONS
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 READ_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE_WIDTH = 200
 MIN_REQUESTS = 2000  # with fewer, starting processes takes longer than it saves
-POOLS = ("prefill", "decode", "both")
+POOLS = ("prefill", "decode", "colocated")
 # Options for serving have no effect in virtual time: no client connects, and no client reads the tokens.
-ONLY_SERVING = {option.name for option in options_of(SimulationConfig, SIMULATION_OPTIONS).values()} - set(POOLS) | {
+ONLY_SERVING = set(options_of(SimulationConfig)) - set(POOLS) | {
     "first_token_id",
     "num_token_ids",
     "log_level",
@@ -96,10 +95,7 @@ class TraceOptions:
 
     def _study(self, config_file: Path | None, flags: Mapping[str, object]) -> Study:
         content = read_config_file(config_file) if config_file is not None else {}
-        spec_options, options = (
-            options_of(WorkerSpec, SIMULATION_OPTIONS),
-            options_of(SimulationConfig, SIMULATION_OPTIONS),
-        )
+        spec_options, options = options_of(WorkerSpec), options_of(SimulationConfig)
         given = check_section(spec_options, as_section(content.pop("spec", {}), "spec"), "spec.")
         given |= pick(spec_options, flags)
         counts = check_section(options, content) | pick(options, flags)
@@ -107,7 +103,7 @@ class TraceOptions:
         if "block_size" in given:
             assert isinstance(given["block_size"], int)
             block_size = given["block_size"]
-        machine, description = self._machine(build(WorkerSpec, spec_options, given))
+        machine, description = self._machine(build(WorkerSpec, given))
         base = DeploymentPlan(machine=machine.with_block_size(block_size), start_s=self.start_s, seed=self.seed)
         sizes = {name: value for name in POOLS if isinstance(value := counts.get(name, 0), int)}
         requested = self._requested(base, sizes)
@@ -144,9 +140,9 @@ class TraceOptions:
         """Return the requested deployment; None if only the reference deployments are wanted. Raises SettingError."""
         if sum(counts.values()) > self.num_gpus:
             raise SettingError(f"--gpus {self.num_gpus}: too few for {sum(counts.values())} workers")
-        if counts["both"] and (counts["prefill"] or self.is_autoscaled):
-            raise SettingError("--both: can only be combined with --decode, and not with --autoscale")
-        if not counts["both"] and bool(counts["prefill"]) is not bool(counts["decode"]):
+        if counts["colocated"] and (counts["prefill"] or self.is_autoscaled):
+            raise SettingError("--colocated: can only be combined with --decode, and not with --autoscale")
+        if not counts["colocated"] and bool(counts["prefill"]) is not bool(counts["decode"]):
             raise SettingError("--prefill and --decode must be given together")
         if self.is_autoscaled:
             half = counts["prefill"] or max(1, self.num_gpus // 2)
@@ -155,7 +151,7 @@ class TraceOptions:
             return replace(base, prefill=half, decode=counts["decode"] or self.num_gpus - half, scaling=scaling)
         if not any(counts.values()):
             return None
-        plan = replace(base, prefill=counts["prefill"], decode=counts["decode"], both=counts["both"])
+        plan = replace(base, prefill=counts["prefill"], decode=counts["decode"], both=counts["colocated"])
         return replace(plan, targets=Targets(self.slo.ttft_s, self.slo.tpot_s)) if plan.is_mixed else plan
 
     def _write(self, comparison: Comparison) -> None:

@@ -11,8 +11,9 @@ from baton.cli.options.vllm_flags import vllm_flags
 from baton.deployment.local.cluster_plan import check_experts
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.process.entry import plain_errors
-from baton.settings.worker_config import Role, WorkerConfig
+from baton.settings.names import Role
 from baton.worker.command import run_worker, worker_command
+from baton.worker.config import WorkerConfig
 
 ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
 

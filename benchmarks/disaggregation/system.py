@@ -43,9 +43,9 @@ class System:
         return router
 
 
-COLOCATED = System("colocated", ("--both=2",))
+COLOCATED = System("colocated", ("--colocated=2",))
 SYSTEMS = (
     COLOCATED,
     System("always_remote", ("--prefill=1", "--decode=1", "--policy=always_remote")),
-    System("priced", ("--both=1", "--decode=1", "--policy=cost")),
+    System("priced", ("--colocated=1", "--decode=1", "--policy=cost")),
 )

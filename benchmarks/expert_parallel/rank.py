@@ -27,7 +27,7 @@ from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.rpc.peers import Channels
 from baton.rpc.tls import Plaintext
-from baton.settings.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 from baton.worker.expert_group import joined
 
 PROMPT_TOKENS = 16

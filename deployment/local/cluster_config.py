@@ -7,57 +7,98 @@ from pathlib import Path
 
 from baton.engine.config import EngineConfig
 from baton.router.config import RouterConfig
-from baton.router.options import ROUTER_OPTIONS
 from baton.settings.config_file import as_section, build, check_section, pick, read_config_file
-from baton.settings.options import TLS_OPTIONS, Option, OptionInfo, options_of
+from baton.settings.names import Role
+from baton.settings.options import Option, option, options_of
 from baton.settings.values import OptionError, Value
-from baton.settings.worker_config import Role, WorkerConfig
-from baton.settings.worker_options import WORKER_OPTIONS
+from baton.worker.config import WorkerConfig
+
+POOL_KEYS: dict[str, str] = {"prefill": "prefill", "decode": "decode", "both": "colocated"}  # options with the sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """Options of the cluster as a whole."""
 
-    model: str | None = None  # directory or hub id; None: the bundled model
-    served_model_name: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    prefill: int | None = None  # workers; None: one group, or 0 if there are colocated workers
-    decode: int | None = None
-    both: int = 0
-    tensor_parallel: int = 1  # ranks of each decode or colocated worker
-    prefill_tensor_parallel: int = 1  # ranks of each prefill worker
-    enable_expert_parallel: bool = False  # spread the experts over a worker's tensor-parallel ranks
-    expert_parallel: int = 1  # number of decode or colocated workers that the experts are spread over
-    prefill_expert_parallel: int = 1  # number of prefill workers that the experts are spread over
-    router_processes: int = 1
-    prefill_kv_cache_memory_bytes: int | None = None  # of each prefill worker
-    decode_kv_cache_memory_bytes: int | None = None  # of each decode worker
-    log_dir: str | None = None
+    model: str | None = option(None, "Directory or Hugging Face id of a checkpoint. Default: the bundled model.")
+    served_model_name: str | None = option(
+        None, "Name of the model for clients. Default: from the model's directory or id."
+    )
+    host: str = option("127.0.0.1", "Address of the HTTP server. Workers listen on Unix sockets.")
+    port: int = option(8000, "Port of the OpenAI HTTP server.", minimum=1, maximum=65535)
+    prefill: int | None = option(
+        None, "Number of prefill workers. Default: 1, or 0 with --colocated.", minimum=0, maximum=256
+    )
+    decode: int | None = option(
+        None, "Number of decode workers. Default: 1, or 0 with --colocated.", minimum=0, maximum=256
+    )
+    colocated: int = option(
+        0,
+        "Number of colocated workers, which prefill and decode. With decode workers, they prefill for these and "
+        "decode what these have no room for.",
+        minimum=0,
+        maximum=256,
+        former=("both",),
+    )
+    tensor_parallel: int = option(
+        1,
+        "Tensor-parallel ranks of each decode (or colocated) worker.",
+        minimum=1,
+        maximum=64,
+        aliases=("--tensor-parallel-size", "-tp"),
+    )
+    prefill_tensor_parallel: int = option(1, "Tensor-parallel ranks of each prefill worker.", minimum=1, maximum=64)
+    enable_expert_parallel: bool = option(
+        False,
+        "Place whole experts on a worker's tensor-parallel ranks, instead of sharding every expert: the same as "
+        "expert_parallel equal to tensor_parallel, and likewise for prefill workers.",
+    )
+    expert_parallel: int = option(
+        1,
+        "Decode (or colocated) workers that the experts are spread over; they step together. Must divide their number.",
+        minimum=1,
+        maximum=256,
+    )
+    prefill_expert_parallel: int = option(
+        1, "Prefill workers that the experts are spread over.", minimum=1, maximum=256
+    )
+    router_processes: int = option(
+        1, "Router processes that share the port.", minimum=1, maximum=256, aliases=("--api-server-count", "-asc")
+    )
+    prefill_kv_cache_memory_bytes: int | None = option(
+        None, "KV cache size of each prefill worker. Default: kv_cache_memory_bytes.", minimum=1 << 16
+    )
+    decode_kv_cache_memory_bytes: int | None = option(
+        None, "KV cache size of each decode worker. Default: kv_cache_memory_bytes.", minimum=1 << 16
+    )
+    log_dir: str | None = option(
+        None, "Directory for logs, a file per process. Default: a temporary one, removed after a clean shutdown."
+    )
 
     @property
-    def num_prefill(self) -> int:
-        """Prefill workers to start."""
-        return self.prefill if self.prefill is not None else (0 if self.both else self.group_size("prefill"))
+    def num_workers(self) -> dict[Role, int]:
+        """Workers to start, by role."""
+        return {
+            "prefill": self._size(self.prefill, "prefill"),
+            "decode": self._size(self.decode, "decode"),
+            "both": self.colocated,
+        }
 
-    @property
-    def num_decode(self) -> int:
-        """Decode workers to start."""
-        return self.decode if self.decode is not None else (0 if self.both else self.group_size("decode"))
+    def with_workers(self, counts: Mapping[Role, int]) -> "ClusterConfig":
+        """Return the config with these numbers of workers."""
+        return replace(self, prefill=counts["prefill"], decode=counts["decode"], colocated=counts["both"])
 
-    @property
-    def num_workers(self) -> int:
-        """Workers to start."""
-        return self.num_prefill + self.num_decode + self.both
+    def _size(self, given: int | None, role: Role) -> int:
+        """Return the given number of workers. Default: one group, or none with colocated workers."""
+        return given if given is not None else (0 if self.colocated else self.group_size(role))
 
     @property
     def num_ranks(self) -> int:
         """Ranks of all workers."""
-        return self.num_prefill * self.prefill_tensor_parallel + (self.num_decode + self.both) * self.tensor_parallel
+        return sum(count * self.num_tensor_ranks(role) for role, count in self.num_workers.items())
 
     @property
-    def kv_parts(self) -> int:
+    def kv_shards(self) -> int:
         """Shards of a KV block that suit both tensor-parallel sizes."""
         return lcm(self.prefill_tensor_parallel, self.tensor_parallel)
 
@@ -81,60 +122,32 @@ class ClusterConfig:
 
     def check_groups(self) -> None:
         """Raise OptionError if a role's workers do not divide evenly into groups."""
-        counts: list[tuple[Role, int]] = [
-            ("prefill", self.num_prefill),
-            ("decode", self.num_decode),
-            ("both", self.both),
-        ]
-        for role, count in counts:
+        for role, count in self.num_workers.items():
             if count % self.group_size(role):
                 raise OptionError(
-                    f"{role}: {count} workers do not divide into groups of {self.group_size(role)} (expert_parallel)"
+                    f"{POOL_KEYS[role]}: {count} workers do not divide into groups of {self.group_size(role)} "
+                    "(expert_parallel)"
                 )
 
 
-CLUSTER_OPTIONS = {
-    "model": OptionInfo("Directory or Hugging Face id of a checkpoint. Default: the bundled model."),
-    "served_model_name": OptionInfo("Name of the model for clients. Default: from the model's directory or id."),
-    "host": OptionInfo("Address of the HTTP server. Workers listen on Unix sockets."),
-    "port": OptionInfo("Port of the OpenAI HTTP server.", minimum=1, maximum=65535),
-    "prefill": OptionInfo("Number of prefill workers. Default: 1, or 0 with --both.", minimum=0, maximum=256),
-    "decode": OptionInfo("Number of decode workers. Default: 1, or 0 with --both.", minimum=0, maximum=256),
-    "both": OptionInfo("Number of colocated workers, which prefill and decode.", minimum=0, maximum=256),
-    "tensor_parallel": OptionInfo(
-        "Tensor-parallel ranks of each decode (or colocated) worker.",
-        minimum=1,
-        maximum=64,
-        aliases=("--tensor-parallel-size", "-tp"),
-    ),
-    "prefill_tensor_parallel": OptionInfo("Tensor-parallel ranks of each prefill worker.", minimum=1, maximum=64),
-    "enable_expert_parallel": OptionInfo(
-        "Place whole experts on a worker's tensor-parallel ranks, instead of sharding every expert."
-    ),
-    "expert_parallel": OptionInfo(
-        "Decode (or colocated) workers that the experts are spread over; they step together.",
-        minimum=1,
-        maximum=256,
-    ),
-    "prefill_expert_parallel": OptionInfo("Prefill workers that the experts are spread over.", minimum=1, maximum=256),
-    "router_processes": OptionInfo(
-        "Router processes that share the port.", minimum=1, maximum=256, aliases=("--api-server-count", "-asc")
-    ),
-    "prefill_kv_cache_memory_bytes": OptionInfo("KV cache size of each prefill worker.", minimum=1 << 16),
-    "decode_kv_cache_memory_bytes": OptionInfo("KV cache size of each decode worker.", minimum=1 << 16),
-    "log_dir": OptionInfo("Directory for logs. Default: a temporary one, removed after a clean shutdown."),
-}
 WORKER_PLANNED = frozenset(
     {
         *("role", "worker_id", "host", "port", "uds", "kv_port", "served_model_name", "registry", "lease_s"),
         *("tensor_parallel", "expert_parallel", "enable_expert_parallel", "rendezvous", "group", "group_port"),
-        *("metrics_port", "progress_fd", *TLS_OPTIONS),  # not needed on one machine
+        *(
+            "metrics_port",
+            "progress_fd",
+            "tls_cert",
+            "tls_key",
+            "tls_ca",
+            "tls_server_name",
+        ),  # not needed on one machine
     }
 )
 ROUTER_PLANNED = frozenset(
     {
         *("model", "served_model_name", "host", "port", "workers", "registry", "progress_fd", "drain_timeout_s"),
-        *("processes", "process", "group_dir", "process_states", *TLS_OPTIONS),
+        *("processes", "process", "group_dir", "process_states", "tls_cert", "tls_key", "tls_ca", "tls_server_name"),
         *("ssl_ca_certs", "ssl_cert_reqs"),  # the cluster itself polls /workers, without a client certificate
     }
 )
@@ -142,17 +155,6 @@ ENGINE_PLANNED = frozenset({"model"})
 # Workers that share one machine's cores gain nothing from disaggregation: by estimated cost, the router would prefill
 # every prompt at its decode worker. A fixed threshold makes one machine behave like a cluster.
 LOCAL_PREFILL_BELOW = 64
-ENGINE_INFOS = {
-    **WORKER_OPTIONS,
-    "kv_cache_memory_bytes": OptionInfo(
-        "KV cache size of each worker. Default: a share of the free memory, or on a GPU the rest of "
-        "gpu_memory_utilization.",
-        minimum=1 << 16,
-    ),
-    "num_threads": OptionInfo(
-        "Torch threads of each worker. Default: its share of the cores.", minimum=1, maximum=4096
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,26 +169,24 @@ class ClusterSettings:
 
 def cluster_options() -> dict[str, Option]:
     """Return the options of `ClusterConfig`."""
-    return options_of(ClusterConfig, CLUSTER_OPTIONS)
+    return options_of(ClusterConfig)
 
 
 def worker_options() -> dict[str, Option]:
     """Return the worker options that the plan does not set."""
-    return _without(options_of(WorkerConfig, WORKER_OPTIONS), WORKER_PLANNED)
+    return _without(options_of(WorkerConfig), WORKER_PLANNED)
 
 
 def router_options() -> dict[str, Option]:
     """Return the router options that the plan does not set."""
-    options = _without(options_of(RouterConfig, ROUTER_OPTIONS), ROUTER_PLANNED)
+    options = _without(options_of(RouterConfig), ROUTER_PLANNED)
     below = options["local_prefill_below"]
     return {**options, below.name: replace(below, default=LOCAL_PREFILL_BELOW)}
 
 
 def engine_options() -> dict[str, Option]:
     """Return the engine options that the plan does not set."""
-    options = _without(options_of(EngineConfig, ENGINE_INFOS), ENGINE_PLANNED)
-    size = options["kv_cache_memory_bytes"]
-    return {**options, size.name: replace(size, default=None)}  # the plan's default, not the engine's
+    return _without(options_of(EngineConfig), ENGINE_PLANNED)
 
 
 def _without(options: dict[str, Option], names: frozenset[str]) -> dict[str, Option]:
@@ -222,9 +222,8 @@ def load_settings(
     if "slo" not in router and "target_ttft_ms" not in router:
         router = {"local_prefill_below": LOCAL_PREFILL_BELOW, **router}  # with an SLO, estimated costs decide
     top = check_section(top_options, content, elsewhere=elsewhere)
-    cluster = build(ClusterConfig, cluster_options(), pick(cluster_options(), top), pick(cluster_options(), flags))
-    counts = {"prefill": cluster.num_prefill, "decode": cluster.num_decode, "both": cluster.both}
-    roles = {role for role, count in counts.items() if count}.union(counted_elsewhere)
+    cluster = build(ClusterConfig, pick(cluster_options(), top), pick(cluster_options(), flags))
+    roles = {role for role, count in cluster.num_workers.items() if count}.union(counted_elsewhere)
     _check_pools(roles)
     given_engine = pick(engine_options(), flags)
     engines = {role: {**values, **given_engine} for role, values in by_role.items()}
@@ -239,7 +238,7 @@ def load_settings(
 
 def _check_pools(roles: Collection[str]) -> None:
     if not {"decode", "both"}.intersection(roles):
-        raise OptionError("decode: no worker decodes; set --decode or --both to at least 1")
+        raise OptionError("decode: no worker decodes; set --decode or --colocated to at least 1")
     if "prefill" in roles and "decode" not in roles:
         raise OptionError(
             "prefill: no worker would decode what these prefill, because colocated workers prefill for themselves; "

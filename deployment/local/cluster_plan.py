@@ -17,13 +17,13 @@ from baton.process.child import ProcessSpec
 from baton.process.host_memory import HostMemory
 from baton.router.auth.cache_secret import new_cache_secret
 from baton.router.config import RouterConfig
-from baton.router.options import without_secrets
+from baton.router.secrets import without_secrets
 from baton.rpc.unix_sockets import unix_address
-from baton.settings.device import require_gpus
-from baton.settings.names import REGISTRY, host_port
-from baton.settings.options import flags_of
+from baton.settings.flags import flags_of
+from baton.settings.names import REGISTRY, Role, host_port
 from baton.settings.values import OptionError
-from baton.settings.worker_config import Role, WorkerConfig
+from baton.worker.config import WorkerConfig
+from baton.worker.device import require_gpus
 from baton.worker.memory import memory_need
 
 WORKER_HOST = "127.0.0.1"  # for KV reads over TCP
@@ -131,12 +131,7 @@ def plan_cluster(
     cluster = settings.cluster
     name = cluster.served_model_name or checkpoint.name
     check_experts(checkpoint.config, checkpoint.name, max(map(cluster.num_expert_ranks, ROLES)))
-    roles: list[tuple[Role, int]] = [
-        ("prefill", cluster.num_prefill),
-        ("decode", cluster.num_decode),
-        ("both", cluster.both),
-    ]
-    kinds = [(role, index) for role, count in roles for index in range(count)]
+    kinds = [(role, index) for role, count in cluster.num_workers.items() for index in range(count)]
     rendezvous = RendezvousConfig(host=WORKER_HOST, uds=_uds(sockets, RENDEZVOUS)) if cluster.has_groups else None
     workers = tuple(
         WorkerConfig(
@@ -197,8 +192,8 @@ def _engine(
             given["cores"] = format_cores(near.cores)
             num_threads = min(num_threads, near.num_own // num_ranks)
         given["num_threads"] = max(1, num_threads)
-    if cluster.kv_parts > 1:
-        given.setdefault("kv_parts", cluster.kv_parts)
+    if cluster.kv_shards > 1:
+        given.setdefault("kv_shards", cluster.kv_shards)
     pool_bytes = {"prefill": cluster.prefill_kv_cache_memory_bytes, "decode": cluster.decode_kv_cache_memory_bytes}
     if pool_bytes.get(role) is not None:
         given["kv_cache_memory_bytes"] = pool_bytes[role]

@@ -4,7 +4,7 @@ import grpc
 
 from baton.decode_worker.worker import DecodeWorker
 from baton.prefill_worker.worker import PrefillWorker
-from baton.settings.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 from baton.worker.server import WorkerCore, serve_worker
 
 

@@ -26,10 +26,10 @@ from baton.process.progress import ProgressReporter, Ready
 from baton.router.auth.cache_secret import new_cache_secret
 from baton.router.config import RouterConfig
 from baton.router.http.shared_socket import shared_socket
-from baton.router.options import without_secrets
+from baton.router.secrets import without_secrets
 from baton.rpc.unix_sockets import socket_parent
+from baton.settings.flags import flags_of
 from baton.settings.names import host_port
-from baton.settings.options import flags_of
 
 logger = logging.getLogger(__name__)
 

@@ -10,17 +10,23 @@ import yaml
 from baton.deployment.local.cluster_config import ClusterSettings, load_settings
 from baton.deployment.ray.checks import check_deployments
 from baton.deployment.ray.options import read_deployment
-from baton.deployment.ray.settings import RENDEZVOUS, ROLES, ROUTER, SECTIONS, RaySettings, SharedOptions
+from baton.deployment.ray.settings import (
+    FORMER_SECTIONS,
+    RENDEZVOUS,
+    ROLES,
+    ROUTER,
+    SECTIONS,
+    RaySettings,
+    SharedOptions,
+)
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.router.auth.api_key import hidden
 from baton.settings.config_file import as_section, build, check_section, pick
-from baton.settings.options import OptionInfo, options_of
+from baton.settings.names import Role
+from baton.settings.options import options_of
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.values import OptionError, Value, shown
-from baton.settings.worker_config import Role
-from baton.settings.worker_options import WORKER_OPTIONS
 
-SHARED_OPTIONS = {**WORKER_OPTIONS, "registry_file": OptionInfo("File with the registry's URL.")}
 BELOW = "local_prefill_below"
 DEFAULTS: dict[str, dict[str, Value]] = {RENDEZVOUS: {"num_cpus": 0.0}}  # negligible load: place it on any node
 ROUTER_KEYS = ("host", "port", "router_processes", "api_server_count", SECTIONS[ROUTER])  # outside of its section
@@ -40,6 +46,11 @@ def read_ray_settings(
     `auto_device`, by default this machine's. Raises OptionError with the offending key.
     """
     rest = _nested(as_section(content, "arguments"))
+    for former, section in FORMER_SECTIONS.items():
+        if former in rest and section in rest:
+            raise OptionError(f"{former}: given twice, under the names {former} and {section}")
+        if former in rest:
+            rest[section] = rest.pop(former)
     has_router = rest.get(ROUTER) not in (False, "false")
     if not has_router:
         del rest[ROUTER]
@@ -82,9 +93,9 @@ def _device(requested: Value, num_gpus: float | None, auto_device: str | None) -
 
 
 def _take_shared(rest: dict[str, object], flags: Mapping[str, object]) -> SharedOptions:
-    options = options_of(SharedOptions, SHARED_OPTIONS)
+    options = options_of(SharedOptions)
     own = check_section(options, {name: rest.pop(name) for name in options if name in rest})
-    shared = build(SharedOptions, options, own, pick(options, flags))
+    shared = build(SharedOptions, own, pick(options, flags))
     if shared.registry is not None:
         parse_registry_url(shared.registry)
         if shared.registry_file is not None:

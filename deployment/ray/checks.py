@@ -3,10 +3,11 @@
 import math
 
 from baton.deployment.local.cluster import END_MARGIN_S
+from baton.deployment.local.cluster_config import POOL_KEYS
 from baton.deployment.ray.settings import RENDEZVOUS, ROLES, ROUTER, SECTIONS, RaySettings
-from baton.settings.device import check_device
+from baton.settings.names import Role
 from baton.settings.values import OptionError
-from baton.settings.worker_config import Role
+from baton.worker.device import check_device
 
 
 def check_deployments(settings: RaySettings) -> None:
@@ -48,8 +49,8 @@ def _check_group(settings: RaySettings, role: Role) -> None:
     key = f"{where}.autoscaling.min_replicas" if options.autoscaling is not None else f"{where}.num_replicas"
     option = "prefill_expert_parallel" if role == "prefill" else "expert_parallel"
     raise OptionError(
-        f"{key if options.has_size else role}: {num_replicas}, but the group of the {role} workers needs {size}"
-        f" ({option}); set {size} or more"
+        f"{key if options.has_size else POOL_KEYS[role]}: {num_replicas}, but the group of the {role} workers needs "
+        f"{size} ({option}); set {size} or more"
     )
 
 

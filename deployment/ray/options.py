@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from baton.deployment.autoscaling.settings import START_TIMEOUT_S
 from baton.settings.config_file import as_section, build, check_section
-from baton.settings.options import OptionInfo, options_of
+from baton.settings.options import option, options_of
 from baton.settings.values import OptionError, Value, parse_float, parse_text, shown, shown_name
 
 
@@ -14,44 +14,32 @@ from baton.settings.values import OptionError, Value, parse_float, parse_text, s
 class ReplicaOptions:
     """Size, resources, health checks and shutdown of a deployment's replicas."""
 
-    num_replicas: int | None = None  # None: from the cluster's options
-    num_cpus: float = 1.0  # Ray CPUs of one replica; also sets a worker's thread count
-    num_gpus: float | None = None  # of one replica; None: one per rank if the engine's device is a GPU, else 0
-    max_replicas_per_node: int | None = None
-    max_ongoing_requests: int | None = None  # concurrent requests from Serve; None: the router's own limits
-    start_timeout_s: float = START_TIMEOUT_S  # until a replica is ready
-    health_check_period_s: float = 2.0
-    health_check_timeout_s: float = 10.0
-    graceful_shutdown_timeout_s: float | None = None  # None: the longest drain
+    num_replicas: int | None = option(
+        None, "Number of replicas. Default: from the cluster's options.", minimum=1, maximum=4096
+    )
+    num_cpus: float = option(1.0, "Ray CPUs of a replica.", minimum=0, maximum=4096)
+    num_gpus: float | None = option(
+        None, "GPUs of a replica. Default: one per rank if the engine's device is a GPU.", minimum=0, maximum=1024
+    )
+    max_replicas_per_node: int | None = option(None, "Maximum replicas on one node.", minimum=1, maximum=100)
+    max_ongoing_requests: int | None = option(
+        None, "Maximum concurrent requests that Serve sends to a replica.", minimum=1
+    )
+    start_timeout_s: float = option(START_TIMEOUT_S, "Maximum seconds until a replica is ready.", minimum=1)
+    health_check_period_s: float = option(2.0, "Seconds between health checks.", minimum=0.1)
+    health_check_timeout_s: float = option(10.0, "Maximum seconds of a health check.", minimum=0.1)
+    graceful_shutdown_timeout_s: float | None = option(None, "Maximum seconds of a replica's shutdown.", minimum=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscalingOptions:
     """Bounds of an autoscaled deployment's size."""
 
-    min_replicas: int = 1
-    max_replicas: int = 1
-    initial_replicas: int | None = None  # routers only; None: min_replicas
-
-
-REPLICA_OPTIONS = {
-    "num_replicas": OptionInfo("Number of replicas. Default: from the cluster's options.", minimum=1, maximum=4096),
-    "num_cpus": OptionInfo("Ray CPUs of a replica.", minimum=0, maximum=4096),
-    "num_gpus": OptionInfo(
-        "GPUs of a replica. Default: one per rank if the engine's device is a GPU.", minimum=0, maximum=1024
-    ),
-    "max_replicas_per_node": OptionInfo("Maximum replicas on one node.", minimum=1, maximum=100),
-    "max_ongoing_requests": OptionInfo("Maximum concurrent requests that Serve sends to a replica.", minimum=1),
-    "start_timeout_s": OptionInfo("Maximum seconds until a replica is ready.", minimum=1),
-    "health_check_period_s": OptionInfo("Seconds between health checks.", minimum=0.1),
-    "health_check_timeout_s": OptionInfo("Maximum seconds of a health check.", minimum=0.1),
-    "graceful_shutdown_timeout_s": OptionInfo("Maximum seconds of a replica's shutdown.", minimum=0),
-}
-AUTOSCALING_OPTIONS = {
-    "min_replicas": OptionInfo("Minimum number of replicas.", minimum=0, maximum=4096),
-    "max_replicas": OptionInfo("Maximum number of replicas.", minimum=1, maximum=4096),
-    "initial_replicas": OptionInfo("Number of replicas at start. Default: min_replicas.", minimum=0, maximum=4096),
-}
+    min_replicas: int = option(1, "Minimum number of replicas.", minimum=0, maximum=4096)
+    max_replicas: int = option(1, "Maximum number of replicas.", minimum=1, maximum=4096)
+    initial_replicas: int | None = option(
+        None, "Number of replicas at start. Default: min_replicas.", minimum=0, maximum=4096
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +74,9 @@ def read_deployment(
     }
     runtime_env = dict(_take(section, "runtime_env", where))
     autoscaling = _read_autoscaling(section.pop("autoscaling", None), f"{where}.autoscaling")
-    options = options_of(ReplicaOptions, REPLICA_OPTIONS)
-    elsewhere = dict.fromkeys(AUTOSCALING_OPTIONS, f"{where}.autoscaling")
-    replicas = build(ReplicaOptions, options, defaults, check_section(options, section, f"{where}.", elsewhere))
+    elsewhere = dict.fromkeys(options_of(AutoscalingOptions), f"{where}.autoscaling")
+    given = check_section(options_of(ReplicaOptions), section, f"{where}.", elsewhere)
+    replicas = build(ReplicaOptions, defaults, given)
     if autoscaling is not None and replicas.num_replicas is not None:
         raise OptionError(f"{where}.num_replicas: cannot be combined with autoscaling; set min_replicas there")
     return DeploymentOptions(
@@ -103,9 +91,8 @@ def read_deployment(
 def _read_autoscaling(content: object, where: str) -> AutoscalingOptions | None:
     if content is None:
         return None
-    options = options_of(AutoscalingOptions, AUTOSCALING_OPTIONS)
-    values: dict[str, Value] = check_section(options, as_section(content, where), f"{where}.")
-    autoscaling = build(AutoscalingOptions, options, values)
+    values = check_section(options_of(AutoscalingOptions), as_section(content, where), f"{where}.")
+    autoscaling = build(AutoscalingOptions, values)
     if autoscaling.max_replicas < autoscaling.min_replicas:
         raise OptionError(f"{where}.max_replicas: {autoscaling.max_replicas} is less than min_replicas")
     initial = autoscaling.initial_replicas

@@ -19,10 +19,9 @@ from baton.deployment.ray.settings import ROLES, RaySettings
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.child import ProcessSpec
-from baton.router.options import SECRETS
-from baton.settings.names import DEFAULT_NAME, REGISTRY
+from baton.router.config import SECRETS
+from baton.settings.names import DEFAULT_NAME, REGISTRY, Role
 from baton.settings.values import OptionError
-from baton.settings.worker_config import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +116,8 @@ def router_process(settings: RaySettings, router_id: str, place: Place) -> Proce
 
 def _plan(settings: RaySettings, role: Role | None, machine: Machine) -> ClusterPlan:
     """Plan a cluster with one worker of the role, or none, without expert-parallel groups."""
-    counts = {each: int(each == role) for each in ROLES}
-    cluster = replace(
-        settings.cluster.cluster,
-        prefill=counts["prefill"],
-        decode=counts["decode"],
-        both=counts["both"],
-        expert_parallel=1,
-        prefill_expert_parallel=1,
-    )
+    cluster = settings.cluster.cluster.with_workers({each: int(each == role) for each in ROLES})
+    cluster = replace(cluster, expert_parallel=1, prefill_expert_parallel=1)
     checkpoint = _checkpoint(settings, role or "decode")
     check_experts(checkpoint.config, checkpoint.name, max(map(settings.cluster.cluster.num_expert_ranks, ROLES)))
     return plan_cluster(replace(settings.cluster, cluster=cluster), checkpoint, machine, log_level=settings.log_level)

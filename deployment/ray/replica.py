@@ -29,7 +29,7 @@ from baton.deployment.ray.forward import Forward
 from baton.deployment.ray.process import Place, rendezvous_process, router_process, share_of, worker_process
 from baton.deployment.ray.settings import RENDEZVOUS, ROUTER, RaySettings, SharedOptions
 from baton.rpc.tls import Security, make_security
-from baton.settings.worker_config import Role
+from baton.settings.names import Role
 from baton.worker.health import LIVENESS
 
 logger = logging.getLogger("ray.serve")  # Serve writes it to the replica's log

@@ -1,21 +1,23 @@
 """Settings of a Ray Serve application: the cluster's options, the registry, TLS, and each deployment's options."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.deployment.local.cluster import END_MARGIN_S
-from baton.deployment.local.cluster_config import ClusterSettings, worker_options
+from baton.deployment.local.cluster_config import POOL_KEYS, ClusterSettings, worker_options
 from baton.deployment.ray.options import DeploymentOptions
+from baton.settings.names import Role
+from baton.settings.options import LEASE_S, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, option
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.values import OptionError
-from baton.settings.worker_config import Role
 from baton.worker.drain import HAND_OFF_S, PULL_S
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 ROUTER = "router"
 RENDEZVOUS = "rendezvous"
-SECTIONS = {name: f"{name}_ray" for name in (*ROLES, ROUTER, RENDEZVOUS)}  # by deployment
+SECTIONS = {name: f"{POOL_KEYS.get(name, name)}_ray" for name in (*ROLES, ROUTER, RENDEZVOUS)}  # by deployment
+FORMER_SECTIONS = {"both_ray": SECTIONS["both"]}  # of earlier releases
 NO_REGISTRY = (
     "registry: missing; set the URL of a Redis that every node can reach (redis://HOST:6379/0), where workers and "
     "routers find each other"
@@ -26,13 +28,15 @@ NO_REGISTRY = (
 class SharedOptions:
     """Options of all processes that a cluster on one machine does not need."""
 
-    registry: str | None = field(default=None, repr=False)  # URL, may contain a password
-    registry_file: str | None = None  # file with the URL, on every node
-    lease_s: float = 10.0
-    tls_cert: str | None = None  # files on every node
-    tls_key: str | None = None
-    tls_ca: str | None = None
-    tls_server_name: str | None = None
+    registry: str | None = option(
+        None, "URL of the registry (redis://...) in which workers and routers find each other.", secret=True
+    )
+    registry_file: str | None = option(None, "File with the registry's URL, on every node, instead of `registry`.")
+    lease_s: float = option(10.0, LEASE_S, minimum=1, maximum=3600)
+    tls_cert: str | None = option(None, TLS_CERT)  # files on every node
+    tls_key: str | None = option(None, TLS_KEY)
+    tls_ca: str | None = option(None, TLS_CA)
+    tls_server_name: str | None = option(None, TLS_SERVER_NAME)
 
     @property
     def has_registry(self) -> bool:
@@ -93,8 +97,8 @@ class RaySettings:
             return options.autoscaling.min_replicas if initial is None else initial
         if options.replicas.num_replicas is not None:
             return options.replicas.num_replicas
-        sizes = {"prefill": cluster.num_prefill, "decode": cluster.num_decode, "both": cluster.both}
-        return {**sizes, ROUTER: 1, RENDEZVOUS: 1}[name]
+        sizes = {str(role): size for role, size in cluster.num_workers.items()}
+        return sizes.get(name, 1)  # one router, one rendezvous
 
     def num_gpus(self, name: str) -> float:
         """Return the GPUs of one replica of a deployment."""

@@ -81,11 +81,11 @@ def _load(
 ) -> LoadedModel:
     directory, device = Path(config.model), torch.device(config.device)
     shard.check(whole)
-    num_parts = shard.kv_parts(whole, config.kv_parts)
+    num_parts = shard.kv_parts(whole, config.kv_shards)
     try:
         layout = KVCacheLayout.of(whole, config.block_size, num_parts, shard.size, config.kv_cache_dtype)
     except ValueError as error:
-        raise UnsupportedModel(f"kv_parts: {error}") from error
+        raise UnsupportedModel(f"kv_shards: {error}") from error
     size, is_measured = _size_beforehand(config, whole, layout, group)
     products = config.quantization or products_of(whole.stored_quantization, whole.dtype, device)
 

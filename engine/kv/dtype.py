@@ -8,7 +8,6 @@ for values, fixed by the checkpoint (engine/kv/scales.py); blocks hold only elem
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import UnsupportedModel
 
-KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3")
 SCALE_BYTES = 4
 _FP8_NAMES = ("fp8", "fp8_e4m3")
 _ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int8": 1, "fp8": 1}

@@ -1,6 +1,6 @@
 """Memory layout of the KV pool: one tensor for all layers, so that a block is one contiguous region.
 
-A block is divided by KV heads into equal shards ("parts" in the code and in `kv_parts`), each a contiguous region.
+A block is divided by KV heads into equal shards ("parts" in the code and in `kv_shards`), each a contiguous region.
 Tensor-parallel ranks hold some shards of every block, and can read just these from a rank that holds more. All workers
 that exchange blocks must agree on the number of shards, so it is in their fingerprint. On a CPU, which gathers all
 heads of a layer, the fewest shards that the ranks need are best: smaller regions further apart are slower to read.

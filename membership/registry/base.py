@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.process.errors import PlainError
-from baton.settings.worker_config import Role
+from baton.settings.names import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

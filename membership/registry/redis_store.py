@@ -22,9 +22,8 @@ from redis.asyncio.client import PubSub
 from baton.membership.registry.base import Member
 from baton.membership.registry.redis_client import TIMEOUT_S, RedisConnections, done
 from baton.membership.registry.redis_texts import BATCH, LapsingTexts, Texts
-from baton.settings.names import is_host_port
+from baton.settings.names import Role, is_host_port
 from baton.settings.registry_url import RegistryUrl
-from baton.settings.worker_config import Role
 
 logger = logging.getLogger(__name__)
 

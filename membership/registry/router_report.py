@@ -8,7 +8,7 @@ from math import ceil, log
 import orjson
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
-from baton.settings.worker_config import Role
+from baton.settings.names import Role
 
 GROWTH = 1.1
 LEAST_S, MOST_S = 1e-6, 1e5  # clamp for times, which bounds the number of bins to 267

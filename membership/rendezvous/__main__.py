@@ -4,10 +4,11 @@ from collections.abc import Coroutine
 
 import click
 
-from baton.membership.rendezvous.config import RENDEZVOUS_OPTIONS, RendezvousConfig
+from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.entry import plain_errors, process_flags, run_process, take_process_flags
 from baton.settings.config_file import load
-from baton.settings.options import click_options, options_of
+from baton.settings.flags import click_options
+from baton.settings.options import options_of
 
 
 def start(config: RendezvousConfig) -> Coroutine[object, object, None]:
@@ -18,13 +19,13 @@ def start(config: RendezvousConfig) -> Coroutine[object, object, None]:
 
 
 @click.command(name="rendezvous")
-@click_options(options_of(RendezvousConfig, RENDEZVOUS_OPTIONS))
+@click_options(options_of(RendezvousConfig))
 @process_flags
 @plain_errors
 def main(**flags: object) -> None:
     """Run a rendezvous: it tracks the members of groups of workers that step together."""
     process = take_process_flags(flags)
-    config = load(RendezvousConfig, RENDEZVOUS_OPTIONS, process.config_file, flags)
+    config = load(RendezvousConfig, process.config_file, flags)
     run_process(process.named("rendezvous", config.progress_fd), lambda: start(config))
 
 

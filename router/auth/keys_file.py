@@ -13,7 +13,7 @@ keys:
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -22,7 +22,7 @@ import yaml
 from baton.router.auth.api_key import HEX_DIGEST, ApiKey
 from baton.settings.config_file import BAD_SCALAR, build, check_section
 from baton.settings.names import NAME_RULE, is_name
-from baton.settings.options import OptionInfo, options_of
+from baton.settings.options import described, option, options_of
 from baton.settings.values import OptionError
 
 try:
@@ -42,23 +42,17 @@ class InvalidKeysFile(OptionError):
 class KeyEntry:
     """One entry of the file."""
 
-    name: str
-    sha256: str
-    priority: int = 0
-    max_inflight: int | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    cache_salt: str | None = None
-    expires: str | None = None
+    name: str = field(metadata=described("Name, unique in the file; appears in logs."))
+    sha256: str = field(metadata=described("SHA-256 of the key, in hexadecimal."))
+    priority: int = option(0, "Priority of its requests.", minimum=-INT32_MAX, maximum=INT32_MAX)
+    max_inflight: int | None = option(None, "Maximum completions that wait or are generated.", minimum=1)
+    requests_per_minute: int | None = option(None, "Requests a minute.", minimum=1)
+    tokens_per_minute: int | None = option(None, "Tokens of prompts and outputs a minute.", minimum=1)
+    cache_salt: str | None = option(None, "Scope within which cached prompts are shared.")
+    expires: str | None = option(None, "Time after which the key is invalid, in ISO 8601.")
 
 
-ENTRY_INFOS = {
-    "priority": OptionInfo("Priority of its requests.", minimum=-INT32_MAX, maximum=INT32_MAX),
-    "max_inflight": OptionInfo("Maximum completions that wait or are generated.", minimum=1),
-    "requests_per_minute": OptionInfo("Requests a minute.", minimum=1),
-    "tokens_per_minute": OptionInfo("Tokens of prompts and outputs a minute.", minimum=1),
-}
-ENTRY_OPTIONS = options_of(KeyEntry, ENTRY_INFOS)
+ENTRY_OPTIONS = options_of(KeyEntry)
 
 # Device, inode, mtime and size; changes if the file is replaced or rewritten.
 Signature = tuple[int, int, int, int]
@@ -166,12 +160,12 @@ def _key(entry: object, where: str) -> ApiKey:
         raise InvalidKeysFile(f"{where}.sha256: must be the 64 hexadecimal digits of a key's SHA-256, in quotes")
     values = {str(name): str(value) if isinstance(value, date) else value for name, value in entry.items()}
     try:
-        checked = build(KeyEntry, ENTRY_OPTIONS, check_section(ENTRY_OPTIONS, values, f"{where}."))
+        checked = build(KeyEntry, check_section(ENTRY_OPTIONS, values, f"{where}."))
     except OptionError as error:
         raise InvalidKeysFile(str(error)) from None
-    for field, name in (("name", checked.name), ("cache_salt", checked.cache_salt)):
+    for key, name in (("name", checked.name), ("cache_salt", checked.cache_salt)):
         if name is not None and not is_name(name):
-            raise InvalidKeysFile(f"{where}.{field}: must be {NAME_RULE}")
+            raise InvalidKeysFile(f"{where}.{key}: must be {NAME_RULE}")
     return ApiKey(
         name=checked.name,
         digest=bytes.fromhex(digest),

@@ -8,7 +8,7 @@ from baton.router.metrics.metrics import RouterMetrics
 from baton.router.policy.cluster import WorkerRole
 from baton.router.workers.connection import ROLES, ConnectionState, WorkerConnection
 from baton.router.workers.pool import WorkerPool
-from baton.settings.worker_config import Role
+from baton.settings.names import Role
 
 ROLE_NAMES: dict[WorkerRole, Role] = {
     WorkerRole.PREFILL: "prefill",

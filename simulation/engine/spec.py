@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from baton.settings.options import option
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
@@ -11,21 +13,29 @@ class WorkerSpec:
     tokens it looks at, if `attended_s` says so. Left out is that long contexts decode slower.
     """
 
-    block_size: int = 16  # tokens
-    num_blocks: int = 8192
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048  # a step's prompt and output tokens together
-    max_model_len: int = 1 << 17
-    max_queue_len: int = 4096  # waiting requests; more are refused
-    step_s: float = 0.010
-    sequence_s: float = 0.0001
-    prompts_step_s: float = 0.0  # more, of a step that computes prompts
-    prefill_tokens_per_s: float = 20_000.0  # beside what they attend to
-    attended_s: float = 0.0  # of a prompt token for each token that it looks at, itself among them
-    block_bytes: int = 2 << 20
-    link_bytes_per_s: float = 10e9  # at which a peer's blocks come
-    first_token_id: int = 300  # of the token ids that it says, beyond a vocabulary's special tokens
-    num_token_ids: int = 3000
+    block_size: int = option(16, "Tokens per KV block.", minimum=1, maximum=1024)
+    num_blocks: int = option(8192, "Blocks in a worker's pool.", minimum=2)
+    max_num_seqs: int = option(256, "Maximum requests in a batch.", minimum=1)
+    max_num_batched_tokens: int = option(
+        2048, "Token budget of a step, for prompt and output tokens together.", minimum=2
+    )
+    max_model_len: int = option(1 << 17, "Longest prompt plus output in tokens.", minimum=2)
+    max_queue_len: int = option(4096, "Maximum waiting requests; further ones are refused.", minimum=1)
+    step_s: float = option(0.010, "Seconds of every step.", minimum=0)
+    sequence_s: float = option(0.0001, "Additional seconds of a step for each decoding sequence.", minimum=0)
+    prompts_step_s: float = option(0.0, "Additional seconds of a step that computes prompts.", minimum=0)
+    prefill_tokens_per_s: float = option(
+        20_000.0, "Prompt tokens computed per second within steps, apart from attention.", minimum=1e-3
+    )
+    attended_s: float = option(
+        0.0, "Seconds of a prompt token for each token that it attends to, including itself.", minimum=0
+    )
+    block_bytes: int = option(2 << 20, "Bytes of a block, as sent over the link.", minimum=1)
+    link_bytes_per_s: float = option(10e9, "Bytes per second that a worker receives from its peers.", minimum=1)
+    first_token_id: int = option(
+        300, "First of the output token ids, beyond a vocabulary's special tokens.", minimum=0, maximum=1 << 30
+    )
+    num_token_ids: int = option(3000, "Number of different output token ids.", minimum=1, maximum=1 << 30)
 
     def scaled(self, time_scale: float) -> "WorkerSpec":
         """The same worker when each of its seconds takes `time_scale` seconds. Raises ValueError for what cannot be."""

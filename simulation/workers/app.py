@@ -17,10 +17,10 @@ from baton.process.entry import plain_errors, process_flags, run_process, take_p
 from baton.process.progress import ProgressReporter
 from baton.rpc.peers import Channels
 from baton.settings.config_file import load
-from baton.settings.options import click_options, options_of
+from baton.settings.flags import click_options
+from baton.settings.options import options_of
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.workers.config import SimulationConfig
-from baton.simulation.workers.options import SIMULATION_OPTIONS
 from baton.simulation.workers.worker import SimulatedWorker
 from baton.simulation.workers.worker_config import SimulatedWorkerConfig
 from baton.worker.registration import member_of, registered
@@ -99,12 +99,12 @@ def _summary(workers: Sequence[SimulatedWorker]) -> dict[str, object]:
 
 
 @click.command(name="simulate")
-@click_options(options_of(SimulationConfig, SIMULATION_OPTIONS))
-@click_options(options_of(WorkerSpec, SIMULATION_OPTIONS))
+@click_options(options_of(SimulationConfig))
+@click_options(options_of(WorkerSpec))
 @process_flags
 @plain_errors
 def main(**flags: object) -> None:
     """Run simulated workers for routers: no model, stated speeds, tokens that follow from the prompt."""
     process = take_process_flags(flags)
-    config = load(SimulationConfig, SIMULATION_OPTIONS, process.config_file, flags)
+    config = load(SimulationConfig, process.config_file, flags)
     run_process(process.named("simulation", config.progress_fd), lambda: run(config))

@@ -3,35 +3,44 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from baton.settings.names import WILDCARDS, Role
+from baton.settings.options import LEASE_S, PROGRESS_FD, option
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.values import OptionError
-from baton.settings.worker_config import WILDCARDS, Role
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.workers.worker_config import SimulatedWorkerConfig
+
+MAX_WORKERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
     """Options of the process, and the spec of all its workers."""
 
-    prefill: int = 0  # workers of the role
-    decode: int = 0
-    both: int = 0
-    host: str = "127.0.0.1"
-    model: str = "simulated"  # name of the model that they say they serve
-    fingerprint: str = "simulated"  # handovers go between equal ones
-    worker_prefix: str = ""  # of the workers' ids, to tell those of several processes apart
-    time_scale: float = 1.0  # real seconds a second of the spec
-    registry: str | None = None  # URL of the registry where routers find the workers; None: they are told the addresses
-    lease_s: float = 10.0  # how long a worker stands in the registry without a sign of life
-    drain_timeout_s: float = 30.0  # how long running requests may finish after SIGTERM
-    progress_fd: int | None = None  # progress is written here as JSON lines
+    prefill: int = option(0, "Workers of this role.", minimum=0, maximum=MAX_WORKERS)
+    decode: int = option(0, "Workers of this role.", minimum=0, maximum=MAX_WORKERS)
+    colocated: int = option(
+        0, "Colocated workers, which prefill and decode.", minimum=0, maximum=MAX_WORKERS, former=("both",)
+    )
+    host: str = option("127.0.0.1", "Address to listen on; each worker has any free port.")
+    model: str = option("simulated", "Name of the model that the workers report.")
+    fingerprint: str = option("simulated", "Fingerprint of their KV; prompts are handed over between equal ones.")
+    worker_prefix: str = option("", "Prefix of the workers' ids, which distinguishes those of several processes.")
+    time_scale: float = option(1.0, "Real seconds for each second of the spec.", minimum=1e-6)
+    registry: str | None = option(
+        None, "URL of the registry (redis://...) in which routers find the workers. Default: none."
+    )
+    lease_s: float = option(10.0, LEASE_S, minimum=1, maximum=3600)
+    drain_timeout_s: float = option(30.0, "Maximum seconds to wait for running requests on shutdown.", minimum=0)
+    progress_fd: int | None = option(None, PROGRESS_FD, minimum=0, hidden=True)
     spec: WorkerSpec = field(default_factory=WorkerSpec)
 
     def __post_init__(self) -> None:
         """Raises OptionError for what cannot be."""
-        if self.prefill + self.decode + self.both == 0:
-            raise OptionError("there is no worker to simulate; ask for some with --both, or --prefill and --decode")
+        if self.prefill + self.decode + self.colocated == 0:
+            raise OptionError(
+                "there is no worker to simulate; ask for some with --colocated, or --prefill and --decode"
+            )
         if self.registry is not None:
             parse_registry_url(self.registry)
             if self.host in WILDCARDS:
@@ -43,7 +52,11 @@ class SimulationConfig:
 
     def workers(self) -> Iterator[SimulatedWorkerConfig]:
         """The config of each worker."""
-        counts: tuple[tuple[Role, int], ...] = (("prefill", self.prefill), ("decode", self.decode), ("both", self.both))
+        counts: tuple[tuple[Role, int], ...] = (
+            ("prefill", self.prefill),
+            ("decode", self.decode),
+            ("both", self.colocated),
+        )
         for role, count in counts:
             for index in range(count):
                 yield SimulatedWorkerConfig(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from baton.settings.worker_config import Role
+from baton.settings.names import Role
 from baton.simulation.engine.spec import WorkerSpec
 
 

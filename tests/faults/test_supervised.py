@@ -29,7 +29,7 @@ async def test_the_cluster_continues_to_serve(tmp_path: Path, fault: SupervisedF
 
 @pytest.mark.slow
 async def test_a_router_recovers_once_its_port_is_free_again(tmp_path: Path) -> None:
-    async with served_cluster(tmp_path, "--both=1") as cluster:
+    async with served_cluster(tmp_path, "--colocated=1") as cluster:
         router = psutil.Process((await cluster.pids())["router"])
         port = int(cluster.url.rpartition(":")[2])
         router.kill()

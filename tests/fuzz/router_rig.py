@@ -16,7 +16,7 @@ from tests.integration.workers_view import wait_idle
 T = TypeVar("T")
 
 MAX_MODEL_LEN = 256
-ROLES = ("--prefill=1", "--decode=1", "--both=1")
+ROLES = ("--prefill=1", "--decode=1", "--colocated=1")
 SPEED = ("--step-s=0.0002", "--sequence-s=0", "--prefill-tokens-per-s=1e6", f"--max-model-len={MAX_MODEL_LEN}")
 MODEL_NAME = "bundled_model"
 MAX_GROWTH_BYTES = 300 << 20

@@ -9,19 +9,17 @@ from hypothesis import strategies as st
 
 from baton.deployment.local.cluster_config import cluster_options, engine_options, load_settings
 from baton.router.config import RouterConfig
-from baton.router.options import ROUTER_OPTIONS
 from baton.settings.config_file import load, read_config_file
 from baton.settings.options import options_of
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.values import OptionError
-from baton.settings.worker_config import WorkerConfig
-from baton.settings.worker_options import WORKER_OPTIONS
+from baton.worker.config import WorkerConfig
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.mutations import damaged_bytes, json_values, numbers, odd_texts
 
 OPTIONS = {
-    **options_of(RouterConfig, ROUTER_OPTIONS),
-    **options_of(WorkerConfig, WORKER_OPTIONS),
+    **options_of(RouterConfig),
+    **options_of(WorkerConfig),
     **engine_options(),
     **cluster_options(),
 }
@@ -68,8 +66,8 @@ def merges(levels: int) -> str:
 def load_everywhere(file: Path) -> None:
     """Load a file as every config. Fails unless each gives a config or an OptionError with a message."""
     for read in (
-        lambda: load(RouterConfig, ROUTER_OPTIONS, file, {}),
-        lambda: load(WorkerConfig, WORKER_OPTIONS, file, {}),
+        lambda: load(RouterConfig, file, {}),
+        lambda: load(WorkerConfig, file, {}),
         lambda: load_settings(file, {}),
     ):
         try:

@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from baton.router.config import RouterConfig
-from baton.router.options import ROUTER_OPTIONS
 from baton.settings.config_file import load
 from tests.helm import charts
 from tests.helm.application import snake
@@ -19,7 +18,7 @@ def test_the_router_accepts_its_file(case: str, tmp_path: Any) -> None:
     text = charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"]
     file = tmp_path / "router.yaml"
     file.write_text(text)
-    config = load(RouterConfig, ROUTER_OPTIONS, file, {"registry": "redis://cache:6379/0"})
+    config = load(RouterConfig, file, {"registry": "redis://cache:6379/0"})
     [application] = charts.serve_config(objects)["applications"]
     args = application["args"]
     assert (config.model, config.model_name) == (args["model"], args["served_model_name"])

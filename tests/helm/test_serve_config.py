@@ -5,7 +5,6 @@ import pytest
 from baton.deployment.local.cluster_config import engine_options
 from baton.deployment.ray.scaling import POOLS
 from baton.router.config import RouterConfig
-from baton.router.options import ROUTER_OPTIONS
 from baton.settings.options import options_of
 from tests.helm import charts
 from tests.helm.application import ray_cluster, settings_of, snake
@@ -48,13 +47,13 @@ def test_every_shutdown_has_more_time_than_the_one_it_waits_for(drain_s: int) ->
 def test_options_have_batons_names() -> None:
     """What the values can say of engines and routers, our code knows by the same name."""
     # The chart's own, what follows from both pools' ranks, and what is known only where a pod runs.
-    engine = set(engine_options()) - {"device", "kv_parts", "cores"}
+    engine = set(engine_options()) - {"device", "kv_shards", "cores"}
     schema = charts.chart().schema
     assert schema is not None
     told = {snake(name) for name in schema["$defs"]["engine"]["properties"]}
     assert told == engine
     router = {snake(name) for name in schema["properties"]["router"]["properties"]["config"]["properties"]}
-    assert router <= set(options_of(RouterConfig, ROUTER_OPTIONS))
+    assert router <= set(options_of(RouterConfig))
     values = {
         "engine": {"maxModelLen": 4096, "kvCacheMemoryBytes": "4GiB", "enablePrefixCaching": False},
         "decode": {"engine": {"maxNumSeqs": 7, "numThreads": 3}},

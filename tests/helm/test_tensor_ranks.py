@@ -33,11 +33,11 @@ def test_the_applications_ranks_follow_the_values() -> None:
     settings.check()
     cluster = settings.cluster.cluster
     assert (cluster.num_tensor_ranks("prefill"), cluster.num_tensor_ranks("decode")) == (2, 3)
-    assert cluster.kv_parts == 6  # the same for the workers of both pools
+    assert cluster.kv_shards == 6  # the same for the workers of both pools
     assert (settings.num_replicas("prefill"), settings.num_replicas("decode")) == (1, 1)
     assert not settings.has_rendezvous
     alone = settings_of(charts.render(charts.MODEL)).cluster.cluster
-    assert (alone.num_tensor_ranks("prefill"), alone.num_tensor_ranks("decode"), alone.kv_parts) == (1, 1, 1)
+    assert (alone.num_tensor_ranks("prefill"), alone.num_tensor_ranks("decode"), alone.kv_shards) == (1, 1, 1)
 
 
 def test_a_replica_on_ray_has_as_many_gpus_as_ranks() -> None:

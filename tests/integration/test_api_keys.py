@@ -29,7 +29,7 @@ async def test_no_secret_in_a_log_and_no_path_in_a_response(tmp_path: Path) -> N
     key, poor = keys.add("rich"), keys.add("poor", requests_per_minute=1)
     flags = ("--port=0", "--grpc-port=0", "--log-level=debug", "--max-body-bytes=100000", "--api-key=sk-from-a-flag")
     async with (
-        simulated("--both=2") as workers,
+        simulated("--colocated=2") as workers,
         router_process(tmp_path, *flags, f"--workers={workers['addresses']}", f"--api-keys-file={keys.path}") as router,
         router.client() as client,
     ):

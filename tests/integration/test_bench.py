@@ -33,7 +33,7 @@ async def bench(url: str, directory: Path, *flags: str) -> dict[str, Any]:
 
 async def test_measured_times_match_the_simulated_workers(tmp_path: Path) -> None:
     async with (
-        simulated("--both=1", *TIMES) as simulation,
+        simulated("--colocated=1", *TIMES) as simulation,
         router_process(tmp_path, "--port=0", f"--workers={simulation['addresses']}") as router,
     ):
         async with router.client() as client:

@@ -67,7 +67,7 @@ async def test_tokens_are_those_of_one_engine(
 ) -> None:
     model = make_checkpoint(architecture, tmp_path / "model")
     colocated = Colocated(model)
-    flags = (f"--transport={transport}", f"--kv-parts={max(num_prefill, num_decode)}", *INT8)
+    flags = (f"--transport={transport}", f"--kv-shards={max(num_prefill, num_decode)}", *INT8)
     shapes = [("prefill", f"--tensor-parallel={num_prefill}"), ("decode", f"--tensor-parallel={num_decode}")]
     workers = worker_processes(model, tmp_path, *((*shape, *flags) for shape in shapes))
     prompts = random_prompts(1, 1, 40, 100, 190)

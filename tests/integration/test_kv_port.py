@@ -13,7 +13,7 @@ import pytest
 from baton.deployment.local.ports import free_ports
 from baton.engine.config import EngineConfig
 from baton.settings.values import OptionError
-from baton.settings.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle

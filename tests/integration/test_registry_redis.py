@@ -10,7 +10,7 @@ import httpx
 from redis.asyncio import Redis
 
 import baton
-from baton.settings.worker_config import Role
+from baton.settings.names import Role
 from tests.integration.registry_router import registry_router, wait_ready_workers, wait_view
 from tests.integration.worker_process import WorkerProcess, worker_process, worker_processes
 from tests.redis_server import HOST, redis_server

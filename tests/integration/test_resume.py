@@ -13,7 +13,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from baton.settings.worker_config import Role
+from baton.settings.names import Role
 from tests.integration.resuming_client import CHAT, COMPLETIONS, Outcome, Resuming, outcome
 from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_workers
 from tests.integration.together import together

@@ -21,7 +21,7 @@ from baton.deployment.local.process_states import STATES_FILE
 from baton.protos.common_pb2 import SamplingParams
 from baton.protos.router_pb2 import GenerateRequest
 from baton.protos.router_pb2_grpc import InferenceStub
-from baton.settings.worker_config import Role
+from baton.settings.names import Role
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.workers.app import simulated_workers
 from baton.simulation.workers.worker_config import SimulatedWorkerConfig

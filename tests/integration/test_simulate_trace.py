@@ -55,7 +55,9 @@ async def test_the_benchmark_reports_that_its_workers_ended() -> None:
 def test_workers_are_served_as_before() -> None:
     """Without --trace the command serves."""
     with subprocess.Popen(
-        [sys.executable, "-m", "baton", "simulate", "--both", "1", "--decode", "1"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "baton", "simulate", "--colocated=1", "--decode=1"],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             assert process.stdout is not None

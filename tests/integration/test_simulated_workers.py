@@ -55,7 +55,7 @@ async def ask(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> dict[s
 
 async def test_router_serves_through_simulated_workers(tmp_path: Path) -> None:
     # Slow prefill, so that a cache hit is worth more than an idle worker.
-    flags = ("--prefill=2", "--decode=2", "--both=1", "--step-s=0.002", "--prefill-tokens-per-s=4000")
+    flags = ("--prefill=2", "--decode=2", "--colocated=1", "--step-s=0.002", "--prefill-tokens-per-s=4000")
     async with simulated(*flags) as simulation, router_of(simulation["addresses"], tmp_path) as url:
         assert [worker["role"] for worker in simulation["workers"]] == ["prefill"] * 2 + ["decode"] * 2 + ["both"]
         async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
@@ -78,7 +78,7 @@ async def test_router_serves_through_simulated_workers(tmp_path: Path) -> None:
 async def test_no_tenant_can_infer_anothers_prompts_from_timing(tmp_path: Path) -> None:
     prompt = "The password of the house by the sea is a word that nobody would guess. " * 12
     async with (
-        simulated("--both=1", "--prefill-tokens-per-s=1000") as simulation,
+        simulated("--colocated=1", "--prefill-tokens-per-s=1000") as simulation,
         router_of(simulation["addresses"], tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client,
     ):
@@ -110,14 +110,14 @@ async def test_router_finds_simulated_workers_in_redis(tmp_path: Path) -> None:
 async def test_workers_leave_an_unresponsive_registry_concurrently(tmp_path: Path) -> None:
     async with redis_server(tmp_path / "redis") as redis:
         async with asyncio.timeout(60) as limit:  # a fifth of 100 sequential Redis timeouts
-            async with simulated("--both=100", "--num-blocks=64", f"--registry={redis.url}"):
+            async with simulated("--colocated=100", "--num-blocks=64", f"--registry={redis.url}"):
                 redis.pause()
         assert not limit.expired()
         redis.resume()
 
 
 async def test_two_thousand_workers_in_a_process() -> None:
-    async with simulated("--both=2000", "--num-blocks=256") as simulation:
+    async with simulated("--colocated=2000", "--num-blocks=256") as simulation:
         addresses = simulation["addresses"].split(",")
         assert len(set(addresses)) == 2000
         ids: set[str] = set()

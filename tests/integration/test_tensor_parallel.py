@@ -52,7 +52,7 @@ async def test_a_handover_between_workers_of_different_shapes(
     model = make_checkpoint(architecture, tmp_path / "model")
     oracle = Oracle(model)
     rng = random.Random(3)
-    flags = (f"--transport={transport}", f"--kv-parts={max(num_prefill, num_decode)}", *SMALL)
+    flags = (f"--transport={transport}", f"--kv-shards={max(num_prefill, num_decode)}", *SMALL)
     shapes = [("prefill", f"--tensor-parallel={num_prefill}"), ("decode", f"--tensor-parallel={num_decode}")]
     workers = worker_processes(model, tmp_path, *((*shape, *flags) for shape in shapes))
     async with workers as (prefill, decode), decode_client(decode) as client:
@@ -75,7 +75,7 @@ async def test_a_handover_between_workers_of_different_shapes(
 async def test_a_prefix_is_pulled_from_a_worker_of_a_different_shape(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     oracle = Oracle(model)
-    flags = ("--kv-parts=2", *SMALL)
+    flags = ("--kv-shards=2", *SMALL)
     shapes = [("decode", "--tensor-parallel=2"), ("decode", "--tensor-parallel=1")]
     rng = random.Random(5)
     async with worker_processes(model, tmp_path, *((*shape, *flags) for shape in shapes)) as both:
@@ -96,7 +96,7 @@ async def test_aborts_during_handovers_leave_nothing_held(tmp_path: Path) -> Non
     model = make_checkpoint("llama3", tmp_path / "model")
     oracle = Oracle(model)
     rng = random.Random(7)
-    flags = ("--kv-parts=2", *SMALL)
+    flags = ("--kv-shards=2", *SMALL)
     shapes = [("prefill", "--tensor-parallel=2"), ("decode", "--tensor-parallel=2")]
     workers = worker_processes(model, tmp_path, *((*shape, *flags) for shape in shapes))
     async with workers as (prefill, decode), decode_client(decode) as client:

@@ -13,7 +13,7 @@ from baton.process.child import ChildProcess, ProcessSpec
 from baton.process.progress import Failed, Ready
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.grpc_options import CHANNEL_OPTIONS
-from baton.settings.worker_config import Role
+from baton.settings.names import Role
 from tests.integration.together import together
 
 # Logged by gRPC itself for a call that is cancelled as it arrives, before any of our code runs.

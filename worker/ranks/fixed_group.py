@@ -7,7 +7,7 @@ import torch
 from baton.engine.errors import EngineEnded
 from baton.engine.parallel.group_view import GroupView, NewestView
 from baton.engine.parallel.tensor_parallel import TensorGroup
-from baton.settings.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 
 EPOCH = 1  # the only one
 

@@ -18,7 +18,7 @@ from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.shared_memory.pool import SharedPool
 from baton.protos import rank_pb2_grpc
 from baton.rpc.grpc_options import LOCAL_OPTIONS
-from baton.settings.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 from baton.worker.ranks.fixed_group import FixedGroup, tensor_group
 from baton.worker.ranks.rank_service import RankService
 from baton.worker.ranks.ranks import InProcessRank

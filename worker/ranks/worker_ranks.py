@@ -20,8 +20,8 @@ from baton.process.child import ChildProcess, ProcessSpec
 from baton.process.logs import log_level
 from baton.rpc.grpc_options import LOCAL_OPTIONS
 from baton.rpc.unix_sockets import socket_parent, unix_address
-from baton.settings.options import flags_of
-from baton.settings.worker_config import WorkerConfig
+from baton.settings.flags import flags_of
+from baton.worker.config import WorkerConfig
 from baton.worker.ranks.fixed_group import FixedGroup, tensor_group
 from baton.worker.ranks.remote_rank import RemoteRank
 

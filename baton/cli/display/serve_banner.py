@@ -12,7 +12,7 @@ from baton.deployment.local.events import ClusterReady, ServingWorker
 from baton.engine.checkpoint.weight_memory import num_parameters
 from baton.engine.execution.visible_gpus import VisibleGpus
 from baton.settings.values import Value
-from baton.settings.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 
 LABEL_WIDTH = 13
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))

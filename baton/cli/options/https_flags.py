@@ -1,37 +1,25 @@
 """Certificate options of commands that connect to a router over HTTPS."""
 
-import functools
 import ssl
-from collections.abc import Callable
-from typing import Any
 
 import click
 
+from baton.cli.options.flag_group import Flags, flag_group
 from baton.rpc.pem_files import load_authorities, load_pair
 
-HTTPS_OPTIONS = {
-    "ssl_ca_certs": "CA certificates (PEM) for https:// servers. Default: the system's.",
-    "ssl_certfile": "Client certificate (PEM), for servers that require one.",
-    "ssl_keyfile": "Private key (PEM) of --ssl-certfile.",
-}
+
+def _make_context(flags: Flags) -> ssl.SSLContext | None:
+    files = (flags["ssl_ca_certs"], flags["ssl_certfile"], flags["ssl_keyfile"])
+    return client_context(*files) if any(files) else None
 
 
-def https_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --ssl-ca-certs, --ssl-certfile and --ssl-keyfile to a click command, which receives them as `https`."""
-
-    @functools.wraps(command)
-    def wrapped(**flags: Any) -> None:
-        files = [flags.pop(name) for name in HTTPS_OPTIONS]
-        try:
-            https = client_context(*files) if any(files) else None
-        except OSError as error:
-            raise click.UsageError(str(error)) from error
-        command(**flags, https=https)
-
-    decorated: Callable[..., None] = wrapped
-    for name, text in reversed(HTTPS_OPTIONS.items()):
-        decorated = click.option(f"--{name.replace('_', '-')}", name, help=text)(decorated)
-    return decorated
+https_flags = flag_group(
+    "https",
+    _make_context,
+    click.option("--ssl-ca-certs", help="CA certificates (PEM) for https:// servers. Default: the system's."),
+    click.option("--ssl-certfile", help="Client certificate (PEM), for servers that require one."),
+    click.option("--ssl-keyfile", help="Private key (PEM) of --ssl-certfile."),
+)
 
 
 def client_context(ca_certs: str | None, certfile: str | None, keyfile: str | None) -> ssl.SSLContext:

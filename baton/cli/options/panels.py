@@ -7,7 +7,7 @@ import rich_click as click
 PANELS = {
     "Model": ("model", "served_model_name", "dtype", "quantization", "max_model_len", "device"),
     "Workers": (
-        *("role", "worker_id", "prefill", "decode", "both", "tensor_parallel", "prefill_tensor_parallel"),
+        *("role", "worker_id", "prefill", "decode", "colocated", "tensor_parallel", "prefill_tensor_parallel"),
         *("num_threads", "cores", "max_step_s", "orphan_timeout_s", "strict"),
     ),
     "Mixture of experts": (
@@ -17,7 +17,7 @@ PANELS = {
     ),
     "KV cache": (
         *("gpu_memory_utilization", "kv_cache_memory_bytes", "prefill_kv_cache_memory_bytes"),
-        *("decode_kv_cache_memory_bytes", "kv_cache_dtype", "block_size", "enable_prefix_caching", "kv_parts"),
+        *("decode_kv_cache_memory_bytes", "kv_cache_dtype", "block_size", "enable_prefix_caching", "kv_shards"),
     ),
     "KV transfer": ("transport", "kv_port", "transfer_deadline_s"),
     "Batching": ("max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "async_scheduling", "enforce_eager"),

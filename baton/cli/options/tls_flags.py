@@ -1,29 +1,25 @@
 """Certificate options of commands that connect to a cluster's processes over mutual TLS."""
 
-import functools
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
-import click
-
-from baton.rpc.tls import make_security
-from baton.settings.options import TLS_OPTIONS
-from baton.settings.values import OptionError
+from baton.cli.options.flag_group import Flags, flag_group
+from baton.rpc.tls import Security, make_security
+from baton.settings.flags import click_options
+from baton.settings.options import TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, option, options_of
 
 
-def tls_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --tls-cert, --tls-key, --tls-ca and --tls-server-name to a click command, which receives `security`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFlags:
+    """The flags."""
 
-    @functools.wraps(command)
-    def wrapped(**flags: Any) -> None:
-        files = [flags.pop(name) for name in TLS_OPTIONS]
-        try:
-            security = make_security(*files)
-        except OptionError as error:
-            raise click.UsageError(str(error)) from error
-        command(**flags, security=security)
+    tls_cert: str | None = option(None, TLS_CERT)
+    tls_key: str | None = option(None, TLS_KEY)
+    tls_ca: str | None = option(None, TLS_CA)
+    tls_server_name: str | None = option(None, TLS_SERVER_NAME)
 
-    decorated: Callable[..., None] = wrapped
-    for name, info in reversed(TLS_OPTIONS.items()):
-        decorated = click.option(f"--{name.replace('_', '-')}", name, help=info.help)(decorated)
-    return decorated
+
+def _make_security(flags: Flags) -> Security:
+    return make_security(*(flags[name] for name in options_of(TlsFlags)))
+
+
+tls_flags = flag_group("security", _make_security, click_options(options_of(TlsFlags)))

@@ -34,7 +34,8 @@ from baton.engine.execution.visible_gpus import visible_gpus
 from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.progress import Failed, Loading, Ready
 from baton.router.config import RouterConfig
-from baton.settings.worker_config import Role, WorkerConfig
+from baton.settings.names import Role
+from baton.worker.config import WorkerConfig
 
 EVENTS: list[Event] = [
     Started("decode-0", 1, 4711),

@@ -28,9 +28,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def engine_config(model: Path, kv_dtype: str, kv_parts: int | None = None) -> EngineConfig:
+def engine_config(model: Path, kv_dtype: str, kv_shards: int | None = None) -> EngineConfig:
     return EngineConfig(
-        model=str(model), dtype="float32", kv_cache_dtype=kv_dtype, kv_cache_memory_bytes=1 << 21, kv_parts=kv_parts
+        model=str(model), dtype="float32", kv_cache_dtype=kv_dtype, kv_cache_memory_bytes=1 << 21, kv_shards=kv_shards
     )
 
 
@@ -85,7 +85,7 @@ def one_and_two_ranks(
 def test_parts_and_ranks_give_the_same_tokens(one_and_two_ranks: tuple[Path, str, TensorRig]) -> None:
     model, kv_dtype, two_ranks = one_and_two_ranks
     one = Engine(engine_config(model, kv_dtype))
-    in_parts = Engine(engine_config(model, kv_dtype, kv_parts=2))
+    in_parts = Engine(engine_config(model, kv_dtype, kv_shards=2))
     assert in_parts.pool.shape[1] == 2 * one.pool.shape[1]
     stored = torch.int8 if kv_dtype == "int8" else torch.float8_e4m3fn
     assert two_ranks.engine.pool.dtype == two_ranks.follower(1).pool.dtype == stored

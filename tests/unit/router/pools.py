@@ -8,7 +8,7 @@ from baton.membership.registry.base import Member, Registry
 from baton.protos.worker_pb2 import WorkerRole
 from baton.router.workers.connection import ConnectionState
 from baton.router.workers.pool import WorkerPool
-from baton.settings.worker_config import Role
+from baton.settings.names import Role
 from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker
 
 MODEL_NAME = "bundled_model"

@@ -11,7 +11,7 @@ from baton.kvtransfer.base import PoolDescription
 from baton.protos import worker_pb2
 from baton.rpc.pool_description import pool_from_proto, pool_to_proto
 from baton.settings.values import OptionError
-from baton.settings.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 from baton.worker.ranks.ranks import wipe
 
 

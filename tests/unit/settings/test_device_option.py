@@ -5,9 +5,9 @@ import pytest
 from baton.engine.config import EngineConfig
 from baton.engine.execution.device import gpus_here
 from baton.engine.execution.visible_gpus import VisibleGpus, describe_gpus, visible_gpus
-from baton.settings.device import check_device, require_gpus
-from baton.settings.options import flags_of
+from baton.settings.flags import flags_of
 from baton.settings.values import OptionError
+from baton.worker.device import check_device, require_gpus
 
 NONE, TWO = VisibleGpus(0, "no NVIDIA driver is installed"), describe_gpus(2, has_cuda=True)
 

@@ -10,42 +10,38 @@ from click.testing import CliRunner
 
 from baton.engine.config import EngineConfig
 from baton.router.config import RouterConfig
-from baton.router.options import ROUTER_OPTIONS
 from baton.settings.config_file import load, read_config_file
-from baton.settings.options import OptionInfo, click_options, flags_of, options_of, sections_of
+from baton.settings.flags import click_options, flags_of
+from baton.settings.options import described, option, options_of
 from baton.settings.values import OptionError, parse_bytes
-from baton.settings.worker_config import WorkerConfig
-from baton.settings.worker_options import ENGINE_OPTIONS, WORKER_OPTIONS
+from baton.worker.config import WorkerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
     """A section of a config."""
 
-    max_num_seqs: int = 4
-    pool_bytes: int = 1 << 20
+    max_num_seqs: int = option(4, "Most.", minimum=1)
+    pool_bytes: int = option(1 << 20, "Size of the pool.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outer:
     """A config with a section and every kind of field."""
 
-    name: str
+    name: str = field(metadata=described("A name."))
     inner: Inner
-    mode: Literal["fast", "slow"] = "fast"
-    ratio: float = 0.5
-    limit: int | None = None
-    careful: bool = True
-    peers: tuple[str, ...] = field(default_factory=tuple)
-
-
-INFOS = {"ratio": OptionInfo("A share.", minimum=0, maximum=1), "max_num_seqs": OptionInfo("Most.", minimum=1)}
+    mode: Literal["fast", "slow"] = option("fast", "A mode.")
+    ratio: float = option(0.5, "A share.", minimum=0, maximum=1)
+    limit: int | None = option(None, "A limit.", former=("old_limit",))
+    careful: bool = option(True, "Whether to take care.")
+    peers: tuple[str, ...] = option((), "Addresses.")
 
 
 def outer_command(seen: list[dict[str, object]]) -> click.Command:
     @click.command()
-    @click_options(options_of(Outer, INFOS))
-    @click_options(options_of(Inner, INFOS))
+    @click_options(options_of(Outer))
+    @click_options(options_of(Inner))
     def command(**flags: object) -> None:
         seen.append(flags)
 
@@ -55,7 +51,7 @@ def outer_command(seen: list[dict[str, object]]) -> click.Command:
 def load_text(tmp_path: Path, text: str, **flags: object) -> Outer:
     file = tmp_path / "config.yaml"
     file.write_text(text)
-    return load(Outer, INFOS, file, flags)
+    return load(Outer, file, flags)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +94,8 @@ def test_flags_take_precedence_over_the_file_and_the_file_over_defaults(tmp_path
         ("name: a\nmax_num_seqs: 1", "max_num_seqs: unknown option here; it belongs under inner"),
         ("name: a\nzzz: 1", "zzz: unknown option; known are careful, limit"),
         ("name: a\nlimit: many", "limit: 'many' is not allowed; it must be a whole number"),
+        ("name: a\nlimit: 1\nold_limit: 2", "old_limit: given twice, under the names limit and old_limit"),
+        ("name: a\nold_limit: many", "old_limit: 'many' is not allowed; it must be a whole number"),
         ("name: a\nlimit: true", "limit: True is not allowed; it must be a whole number"),
         ("name: a\nlimit: 1.5", "limit: 1.5 is not allowed; it must be a whole number"),
         ("name: a\nratio: 2", "ratio: 2 is not allowed; it must be a number from 0 to 1"),
@@ -182,7 +180,7 @@ def test_a_config_round_trips_through_the_command_line(config: Outer) -> None:
     seen: list[dict[str, object]] = []
     result = CliRunner().invoke(outer_command(seen), flags_of(config))
     assert result.exit_code == 0, result.output
-    assert load(Outer, INFOS, None, seen[0]) == config
+    assert load(Outer, None, seen[0]) == config
 
 
 def test_worker_and_router_configs_round_trip_through_the_command_line() -> None:
@@ -192,43 +190,57 @@ def test_worker_and_router_configs_round_trip_through_the_command_line() -> None
     seen: list[dict[str, object]] = []
 
     @click.command()
-    @click_options(options_of(WorkerConfig, WORKER_OPTIONS))
-    @click_options(options_of(EngineConfig, WORKER_OPTIONS))
+    @click_options(options_of(WorkerConfig))
+    @click_options(options_of(EngineConfig))
     def worker_command(**flags: object) -> None:
         seen.append(flags)
 
     @click.command()
-    @click_options(options_of(RouterConfig, ROUTER_OPTIONS))
+    @click_options(options_of(RouterConfig))
     def router_command(**flags: object) -> None:
         seen.append(flags)
 
     assert CliRunner().invoke(worker_command, flags_of(worker)).exit_code == 0
     assert CliRunner().invoke(router_command, flags_of(router)).exit_code == 0
-    assert load(WorkerConfig, WORKER_OPTIONS, None, seen[0]) == worker
-    assert load(RouterConfig, ROUTER_OPTIONS, None, seen[1]) == router
+    assert load(WorkerConfig, None, seen[0]) == worker
+    assert load(RouterConfig, None, seen[1]) == router
 
 
-def test_every_option_is_explained() -> None:
-    assert sections_of(WorkerConfig) == {"engine": EngineConfig}
-    for config, infos in (
-        (EngineConfig, ENGINE_OPTIONS),
-        (WorkerConfig, WORKER_OPTIONS),
-        (RouterConfig, ROUTER_OPTIONS),
-    ):
-        unexplained = [name for name, option in options_of(config, infos).items() if not option.info.help]
-        assert unexplained == [], config.__name__
+def test_a_former_name_is_accepted_but_not_shown(tmp_path: Path) -> None:
+    assert load_text(tmp_path, "name: a\nold-limit: 3\n").limit == 3
+    seen: list[dict[str, object]] = []
+    command = outer_command(seen)
+    assert CliRunner().invoke(command, ["--name=a", "--old-limit=3"]).exit_code == 0
+    assert load(Outer, None, seen[0]).limit == 3
+    assert "old-limit" not in CliRunner().invoke(command, ["--help"]).output
+    with pytest.raises(OptionError, match=r"--limit: given twice"):
+        load(Outer, None, {"limit": 1, "old_limit": 2})
+    with pytest.raises(OptionError, match=r"--old-limit: 'x' is not allowed"):
+        load(Outer, None, {"old_limit": "x"})
 
 
 def test_a_field_that_no_flag_can_set_is_refused_early() -> None:
     @dataclass(frozen=True)
     class Odd:
-        table: dict[str, int]
+        table: dict[str, int] = field(metadata=described("A table."))
+
+    @dataclass(frozen=True)
+    class Unexplained:
+        limit: int = 1
 
     with pytest.raises(TypeError, match="field table"):
-        options_of(Odd, {})
+        options_of(Odd)
+    with pytest.raises(TypeError, match="field limit: has no help text"):
+        options_of(Unexplained)
 
 
 @pytest.mark.parametrize("address", ["nohost", "host:", "host:0", "host:65536", ":7000", "a b:1", ""])
 def test_a_workers_address_has_a_port(address: str) -> None:
     with pytest.raises(OptionError, match=f"workers: '{address}' is neither host:port, such as 127.0.0.1:7000"):
         RouterConfig(model="/m", workers=("127.0.0.1:1", address))
+
+
+def test_every_number_of_bytes_takes_a_unit() -> None:
+    flags = {"model": "/m", "max_body_bytes": "1MiB", "max_body_bytes_in_flight": "1GiB"}
+    config = load(RouterConfig, None, flags)
+    assert (config.max_body_bytes, config.max_body_bytes_in_flight) == (1 << 20, 1 << 30)

@@ -5,7 +5,7 @@ import pytest
 from baton.engine.config import EngineConfig
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.values import OptionError
-from baton.settings.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from baton.engine.sampling.params import SamplingParams
-from baton.settings.worker_config import Role
+from baton.settings.names import Role
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.workers.app import simulated_workers
 from baton.simulation.workers.worker import SimulatedWorker

@@ -14,8 +14,8 @@ TRACE = Path(__file__).parents[3] / "benchmarks" / "data" / "mooncake_conversati
     ("flags", "message"),
     [
         (("--gpus", "4"), "--gpus needs --trace"),
-        (("--both", "1", "--rate-scale", "1"), "--rate-scale needs --trace"),
-        (("--both", "1", "--max-input-len", "5"), "--max-input-len needs --trace"),
+        (("--colocated", "1", "--rate-scale", "1"), "--rate-scale needs --trace"),
+        (("--colocated", "1", "--max-input-len", "5"), "--max-input-len needs --trace"),
         (
             ("--trace", str(TRACE), "--gpus", "4", "--registry", "redis://nowhere"),
             "--registry cannot be combined with --trace",
@@ -26,7 +26,7 @@ TRACE = Path(__file__).parents[3] / "benchmarks" / "data" / "mooncake_conversati
         (("--trace", str(TRACE), "--gpus", "4", "--slo", "e2el=1s"), "write ttft=1s,tpot=50ms (names: ttft, tpot)"),
         (("--trace", str(TRACE), "--gpus", "4", "--prefill", "3"), "--prefill and --decode must be given together"),
         (("--trace", str(TRACE), "--gpus", "4", "--prefill", "3", "--decode", "2"), "--gpus 4: too few for 5 workers"),
-        (("--trace", str(TRACE), "--gpus", "4", "--both", "2", "--autoscale"), "not with --autoscale"),
+        (("--trace", str(TRACE), "--gpus", "4", "--colocated", "2", "--autoscale"), "not with --autoscale"),
         (("--trace", str(TRACE), "--gpus", "4", "--json", "/nowhere/at/all.json"), "there is no directory"),
         (("--trace", __file__, "--gpus", "4"), "invalid JSON"),
         (("--trace", str(TRACE), "--gpus", "4", "--profile", str(TRACE)), "no JSON"),

@@ -11,8 +11,9 @@ from baton.engine.checkpoint.weight_memory import num_parameters, weights_bytes
 from baton.engine.config import EngineConfig
 from baton.engine.kv.dtype import kv_bytes_per_token
 from baton.process.host_memory import HostMemory
+from baton.settings.names import Role
 from baton.settings.values import OptionError
-from baton.settings.worker_config import Role, WorkerConfig
+from baton.worker.config import WorkerConfig
 from baton.worker.memory import memory_need, with_kv_memory
 from tests.checkpoints import make_checkpoint
 from tests.unit.engine.fp8_writer import FORMATS, write_fp8

@@ -1,6 +1,8 @@
 """Cluster settings from a file and flags, and the plan that follows from them."""
 
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,23 +11,19 @@ import pytest
 from baton.deployment.local.cluster_config import (
     ClusterConfig,
     ClusterSettings,
-    cluster_options,
-    engine_options,
     load_settings,
-    router_options,
-    worker_options,
 )
 from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, plan_cluster
 from baton.deployment.local.machine import Machine, this_machine
 from baton.engine.config import MLAConfig, ModelConfig, RopeConfig
 from baton.engine.kv.dtype import kv_bytes_per_token
 from baton.router.config import RouterConfig
-from baton.router.options import ROUTER_OPTIONS
 from baton.settings.config_file import load
 from baton.settings.values import OptionError
-from baton.settings.worker_config import WorkerConfig
-from baton.settings.worker_options import WORKER_OPTIONS
+from baton.worker.config import WorkerConfig
+from scripts.option_tables import generated
 
+DOCS = Path(__file__).parents[4] / "docs"
 MACHINE = Machine(num_cores=8, memory_bytes=32 << 30)
 MODEL = ModelConfig(
     architecture="Qwen3ForCausalLM",
@@ -73,8 +71,8 @@ def test_by_default_one_prefill_and_one_decode_worker_share_the_machine(tmp_path
 @pytest.mark.parametrize(
     ("flags", "roles"),
     [
-        ({"both": 2}, ["both", "both"]),
-        ({"both": 1, "decode": 1}, ["decode", "both"]),
+        ({"colocated": 2}, ["both", "both"]),
+        ({"colocated": 1, "decode": 1}, ["decode", "both"]),
         ({"prefill": 2, "decode": 3}, ["prefill"] * 2 + ["decode"] * 3),
         ({"prefill": 0}, ["decode"]),
     ],
@@ -83,13 +81,13 @@ def test_pool_sizes(tmp_path: Path, flags: dict[str, object], roles: list[str]) 
     assert [worker.role for worker in plan(settings(tmp_path, "", **flags)).workers] == roles
 
 
-@pytest.mark.parametrize("flags", [{"decode": 0}, {"both": 0, "decode": 0, "prefill": 3}])
+@pytest.mark.parametrize("flags", [{"decode": 0}, {"colocated": 0, "decode": 0, "prefill": 3}])
 def test_a_cluster_that_cannot_decode_is_refused(tmp_path: Path, flags: dict[str, object]) -> None:
     with pytest.raises(OptionError, match="no worker decodes"):
         settings(tmp_path, "", **flags)
 
 
-@pytest.mark.parametrize("flags", [{"prefill": 2, "both": 1}, {"prefill": 1, "both": 1, "decode": 0}])
+@pytest.mark.parametrize("flags", [{"prefill": 2, "colocated": 1}, {"prefill": 1, "colocated": 1, "decode": 0}])
 def test_prefill_workers_without_decode_workers_are_refused(tmp_path: Path, flags: dict[str, object]) -> None:
     with pytest.raises(OptionError, match=r"prefill: no worker would decode what these prefill.* set --decode"):
         settings(tmp_path, "", **flags)
@@ -219,7 +217,7 @@ def test_the_default_kv_cache_holds_at_most_a_full_batch(tmp_path: Path) -> None
 
 
 def test_each_process_runs_its_roles_package(tmp_path: Path) -> None:
-    specs = plan(settings(tmp_path, "", both=1, prefill=1, decode=1)).specs(tmp_path)
+    specs = plan(settings(tmp_path, "", colocated=1, prefill=1, decode=1)).specs(tmp_path)
     assert [(spec.name, [word for word in spec.argv[3:] if not word.startswith("--")]) for spec in specs] == [
         ("router", ["baton.router"]),
         ("prefill-0", ["baton.prefill_worker"]),
@@ -257,18 +255,21 @@ def test_without_limits_the_whole_machine_is_divided(tmp_path: Path) -> None:
 
 
 def test_the_documented_files_are_valid(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()
+    page = (DOCS / "configuration.md").read_text()
     serve, worker, router = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     cluster = settings(tmp_path, serve)
     assert cluster.engine["decode"]["kv_cache_memory_bytes"] == 8 << 30
     file = tmp_path / "other.yaml"
     file.write_text(worker)
-    assert load(WorkerConfig, WORKER_OPTIONS, file, {}).metrics_port == 9100
+    assert load(WorkerConfig, file, {}).metrics_port == 9100
     file.write_text(router)
-    assert load(RouterConfig, ROUTER_OPTIONS, file, {}).workers == ("10.0.0.5:7000", "10.0.0.6:7000")
+    assert load(RouterConfig, file, {}).workers == ("10.0.0.5:7000", "10.0.0.6:7000")
 
 
-def test_every_option_is_documented() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()
-    options = {**cluster_options(), **worker_options(), **router_options(), **engine_options()}
-    assert [name for name in options if f"`{name}`" not in page] == []
+def test_option_tables_of_the_docs_are_current() -> None:
+    page = (DOCS / "configuration.md").read_text()
+    assert set(re.findall(r"<!-- options: (\w+) -->", page)) >= {"serve", "engine", "router"}
+    assert page == generated(page), "run python scripts/option_tables.py"
+    assert generated(page.replace("| `block_size` |", "| `size` |")) == page
+    check = subprocess.run([sys.executable, "scripts/option_tables.py", "--check"], cwd=DOCS.parent, check=False)
+    assert check.returncode == 0

@@ -24,8 +24,8 @@ RANKS = {"tensor_parallel": 2, "prefill_tensor_parallel": 3}
         (ClusterConfig(tensor_parallel=4), 1 + 4),
         (ClusterConfig(prefill_tensor_parallel=4), 4 + 1),
         (ClusterConfig(prefill=3, decode=2, prefill_tensor_parallel=2, tensor_parallel=5), 3 * 2 + 2 * 5),
-        (ClusterConfig(both=3, tensor_parallel=2), 3 * 2),
-        (ClusterConfig(both=1, decode=2, prefill=0, tensor_parallel=2, prefill_tensor_parallel=8), 3 * 2),
+        (ClusterConfig(colocated=3, tensor_parallel=2), 3 * 2),
+        (ClusterConfig(colocated=1, decode=2, prefill=0, tensor_parallel=2, prefill_tensor_parallel=8), 3 * 2),
     ],
 )
 def test_ranks_are_the_processes_that_compute(config: ClusterConfig, num_ranks: int) -> None:
@@ -35,7 +35,7 @@ def test_ranks_are_the_processes_that_compute(config: ClusterConfig, num_ranks: 
 @pytest.mark.parametrize(("prefill", "decode", "num_parts"), [(1, 1, 1), (2, 1, 2), (1, 4, 4), (2, 4, 4), (4, 6, 12)])
 def test_blocks_have_shards_for_workers_of_both_sizes(prefill: int, decode: int, num_parts: int) -> None:
     config = ClusterConfig(prefill_tensor_parallel=prefill, tensor_parallel=decode)
-    assert config.kv_parts == num_parts
+    assert config.kv_shards == num_parts
     assert config.num_tensor_ranks("prefill") == prefill
     assert config.num_tensor_ranks("decode") == config.num_tensor_ranks("both") == decode
 
@@ -59,25 +59,25 @@ def test_a_plan_has_each_pools_ranks_and_the_same_shards_everywhere(tmp_path: Pa
         "decode-0": 2,
         "decode-1": 2,
     }
-    assert {each.engine.kv_parts for each in workers.values()} == {6}
+    assert {each.engine.kv_shards for each in workers.values()} == {6}
     assert planned.rendezvous is None
     [_, prefill, decode, _] = planned.specs(tmp_path)
-    assert {"--tensor-parallel=3", "--kv-parts=6"} <= {*prefill.argv}
-    assert {"--tensor-parallel=2", "--kv-parts=6"} <= {*decode.argv}
+    assert {"--tensor-parallel=3", "--kv-shards=6"} <= {*prefill.argv}
+    assert {"--tensor-parallel=2", "--kv-shards=6"} <= {*decode.argv}
 
 
 def test_workers_of_one_rank_have_blocks_without_shards(tmp_path: Path) -> None:
     planned = plan(settings(tmp_path))
-    assert {each.engine.kv_parts for each in planned.workers} == {None}
+    assert {each.engine.kv_shards for each in planned.workers} == {None}
     assert not any(
-        word.startswith(("--kv-parts", "--tensor-")) for spec in planned.specs(tmp_path) for word in spec.argv
+        word.startswith(("--kv-shards", "--tensor-")) for spec in planned.specs(tmp_path) for word in spec.argv
     )
 
 
 def test_more_shards_can_be_requested(tmp_path: Path) -> None:
     """For workers of other sizes that are started separately."""
-    planned = plan(settings(tmp_path, "engine: {kv_parts: 8}\n", tensor_parallel=2))
-    assert {each.engine.kv_parts for each in planned.workers} == {8}
+    planned = plan(settings(tmp_path, "engine: {kv_shards: 8}\n", tensor_parallel=2))
+    assert {each.engine.kv_shards for each in planned.workers} == {8}
 
 
 def test_expert_ranks_equal_to_tensor_ranks_are_those_of_one_worker(tmp_path: Path) -> None:
@@ -100,10 +100,10 @@ def test_expert_ranks_equal_to_tensor_ranks_are_those_of_one_worker(tmp_path: Pa
 def test_replicas_on_ray_planned_one_by_one_are_compatible() -> None:
     read = ray_settings(**RANKS, prefill_ray={"num_cpus": 2})
     with worker_process(read, "prefill", "prefill-abc", NODE) as prefill:
-        assert {"--tensor-parallel=3", "--kv-parts=6", "--num-threads=1"} <= {*prefill.argv}
+        assert {"--tensor-parallel=3", "--kv-shards=6", "--num-threads=1"} <= {*prefill.argv}
     with worker_process(read, "decode", "decode-abc", NODE) as decode:
-        assert {"--tensor-parallel=2", "--kv-parts=6", "--num-threads=1"} <= {*decode.argv}
+        assert {"--tensor-parallel=2", "--kv-shards=6", "--num-threads=1"} <= {*decode.argv}
     one_thread = ray_settings(prefill_tensor_parallel=2)
     with worker_process(one_thread, "decode", "decode-abc", NODE) as decode:
-        assert {"--kv-parts=2", "--num-threads=2"} <= {*decode.argv}
+        assert {"--kv-shards=2", "--num-threads=2"} <= {*decode.argv}
         assert not any(word.startswith("--tensor-parallel") for word in decode.argv)

@@ -12,9 +12,8 @@ from baton.deployment.local.ports import PortInUse, check_port
 from baton.router.__main__ import main
 from baton.router.config import RouterConfig
 from baton.router.http.shared_socket import shared_socket
-from baton.router.options import ROUTER_OPTIONS
 from baton.settings.config_file import load
-from baton.settings.options import flags_of
+from baton.settings.flags import flags_of
 from baton.settings.values import OptionError
 from tests.unit.deployment.local.test_cluster_config import CHECKPOINT, MACHINE
 
@@ -58,9 +57,7 @@ def test_a_process_of_a_group_gets_all_options_that_it_needs() -> None:
     config = RouterConfig(model="/models/tiny", workers=("a:1",), processes=2, process=0, group_dir="/run/group")
     words = dict(word.removeprefix("--").split("=", 1) for word in flags_of(config))
     assert words["process"] == "0"
-    assert load(RouterConfig, ROUTER_OPTIONS, None, {name.replace("-", "_"): text for name, text in words.items()}) == (
-        config
-    )
+    assert load(RouterConfig, None, {name.replace("-", "_"): text for name, text in words.items()}) == (config)
 
 
 def test_one_process_is_not_started_as_a_group() -> None:

@@ -35,7 +35,7 @@ def test_workers_are_bound_to_the_cores_of_their_numa_nodes(
     tmp_path: Path, num_decode: int, expected: list[tuple[str, int]]
 ) -> None:
     machine = Machine(8, 32 << 30, ((0, 1, 2, 3), (8, 9, 10, 11)))
-    given = {"prefill": 1, "decode": num_decode} if num_decode else {"both": 1}
+    given = {"prefill": 1, "decode": num_decode} if num_decode else {"colocated": 1}
     planned = plan_cluster(settings(tmp_path, **given), CHECKPOINT, machine).workers
     assert [(worker.engine.cores, worker.engine.num_threads) for worker in planned] == expected
 

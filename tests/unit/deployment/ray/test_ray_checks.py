@@ -24,14 +24,17 @@ SCALED = {"min_replicas": 1, "max_replicas": 4}
             "prefill_ray.autoscaling.initial_replicas: Serve would return to it at every change",
         ),
         (
-            {"both_ray": {"autoscaling": SCALED}},
-            "both_ray.autoscaling: colocated workers are not autoscaled; set both_ray",
+            {"colocated_ray": {"autoscaling": SCALED}},
+            "colocated_ray.autoscaling: colocated workers are not autoscaled; set colocated_ray",
         ),
         (
-            {"prefill": 2, "both": 1},
+            {"prefill": 2, "colocated": 1},
             "prefill: no worker would decode what these prefill, because colocated workers prefill for themselves",
         ),
-        ({"prefill_ray": {"autoscaling": SCALED}, "both": 1}, "prefill: no worker would decode what these prefill"),
+        (
+            {"prefill_ray": {"autoscaling": SCALED}, "colocated": 1},
+            "prefill: no worker would decode what these prefill",
+        ),
         (
             {"drain_timeout_s": 60, "decode_ray": {"graceful_shutdown_timeout_s": 96}},
             "decode_ray.graceful_shutdown_timeout_s: 96 s is too short for a replica to drain; set 97 or more, or drain"
@@ -55,7 +58,10 @@ SCALED = {"min_replicas": 1, "max_replicas": 4}
             {"prefill": 2, "prefill_expert_parallel": 3},
             "prefill: 2, but the group of the prefill workers needs 3 (prefill_expert_parallel); set 3 or more",
         ),
-        ({"prefill": 0, "both": 1, "expert_parallel": 2}, "both: 1, but the group of the both workers needs 2"),
+        (
+            {"prefill": 0, "colocated": 1, "expert_parallel": 2},
+            "colocated: 1, but the group of the both workers",
+        ),
         ({"rendezvous_ray": {"num_replicas": 2}}, "rendezvous_ray: a pool with expert_parallel has exactly one"),
         ({"rendezvous_ray": {"autoscaling": SCALED}}, "rendezvous_ray: a pool with expert_parallel has exactly one"),
         (GPUS, "device: cuda:1 for prefill, but a replica sees only the 1 that Ray assigns to it"),
@@ -74,8 +80,15 @@ SCALED = {"min_replicas": 1, "max_replicas": 4}
             "decode_ray.num_gpus: 0.5, but a worker has 2 ranks",
         ),
         (
-            {**ANY_GPU, "prefill": 0, "both": 1, "decode": 0, "tensor_parallel": 2, "both_ray": {"num_gpus": 1}},
-            "both_ray.num_gpus: 1, but a worker has 2 ranks (tensor_parallel)",
+            {
+                **ANY_GPU,
+                "prefill": 0,
+                "colocated": 1,
+                "decode": 0,
+                "tensor_parallel": 2,
+                "colocated_ray": {"num_gpus": 1},
+            },
+            "colocated_ray.num_gpus: 1, but a worker has 2 ranks (tensor_parallel)",
         ),
         (  # the second rank would use cuda:2
             {"decode_engine": {"device": "cuda:1"}, "tensor_parallel": 2},
@@ -93,7 +106,7 @@ def test_options_that_ray_follows_are_accepted() -> None:
     assert settings(expert_parallel=2).num_replicas("decode") == 2
     scaled_group = {"decode_ray": {"autoscaling": {"min_replicas": 2, "max_replicas": 5}}, "expert_parallel": 2}
     assert settings(**scaled_group).num_replicas("decode") == 2
-    ends = {"prefill_ray": 97, "decode_ray": 97, "router_ray": 65, "both_ray": 1}  # no worker is colocated here
+    ends = {"prefill_ray": 97, "decode_ray": 97, "router_ray": 65, "colocated_ray": 1}  # no worker is colocated here
     sections = {name: {"graceful_shutdown_timeout_s": end_s} for name, end_s in ends.items()}
     read = settings(drain_timeout_s=60, **sections)
     assert [read.shutdown_timeout_s(name) for name in ("prefill", "decode", "router")] == [97, 97, 65]

@@ -31,7 +31,7 @@ def test_a_pools_section_overrides_the_clusters_size() -> None:
     read = settings(prefill="2", decode=3, decode_ray={"num_replicas": 5})
     assert [read.num_replicas(name) for name in ("prefill", "decode", "both", "router")] == [2, 5, 0, 1]
     assert [read.has(role) for role in ("prefill", "decode", "both")] == [True, True, False]
-    scaled = settings(prefill=0, both=2, decode_ray={"autoscaling": {"min_replicas": 0, "max_replicas": 4}})
+    scaled = settings(prefill=0, colocated=2, decode_ray={"autoscaling": {"min_replicas": 0, "max_replicas": 4}})
     assert scaled.has("decode")
     assert scaled.num_replicas("decode") == 0
     assert not scaled.has("prefill")
@@ -79,7 +79,7 @@ def test_each_rank_takes_a_gpu() -> None:
     ranks = {"engine": {"device": "cuda"}, "tensor_parallel": 4, "prefill_tensor_parallel": 2}
     read = settings(**ranks)
     assert [read.num_gpus(name) for name in ("prefill", "decode", "router")] == [2.0, 4.0, 0.0]
-    colocated = settings(**ranks, prefill=0, decode=0, both=1)
+    colocated = settings(**ranks, prefill=0, decode=0, colocated=1)
     assert colocated.num_gpus("both") == 4.0
     more = settings(**ranks, decode_ray={"num_gpus": 8})
     assert [more.num_gpus(name) for name in ("prefill", "decode")] == [2.0, 8.0]
@@ -171,8 +171,8 @@ def test_an_expert_parallel_pool_is_one_group_in_the_registry() -> None:
 def test_pools_without_expert_parallelism_have_no_rendezvous() -> None:
     assert not settings().has_rendezvous
     assert settings(prefill=2, prefill_expert_parallel=2).has_rendezvous
-    assert not settings(prefill=0, both=1, prefill_expert_parallel=2).has_rendezvous  # that pool is empty
-    assert settings(prefill=0, both=2, expert_parallel=2).has_rendezvous
+    assert not settings(prefill=0, colocated=1, prefill_expert_parallel=2).has_rendezvous  # that pool is empty
+    assert settings(prefill=0, colocated=2, expert_parallel=2).has_rendezvous
     given = settings(expert_parallel=2, rendezvous_ray={"num_cpus": 0.5, "label_selector": {"pool": "decode"}})
     assert given.deployments["rendezvous"].replicas.num_cpus == 0.5
 
@@ -204,3 +204,11 @@ def test_the_registrys_url_may_be_in_a_file(tmp_path: Path) -> None:
 def test_a_node_without_the_model_reports_it() -> None:
     with pytest.raises(OptionError, match="/nowhere is not a directory on this node"):
         router_process(settings(model="/nowhere"), "router-abc", NODE)
+
+
+def test_former_names_of_colocated_workers_are_accepted() -> None:
+    former = settings(prefill=0, both=1, both_ray={"num_cpus": 2})
+    assert former == settings(prefill=0, colocated=1, colocated_ray={"num_cpus": 2})
+    assert former.num_replicas("both") == 1
+    with pytest.raises(OptionError, match="both_ray: given twice, under the names both_ray and colocated_ray"):
+        settings(both_ray={}, colocated_ray={})

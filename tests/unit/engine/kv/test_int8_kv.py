@@ -9,11 +9,11 @@ import torch
 
 from baton.engine.attention.factory import attention_for
 from baton.engine.checkpoint.model_config import read_model_config
-from baton.engine.config import EngineConfig
+from baton.engine.config import KV_CACHE_DTYPES, EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import UnsupportedModel
 from baton.engine.kv.capacity import num_blocks_in
-from baton.engine.kv.dtype import KV_CACHE_DTYPES, kv_cache_dtype, row_bytes
+from baton.engine.kv.dtype import kv_cache_dtype, row_bytes
 from baton.engine.kv.layout import KVCacheLayout
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.paged_model import CPU, PagedModel

@@ -13,8 +13,8 @@ from baton.deployment.local.cluster_plan import plan_cluster
 from baton.router.auth import cache_secret
 from baton.router.auth.cache_secret import CacheSecret, Tenant, agreed
 from baton.router.config import RouterConfig
-from baton.router.options import without_secrets
-from baton.settings.options import flags_of
+from baton.router.secrets import without_secrets
+from baton.settings.flags import flags_of
 from baton.settings.values import OptionError
 from tests.redis_server import HOST, RedisServer, redis_server
 from tests.unit.deployment.local.test_cluster_config import CHECKPOINT, MACHINE, SOCKETS

@@ -7,7 +7,7 @@ import pytest
 
 from baton.engine.config import EngineConfig
 from baton.settings.values import OptionError
-from baton.settings.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 from baton.worker.ranks.worker_ranks import with_thread_share
 
 ONE = WorkerConfig(role="decode", worker_id="w", engine=EngineConfig(model="m"))

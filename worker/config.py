@@ -1,0 +1,193 @@
+"""Configuration of a worker; plain data, imports no torch."""
+
+from dataclasses import dataclass, field
+
+from baton.engine.config import EngineConfig
+from baton.settings.names import WILDCARDS, Role, registered_name
+from baton.settings.options import LEASE_S, PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
+from baton.settings.registry_url import parse_registry_url
+from baton.settings.values import OptionError
+from baton.worker.device import check_device
+
+TRANSPORTS = ("auto", "shared_memory", "nixl", "tcp")
+GPU_TRANSPORTS = ("auto", "nixl", "nccl", "staged")  # for workers on GPUs
+LONGEST_STEP_S = 20.0
+LONGEST_CPU_STEP_S = 180.0  # for a prompt chunk of a large model on few cores
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """Options of one worker process."""
+
+    role: Role = field(metadata=described("Role of the worker."))
+    worker_id: str = field(metadata=described("Name of the worker, stable over restarts."))
+    engine: EngineConfig
+    host: str = option("127.0.0.1", "Address to listen on.")  # for peers and routers
+    port: int = option(0, "Port of its gRPC server; 0 for any free one.", minimum=0, maximum=65535)
+    uds: str | None = option(None, "Path of a Unix socket for the gRPC server instead of its port.", hidden=True)
+    transport: str = option(
+        "auto",
+        "How KV blocks are read from other workers; on GPUs auto, nixl, nccl or staged.",
+        choices=tuple(dict.fromkeys(TRANSPORTS + GPU_TRANSPORTS)),
+    )
+    kv_port: int = option(
+        0,
+        "Port for KV reads by tcp, or for nixl's handshake; 0 for any free one. With auto, tcp has it and nixl the "
+        "next one; staged takes three ports, and auto on GPUs four.",
+        minimum=0,
+        maximum=65534,
+    )
+    served_model_name: str | None = option(None, "Name of the model. Default: the checkpoint directory's name.")
+    registry: str | None = option(
+        None, "URL of the registry (redis://...) in which routers find the worker. Default: none.", secret=True
+    )
+    lease_s: float = option(10.0, LEASE_S, minimum=1, maximum=3600)
+    metrics_port: int | None = option(None, "Port for Prometheus metrics. Default: none.", minimum=0, maximum=65535)
+    transfer_deadline_s: float = option(30.0, "Maximum seconds for one read of reported blocks.", minimum=0)
+    orphan_timeout_s: float = option(
+        10.0,
+        "Seconds for which a decode worker keeps the output of a resumable request after its end or the loss of "
+        "its router; 0: none.",
+        minimum=0,
+    )
+    drain_timeout_s: float = option(
+        30.0,
+        "Maximum seconds to wait for running requests on shutdown; decode workers then hand the rest over to others.",
+        minimum=0,
+        aliases=("--shutdown-timeout",),
+    )
+    max_step_s: float | None = option(
+        None,
+        "Maximum seconds of one engine step; a process whose step takes longer ends and is restarted. "
+        "Default: 20, on a CPU 180.",
+        minimum=0.1,
+    )
+    tensor_parallel: int = option(
+        1,
+        "Ranks of the worker, processes of one machine; each computes a part of every layer.",
+        minimum=1,
+        maximum=64,
+        aliases=("--tensor-parallel-size", "-tp"),
+    )
+    expert_parallel: int = option(
+        1,
+        "Ranks over which a model's experts are spread: workers with their own requests and KV, or this worker's "
+        "ranks if equal to tensor_parallel.",
+        minimum=1,
+        maximum=1024,
+    )
+    enable_expert_parallel: bool = option(
+        False, "Keep each expert whole on one of the tensor-parallel ranks, instead of a part of it on each."
+    )
+    rendezvous: str | None = option(
+        None,
+        "host:port of the group's `baton rendezvous`; registry/NAME: the one registered under that name. Default: "
+        "the one registered as `default`.",
+    )
+    group: str = option("experts", "Name of the group of ranks at the rendezvous.")
+    group_port: int = option(
+        0, "Port on which other ranks wake this one; 0 for any free one.", minimum=0, maximum=65535
+    )
+    min_expert_ranks: int = option(
+        1,
+        "Minimum ranks of the group, whose memory must hold all experts; with fewer it pauses until more join. The "
+        "group's size at its start is the upper limit.",
+        minimum=1,
+        maximum=1024,
+    )
+    all2all_backend: str = option(
+        "all_to_all",
+        "How tokens are sent to experts of other ranks: with the process group's all-to-all, or, in steps of few "
+        "tokens, with nixl_ep between GPUs.",
+        choices=("all_to_all", "nixl_ep"),
+    )
+    enable_eplb: bool = option(False, "Rebalance experts by their measured load (EPLB).")
+    num_redundant_experts: int = option(0, "Replicas of a layer's experts, over all ranks.", minimum=0, maximum=65536)
+    eplb_step_interval: int = option(3000, "Steps between two rebalances of the experts.", minimum=1)
+    eplb_num_nodes: int = option(
+        1,
+        "Nodes of the ranks, with the same number on each, in the order of their names; each of a model's expert "
+        "groups stays on one node.",
+        minimum=1,
+        maximum=1024,
+    )
+    strict: bool = option(False, "Start only if every check of the machine by `baton doctor` is ok.")
+    tls_cert: str | None = option(None, TLS_CERT)
+    tls_key: str | None = option(None, TLS_KEY)
+    tls_ca: str | None = option(None, TLS_CA)
+    tls_server_name: str | None = option(None, TLS_SERVER_NAME)
+    progress_fd: int | None = option(None, PROGRESS_FD, minimum=0, hidden=True)
+
+    @property
+    def kv_ports(self) -> range:
+        """Ports from `kv_port` on: one per rank, or several if several transports may need one; empty for 0."""
+        if not self.kv_port:
+            return range(0)
+        return range(self.kv_port, self.kv_port + self.tensor_parallel * self.kv_ports_of_a_rank)
+
+    @property
+    def kv_ports_of_a_rank(self) -> int:
+        """Number of KV ports per rank."""
+        if self.transport == "staged":  # tcp's and nixl's, which read the windows, and its own
+            return 3
+        if self.transport == "auto":  # the same three and nccl's, or tcp's and nixl's
+            return 4 if self.is_on_gpu else 2
+        return 1
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the worker computes, and keeps its KV, on a GPU."""
+        return self.engine.device.partition(":")[0] != "cpu"
+
+    @property
+    def group_size(self) -> int:
+        """Number of workers over which the experts are spread."""
+        return 1 if self.tensor_parallel > 1 else self.expert_parallel
+
+    @property
+    def longest_step_s(self) -> float:
+        """Maximum seconds of an engine step: `max_step_s` or its default for the device."""
+        if self.max_step_s is not None:
+            return self.max_step_s
+        return LONGEST_STEP_S if self.is_on_gpu else LONGEST_CPU_STEP_S
+
+    def __post_init__(self) -> None:
+        """Raise OptionError for options that are invalid or exclude each other."""
+        check_device(self.engine.device)
+        if self.kv_ports and self.kv_ports[-1] > MAX_PORT:
+            raise OptionError(
+                f"kv_port: {self.kv_port} takes ports {self.kv_ports[0]} to {self.kv_ports[-1]}, and the last port is "
+                f"{MAX_PORT}; take one from 1 to {MAX_PORT + 1 - len(self.kv_ports)}"
+            )
+        used = {self.port, self.metrics_port}.intersection(self.kv_ports)
+        if used:
+            raise OptionError(
+                f"kv_port: {self.kv_port} takes ports {self.kv_ports[0]} to {self.kv_ports[-1]}, and {used.pop()} is "
+                "already used by port or metrics_port; choose different ports"
+            )
+        if self.kv_port and self.transport == "shared_memory":
+            raise OptionError("kv_port: shared memory has no port; omit kv_port, or choose another transport")
+        served = GPU_TRANSPORTS if self.is_on_gpu else (*TRANSPORTS, "staged")
+        if self.transport not in served:
+            raise OptionError(
+                f"transport: {self.transport} does not move KV that is on {self.engine.device}; choose one of "
+                f"{', '.join(served)}"
+            )
+        registered_name(self.rendezvous)
+        if self.enable_expert_parallel:
+            object.__setattr__(self, "expert_parallel", max(self.expert_parallel, self.tensor_parallel))
+        if 1 < self.tensor_parallel != self.expert_parallel > 1:
+            raise OptionError(
+                f"expert_parallel: {self.expert_parallel}, but the experts are on the {self.tensor_parallel} ranks of "
+                f"a tensor-parallel worker; set {self.tensor_parallel} to keep each expert whole on one rank, or 1"
+            )
+        if self.group_size > 1 and self.rendezvous is None and self.registry is None:
+            raise OptionError(
+                "rendezvous: expert_parallel needs the host:port of a `baton rendezvous`, or a registry that has one"
+            )
+        if self.registry is None:
+            return
+        parse_registry_url(self.registry)
+        if self.host in WILDCARDS:
+            raise OptionError(f"host: routers cannot reach {self.host}; set an address that they can reach")
