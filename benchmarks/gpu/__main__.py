@@ -14,9 +14,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.gpu_results import merge
-from benchmarks.gpu.gpu_table import show
 from benchmarks.gpu.machine import describe_gpu
+from benchmarks.gpu.results import merge, show
 from benchmarks.gpu.stage import Setting
 from benchmarks.gpu.stage_process import run_stage
 from benchmarks.gpu.stages import STAGES, Stage, stage_named

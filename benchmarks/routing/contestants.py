@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchmarks.routing.nothing import nothing_before_baton, nothing_before_dynamo, nothing_before_http
+from benchmarks.routing.passing.nothing import nothing_before_baton, nothing_before_dynamo, nothing_before_http
 from benchmarks.routing.system import NOTHING, NOTHING_DYNAMO, NOTHING_HTTP, System, baton, dynamo, sglang
 
 BATON = baton("cost", "baton")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.routing.client import Client, post
-from benchmarks.routing.nothing import nothing_before_baton, nothing_before_http
+from benchmarks.routing.passing.nothing import nothing_before_baton, nothing_before_http
 from benchmarks.routing.run import ready_system
 from benchmarks.routing.system import Setting, System, chat_body, make_model
 from benchmarks.routing.topology import INSTANT, Topology

@@ -2,8 +2,8 @@
 
 from importlib.util import find_spec
 
-from benchmarks.gpu.large_model import ensure_large_model
-from benchmarks.gpu.peer_speed import CONTEXT, LONG, measure_peer
+from benchmarks.gpu.speed.large_model import ensure_large_model
+from benchmarks.gpu.speed.peer import CONTEXT, LONG, measure_peer
 from benchmarks.gpu.stage import Record, Setting
 
 

@@ -10,7 +10,7 @@ from baton.engine.ops.base import HeadNorms, LayerOps, Rotation
 from baton.engine.ops.factory import ops_for
 from baton.engine.ops.flashinfer_ops import FlashInferOps
 from baton.engine.ops.torch_ops import TorchOps
-from benchmarks.gpu.closeness import OPERATION
+from benchmarks.gpu.numerics.closeness import OPERATION
 from benchmarks.gpu.stage import Record, Setting
 
 EPS = 1e-6

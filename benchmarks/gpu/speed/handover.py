@@ -5,9 +5,9 @@ from statistics import median
 
 from benchmarks.gpu.engine_session import EngineSession, start_engine
 from benchmarks.gpu.handover_engines import PrefillProcess, Reader, transports_of
-from benchmarks.gpu.large_model import QUICK, QWEN3_8B
-from benchmarks.gpu.roofline import limits_of
 from benchmarks.gpu.small_models import SmallModel, saved
+from benchmarks.gpu.speed.large_model import QUICK, QWEN3_8B
+from benchmarks.gpu.speed.roofline import limits_of
 from benchmarks.gpu.stage import Record, Setting
 
 POOL_BYTES = {False: 4 << 30, True: 16 << 20}

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.closeness import Closeness
-from benchmarks.gpu.model_session import ModelSession
+from benchmarks.gpu.numerics.closeness import Closeness
+from benchmarks.gpu.numerics.model_session import ModelSession
 from benchmarks.gpu.small_models import SMALL_MODELS, SmallModel, saved
 from benchmarks.gpu.stage import Record, Setting
 

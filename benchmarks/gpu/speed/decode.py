@@ -1,14 +1,18 @@
 """Decode steps of a model with the shape of Qwen3-8B, by batch and context, compared with the memory bound."""
 
 import time
+from collections.abc import Callable
 from statistics import median
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from baton.engine.outputs import SampledToken
 from baton.engine.scheduling.schedule import Received
 from benchmarks.gpu.engine_session import EngineSession, greedy, random_prompts, request, start_engine
-from benchmarks.gpu.gpu_time import busy_seconds
-from benchmarks.gpu.large_model import LargeModel, ensure_large_model
-from benchmarks.gpu.roofline import Limits, limits_of
+from benchmarks.gpu.speed.large_model import LargeModel, ensure_large_model
+from benchmarks.gpu.speed.roofline import Limits, limits_of
 from benchmarks.gpu.stage import Cell, Record, Setting
 
 BATCHES = {False: (1, 2, 4, 8, 16, 32, 64, 128, 256), True: (1, 3)}
@@ -47,6 +51,29 @@ def fill(session: EngineSession, batch: int, context: int, num_tokens: int) -> b
     for received in schedule.receiving:
         engine.end_receive(received.request_id, Received(context, SampledToken(5)))
     return len(schedule.receiving) == batch
+
+
+def busy_seconds(call: Callable[[], object], device: torch.device) -> float | None:
+    """Return the device time of all kernels and copies of a call, counting overlaps once.
+
+    None if the profiler sees none: on a CPU, or without permission to use the driver's counters.
+    """
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        call()
+        torch.cuda.synchronize(device)
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in profiled.events()
+        if event.device_type == DeviceType.CUDA
+    )
+    busy_us, last = 0.0, float("-inf")
+    for start, end in spans:
+        busy_us += max(0.0, end - max(start, last))
+        last = max(last, end)
+    return busy_us / 1e6 if spans else None
 
 
 def measure(session: EngineSession, setting: Setting, batch: int, context: int) -> tuple[float, float | None] | None:

@@ -1,4 +1,4 @@
-"""Pass-through in front of Dynamo's workers, as a baseline: `python -m benchmarks.routing.dynamo_pass PORT`.
+"""Pass-through in front of Dynamo's workers: `python -m benchmarks.routing.passing.dynamo PORT`.
 
 It runs in the peers' environment and calls the workers round-robin through the runtime's own client.
 """
@@ -12,7 +12,7 @@ import orjson
 import uvloop
 from dynamo.runtime import DistributedRuntime  # type: ignore[import-not-found]  # in the peers' environment
 
-from benchmarks.routing.pass_server import PassedRequest, serve_passing
+from benchmarks.routing.passing.server import PassedRequest, serve_passing
 
 
 class DynamoPass:

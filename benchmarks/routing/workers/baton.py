@@ -1,4 +1,4 @@
-"""Simulated workers behind Baton's worker protocol: `python -m benchmarks.routing.baton_workers TOPOLOGY`."""
+"""Simulated workers behind Baton's worker protocol: `python -m benchmarks.routing.workers.baton TOPOLOGY`."""
 
 import sys
 
@@ -6,9 +6,9 @@ import uvloop
 
 from baton.simulation.workers.app import simulated_workers
 from baton.simulation.workers.worker_config import SimulatedWorkerConfig
-from benchmarks.routing.control import announce, answer_until_end
 from benchmarks.routing.topology import Topology
-from benchmarks.routing.worker_counts import WorkerCounts
+from benchmarks.routing.workers.control import announce, answer_until_end
+from benchmarks.routing.workers.counts import WorkerCounts
 
 
 async def main(topology: Topology) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from baton.engine.execution.cuda_graphs import GraphedModel
-from benchmarks.gpu.answers import compare_answers
 from benchmarks.gpu.engine_session import Answer, EngineSession, greedy, random_prompts, start_engine
+from benchmarks.gpu.numerics.answers import compare_answers
 from benchmarks.gpu.small_models import SMALL_MODELS, SmallModel, saved
 from benchmarks.gpu.stage import Record, Setting
 

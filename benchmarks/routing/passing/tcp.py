@@ -1,4 +1,4 @@
-"""Pass-through in front of HTTP workers, as a baseline: `python -m benchmarks.routing.tcp_pass PORT URLS`.
+"""Pass-through in front of HTTP workers: `python -m benchmarks.routing.passing.tcp PORT URLS`.
 
 Every client connection gets a connection to a worker, round-robin, and bytes are forwarded as they arrive.
 """

@@ -10,7 +10,7 @@ from baton.engine.attention.factory import attention_for
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.models import load_model
-from benchmarks.gpu.paged_batch import Lengths, batch_of
+from benchmarks.gpu.numerics.paged_batch import Lengths, batch_of
 
 NUM_BLOCKS = 257
 

@@ -14,7 +14,7 @@ from baton.router.text.chat_template import ChatTemplate
 from baton.router.text.tokenizer_files import read_tokenizer
 from baton.rpc.requests import sampling_to_proto
 from benchmarks.routing.client import post
-from benchmarks.routing.pass_server import ID_BYTES, STREAMED, WHOLE
+from benchmarks.routing.passing.server import ID_BYTES, STREAMED, WHOLE
 from benchmarks.routing.system import (
     Body,
     Chat,
@@ -77,28 +77,22 @@ def passed_chats(body: Body) -> Callable[[Setting], Chat]:
 def nothing_before_baton(name: str) -> System:
     """Return a system that forwards commands to Baton's workers over the router's stream protocol."""
     body = PassedBodies().command
-    return System(
-        name, False, "baton_workers", WHOLE, body, _passing("grpc_pass"), chats=passed_chats(body), floor=name
-    )
+    return System(name, False, "baton", WHOLE, body, _passing("grpc_stream"), chats=passed_chats(body), floor=name)
 
 
 def nothing_before_http(name: str) -> System:
     """Return a system that forwards each connection's bytes to a worker."""
-    return System(
-        name, False, "sglang_workers", "/generate", generate_body, _passing("tcp_pass"), chats=openai_chats, floor=name
-    )
+    return System(name, False, "sglang", "/generate", generate_body, _passing("tcp"), chats=openai_chats, floor=name)
 
 
 def nothing_before_dynamo(name: str) -> System:
     """Return a system that calls Dynamo's workers through the runtime's own client."""
     body = PassedBodies().dynamo
-    return System(
-        name, True, "dynamo_workers", WHOLE, body, _passing("dynamo_pass"), True, True, passed_chats(body), name
-    )
+    return System(name, True, "dynamo", WHOLE, body, _passing("dynamo"), True, True, passed_chats(body), name)
 
 
 def _passing(module: str) -> Callable[[Setting, Topology, list[str], int], Command]:
     def router(setting: Setting, topology: Topology, addresses: list[str], port: int) -> Command:
-        return Command([f"benchmarks.routing.{module}", str(port), ",".join(addresses)], {})
+        return Command([f"benchmarks.routing.passing.{module}", str(port), ",".join(addresses)], {})
 
     return router

@@ -11,9 +11,9 @@ from typing import IO
 
 import orjson
 
-from benchmarks.routing.worker_counts import WorkerCounts
+from benchmarks.routing.workers.counts import WorkerCounts
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 START_TIMEOUT_S = 60.0
 
 
@@ -42,7 +42,7 @@ async def started_workers(
     """Run `python -m module` until the end of the block. Raises ProcessFailed if it does not start serving."""
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
-            str(python), "-m", f"benchmarks.routing.{module}", *arguments, stdin=PIPE, stdout=PIPE, stderr=log,
+            str(python), "-m", f"benchmarks.routing.workers.{module}", *arguments, stdin=PIPE, stdout=PIPE, stderr=log,
             limit=1 << 20, env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         )  # fmt: skip
         try:

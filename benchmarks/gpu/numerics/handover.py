@@ -4,9 +4,9 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
-from benchmarks.gpu.answers import compare_answers
 from benchmarks.gpu.engine_session import Answer, EngineSession, greedy, random_prompts, start_engine
 from benchmarks.gpu.handover_engines import PrefillProcess, Reader, transports_of
+from benchmarks.gpu.numerics.answers import compare_answers
 from benchmarks.gpu.small_models import SMALL_MODELS, SmallModel, saved
 from benchmarks.gpu.stage import Record, Setting
 

@@ -2,8 +2,8 @@
 
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from benchmarks.gpu.large_model import ensure_large_model
-from benchmarks.gpu.peer_speed import measure_peer
+from benchmarks.gpu.speed.large_model import ensure_large_model
+from benchmarks.gpu.speed.peer import measure_peer
 from benchmarks.gpu.stage import Record, Setting
 from benchmarks.transformers_peer import batching
 

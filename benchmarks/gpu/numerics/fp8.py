@@ -4,8 +4,8 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.fp8_checkpoint import BLOCKS, ROWS, quantised
-from benchmarks.gpu.model_numerics import Tolerance, check_model
+from benchmarks.gpu.numerics.fp8_checkpoint import BLOCKS, ROWS, quantised
+from benchmarks.gpu.numerics.models import Tolerance, check_model
 from benchmarks.gpu.small_models import SMALL_MODELS, saved
 from benchmarks.gpu.stage import Record, Setting
 

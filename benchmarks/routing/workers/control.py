@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 import orjson
 
-from benchmarks.routing.worker_counts import WorkerCounts
+from benchmarks.routing.workers.counts import WorkerCounts
 
 
 def announce(addresses: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Pass-through in front of Baton's workers, as a baseline: `python -m benchmarks.routing.grpc_pass PORT WORKERS`.
+"""Pass-through in front of Baton's workers: `python -m benchmarks.routing.passing.grpc_stream PORT WORKERS`.
 
 Prepared commands go to the workers round-robin over the router's stream protocol. Responses are only matched to their
 requests.
@@ -16,7 +16,7 @@ from baton.protos import worker_pb2
 from baton.protos.worker_pb2 import DescribeRequest, Hello, RouterMessage, WorkerMessage
 from baton.protos.worker_pb2_grpc import WorkerStub
 from baton.rpc.tls import Plaintext
-from benchmarks.routing.pass_server import PassedRequest, serve_passing
+from benchmarks.routing.passing.server import PassedRequest, serve_passing
 
 ATTACH = f"/{worker_pb2.DESCRIPTOR.services_by_name['Decode'].full_name}/Attach"
 

@@ -1,4 +1,4 @@
-"""Simulated workers with Dynamo's worker protocol: `python -m benchmarks.routing.dynamo_workers TOPOLOGY MODEL`.
+"""Simulated workers with Dynamo's worker protocol: `python -m benchmarks.routing.workers.dynamo TOPOLOGY MODEL`.
 
 They run in the peers' environment with one Dynamo runtime per worker: files for discovery, TCP for requests and ZeroMQ
 for cache events, which carry the blocks' tokens.
@@ -25,10 +25,10 @@ from baton.engine.kv.block_hash import BlockHash, root_hash
 from baton.engine.outputs import StepOutput
 from baton.simulation.engine.engine import SimulatedEngine
 from baton.simulation.engine.request import SimulatedRequest
-from benchmarks.routing.control import announce, answer_until_end
-from benchmarks.routing.rendezvous import Rendezvous
 from benchmarks.routing.topology import Role, Topology
-from benchmarks.routing.worker_counts import WorkerCounts
+from benchmarks.routing.workers.control import announce, answer_until_end
+from benchmarks.routing.workers.counts import WorkerCounts
+from benchmarks.routing.workers.rendezvous import Rendezvous
 
 MODEL = "bench"
 COMPONENTS = {"both": "backend", "prefill": "prefill", "decode": "backend"}

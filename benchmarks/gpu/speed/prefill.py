@@ -2,10 +2,10 @@
 
 import time
 
-from benchmarks.gpu.decode_speed import kv_bytes
 from benchmarks.gpu.engine_session import EngineSession, greedy, random_prompts, start_engine
-from benchmarks.gpu.large_model import ensure_large_model
-from benchmarks.gpu.roofline import limits_of
+from benchmarks.gpu.speed.decode import kv_bytes
+from benchmarks.gpu.speed.large_model import ensure_large_model
+from benchmarks.gpu.speed.roofline import limits_of
 from benchmarks.gpu.stage import Record, Setting
 
 PROMPT_LENS = {False: (2048, 8192, 32768), True: (64, 128)}

@@ -17,8 +17,8 @@ from baton.engine.config import MLAConfig, ModelConfig, RopeConfig
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.layout import LATENT_DIMS, KVCacheLayout
 from baton.engine.kv.scales import UNSCALED, KVScales
-from benchmarks.gpu.closeness import ATTENTION
-from benchmarks.gpu.paged_batch import Lengths, make_batch, num_blocks_of
+from benchmarks.gpu.numerics.closeness import ATTENTION
+from benchmarks.gpu.numerics.paged_batch import Lengths, make_batch, num_blocks_of
 from benchmarks.gpu.stage import Record, Setting
 
 NUM_LAYERS, LAYER = 2, 1  # the second of two layers, so that a wrong stride shows

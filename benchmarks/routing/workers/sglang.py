@@ -1,4 +1,4 @@
-"""Simulated workers with SGLang's HTTP protocol: `python -m benchmarks.routing.sglang_workers TOPOLOGY MODEL`.
+"""Simulated workers with SGLang's HTTP protocol: `python -m benchmarks.routing.workers.sglang TOPOLOGY MODEL`.
 
 In the router's prefill/decode mode, both workers of a request get it with the same `bootstrap_room`.
 """
@@ -15,11 +15,11 @@ import uvloop
 
 from baton.simulation.engine.engine import SimulatedEngine
 from baton.simulation.engine.request import SimulatedRequest
-from benchmarks.routing.control import announce, answer_until_end
-from benchmarks.routing.http_worker import Fields, HttpWorker
-from benchmarks.routing.rendezvous import Rendezvous
 from benchmarks.routing.topology import Role, Topology
-from benchmarks.routing.worker_counts import WorkerCounts
+from benchmarks.routing.workers.control import announce, answer_until_end
+from benchmarks.routing.workers.counts import WorkerCounts
+from benchmarks.routing.workers.http_worker import Fields, HttpWorker
+from benchmarks.routing.workers.rendezvous import Rendezvous
 
 MODEL = "bench"
 CHAT_PROMPT = list(range(300, 320))  # for any chat: this worker does not tokenise, and no router routes by it
