@@ -62,7 +62,8 @@ def make_exchange(rng: random.Random, request_id: str, due_s: float) -> Exchange
         "ignore_eos": True,
         "stream": True,
     }
-    return Exchange(request_id, post("/v1/completions", request_id, orjson.dumps(body)), due_s, may_be_refused=True)
+    payload = post("/v1/completions", orjson.dumps(body), f"x-request-id: {request_id}")
+    return Exchange(request_id, payload, due_s, may_be_refused=True)
 
 
 def num_tokens(exchange: Exchange) -> int:
@@ -97,12 +98,12 @@ class Bench:
         served = [exchange for exchange in exchanges if exchange.status == httpx.codes.OK]
         refused = [exchange for exchange in exchanges if exchange.status == httpx.codes.TOO_MANY_REQUESTS]
         assert len(served) + len(refused) == len(exchanges), {exchange.status for exchange in exchanges}
-        told = [exchange for exchange in refused if b"\r\nretry-after: " in exchange.answer.lower()]
+        with_retry_after = [exchange for exchange in refused if "retry-after" in exchange.headers]
         ttfts = [(exchange.first_s - exchange.sent_s) * 1e3 for exchange in served]
         tpots = [(exchange.last_s - exchange.first_s) * 1e3 / (num_tokens(exchange) - 1) for exchange in served]
         report.add(
             phase.name, phase.share, round(len(exchanges) / length_s, 1), round(len(served) / length_s, 1),
-            len(refused), len(told),
+            len(refused), len(with_retry_after),
             *(round(percentile(values, percent), 1) for values in (ttfts, tpots) for percent in (50, 99)),
             round(self.router.memory_info().rss / 2**20),
         )  # fmt: skip

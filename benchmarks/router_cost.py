@@ -110,7 +110,8 @@ def make_exchanges(cell: Cell, num_requests: int, rate: float, seed: int) -> lis
         due_s += times.expovariate(rate)
         body = {"messages": messages, "max_tokens": NUM_OUTPUT_TOKENS, "ignore_eos": True, "stream": cell.stream}
         request_id = f"r{seed}-{place}"
-        exchanges.append(Exchange(request_id, post("/v1/chat/completions", request_id, orjson.dumps(body)), due_s))
+        payload = post("/v1/chat/completions", orjson.dumps(body), f"x-request-id: {request_id}")
+        exchanges.append(Exchange(request_id, payload, due_s))
     return exchanges
 
 

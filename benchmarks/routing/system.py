@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from benchmarks.routing.client import post
+from benchmarks.http_load import post
 from benchmarks.routing.router_process import RouterProcess, started_router
 from benchmarks.routing.topology import Topology
 from benchmarks.routing.workers.process import WorkerProcess, started_workers

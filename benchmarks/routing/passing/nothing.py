@@ -13,7 +13,7 @@ from baton.protos.worker_pb2 import GenerateCommand, RouterMessage
 from baton.router.text.chat_template import ChatTemplate
 from baton.router.text.tokenizer_files import read_tokenizer
 from baton.rpc.requests import sampling_to_proto
-from benchmarks.routing.client import post
+from benchmarks.http_load import post
 from benchmarks.routing.passing.server import ID_BYTES, STREAMED, WHOLE
 from benchmarks.routing.system import (
     Body,
@@ -27,6 +27,8 @@ from benchmarks.routing.system import (
     openai_chats,
 )
 from benchmarks.routing.topology import Topology
+
+PADDING = "x-padding: "
 
 
 class PassedBodies:
@@ -67,11 +69,17 @@ def passed_chats(body: Body) -> Callable[[Setting], Chat]:
             text = template.render(messages, True, False, {})
             token_ids = pretrained.backend_tokenizer.encode(text, add_special_tokens=False).ids
             num_bytes = len(post("/v1/chat/completions", chat_body(messages, num_output_tokens, stream)))
-            return post(STREAMED if stream else WHOLE, body(token_ids, num_output_tokens), num_bytes)
+            return _padded(STREAMED if stream else WHOLE, body(token_ids, num_output_tokens), num_bytes)
 
         return chat
 
     return chats
+
+
+def _padded(path: str, body: bytes, num_bytes: int) -> bytes:
+    """Return a request of at least `num_bytes`, padded by a meaningless header."""
+    request = post(path, body, PADDING)
+    return post(path, body, PADDING + "x" * max(0, num_bytes - len(request)))
 
 
 def nothing_before_baton(name: str) -> System:

@@ -4,13 +4,13 @@ A request's body is an id of `ID_BYTES` and the worker's message; its path deter
 """
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import cast
 
-from benchmarks.routing.client import LENGTH
-
 WHOLE, STREAMED = "/whole", "/streamed"
 ID_BYTES = 16
+LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 NUM_ANSWER_BYTES = 400  # of a non-streamed response; about Baton's size
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 ANSWER = b'{"content":"' + b"w" * NUM_ANSWER_BYTES + b'"}'

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.routing.client import Client, post
+from benchmarks.http_load import post
+from benchmarks.routing.client import Client
 from benchmarks.routing.passing.nothing import nothing_before_baton, nothing_before_http
 from benchmarks.routing.run import ready_system
 from benchmarks.routing.system import Setting, System, chat_body, make_model

@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from baton.simulation.engine.engine import SimulatedEngine
-from benchmarks.routing.client import Client, Refused, post
+from benchmarks.http_load import post
+from benchmarks.routing.client import Client, Refused
 from benchmarks.routing.system import chat_body, generate_body
 from benchmarks.routing.topology import INSTANT_SPEC, Role
 from benchmarks.routing.workers.rendezvous import Rendezvous
