@@ -37,7 +37,6 @@ COLUMNS = ("prompt", "bytes", "answer", "CPU us/request", "req/s", "CPU us/reque
            "added p99 ms")  # fmt: skip
 NUM_OUTPUT_TOKENS = 8
 NUM_CONNECTIONS = 64
-READY_TIMEOUT_S = 60.0
 ROOT = Path(__file__).parents[1]
 
 

@@ -14,8 +14,6 @@ import psutil
 
 from benchmarks.routing.workers.process import ROOT, ProcessFailed, tail
 
-START_TIMEOUT_S = 90.0
-
 
 @dataclass(frozen=True, slots=True)
 class RouterProcess:
