@@ -192,7 +192,7 @@ async def measure(repeats: int, rate: float, seconds: float) -> Report:
                 num_requests = max(20, int(cell_rate * seconds))
                 await bench.run_busy(make_exchanges(cell, 2 * num_requests, cell_rate, next(seeds)), found)
                 await bench.run_at_rate(cell, make_exchanges(cell, num_requests, cell_rate, next(seeds)), found)
-    report = Report("What one router process costs", COLUMNS)
+    report = Report("Cost of one router process", COLUMNS)
     for cell, found in samples.items():
         report.add(
             cell.kind, cell.num_bytes, "stream" if cell.stream else "whole",

@@ -47,7 +47,7 @@ def run_all(stages: list[Stage], setting: Setting) -> dict[str, dict[str, object
     for stage in stages:
         timeout_s = min(stage.timeout_s, left_s[stage.is_benchmark])
         if timeout_s < LEAST_S:
-            print(f"{stage.name}: not begun, the time is used up", flush=True)
+            print(f"{stage.name}: skipped, no time is left", flush=True)
             continue
         started_s = time.monotonic()
         results[stage.name] = result = run_stage(stage, setting, timeout_s)

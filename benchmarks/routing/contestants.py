@@ -28,5 +28,5 @@ def by_name(systems: Sequence[System], names: str) -> list[System]:
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     found = [system for system in systems if not wanted or system.name in wanted]
     if not found:
-        raise ValueError(f"none of {', '.join(system.name for system in systems)} is meant by {names!r}")
+        raise ValueError(f"none of {', '.join(system.name for system in systems)} is named by {names!r}")
     return found

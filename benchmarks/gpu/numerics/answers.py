@@ -41,6 +41,6 @@ def compare_answers(
     record.find(
         case,
         is_right,
-        f"{same} of {len(each)} answers have the same tokens, {excused} part where two were as probable, logprobs "
-        f"differ by up to {largest:.2g}",
+        f"{same} of {len(each)} outputs have the same tokens, {excused} differ first between equally probable tokens, "
+        f"logprobs differ by up to {largest:.2g}",
     )

@@ -20,9 +20,9 @@ def check_checksums(record: Record, setting: Setting, block_bytes: int) -> None:
     units = torch.randperm(len(pool), generator=generator)[:64].tolist()
     made = UnitChecksums(pool, block_bytes, WORDS)
     ours, expected = made.of(units), UnitChecksums(host, block_bytes, WORDS).of(units)
-    record.find(f"blocks of {block_bytes} bytes", ours == expected, f"{len(units)} checksums are the host's")
+    record.find(f"blocks of {block_bytes} bytes", ours == expected, f"{len(units)} checksums equal to the host's")
     pool[units[0], -1] ^= 1
-    record.find(f"blocks of {block_bytes} bytes, a bit changed", made.of(units)[0] != expected[0], "is seen")
+    record.find(f"blocks of {block_bytes} bytes, a bit changed", made.of(units)[0] != expected[0], "is detected")
     everything = list(range(len(pool)))
     made.of(everything)
     started_s = time.perf_counter()

@@ -55,7 +55,7 @@ def check_graphs(record: Record, setting: Setting, model: SmallModel) -> None:
     if setting.device.type == "cuda":
         is_right = replayed.is_replayed and not plain.is_replayed
         record.find(
-            f"{name}, recorded", is_right, "decodes are CUDA graphs" if is_right else "see the log: they are not"
+            f"{name}, recorded", is_right, "decodes are CUDA graphs" if is_right else "not CUDA graphs: see the log"
         )
 
 

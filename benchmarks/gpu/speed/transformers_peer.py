@@ -25,6 +25,6 @@ def run(setting: Setting, record: Record) -> None:
         )
         counts = {len(output.generated_tokens) for output in outputs.values()}
         if counts != {num_tokens}:
-            raise RuntimeError(f"asked for {num_tokens} tokens each, transformers gave {sorted(counts)}")
+            raise RuntimeError(f"requested {num_tokens} tokens each, transformers generated {sorted(counts)}")
 
     measure_peer(record, setting, generate, model.config.vocab_size)

@@ -26,6 +26,6 @@ def run(setting: Setting, record: Record) -> None:
         sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
         outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
         if any(len(output.outputs[0].token_ids) != num_tokens for output in outputs):
-            raise RuntimeError(f"vLLM did not give {num_tokens} tokens each")
+            raise RuntimeError(f"vLLM did not generate {num_tokens} tokens each")
 
     measure_peer(record, setting, generate, engine.llm_engine.model_config.get_vocab_size())
