@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
-from baton.loadtool.answer import AnswerReader
 from baton.loadtool.arrivals import Arrivals, MaxConcurrency
 from baton.loadtool.client import HttpClient
 from baton.loadtool.plan import Limits, PlannedRequest
 from baton.loadtool.record import Failure, RequestRecord
+from baton.loadtool.response import ResponseReader
 
 
 class Watcher(Protocol):
@@ -101,7 +101,7 @@ class _Dispatcher:
         record = RequestRecord(request.num_output_tokens, request.due_s, self.now_s())
         record.num_prompt_tokens = request.num_prompt_tokens
         self._watcher.sent()
-        reader = AnswerReader(record, self._started_s)
+        reader = ResponseReader(record, self._started_s)
         try:
             await self._client.ask(request.payload, reader)
             reader.end()

@@ -19,7 +19,7 @@ from benchmarks.server import free_port
 
 MODEL = "bench"
 CONTEXT_TOKENS = 1 << 17
-# Baseline systems by their workers; see `nothing`.
+# Baseline systems by their workers; see `passing`.
 NOTHING, NOTHING_HTTP, NOTHING_DYNAMO = "nothing (gRPC)", "nothing (HTTP)", "nothing (dynamo)"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 

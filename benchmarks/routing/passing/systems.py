@@ -82,18 +82,18 @@ def _padded(path: str, body: bytes, num_bytes: int) -> bytes:
     return post(path, body, PADDING + "x" * max(0, num_bytes - len(request)))
 
 
-def nothing_before_baton(name: str) -> System:
+def baton_pass_through(name: str) -> System:
     """Return a system that forwards commands to Baton's workers over the router's stream protocol."""
     body = PassedBodies().command
     return System(name, False, "baton", WHOLE, body, _passing("grpc_stream"), chats=passed_chats(body), floor=name)
 
 
-def nothing_before_http(name: str) -> System:
+def http_pass_through(name: str) -> System:
     """Return a system that forwards each connection's bytes to a worker."""
     return System(name, False, "sglang", "/generate", generate_body, _passing("tcp"), chats=openai_chats, floor=name)
 
 
-def nothing_before_dynamo(name: str) -> System:
+def dynamo_pass_through(name: str) -> System:
     """Return a system that calls Dynamo's workers through the runtime's own client."""
     body = PassedBodies().dynamo
     return System(name, True, "dynamo", WHOLE, body, _passing("dynamo"), True, True, passed_chats(body), name)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from baton.loadtool.answer import AnswerReader
 from baton.loadtool.record import RequestRecord, ServedPath
+from baton.loadtool.response import ResponseReader
 
 STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 
@@ -30,7 +30,7 @@ def usage(num_tokens: int) -> dict[str, object]:
 def read(*events: object, headers: dict[str, str] = STREAM, status: int = 200, asked: int = 3) -> RequestRecord:
     """The record after the events came at seconds 11, 12, ... of a run that started at 10."""
     record = RequestRecord(asked, None, 0.5)
-    reader = AnswerReader(record, 10.0)
+    reader = ResponseReader(record, 10.0)
     reader.head(status, headers)
     for number, each in enumerate(events, 1):
         reader.body(event(each), 10.0 + number)
@@ -89,7 +89,7 @@ def test_broken_streams_are_failures(events: tuple[object, ...], kind: str, mess
 
 def test_refusals_keep_the_servers_words() -> None:
     record = RequestRecord(3, None, 0.0)
-    reader = AnswerReader(record, 0.0)
+    reader = ResponseReader(record, 0.0)
     reader.head(429, {"content-type": "application/json"})
     reader.body(b'{"error": {"message": "too ', 1.0)
     reader.body(b'many"}}', 2.0)

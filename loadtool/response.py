@@ -38,7 +38,7 @@ TEXT_KEYS = ("text", "token_ids")  # of a completion's choice
 DELTA_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")  # of a chat's
 
 
-class AnswerReader:
+class ResponseReader:
     """Parser of a stream of completion or chat chunks, or of an error response."""
 
     def __init__(self, record: RequestRecord, started_s: float) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.http_load import post
 from benchmarks.routing.client import Client
-from benchmarks.routing.passing.nothing import nothing_before_baton, nothing_before_http
+from benchmarks.routing.passing.systems import baton_pass_through, http_pass_through
 from benchmarks.routing.run import ready_system
 from benchmarks.routing.system import Setting, System, chat_body, make_model
 from benchmarks.routing.topology import INSTANT, Topology
@@ -19,9 +19,7 @@ SMALL = Topology(INSTANT.name, INSTANT.roles, replace(INSTANT.spec, num_blocks=1
 MESSAGES = [{"role": "user", "content": "What does nothing cost? " * 20}]
 
 
-@pytest.mark.parametrize(
-    "system", [nothing_before_baton("gRPC"), nothing_before_http("HTTP")], ids=lambda each: each.name
-)
+@pytest.mark.parametrize("system", [baton_pass_through("gRPC"), http_pass_through("HTTP")], ids=lambda each: each.name)
 async def test_chats_reach_the_workers(system: System, tmp_path: Path) -> None:
     setting = Setting(Path(sys.executable), make_model(BUNDLED, tmp_path))
     chat, client = system.chats(setting), Client()
@@ -37,5 +35,5 @@ async def test_chats_reach_the_workers(system: System, tmp_path: Path) -> None:
 
 def test_a_passed_request_is_as_long_as_the_chat_it_stands_for(tmp_path: Path) -> None:
     setting = Setting(Path(sys.executable), make_model(BUNDLED, tmp_path))
-    passed = nothing_before_baton("gRPC").chats(setting)(MESSAGES, 5, False)
+    passed = baton_pass_through("gRPC").chats(setting)(MESSAGES, 5, False)
     assert len(passed) == len(post("/v1/chat/completions", chat_body(MESSAGES, 5, False)))

@@ -16,7 +16,7 @@ NUM_FIRST_TOKENS = 4
 GREETING = "Hello"
 
 
-def reach(target: Target, vocabulary: Vocabulary) -> Target:
+def probe(target: Target, vocabulary: Vocabulary) -> Target:
     """Return the target with its model name and whether it takes token ids, after a successful probe request.
 
     Raises TargetError with the server's error if it rejects the request, or with the likely cause if it is unreachable.
