@@ -78,5 +78,5 @@ async def _stream(client: httpx.AsyncClient, prompt: list[int], num_output_token
             usage = orjson.loads(line[len("data: ") :]).get("usage")
             num_tokens = usage["completion_tokens"] if usage else num_tokens
     if first_s is None or num_tokens != num_output_tokens:
-        raise RuntimeError(f"{num_tokens} tokens came, {num_output_tokens} were asked for")
+        raise RuntimeError(f"{num_tokens} tokens received, {num_output_tokens} requested")
     return RequestTimes(first_s - started_s, time.perf_counter() - started_s, num_tokens, dict(response.headers))

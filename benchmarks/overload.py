@@ -38,7 +38,7 @@ WORKERS = (f"--colocated={NUM_WORKERS}", f"--max-num-seqs={NUM_SEQS}", "--step-s
 CLOSED_LOOP_S = 10.0
 MOST_OPEN = 256  # client connections: more than the router runs and queues
 FIRST_ID, NUM_IDS = 300, 3000
-COLUMNS = ("load", "of what they bear", "offered/s", "served/s", "refused", "with Retry-After", "TTFT p50 ms",
+COLUMNS = ("load", "of capacity", "offered/s", "served/s", "refused", "with Retry-After", "TTFT p50 ms",
            "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms", "router MiB")  # fmt: skip
 
 
@@ -62,7 +62,8 @@ def make_exchange(rng: random.Random, request_id: str, due_s: float) -> Exchange
         "ignore_eos": True,
         "stream": True,
     }
-    return Exchange(request_id, post("/v1/completions", request_id, orjson.dumps(body)), due_s, may_be_refused=True)
+    payload = post("/v1/completions", orjson.dumps(body), f"x-request-id: {request_id}")
+    return Exchange(request_id, payload, due_s, may_be_refused=True)
 
 
 def num_tokens(exchange: Exchange) -> int:
@@ -79,7 +80,7 @@ class Bench:
     router: psutil.Process
     rng: random.Random
 
-    async def bearable(self) -> float:
+    async def capacity(self) -> float:
         """Return the capacity in requests per second, with all slots in use."""
         count = max(NUM_WORKERS * NUM_SEQS * 4, int(CLOSED_LOOP_S * 10))
         exchanges = [make_exchange(self.rng, f"closed-{number}", 0) for number in range(count)]
@@ -87,9 +88,9 @@ class Bench:
         await run_load(self.port, exchanges, NUM_WORKERS * NUM_SEQS, timed=False)
         return count / (monotonic() - started_s)
 
-    async def run(self, phase: Phase, bearable: float, seconds: float, report: Report) -> None:
+    async def run(self, phase: Phase, capacity: float, seconds: float, report: Report) -> None:
         """Add a row."""
-        rate, length_s = bearable * phase.share, seconds * phase.length
+        rate, length_s = capacity * phase.share, seconds * phase.length
         exchanges, due_s = [], 0.0
         while (due_s := due_s + self.rng.expovariate(rate)) < length_s:
             exchanges.append(make_exchange(self.rng, f"{phase.name}-{len(exchanges)}".replace(" ", "-"), due_s))
@@ -97,12 +98,12 @@ class Bench:
         served = [exchange for exchange in exchanges if exchange.status == httpx.codes.OK]
         refused = [exchange for exchange in exchanges if exchange.status == httpx.codes.TOO_MANY_REQUESTS]
         assert len(served) + len(refused) == len(exchanges), {exchange.status for exchange in exchanges}
-        told = [exchange for exchange in refused if b"\r\nretry-after: " in exchange.answer.lower()]
+        with_retry_after = [exchange for exchange in refused if "retry-after" in exchange.headers]
         ttfts = [(exchange.first_s - exchange.sent_s) * 1e3 for exchange in served]
         tpots = [(exchange.last_s - exchange.first_s) * 1e3 / (num_tokens(exchange) - 1) for exchange in served]
         report.add(
             phase.name, phase.share, round(len(exchanges) / length_s, 1), round(len(served) / length_s, 1),
-            len(refused), len(told),
+            len(refused), len(with_retry_after),
             *(round(percentile(values, percent), 1) for values in (ttfts, tpots) for percent in (50, 99)),
             round(self.router.memory_info().rss / 2**20),
         )  # fmt: skip
@@ -135,11 +136,11 @@ async def measure(phases: Sequence[Phase], seconds: float, wait_s: float) -> Rep
     """Run the phases one after the other on the same router."""
     report = Report("Overload", COLUMNS)
     async with benched(wait_s) as bench:
-        bearable = await bench.bearable()
+        capacity = await bench.capacity()
         for phase in phases:
-            await bench.run(phase, bearable, seconds, report)
+            await bench.run(phase, capacity, seconds, report)
     report.notes.append(
-        f"{NUM_WORKERS} simulated workers of {NUM_SEQS} sequences bear {bearable:.1f} requests/s of "
+        f"{NUM_WORKERS} simulated workers of {NUM_SEQS} sequences have a capacity of {capacity:.1f} requests/s of "
         f"{NUM_PROMPT_TOKENS} prompt and {OUTPUT_TOKENS[0]} to {OUTPUT_TOKENS[1]} output tokens; the longest "
         f"allowed wait is {wait_s:g} s."
     )

@@ -83,10 +83,10 @@ def measure_lookups(report: Report, num_workers: int, blocks_each: int) -> Prefi
     num_entries = sum(index.num_blocks(f"worker-{number}") for number in range(num_workers))
     spent_s, spent_bytes = time.process_time() - started_s, process.memory_info().rss - before_bytes
     rate = round(num_entries / spent_s)
-    report.add("blocks cached, of all workers together", num_entries, num_entries, "blocks", "10,000,000")
+    report.add("cached blocks of all workers", num_entries, num_entries, "blocks", "10,000,000")
     report.add("memory", round(spent_bytes / 2**20), round(spent_bytes / 2**20), "MiB", "")
-    report.add("memory for each cached block", *[round(spent_bytes / num_entries, 1)] * 2, "bytes", "")
-    report.add("taken in while it was filled", rate, rate, "blocks per CPU second", "300,000")
+    report.add("memory per cached block", *[round(spent_bytes / num_entries, 1)] * 2, "bytes", "")
+    report.add("blocks added while filling", rate, rate, "blocks per CPU second", "300,000")
     shallow = prompt_hashes(rng, SYSTEM_BLOCKS * BLOCK_SIZE)
     for number in range(num_workers):
         index.update(f"worker-{number}", b"", shallow)
@@ -95,9 +95,9 @@ def measure_lookups(report: Report, num_workers: int, blocks_each: int) -> Prefi
     for number in range(2):
         index.update(f"worker-{number}", b"", chat[: len(chat) // 2])
     bound = "1,000 at p99"
-    timed(report, "look up 100k tokens: nobody has them", lambda: index.match(unknown), NUM_LOOKUPS, bound)
-    timed(report, "look up 100k tokens: all have 1.6k, two 50k", lambda: index.match(chat), NUM_LOOKUPS, bound)
-    timed(report, "look up 100k tokens: each has another length", lambda: index.match(prompt), NUM_LOOKUPS, bound)
+    timed(report, "look up 100k tokens: none cached", lambda: index.match(unknown), NUM_LOOKUPS, bound)
+    timed(report, "look up 100k tokens: all have 1.6k, two have 50k", lambda: index.match(chat), NUM_LOOKUPS, bound)
+    timed(report, "look up 100k tokens: lengths differ by worker", lambda: index.match(prompt), NUM_LOOKUPS, bound)
     return index
 
 
@@ -158,7 +158,7 @@ async def measure_intake(report: Report, index: PrefixIndex, rate: EventRate, po
                 await task
     per_s = round(num_blocks / wall_s)
     sizes = f"{rate.num_workers} streams, {rate.blocks_per_message} blocks a message"
-    report.add(f"events taken in while it routes ({sizes})", per_s, per_s, "blocks/s", "300,000")
+    report.add(f"events applied while routing ({sizes})", per_s, per_s, "blocks/s", "300,000")
     report.add("CPU of the process meanwhile", *[round(100 * spent_s / wall_s, 1)] * 2, "% of a core", "")
     for what, times_us in (
         ("hash and look up 750 tokens", intake.lookup_us),
@@ -176,7 +176,7 @@ def main(json_path: Path | None, workers: int, blocks_each: int, seconds: float)
     """Measure the prefix index."""
     report = Report("prefix index", COLUMNS)
     if isinstance(create_index(), PythonIndex):
-        report.notes.append("nothing was compiled when this was installed: these are the Python twins' figures")
+        report.notes.append("the compiled index is not installed: these are figures of the Python index")
     rate = EventRate(num_workers=100, blocks_per_s=300_000, interval_s=0.02)
     ours, theirs = multiprocessing.Pipe()
     source = multiprocessing.get_context("spawn").Process(target=serve, args=(rate, theirs), daemon=True)

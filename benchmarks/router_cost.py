@@ -37,7 +37,6 @@ COLUMNS = ("prompt", "bytes", "answer", "CPU us/request", "req/s", "CPU us/reque
            "added p99 ms")  # fmt: skip
 NUM_OUTPUT_TOKENS = 8
 NUM_CONNECTIONS = 64
-READY_TIMEOUT_S = 60.0
 ROOT = Path(__file__).parents[1]
 
 
@@ -110,7 +109,8 @@ def make_exchanges(cell: Cell, num_requests: int, rate: float, seed: int) -> lis
         due_s += times.expovariate(rate)
         body = {"messages": messages, "max_tokens": NUM_OUTPUT_TOKENS, "ignore_eos": True, "stream": cell.stream}
         request_id = f"r{seed}-{place}"
-        exchanges.append(Exchange(request_id, post("/v1/chat/completions", request_id, orjson.dumps(body)), due_s))
+        payload = post("/v1/chat/completions", orjson.dumps(body), f"x-request-id: {request_id}")
+        exchanges.append(Exchange(request_id, payload, due_s))
     return exchanges
 
 
@@ -192,7 +192,7 @@ async def measure(repeats: int, rate: float, seconds: float) -> Report:
                 num_requests = max(20, int(cell_rate * seconds))
                 await bench.run_busy(make_exchanges(cell, 2 * num_requests, cell_rate, next(seeds)), found)
                 await bench.run_at_rate(cell, make_exchanges(cell, num_requests, cell_rate, next(seeds)), found)
-    report = Report("What one router process costs", COLUMNS)
+    report = Report("Cost of one router process", COLUMNS)
     for cell, found in samples.items():
         report.add(
             cell.kind, cell.num_bytes, "stream" if cell.stream else "whole",

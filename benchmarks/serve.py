@@ -159,7 +159,7 @@ async def random_model(directory: Path) -> tuple[str, Path]:
     script = Path(__file__).parent.parent / "scripts" / "make_random_checkpoint.py"
     process = await asyncio.create_subprocess_exec(sys.executable, str(script), "--shape", "qwen3-0.6b", str(target))
     if await process.wait() != 0:
-        raise RuntimeError("the random checkpoint could not be made")
+        raise RuntimeError("the random checkpoint could not be created")
     return "qwen3-0.6b shape", target
 
 

@@ -175,7 +175,7 @@ def calibrate(real: RealDeployment, seconds: float, num_repeats: int) -> Report:
     requests = read_trace(TRACE, lengths=real.lengths, block_size=real.spec.block_size, seconds=seconds)
     plan = DeploymentPlan(machine=fit.machine, prefill=real.num_each, decode=real.num_each)
     outcome = Twin(plan, requests, CostPolicy(local_prefill_below=real.local_prefill_below)).run()
-    report = Report(f"The twin beside a real deployment: {real.title}", CALIBRATION_COLUMNS)
+    report = Report(f"The twin compared with a real deployment: {real.title}", CALIBRATION_COLUMNS)
     compare(report, "TTFT", [each.ttft_s for each in others], [each.ttft_s for each in outcome.answered])
     tpots = [each.tpot_s for each in others if each.tpot_s is not None]
     compare(report, "TPOT", tpots, [each.tpot_s for each in outcome.answered if each.num_output_tokens > 1])
@@ -197,9 +197,9 @@ def notes(fit: Fit, real: Sequence[ProfiledRequest], num_sent: int, outcome: Out
     remote = sum(each.prefill_worker != each.decode_worker for each in real) / len(real)
     mean_output = sum(each.output_tokens for each in real) / len(real)
     return [
-        f"fitted to the runs before each: {fit}",
-        f"{len(real)} of {num_sent} requests answered, {num_tokens / len(real):.0f} tokens of prompt and "
-        f"{mean_output:.0f} of output on average",
+        f"fitted to the first run of each pair: {fit}",
+        f"{len(real)} of {num_sent} requests served, on average with {num_tokens / len(real):.0f} prompt and "
+        f"{mean_output:.0f} output tokens",
         f"cached: {cached:.1%} of the prompts, simulated {outcome.cached_share:.1%}; "
         f"handed over: {remote:.1%} of the requests, simulated {outcome.remote_share:.1%}",
     ]
@@ -233,7 +233,7 @@ def speed(num_workers: int, num_requests: int) -> Report:
     started_s = time.process_time()
     ended_s = run_in_virtual_time(make_every_step(exact))
     exact_s = time.process_time() - started_s
-    report.add("engines that make every step", 1, NUM_EXACT, exact_s, NUM_EXACT / exact_s, ended_s)
+    report.add("engines that simulate every step", 1, NUM_EXACT, exact_s, NUM_EXACT / exact_s, ended_s)
     return report
 
 

@@ -19,12 +19,15 @@ class HttpClient:
         self._timeout_s = timeout_s
         self._idle: list[Connection] = []  # most recently used last
 
-    async def ask(self, payload: bytes, reader: Reader) -> None:
-        """Send a request and read its response. Raises OSError or TimeoutError if the response is incomplete."""
+    async def ask(self, payload: bytes, reader: Reader) -> float:
+        """Send a request, read its response, and return the time of sending, after a new connection was opened.
+
+        Raises OSError or TimeoutError if the response is incomplete.
+        """
         async with asyncio.timeout(self._timeout_s):
             connection = await self._take()
             try:
-                await connection.ask(payload, reader)
+                sent_s = await connection.ask(payload, reader)
             except BaseException:
                 connection.close()
                 raise
@@ -33,6 +36,7 @@ class HttpClient:
             self._idle.append(connection)
         else:
             connection.close()
+        return sent_s
 
     def close(self) -> None:
         """Close the connections."""

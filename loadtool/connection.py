@@ -34,13 +34,18 @@ class Connection(asyncio.Protocol):
         self._has_head = False
         self._now_s = 0.0
 
-    async def ask(self, payload: bytes, reader: Reader) -> None:
-        """Send a request and read its response. Raises ConnectionError if the response is incomplete."""
+    async def ask(self, payload: bytes, reader: Reader) -> float:
+        """Send a request, read its response, and return the time of sending (`time.perf_counter`).
+
+        Raises ConnectionError if the response is incomplete.
+        """
         assert self._transport is not None
         self._reader, self._headers, self._has_head = reader, {}, False
         self._done = asyncio.get_running_loop().create_future()
+        sent_s = perf_counter()
         self._transport.write(payload)
         await self._done
+        return sent_s
 
     def close(self) -> None:
         """Close the connection without reading further data."""
@@ -80,7 +85,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Handle the end of the headers (httptools)."""
         status = self._parser.get_status_code()
-        if status < 200:  # a word in advance
+        if status < 200:  # an interim response
             self._headers = {}
             return
         self._has_head = True

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
-from baton.loadtool.answer import AnswerReader
 from baton.loadtool.arrivals import Arrivals, MaxConcurrency
 from baton.loadtool.client import HttpClient
 from baton.loadtool.plan import Limits, PlannedRequest
 from baton.loadtool.record import Failure, RequestRecord
+from baton.loadtool.response import ResponseReader
 
 
 class Watcher(Protocol):
@@ -36,7 +36,6 @@ class LoadRun:
 
     arrivals: Arrivals
     records: list[RequestRecord]  # of the requests that have ended, in the order of their ends
-    started_unix_s: float
     elapsed_s: float
     client_cpu_s: float  # CPU time of this process
     is_whole: bool  # False: interrupted; in-flight requests are left out
@@ -47,7 +46,7 @@ async def run_load(
 ) -> LoadRun:
     """Send the requests and wait for their responses. If cancelled, return those that have ended so far."""
     dispatcher = _Dispatcher(client, watcher)
-    started_unix_s, started_cpu_s = time.time(), time.process_time()
+    started_cpu_s = time.process_time()
     is_whole = True
     try:
         if isinstance(arrivals, MaxConcurrency):
@@ -59,7 +58,6 @@ async def run_load(
     return LoadRun(
         arrivals=arrivals,
         records=dispatcher.records,
-        started_unix_s=started_unix_s,
         elapsed_s=dispatcher.now_s(),
         client_cpu_s=time.process_time() - started_cpu_s,
         is_whole=is_whole,
@@ -103,7 +101,7 @@ class _Dispatcher:
         record = RequestRecord(request.num_output_tokens, request.due_s, self.now_s())
         record.num_prompt_tokens = request.num_prompt_tokens
         self._watcher.sent()
-        reader = AnswerReader(record, self._started_s)
+        reader = ResponseReader(record, self._started_s)
         try:
             await self._client.ask(request.payload, reader)
             reader.end()

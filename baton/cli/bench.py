@@ -20,9 +20,9 @@ from baton.cli.options.model_argument import one_model
 from baton.loadtool.arrivals import Arrivals, TraceTimes
 from baton.loadtool.datasets.base import Dataset
 from baton.loadtool.errors import LoadToolError, SettingError
-from baton.loadtool.first_contact import reach
 from baton.loadtool.load_report import LoadReport, MeasuredRun
 from baton.loadtool.plan import Limits, Planner
+from baton.loadtool.probe import probe
 from baton.loadtool.runs import Sweep
 from baton.loadtool.slo import NAMES, Slo, parse_slo
 from baton.loadtool.target import Target
@@ -94,7 +94,7 @@ def command(
         dataset = make_dataset(vocabulary)
         loads = _loads(arrivals, dataset)
         with notes.status(f"reaching {target.base_url}"):
-            target = reach(_for_texts(replace(target, https=https), dataset), vocabulary)
+            target = probe(_for_texts(replace(target, https=https), dataset), vocabulary)
         sweep = Sweep(
             planner=Planner(dataset, target, vocabulary),
             arrivals=loads,

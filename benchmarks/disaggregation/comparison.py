@@ -71,7 +71,7 @@ class Comparison:
             unloaded = summarise(await client.run(trace, MaxConcurrency(1), self._seconds / 2, UNLOADED_SEED), None)
         if unloaded.ttft_ms is None or unloaded.tpot_ms is None:
             failures = [f"{kind}: {each.count}, as in: {each.example}" for kind, each in unloaded.failures.items()]
-            raise LoadToolError("; ".join([f"{trace.name}, {first.name}: no unloaded request was answered", *failures]))
+            raise LoadToolError("; ".join([f"{trace.name}, {first.name}: no unloaded request was served", *failures]))
         ttft_ms, tpot_ms = unloaded.ttft_ms.p90, unloaded.tpot_ms.p50
         slo = Slo(round(TTFT_TIMES * ttft_ms) / 1000, round(TPOT_TIMES * tpot_ms, 1) / 1000)
         self._note(
@@ -86,7 +86,7 @@ class Comparison:
             run = await client.run(trace, MaxConcurrency(NUM_CLIENTS), self._seconds / 2, BUSY_SEED)
             sustained[name] = summarise(run, None).requests_per_s
         rates = ", ".join(f"{name} {rate:.1f}" for name, rate in sustained.items())
-        self._note(f"{trace.name}: {NUM_CLIENTS} clients at once get answers a second from {rates}")
+        self._note(f"{trace.name}: requests per second with {NUM_CLIENTS} concurrent clients: {rates}")
         return self._load * max(sustained.values())
 
     def _note(self, text: str) -> None:
@@ -99,10 +99,10 @@ class Comparison:
             for name, cell in cells.items():
                 report.add(trace, name, *cell.rates(cells.get(COLOCATED.name)), *cell.times(), *cell.path())
         report.notes += [
-            f"goodput: answers a second within {TTFT_TIMES} times the unloaded TTFT p90 and {TPOT_TIMES} times the "
-            f"unloaded TPOT p50; its limit is what is offered, {self._load:g} of what the best system sustains",
-            f"medians of {repeats} runs of {self._seconds:g} s, the systems in turns; spread: from the lowest to the "
-            "highest goodput, over the median; the client and the routers have the same cores as the workers",
+            f"goodput: responses per second within {TTFT_TIMES} times the unloaded TTFT p90 and {TPOT_TIMES} times the "
+            f"unloaded TPOT p50; its maximum is the offered load, {self._load:g} of the best system's capacity",
+            f"medians of {repeats} runs of {self._seconds:g} s, interleaved; spread: highest minus "
+            "lowest goodput, divided by the median; client and routers share the workers' cores",
             *self._notes,
             *(
                 f"{trace}, {name}: {warning}"

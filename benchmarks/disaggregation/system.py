@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from baton.loadtool.first_contact import reach
+from baton.loadtool.probe import probe
 from baton.loadtool.slo import Slo
 from baton.loadtool.target import Target
 from benchmarks.disaggregation.trace import PROMPT_TOKENS
@@ -33,7 +33,7 @@ class System:
             config = Path(folder) / "baton.yaml"
             config.write_text(yaml.safe_dump({"router": self._router(slo)}))
             async with served("", f"--config={config}", *ENGINE, *self.flags) as url:
-                yield await asyncio.to_thread(reach, Target(base_url=url), PROMPT_TOKENS)
+                yield await asyncio.to_thread(probe, Target(base_url=url), PROMPT_TOKENS)
 
     def _router(self, slo: Slo | None) -> dict[str, float | None]:
         """Return router options that enable the cost model, instead of one machine's fixed length threshold."""

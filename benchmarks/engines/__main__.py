@@ -34,9 +34,9 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> 
     try:
         numbers = [int(name) for name in _names(context, parameter, value)]
     except ValueError as error:
-        raise click.BadParameter(f"{value} must be whole numbers with commas between") from error
+        raise click.BadParameter(f"{value} must be whole numbers, comma-separated") from error
     if not numbers or min(numbers) < 1:
-        raise click.BadParameter(f"{value} must be numbers above 0, one at least")
+        raise click.BadParameter(f"{value} must be at least one number above 0")
     return numbers
 
 
@@ -67,7 +67,7 @@ def main(
     """Compare engines."""
     cores = sorted(os.sched_getaffinity(0))[:threads]
     if len(cores) < threads:
-        raise click.BadParameter(f"there are {len(cores)} cores, {threads} were asked for", param_hint="--threads")
+        raise click.BadParameter(f"{threads} requested, but only {len(cores)} cores are usable", param_hint="--threads")
     os.sched_setaffinity(0, cores)
     if is_profile:
         for report in profile(ensure_checkpoint(DENSE, directory), threads):

@@ -83,7 +83,7 @@ def _vllm_lacks(series: Series) -> str:
 
 
 def _transformers_lacks(series: Series) -> str:
-    return "it has no int8 of its own for CPUs" if "int8" in (series.weights, series.kv_cache) else ""
+    return "it has no native int8 for CPUs" if "int8" in (series.weights, series.kv_cache) else ""
 
 
 CONTESTANTS = (

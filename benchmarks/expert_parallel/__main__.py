@@ -39,7 +39,7 @@ BALANCE_COLUMNS = (
     "redundant",
     "max/mean rows a rank",
     "step ms",
-    "longest step of the loads before ms",
+    "longest step of earlier loads ms",
 )
 REDUNDANT = 8
 
@@ -92,7 +92,7 @@ async def steps(config: RankConfig, repeats: int) -> Report:
         )
     report.notes = [
         "Each rank is a process with one thread, and all share this machine's cores: with more ranks than cores they "
-        "wait for each other's turns.",
+        "wait for each other.",
         "Predicted: the bytes that a rank sends over a link's bandwidth, and for each collective a latency (H200 with "
         "NVLink 450 GB/s and 8 us, RDMA 50 GB/s and 25 us). Neither was measured.",
         f"Runs of each: {repeats}.",
@@ -119,8 +119,8 @@ async def balances(config: RankConfig, repeats: int) -> Report:
                 median(longest_s for *_, longest_s in runs) * 1000,
             )
     report.notes = [
-        "Rows that the experts of a rank computed, as counted in the last of three equal loads; before it the experts "
-        "were placed by the first two, if by load.",
+        "Rows that the experts of a rank computed in the last of three equal loads. With 'by load', the first two "
+        "determine the placement of the experts.",
         f"Runs of each: {repeats}.",
     ]
     return report

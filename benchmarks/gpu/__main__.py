@@ -14,9 +14,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.gpu_results import merge
-from benchmarks.gpu.gpu_table import show
 from benchmarks.gpu.machine import describe_gpu
+from benchmarks.gpu.results import merge, show
 from benchmarks.gpu.stage import Setting
 from benchmarks.gpu.stage_process import run_stage
 from benchmarks.gpu.stages import STAGES, Stage, stage_named
@@ -48,7 +47,7 @@ def run_all(stages: list[Stage], setting: Setting) -> dict[str, dict[str, object
     for stage in stages:
         timeout_s = min(stage.timeout_s, left_s[stage.is_benchmark])
         if timeout_s < LEAST_S:
-            print(f"{stage.name}: not begun, the time is used up", flush=True)
+            print(f"{stage.name}: skipped, no time is left", flush=True)
             continue
         started_s = time.monotonic()
         results[stage.name] = result = run_stage(stage, setting, timeout_s)

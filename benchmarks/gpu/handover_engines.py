@@ -109,7 +109,7 @@ class PrefillProcess:
 
     def _receive(self) -> object:
         if not self._pipe.poll(ANSWER_S):
-            raise TimeoutError(f"the prefill engine said nothing for {ANSWER_S:.0f} s")
+            raise TimeoutError(f"the prefill engine did not respond within {ANSWER_S:.0f} s")
         try:
             answer = self._pipe.recv()
         except EOFError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.closeness import Closeness, Limits
+from benchmarks.gpu.numerics.closeness import Closeness, Limits
 
 Cell = str | float | int
 

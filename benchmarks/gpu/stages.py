@@ -21,19 +21,19 @@ class Stage:
 
 
 STAGES = (
-    Stage("ops", "op_numerics", 60),
-    Stage("attention", "attention_numerics", 120),
-    Stage("models", "model_numerics", 120),
-    Stage("graphs", "graph_numerics", 120),
-    Stage("fp8", "fp8_numerics", 90),
-    Stage("checksums", "checksum_numerics", 60),
-    Stage("handover", "handover_numerics", 120),
-    Stage("roofline", "roofline", 30, is_benchmark=True),
-    Stage("decode speed", "decode_speed", 180, is_benchmark=True),
-    Stage("prefill speed", "prefill_speed", 120, is_benchmark=True),
-    Stage("handover speed", "handover_speed", 60, is_benchmark=True),
-    Stage("transformers speed", "transformers_speed", 120, is_benchmark=True),
-    Stage("vllm speed", "vllm_speed", 180, is_benchmark=True),
+    Stage("ops", "numerics.ops", 60),
+    Stage("attention", "numerics.attention", 120),
+    Stage("models", "numerics.models", 120),
+    Stage("graphs", "numerics.graphs", 120),
+    Stage("fp8", "numerics.fp8", 90),
+    Stage("checksums", "numerics.checksums", 60),
+    Stage("handover", "numerics.handover", 120),
+    Stage("roofline", "speed.roofline", 30, is_benchmark=True),
+    Stage("decode speed", "speed.decode", 180, is_benchmark=True),
+    Stage("prefill speed", "speed.prefill", 120, is_benchmark=True),
+    Stage("handover speed", "speed.handover", 60, is_benchmark=True),
+    Stage("transformers speed", "speed.transformers_peer", 120, is_benchmark=True),
+    Stage("vllm speed", "speed.vllm_peer", 180, is_benchmark=True),
 )
 
 

@@ -1,31 +1,29 @@
-"""Low-overhead client: prepared requests over keep-alive connections."""
+"""Client of local routers that times the first text and the end of responses."""
 
-import asyncio
 import re
-import time
-from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+
+from baton.loadtool.client import HttpClient
 
 REQUEST_TIMEOUT_S = 120.0
-LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 TEXT = re.compile(rb'"(?:text|content)":"[^"]')  # skips the empty events that some routers send first
-PADDING = "\r\nx-padding: "
 TAIL_BYTES = 32  # longer than the searched texts, which may arrive in parts
-END = b"\r\n0\r\n\r\n"  # end of a chunked body
 
 
 class Refused(Exception):
-    """Unexpected response of the router, whose start is in the text."""
+    """Unexpected response of the router, whose status and body are in the text."""
 
 
 @dataclass(slots=True)
 class Answer:
     """Times of a response, in seconds of one clock."""
 
-    sent_s: float
+    sent_s: float = 0.0
     first_s: float = 0.0  # the first text of a stream
     last_s: float = 0.0
+    status: int = 0
+    kept: bytes = b""  # the body's last bytes until the first text; all of an error
 
     @property
     def ttft_s(self) -> float:
@@ -37,112 +35,40 @@ class Answer:
         """Seconds from the request to the end of the response."""
         return self.last_s - self.sent_s
 
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Handle the status."""
+        self.status = status
 
-def post(path: str, body: bytes, num_bytes: int = 0) -> bytes:
-    """Return the bytes of a request, padded to `num_bytes` by a meaningless header if it is shorter."""
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    num_missing = num_bytes - len(head) - len(PADDING) - 4 - len(body)
-    padding = PADDING + "x" * num_missing if num_missing > 0 else ""
-    return (head + padding).encode() + b"\r\n\r\n" + body
-
-
-class _Connection(asyncio.Protocol):
-    """Connection for one request at a time; bodies are chunked or have a content length."""
-
-    def __init__(self) -> None:
-        self.is_open = True
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._done: asyncio.Future[None] | None = None
-        self._answer = Answer(0.0)
-        self._head: bytearray | None = None  # until it is whole
-        self._tail = b""
-        self._num_missing: int | None = None  # remaining bytes of a body with a content length
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_open = False
-        self._fail(exc or ConnectionError("the router closed the connection"))
-
-    async def run(self, payload: bytes) -> Answer:
-        assert self._transport is not None
-        self._head, self._tail = bytearray(), b""
-        self._done = self._loop.create_future()
-        self._answer = Answer(time.perf_counter())
-        self._transport.write(payload)
-        await self._done
-        return self._answer
-
-    def data_received(self, data: bytes) -> None:
-        if self._head is not None:
-            self._head += data
-            head, separator, data = bytes(self._head).partition(b"\r\n\r\n")
-            if not separator:
-                return
-            self._head = None
-            if not head.startswith(b"HTTP/1.1 200"):
-                self._fail(Refused((head + data).decode(errors="replace")))
-                self.close()
-            length = LENGTH.search(head)
-            self._num_missing = int(length[1]) if length is not None else None
-        if data:
-            self._take_body(data)
-
-    def _take_body(self, data: bytes) -> None:
-        now_s = time.perf_counter()
-        self._tail += data
-        if not self._answer.first_s and TEXT.search(self._tail):
-            self._answer.first_s = now_s
-        self._tail = self._tail[-TAIL_BYTES:]
-        if self._num_missing is None:
-            is_last = self._tail.endswith(END)
-        else:
-            self._num_missing -= len(data)
-            is_last = self._num_missing == 0
-        if is_last and self._done is not None and not self._done.done():
-            self._answer.last_s = now_s
-            self._done.set_result(None)
-
-    def close(self) -> None:
-        self.is_open = False
-        if self._transport is not None:
-            self._transport.close()
-
-    def _fail(self, error: Exception) -> None:
-        if self._done is not None and not self._done.done():
-            self._done.set_exception(error)
+    def body(self, piece: bytes, now_s: float) -> None:
+        """Handle a piece of the body."""
+        self.last_s = now_s
+        if self.status != 200:
+            self.kept += piece
+        elif not self.first_s:
+            self.kept += piece
+            if TEXT.search(self.kept):
+                self.first_s = now_s
+            self.kept = self.kept[-TAIL_BYTES:]
 
 
 class Client:
     """Connections to each port, as many as were ever needed concurrently."""
 
     def __init__(self) -> None:
-        self._idle: defaultdict[int, list[_Connection]] = defaultdict(list)
+        self._clients: dict[int, HttpClient] = {}
 
     async def ask(self, port: int, payload: bytes) -> Answer:
-        """Send a prepared request. Raises OSError, Refused or TimeoutError if the response is incomplete."""
-        connection = await self._take(port)
-        try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                answer = await connection.run(payload)
-        except BaseException:
-            connection.close()
-            raise
-        self._idle[port].append(connection)
+        """Send a prepared request. Raises OSError, Refused or TimeoutError if there is no complete response of 200."""
+        if port not in self._clients:
+            self._clients[port] = HttpClient("127.0.0.1", port, None, REQUEST_TIMEOUT_S)
+        answer = Answer()
+        answer.sent_s = await self._clients[port].ask(payload, answer)
+        if answer.status != 200:
+            raise Refused(f"{answer.status}: {answer.kept.decode(errors='replace')}")
         return answer
 
     def close(self) -> None:
         """Close the connections."""
-        for connections in self._idle.values():
-            for connection in connections:
-                connection.close()
-        self._idle.clear()
-
-    async def _take(self, port: int) -> _Connection:
-        while self._idle[port]:
-            connection = self._idle[port].pop()
-            if connection.is_open:
-                return connection
-        return (await asyncio.get_running_loop().create_connection(_Connection, "127.0.0.1", port))[1]
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchmarks.routing.nothing import nothing_before_baton, nothing_before_dynamo, nothing_before_http
+from benchmarks.routing.passing.systems import baton_pass_through, dynamo_pass_through, http_pass_through
 from benchmarks.routing.system import NOTHING, NOTHING_DYNAMO, NOTHING_HTTP, System, baton, dynamo, sglang
 
 BATON = baton("cost", "baton")
@@ -18,8 +18,8 @@ DYNAMO = dynamo(
 )  # fmt: skip
 ROUTED = (BATON, baton("round_robin", "round robin"), SGLANG, DYNAMO)  # compared by where they send requests
 COSTED = (
-    nothing_before_baton(NOTHING), BATON, nothing_before_http(NOTHING_HTTP), SGLANG,
-    nothing_before_dynamo(NOTHING_DYNAMO), DYNAMO,
+    baton_pass_through(NOTHING), BATON, http_pass_through(NOTHING_HTTP), SGLANG,
+    dynamo_pass_through(NOTHING_DYNAMO), DYNAMO,
 )  # fmt: skip  # compared by what their request path costs
 
 
@@ -28,5 +28,5 @@ def by_name(systems: Sequence[System], names: str) -> list[System]:
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     found = [system for system in systems if not wanted or system.name in wanted]
     if not found:
-        raise ValueError(f"none of {', '.join(system.name for system in systems)} is meant by {names!r}")
+        raise ValueError(f"none of {', '.join(system.name for system in systems)} is named by {names!r}")
     return found

@@ -17,15 +17,15 @@ COLUMNS = ("router", "CPU us at 3 KB", "streamed", "CPU us at 50 KB",
            "TTFT p50 ms", "TTFT p99 ms", "TTFT over nothing p50 ms", "TTFT over nothing p99 ms",
            "req/s, 1 process", "req/s, 2 processes")  # fmt: skip
 NOTES = (
-    "CPU: of the router's processes, a chat request of 8 tokens, when it has all it can do; whole answers but where it "
-    "says streamed.",
-    f"added: from the request to its whole answer, before workers that answer at once, at {RATE:.0f} requests a "
-    "second; TTFT: the same to the first token of a stream.",
-    "nothing: a process between the same client and the same workers that only passes on: commands with the prompt's "
-    "tokens, made by the client, for Baton's workers; the bytes for HTTP workers; a call by the runtime's own Python "
-    "client for Dynamo's. Over nothing: less the same percentile of nothing before the same workers.",
-    "sglang-router passes prompts on as they come and its HTTP workers tokenise; its mode that tokenises could not be "
-    "measured, since it downloads a vocabulary when it starts.",
+    "CPU: time of the router's processes per chat request of 8 tokens, under full load; not streamed unless the column "
+    "is 'streamed'.",
+    f"added: time from the request to the end of its response, with workers that respond at once, at {RATE:.0f} "
+    "requests per second; TTFT: time to the first token of a stream, under the same load.",
+    "nothing: a process between the same client and the same workers that only forwards: commands with the prompt's "
+    "tokens, made by the client, to Baton's workers; bytes to HTTP workers; calls by the runtime's Python client to "
+    "Dynamo's. Over nothing: minus the same percentile of nothing with the same workers.",
+    "sglang-router forwards prompts unchanged, and its HTTP workers tokenise; its tokenising mode could not be "
+    "measured, because it downloads a vocabulary at start.",
     "req/s: client, router and workers share the machine's cores, and the workers and the client are one process each.",
 )
 

@@ -15,7 +15,7 @@ from baton.simulation.engine.request import PrefilledChunk, SimulatedRequest
 from baton.simulation.engine.virtual_time import run_in_virtual_time
 from benchmarks.routing.run_result import RunResult, summarise
 from benchmarks.routing.topology import Topology
-from benchmarks.routing.worker_counts import WorkerCounts
+from benchmarks.routing.workers.counts import WorkerCounts
 from benchmarks.routing.workload import Turn, Workload
 
 

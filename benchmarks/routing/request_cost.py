@@ -5,10 +5,11 @@ Chats of 8 output tokens, streamed or not, with workers that respond at once; sm
 
 import asyncio
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
-from benchmarks.routing.chats import chats
 from benchmarks.routing.client import Answer, Client
 from benchmarks.routing.run import ready_system
 from benchmarks.routing.system import Chat, Served, Setting, System
@@ -19,6 +20,8 @@ SMALL_BYTES, LARGE_BYTES = 3_000, 50_000
 RATE = 50.0  # small requests per second: a moderate load
 NUM_CONNECTIONS = 16  # for throughput
 NUM_PAYLOADS = 400
+DOCS = Path(__file__).parents[2] / "docs"
+SYSTEM_SHARE = 1 / 3  # of the bytes of a chat; identical for all chats of a size
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,4 +106,21 @@ async def _run_busy(served: Served, payloads: list[bytes], seconds: float) -> Th
 
 
 def _payloads(chat: Chat, num_bytes: int, stream: bool, seed: int) -> list[bytes]:
-    return [chat(messages, NUM_OUTPUT_TOKENS, stream) for messages in islice(chats(num_bytes, seed), NUM_PAYLOADS)]
+    return [chat(messages, NUM_OUTPUT_TOKENS, stream) for messages in islice(_chats(num_bytes, seed), NUM_PAYLOADS)]
+
+
+def _chats(num_bytes: int, seed: int) -> Iterator[list[dict[str, str]]]:
+    """Yield endless chats of the project's documentation, with a common system prompt and a new question each."""
+    text = "\n".join(path.read_text() for path in sorted(DOCS.glob("*.md")))
+    rng = random.Random(seed)
+    num_system_bytes = round(num_bytes * SYSTEM_SHARE)
+    system = {"role": "system", "content": _excerpt(text, 0, num_system_bytes)}
+    while True:
+        start = rng.randrange(len(text))
+        question = f"{rng.getrandbits(64):x} " + _excerpt(text, start, num_bytes - num_system_bytes)
+        yield [system, {"role": "user", "content": question}]
+
+
+def _excerpt(text: str, start: int, length: int) -> str:
+    """Return `length` characters from `start`, wrapping around at the end."""
+    return (text[start:] + text * (length // len(text) + 1))[:length]

@@ -12,9 +12,7 @@ from typing import IO
 
 import psutil
 
-from benchmarks.routing.worker_process import ROOT, ProcessFailed, tail
-
-START_TIMEOUT_S = 90.0
+from benchmarks.routing.workers.process import ROOT, ProcessFailed, tail
 
 
 @dataclass(frozen=True, slots=True)

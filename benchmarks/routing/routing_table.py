@@ -106,7 +106,7 @@ class RoutingTable:
     def _lags(self) -> list[str]:
         """Return notes for runs in which the engines' process was late."""
         return [
-            f"{workload}, {topology}, {name}: the engines were late by up to {worst * 1000:.0f} ms in some run"
+            f"{workload}, {topology}, {name}: the engines lagged by up to {worst * 1000:.0f} ms in one of the runs"
             for (workload, topology, name), results in self._results.items()
             if (worst := max(each.max_lag_s for each in results)) > MAX_LAG_S
         ]

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from benchmarks.routing.client import Client, Refused, post
+from benchmarks.http_load import post
+from benchmarks.routing.client import Client, Refused
 from benchmarks.routing.run_result import RunResult, summarise
 from benchmarks.routing.system import Served, Setting, System
 from benchmarks.routing.topology import Topology

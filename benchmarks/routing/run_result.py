@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.load import percentile
 from benchmarks.routing.topology import Topology
-from benchmarks.routing.worker_counts import WorkerCounts
+from benchmarks.routing.workers.counts import WorkerCounts
 from benchmarks.routing.workload import Workload
 
 

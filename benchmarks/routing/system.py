@@ -11,15 +11,15 @@ from pathlib import Path
 
 import orjson
 
-from benchmarks.routing.client import post
+from benchmarks.http_load import post
 from benchmarks.routing.router_process import RouterProcess, started_router
 from benchmarks.routing.topology import Topology
-from benchmarks.routing.worker_process import WorkerProcess, started_workers
+from benchmarks.routing.workers.process import WorkerProcess, started_workers
 from benchmarks.server import free_port
 
 MODEL = "bench"
 CONTEXT_TOKENS = 1 << 17
-# Baseline systems by their workers; see `nothing`.
+# Baseline systems by their workers; see `passing`.
 NOTHING, NOTHING_HTTP, NOTHING_DYNAMO = "nothing (gRPC)", "nothing (HTTP)", "nothing (dynamo)"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
@@ -141,7 +141,7 @@ def baton(policy: str, name: str, *options: str) -> System:
             {},
         )  # fmt: skip
 
-    return System(name, False, "baton_workers", "/v1/completions", completions_body, router, floor=NOTHING)
+    return System(name, False, "baton", "/v1/completions", completions_body, router, floor=NOTHING)
 
 
 def sglang(name: str, *options: str, pd_options: tuple[str, ...] = ()) -> System:
@@ -160,7 +160,7 @@ def sglang(name: str, *options: str, pd_options: tuple[str, ...] = ()) -> System
             {"no_proxy": "*", "NO_PROXY": "*"},
         )  # fmt: skip
 
-    return System(name, True, "sglang_workers", "/generate", generate_body, router, floor=NOTHING_HTTP)
+    return System(name, True, "sglang", "/generate", generate_body, router, floor=NOTHING_HTTP)
 
 
 def dynamo(name: str, *options: str, pd_options: tuple[str, ...] = ()) -> System:
@@ -174,6 +174,4 @@ def dynamo(name: str, *options: str, pd_options: tuple[str, ...] = ()) -> System
             {},
         )  # fmt: skip
 
-    return System(
-        name, True, "dynamo_workers", "/v1/completions", completions_body, router, True, True, floor=NOTHING_DYNAMO
-    )
+    return System(name, True, "dynamo", "/v1/completions", completions_body, router, True, True, floor=NOTHING_DYNAMO)

@@ -24,11 +24,6 @@ class BlockManager:
         self._num_pins = 0
 
     @property
-    def num_fills(self) -> int:
-        """Number of requests whose blocks are being filled remotely."""
-        return len(self._fills)
-
-    @property
     def num_usable(self) -> int:
         """Number of blocks that requests can hold."""
         return self.cache.pool.num_blocks - 1

@@ -99,7 +99,7 @@ class ClosedLoop:
                 answer.token_ids += each.token_ids
                 num_ended += len(answer.token_ids) == num_output_tokens
                 if len(answer.token_ids) > num_output_tokens:
-                    raise RuntimeError(f"{len(answer.token_ids)} tokens came, {num_output_tokens} were asked for")
+                    raise RuntimeError(f"{len(answer.token_ids)} tokens received, {num_output_tokens} requested")
         return answers
 
 

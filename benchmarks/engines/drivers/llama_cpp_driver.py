@@ -41,7 +41,7 @@ class LlamaCppEngine:
             raise RuntimeError(f"{setting.model} could not be loaded")
         self._context = llama_cpp.llama_init_from_model(self._model, context_params(setting))
         if not self._context:
-            raise RuntimeError("the context could not be made")
+            raise RuntimeError("the context could not be created")
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
@@ -61,7 +61,7 @@ class LlamaCppEngine:
         rows = self._fill_batch()
         status = llama_cpp.llama_decode(self._context, self._batch)
         if status != 0:
-            raise RuntimeError(f"llama_decode says {status}")
+            raise RuntimeError(f"llama_decode returned {status}")
         return [self._take(slot, row) for slot, row in rows.items()]
 
     def _fill_batch(self) -> dict[int, int]:

@@ -167,7 +167,7 @@ class TestClosedLoop:
             def step(self) -> Iterable[NewTokens]:
                 return [NewTokens(0, [1, 2, 3])]
 
-        with pytest.raises(RuntimeError, match="3 tokens came, 2 were asked for"):
+        with pytest.raises(RuntimeError, match="3 tokens received, 2 requested"):
             ClosedLoop(Generous()).run([[1]], num_output_tokens=2, concurrency=1)
 
 

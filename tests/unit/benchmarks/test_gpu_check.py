@@ -14,13 +14,13 @@ from baton.engine.attention.torch_reference import TorchAttention
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.scales import UNSCALED, KVScales
 from baton.engine.ops.torch_ops import TorchOps
-from benchmarks.gpu import attention_numerics, op_numerics
-from benchmarks.gpu.answers import compare_answers
-from benchmarks.gpu.closeness import OPERATION, Closeness
 from benchmarks.gpu.engine_session import Answer
-from benchmarks.gpu.gpu_results import merge
 from benchmarks.gpu.machine import describe_gpu
-from benchmarks.gpu.model_numerics import compare_models
+from benchmarks.gpu.numerics import attention, ops
+from benchmarks.gpu.numerics.answers import compare_answers
+from benchmarks.gpu.numerics.closeness import OPERATION, Closeness
+from benchmarks.gpu.numerics.models import compare_models
+from benchmarks.gpu.results import merge
 from benchmarks.gpu.stage import Record, Setting
 from benchmarks.gpu.stage_process import run_stage
 from benchmarks.gpu.stages import stage_named
@@ -80,21 +80,21 @@ def test_the_command_runs_stages_and_stores_their_results(tmp_path: Path) -> Non
 def test_an_operation_that_is_off_by_one_percent_is_found(setting: Setting) -> None:
     for each in (setting, Bfloat16Setting(CPU, True, setting.directory)):
         right, wrong = Record(), Record()
-        op_numerics.check_ops(right, each, TorchOps())
+        ops.check_ops(right, each, TorchOps())
         assert all(finding.ok for finding in right.findings)
-        op_numerics.check_ops(wrong, each, InexactOps())
+        ops.check_ops(wrong, each, InexactOps())
         found = {finding.case for finding in wrong.findings if not finding.ok}
         normed = {case for finding in wrong.findings if "rms_norm" in (case := finding.case) and ": sum" not in case}
         assert found == normed
 
 
 def test_attention_that_caches_wrong_values_is_found(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = attention_numerics.QUICK_MODELS[0]
+    model = attention.QUICK_MODELS[0]
     inexact = InexactAttention.for_model(model.config("float32"), 16)
-    monkeypatch.setattr(attention_numerics, "attention_for", lambda *_: inexact)
+    monkeypatch.setattr(attention, "attention_for", lambda *_: inexact)
     record = Record()
     with torch.inference_mode():
-        attention_numerics.check_attention(record, setting, model, "auto", 16, seed=0)
+        attention.check_attention(record, setting, model, "auto", 16, seed=0)
     caches = [finding for finding in record.findings if finding.case.endswith("cache")]
     assert caches
     assert not any(finding.ok for finding in caches)
@@ -104,19 +104,19 @@ def test_attention_that_caches_wrong_values_is_found(setting: Setting, monkeypat
 
 def test_bf16_attention_passes_and_attention_to_too_few_tokens_fails(tmp_path: Path) -> None:
     setting = Bfloat16Setting(CPU, True, tmp_path)
-    model, record = attention_numerics.QUICK_MODELS[0], Record()
+    model, record = attention.QUICK_MODELS[0], Record()
     with torch.inference_mode():
-        attention_numerics.check_attention(record, setting, model, "auto", 16, seed=0)
+        attention.check_attention(record, setting, model, "auto", 16, seed=0)
         assert all(finding.ok for finding in record.findings)
-        _, sequences = list(attention_numerics.steps(setting, 0))[1]
-        batch = attention_numerics.make_batch(sequences, 16, 0)
-        inputs = attention_numerics.Inputs.draw(model, batch.num_tokens, setting)
-        pool = attention_numerics.drawn((99, 1, 2, 2, 2, 16, 16), setting)
+        _, sequences = list(attention.steps(setting, 0))[1]
+        batch = attention.make_batch(sequences, 16, 0)
+        inputs = attention.Inputs.draw(model, batch.num_tokens, setting)
+        pool = attention.drawn((99, 1, 2, 2, 2, 16, 16), setting)
         backend = TorchAttention.for_model(model.config("bfloat16"), 16)
-        whole = attention_numerics.attend(backend, inputs, pool, batch, UNSCALED).values
+        whole = attention.attend(backend, inputs, pool, batch, UNSCALED).values
         shorter = replace(batch, context_lens=(batch.context_lens - 1).clamp(min=1))
-        less = attention_numerics.attend(backend, inputs, pool, shorter, UNSCALED).values
-    assert not attention_numerics.ATTENTION[torch.bfloat16].admit(Closeness.of(less, whole))
+        less = attention.attend(backend, inputs, pool, shorter, UNSCALED).values
+    assert not attention.ATTENTION[torch.bfloat16].admit(Closeness.of(less, whole))
 
 
 def test_each_distance_detects_errors_that_the_others_miss() -> None:

@@ -9,11 +9,12 @@ import orjson
 import pytest
 
 from baton.simulation.engine.engine import SimulatedEngine
-from benchmarks.routing.client import Client, Refused, post
-from benchmarks.routing.rendezvous import Rendezvous
-from benchmarks.routing.sglang_workers import SglangWorker
+from benchmarks.http_load import post
+from benchmarks.routing.client import Client, Refused
 from benchmarks.routing.system import chat_body, generate_body
 from benchmarks.routing.topology import INSTANT_SPEC, Role
+from benchmarks.routing.workers.rendezvous import Rendezvous
+from benchmarks.routing.workers.sglang import SglangWorker
 
 SPEC = replace(INSTANT_SPEC, num_blocks=1024)
 PROMPT = list(range(400, 464))

@@ -46,7 +46,6 @@ def run_of(*records: RequestRecord, arrivals: Arrivals | None = None, is_whole: 
     return LoadRun(
         arrivals=arrivals or RequestRate(2.0),
         records=list(records),
-        started_unix_s=1.7e9,
         elapsed_s=10.0,
         client_cpu_s=1.0,
         is_whole=is_whole,

@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Mapping
+from time import perf_counter
 
 import pytest
 import trustme
@@ -64,6 +65,18 @@ async def test_bodies_are_read_for_every_kind_of_length() -> None:
     ):
         kept = await request_once(answer, ends=ends)
         assert (kept.status, kept.headers["x-a"], kept.content) == (200, "b", b"hello"), answer
+
+
+async def test_the_time_of_sending_is_after_the_connection_was_opened_and_before_the_response() -> None:
+    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello")
+
+    async with scripted_server(script) as server:
+        client, kept = client_of(server.port), Kept()
+        before_s = perf_counter()
+        sent_s = await client.ask(PAYLOAD, kept)
+        client.close()
+    assert before_s < sent_s < kept.pieces[0][1]
 
 
 @pytest.mark.parametrize(

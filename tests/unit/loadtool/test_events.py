@@ -2,7 +2,7 @@
 
 import random
 
-from baton.loadtool.answer import EventSplitter
+from baton.loadtool.response import EventSplitter
 
 STREAM = (
     b": a comment\n\ndata: one\n\nevent: x\r\ndata:two\r\ndata: lines\r\n\r\n"

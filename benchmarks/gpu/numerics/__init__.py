@@ -1,0 +1,1 @@
+"""Comparisons of the engine on a device with references."""

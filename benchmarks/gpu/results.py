@@ -1,0 +1,43 @@
+"""Results of stages: the file into which each run is merged, and their tables."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.machine import GpuMachine
+from benchmarks.report import Report
+
+MAX_WRONG = 20  # failed findings to print
+
+
+def merge(path: Path, machine: GpuMachine, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Replace earlier results of these stages; each result has its time and machine."""
+    kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"stages": {}}
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    for name, result in results.items():
+        kept["stages"][name] = {"when": when, "machine": asdict(machine), **result}
+    path.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def show(name: str, result: dict[str, Any]) -> None:
+    """Print the failed findings, the table if there is one, and the notes."""
+    findings: list[dict[str, Any]] = result["findings"]
+    wrong = [finding for finding in findings if not finding["ok"]]
+    verdict = "right" if result["ok"] else "WRONG"
+    print(f"{name}: {verdict}, {len(findings) - len(wrong)} of {len(findings)} findings, {result['seconds']:.0f} s")
+    for finding in wrong[:MAX_WRONG]:
+        print(f"  {finding['case']}: {finding['detail']}")
+    if len(wrong) > MAX_WRONG:
+        print(f"  and {len(wrong) - MAX_WRONG} more")
+    if not result["ok"]:
+        print(f"  {result.get('error', 'its log ends with:')}\n{result['log']}")
+    if result["rows"]:
+        report = Report(name, list(result["rows"][0]))
+        for row in result["rows"]:
+            report.add(*row.values())
+        report.show()
+    for note in result["notes"]:
+        print(f"  {note}", flush=True)

@@ -1,0 +1,1 @@
+"""Speeds of a device, compared with its limits and with other engines."""

@@ -1,0 +1,1 @@
+"""Pass-through processes in place of a router, as baselines."""

@@ -1,0 +1,1 @@
+"""Simulated workers behind the worker protocol of each router."""
