@@ -68,7 +68,7 @@ async def test_bodies_are_read_for_every_kind_of_length() -> None:
 
 
 async def test_the_time_of_sending_is_after_the_connection_was_opened_and_before_the_response() -> None:
-    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def script(_request: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello")
 
     async with scripted_server(script) as server:
