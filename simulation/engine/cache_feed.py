@@ -79,7 +79,7 @@ class CacheFeed:
 
     def subscribe(self) -> CacheSubscription:
         """A subscription that starts with all that is cached."""
-        self.flush()
+        self._distribute()
         subscription = CacheSubscription(self)
         subscription.add(CacheChanges(stored=self._blocks.cache.snapshot()))
         self._subscriptions.append(subscription)
@@ -111,7 +111,12 @@ class CacheFeed:
             self._full[hashes[index]] = BlockContent(parent, tokens)
 
     def flush(self) -> None:
-        """Spreads what changed since the last time."""
+        """Distribute the changes since the last call; without subscriptions they stay in the cache."""
+        if not self._subscriptions and not self.keeps_content:
+            return
+        self._distribute()
+
+    def _distribute(self) -> None:
         changes = self._blocks.cache.take_changes()
         if self.keeps_content:
             for block_hash in changes.removed:

@@ -9,20 +9,19 @@ Requests that receive their KV are passed to the listeners when they get their b
 then calls `end_receive`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from baton.engine.config import EngineConfig
 from baton.engine.errors import EngineEnded, InvalidRequest
-from baton.engine.kv.block_hash import BlockHash
 from baton.engine.kv.block_manager import BlockManager
-from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
-from baton.engine.request import BlockId, FinishRule, Request, RequestId, RequestStatus
+from baton.engine.outputs import EngineStats, RequestOutput, SampledToken, StepOutput
+from baton.engine.request import FinishRule, Request, RequestId, RequestStatus
 from baton.engine.scheduling.schedule import Received, ScheduledRequest, StepResult
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.scheduling.step_rates import StepTimes, StepWork
 from baton.simulation.engine.cache_feed import CacheFeed
 from baton.simulation.engine.clock import Clock
-from baton.simulation.engine.counters import EngineCounters, EngineLoad
+from baton.simulation.engine.counters import EngineCounters
 from baton.simulation.engine.known_rates import KnownRates
 from baton.simulation.engine.link import Link
 from baton.simulation.engine.spec import WorkerSpec
@@ -50,7 +49,8 @@ class EngineCore:
         self.blocks = BlockManager(spec.num_blocks, spec.block_size, enable_prefix_caching=True)
         self.max_model_len = min(spec.max_model_len, self.blocks.num_usable * spec.block_size)
         self.finish_rule = FinishRule(frozenset(), self.max_model_len)
-        self.scheduler = Scheduler(_config(spec), self.blocks, self.finish_rule)
+        self.config = _config(spec)
+        self.scheduler = Scheduler(self.config, self.blocks, self.finish_rule)
         self.counters = EngineCounters()
         self.step_times = StepTimes() if tokens is not None else KnownRates(self.spec)  # for load reports
         self.cache_feed = CacheFeed(self.blocks)
@@ -59,6 +59,7 @@ class EngineCore:
         self._tokens = tokens
         self._listeners: list[Listener] = []
         self._steps: Steps | None = None  # under way
+        self._receiving: dict[RequestId, Request] = {}  # including aborted ones, until their receive ends
         self._is_waking = False  # a step is about to begin
         self._to_abort: set[RequestId] = set()  # requests of the step under way
         self._has_ended = False
@@ -78,36 +79,31 @@ class EngineCore:
             raise InvalidRequest("a simulated worker has no logprobs")
         self.scheduler.add(request)
         self.counters.requests += 1
-        self._wake()
+        self.wake()
 
-    def abort(self, request_id: RequestId) -> None:
-        """End a request in any state and free its blocks, at the end of the step under way if that computes it."""
+    def abort(self, request_id: RequestId) -> bool:
+        """End a request in any state and free its blocks, at the end of the current step if that computes it.
+
+        False if the id is unknown.
+        """
         if self._steps is not None and any(item.request.request_id == request_id for item in self._steps.scheduled):
             self._to_abort.add(request_id)
-            self._wake()
         elif self.scheduler.abort(request_id):
             self._forget(request_id)
-            self._wake()
+        else:
+            return False
+        self.wake()
+        return True
 
-    def end_receive(self, request: Request, received: Received) -> None:
-        """End the fill of a receiving request's blocks; called once for each, even if it was aborted."""
+    def end_receive(self, request_id: RequestId, received: Received) -> None:
+        """End the receive of a request's KV; called once for each, even if it was aborted."""
+        request = self._receiving.pop(request_id)
         self.counters.received_tokens += max(0, received.num_tokens - request.num_computed_tokens)
         num_computed = request.num_computed_tokens
-        self.scheduler.end_receive(request.request_id, received)
+        self.scheduler.end_receive(request_id, received)
         if request.status is RequestStatus.RUNNING:
             self.cache_feed.note_full_blocks(request, num_computed)
-        self._wake()
-
-    def pin(self, hashes: Sequence[BlockHash]) -> tuple[int, list[BlockId]]:
-        """Hold the longest cached run of `hashes` until `unpin`; returns the pin's id and the blocks."""
-        pinned = self.blocks.pin(hashes)
-        self._wake()
-        return pinned
-
-    def unpin(self, pin_id: int) -> None:
-        """End a pin."""
-        self.blocks.unpin(pin_id)
-        self._wake()
+        self.wake()
 
     @property
     def has_work(self) -> bool:
@@ -121,18 +117,25 @@ class EngineCore:
         num_over = steps.num_over(self._clock.now_s) * steps.work.num_sequences if steps is not None else 0
         return self.counters.generated_tokens + num_over
 
-    def load(self) -> EngineLoad:
-        """Return what there is to do now."""
+    def load(self) -> EngineStats:
+        """Return the current load and the counters since the start."""
         num_running = len(self.scheduler.running)
-        return EngineLoad(
+        done, rates = self.counters, self.step_times.rates()
+        return EngineStats(
             num_running=num_running,
             num_waiting=self.scheduler.num_unfinished - num_running,
             num_queued_tokens=self.scheduler.num_queued_tokens,
             num_free_blocks=self.blocks.cache.pool.num_free,
             num_blocks=self.blocks.num_usable,
+            step_s=done.recent_step_s,
+            num_generated_tokens=done.generated_tokens,
+            num_prefilled_tokens=done.prefilled_tokens,
             num_preemptions=self.scheduler.num_preemptions,
             num_cached_tokens=self.scheduler.num_cached_tokens,
             num_looked_up_tokens=self.scheduler.num_looked_up_tokens,
+            prefill_tokens_per_s=rates.prefill_tokens_per_s,
+            decode_step_s=rates.decode_step_s,
+            decode_sequence_s=rates.decode_sequence_s,
         )
 
     def close(self) -> None:
@@ -140,8 +143,8 @@ class EngineCore:
         self._has_ended = True
         self._listeners.clear()
 
-    def _wake(self) -> None:
-        """Begin a step soon, with all that comes until then, or as soon as the step under way has ended."""
+    def wake(self) -> None:
+        """Begin a step soon, with all requests that arrive until then, or as soon as the current step has ended."""
         if self._steps is None:
             if not self._is_waking:
                 self._is_waking = True
@@ -158,6 +161,8 @@ class EngineCore:
         if self._has_ended:
             return
         schedule = self.scheduler.schedule()
+        for request in schedule.receiving:
+            self._receiving[request.request_id] = request
         if schedule.requests:
             work = StepWork.of(schedule.requests)
             step_s = self.spec.step_time_s(work.num_sequences, work.num_prompt_tokens, work.num_attended)

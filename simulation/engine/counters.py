@@ -1,4 +1,4 @@
-"""What a simulated engine counts, and what it has to do."""
+"""Counters of a simulated engine."""
 
 from dataclasses import dataclass
 
@@ -24,17 +24,3 @@ class EngineCounters:
         self.busy_s += num_steps * step_s
         self.recent_step_s += (1 - (1 - STEP_TIME_WEIGHT) ** num_steps) * (step_s - self.recent_step_s)
         self.prefilled_tokens += num_prompt_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """What an engine has to do now, and what its requests found cached since the start."""
-
-    num_running: int
-    num_waiting: int
-    num_queued_tokens: int
-    num_free_blocks: int
-    num_blocks: int  # that requests can hold
-    num_preemptions: int
-    num_cached_tokens: int  # of prompts, found in the cache when they were admitted first
-    num_looked_up_tokens: int  # of those prompts

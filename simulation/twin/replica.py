@@ -11,8 +11,7 @@ from baton.protos.worker_pb2 import WorkerLoad
 from baton.simulation.engine.clock import Clock
 from baton.simulation.engine.core import EngineCore
 from baton.simulation.engine.spec import WorkerSpec
-from baton.simulation.workers.load_report import load_report
-from baton.worker.reporting import WorkerCounters
+from baton.worker.reporting import WorkerCounters, load_report
 
 
 class Owner(Protocol):
@@ -73,7 +72,7 @@ class Replica:
 
     def end_receive(self, request: Request, received: Received) -> None:
         """The KV of a receiving request is here; what is missing is computed here."""
-        self.core.end_receive(request, received)
+        self.core.end_receive(request.request_id, received)
         self._note_change()
 
     def release(self, request: Request) -> None:
@@ -84,7 +83,7 @@ class Replica:
 
     def load(self) -> WorkerLoad:
         """Return the load report of a worker with this engine."""
-        return load_report(self.core, self.counters)
+        return load_report(self.core.load(), self.counters)
 
     def take_cache_changes(self) -> CacheChanges:
         """Return what was stored in the prefix cache and evicted since the last call."""

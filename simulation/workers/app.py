@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 
 import click
 
+from baton.doctor.known_peers import KnownPeers
 from baton.process.entry import plain_errors, process_flags, run_process, take_process_flags
 from baton.process.progress import ProgressReporter
 from baton.rpc.peers import Channels
@@ -31,11 +32,11 @@ logger = logging.getLogger("baton.simulation.workers")  # also when it is run as
 @asynccontextmanager
 async def simulated_workers(configs: Iterable[SimulatedWorkerConfig]) -> AsyncIterator[list[SimulatedWorker]]:
     """Workers that serve in the caller's event loop until the end of the block."""
-    channels = Channels()
+    channels, peers = Channels(), KnownPeers(None)
     workers: list[SimulatedWorker] = []
     try:
         for config in configs:
-            workers.append(SimulatedWorker(config, channels))
+            workers.append(SimulatedWorker(config, channels, peers))
             await workers[-1].start()
         yield workers
     finally:
