@@ -1,11 +1,11 @@
-"""An engine without a model: the real scheduler and block manager, under a stated time a step.
+"""An engine without a model: the real scheduler and block manager, with a given time per step.
 
-1. A request is added; the scheduler admits it when there are blocks, with what the prefix cache has of it.
+1. A request is added. The scheduler admits it when there are blocks, and reuses its cached prefix.
 2. A step is scheduled: chunks of prompts and one token of each decoding sequence, under the token budget.
-3. It takes the time that the spec says, in which nothing is computed.
-4. At its end the listeners receive its output, and the next step begins; without work there is none.
+3. The step takes the time that the spec gives; nothing is computed.
+4. At its end the listeners receive its output, and the next step begins if there is work.
 
-Requests that receive their KV are passed to the listeners when they get their blocks. A listener fills the blocks, and
+Requests that receive their KV are passed to the listeners when they get their blocks. A listener receives the KV and
 then calls `end_receive`.
 """
 
@@ -35,15 +35,15 @@ Listener = Callable[[StepOutput], None]
 class EngineCore:
     """The requests and the prefix cache of one engine; all calls come from one thread.
 
-    A step begins when the one before it should have ended, however late the clock calls: so the engine keeps its speed
-    as long as its process has any time left, which `counters.max_lag_s` reports.
+    A step begins when the previous one should have ended, however late the clock calls. The engine therefore keeps its
+    speed as long as its process has CPU time left; `counters.max_lag_s` shows whether it has.
     """
 
     def __init__(self, spec: WorkerSpec, clock: Clock, tokens: Tokens | None, time_scale: float = 1.0) -> None:
-        """Each second of the spec takes `time_scale` seconds. Raises ValueError for a spec that cannot be.
+        """Each second of the spec takes `time_scale` seconds. Raises ValueError for an impossible spec.
 
-        Without `tokens` a request's output repeats the last token of its prompt. Then listeners have no use for single
-        tokens: steps that are alike are one event of the clock, with one output, from which no rates can be learnt.
+        Without `tokens` a request's output repeats the last token of its prompt. Equal steps are then one event of the
+        clock with one output, so listeners do not get single tokens, and rates are those of the spec.
         """
         self.spec = spec.scaled(time_scale)
         self.blocks = BlockManager(spec.num_blocks, spec.block_size, enable_prefix_caching=True)
@@ -58,19 +58,20 @@ class EngineCore:
         self._clock = clock
         self._tokens = tokens
         self._listeners: list[Listener] = []
-        self._steps: Steps | None = None  # under way
+        self._steps: Steps | None = None  # in progress
         self._receiving: dict[RequestId, Request] = {}  # including aborted ones, until their receive ends
         self._is_waking = False  # a step is about to begin
-        self._to_abort: set[RequestId] = set()  # requests of the step under way
+        self._to_abort: set[RequestId] = set()  # at the end of the current step
         self._has_ended = False
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` with each step's output, with requests that got blocks to fill, and when nothing is left."""
+        """Call `listener` with each step's output, with requests that are to receive their KV, and when idle."""
         self._listeners.append(listener)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound, and
-        EngineEnded after `close`.
+        """Queue a request.
+
+        Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound, EngineEnded after `close`.
         """
         if self._has_ended:
             raise EngineEnded("the simulated engine has ended")
@@ -107,12 +108,12 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request has not ended."""
+        """Whether there is a request that has not ended."""
         return self.scheduler.num_unfinished > 0
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens sampled until now, with those of steps that have ended but are not counted yet."""
+        """Tokens sampled so far, including those of steps that have ended but are not counted yet."""
         steps = self._steps
         num_over = steps.num_over(self._clock.now_s) * steps.work.num_sequences if steps is not None else 0
         return self.counters.generated_tokens + num_over
@@ -139,7 +140,7 @@ class EngineCore:
         )
 
     def close(self) -> None:
-        """Stop making steps."""
+        """Stop stepping."""
         self._has_ended = True
         self._listeners.clear()
 
@@ -149,7 +150,7 @@ class EngineCore:
             if not self._is_waking:
                 self._is_waking = True
                 self._clock.at(self._clock.now_s, self._wake_up)
-        elif self._steps.cut_short(self._clock.now_s):
+        elif self._steps.truncate(self._clock.now_s):
             self._call_at_end(self._steps)
 
     def _wake_up(self) -> None:
@@ -178,7 +179,7 @@ class EngineCore:
 
     def _end_steps(self, steps: Steps, num_steps: int) -> None:
         if self._has_ended or steps is not self._steps or steps.num_steps != num_steps:
-            return  # they were cut short
+            return  # they were truncated
         now_s = steps.ends_s
         self.counters.max_lag_s = max(self.counters.max_lag_s, self._clock.now_s - now_s)
         self._steps = None
@@ -187,12 +188,12 @@ class EngineCore:
             self.scheduler.abort(request_id)
             self._forget(request_id)
         self._to_abort.clear()
-        self._begin_step(now_s)  # in front of the listeners, whose work is not the engine's time
+        self._begin_step(now_s)  # before the listeners run, whose time must not delay the engine
         self._tell(StepOutput(outputs, finished_at_s=now_s))
         self.cache_feed.flush()
 
     def _update(self, steps: Steps) -> list[RequestOutput]:
-        """Count the steps, and hand their results to the scheduler."""
+        """Count the steps and pass their results to the scheduler."""
         scheduled = steps.last()
         self.step_times.add(steps.work, steps.step_s)
         num_prompt_tokens = sum(item.num_new_prompt_tokens for item in scheduled)

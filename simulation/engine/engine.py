@@ -52,7 +52,10 @@ class SimulatedEngine:
     """An engine core and the streams of its requests; for use on one event loop."""
 
     def __init__(self, spec: WorkerSpec, time_scale: float = 1.0) -> None:
-        """Each second of the spec takes `time_scale` seconds. Raises ValueError for an impossible spec."""
+        """Create an engine for which each second of the spec takes `time_scale` seconds.
+
+        Raises ValueError for an impossible spec.
+        """
         self.core = EngineCore(spec, LoopClock(), Tokens(spec), time_scale)
         self._handovers = Handovers(self.core)
         self._streams: dict[RequestId, _Stream] = {}

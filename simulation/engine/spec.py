@@ -1,34 +1,35 @@
-"""How large and how fast a simulated worker is."""
+"""Capacity and speed of a simulated worker."""
 
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """A step takes `step_s`, plus `sequence_s` for each sequence that decodes, plus its prompt tokens' time.
+    """A worker's limits, and the times of its steps and transfers.
 
-    A step with prompts takes `prompts_step_s` more, however few tokens they have. A prompt token takes longer the more
-    tokens it looks at, if `attended_s` says so. Left out is that long contexts decode slower.
+    A step takes `step_s`, plus `sequence_s` for each sequence that decodes, plus the time of its prompt tokens. A step
+    with prompts takes `prompts_step_s` more, however few tokens they have. With `attended_s`, a prompt token takes
+    longer the more tokens it attends to. Decoding does not slow down with the length of the context.
     """
 
     block_size: int = 16  # tokens
     num_blocks: int = 8192
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048  # a step's prompt and output tokens together
+    max_num_batched_tokens: int = 2048  # token budget of a step
     max_model_len: int = 1 << 17
-    max_queue_len: int = 4096  # waiting requests; more are refused
+    max_queue_len: int = 4096  # bound of the waiting queue
     step_s: float = 0.010
     sequence_s: float = 0.0001
-    prompts_step_s: float = 0.0  # more, of a step that computes prompts
-    prefill_tokens_per_s: float = 20_000.0  # beside what they attend to
-    attended_s: float = 0.0  # of a prompt token for each token that it looks at, itself among them
+    prompts_step_s: float = 0.0  # added to a step that computes prompts
+    prefill_tokens_per_s: float = 20_000.0  # without `attended_s`
+    attended_s: float = 0.0  # time of a prompt token for each token that it attends to, itself included
     block_bytes: int = 2 << 20
-    link_bytes_per_s: float = 10e9  # at which a peer's blocks come
-    first_token_id: int = 300  # of the token ids that it says, beyond a vocabulary's special tokens
+    link_bytes_per_s: float = 10e9  # rate of reads from peers
+    first_token_id: int = 300  # lowest generated token id, above a vocabulary's special tokens
     num_token_ids: int = 3000
 
     def scaled(self, time_scale: float) -> "WorkerSpec":
-        """The same worker when each of its seconds takes `time_scale` seconds. Raises ValueError for what cannot be."""
+        """Return the spec in which each second takes `time_scale` seconds. Raises ValueError for impossible values."""
         if not 0 < time_scale < float("inf"):
             raise ValueError(f"the time scale is {time_scale}, but must be above 0")
         self.check()
@@ -43,7 +44,7 @@ class WorkerSpec:
         )
 
     def check(self) -> None:
-        """Raises ValueError naming the first value that no worker can have."""
+        """Raise ValueError with the first value that is impossible."""
         for name in ("block_size", "max_num_seqs", "max_model_len", "max_queue_len", "block_bytes", "num_token_ids"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
@@ -62,13 +63,14 @@ class WorkerSpec:
             )
 
     def step_time_s(self, num_sequences: int, num_prompt_tokens: int, num_attended: int = 0) -> float:
-        """Seconds of a step that decodes so many sequences and computes so many prompt tokens, which look at so many
-        tokens, all added up.
+        """Return the seconds of a step.
+
+        num_sequences: decoding ones; num_attended: sum over the prompt tokens of the tokens that each attends to.
         """
         prompts_step_s = self.prompts_step_s if num_prompt_tokens else 0.0
         prompts_s = prompts_step_s + self.prompts_s(num_prompt_tokens, num_attended)
         return self.step_s + self.sequence_s * num_sequences + prompts_s
 
     def prompts_s(self, num_tokens: int, num_attended: int) -> float:
-        """Seconds of prompt tokens that look at so many tokens, all added up."""
+        """Return the seconds of prompt tokens; num_attended: see `step_time_s`."""
         return num_tokens / self.prefill_tokens_per_s + self.attended_s * num_attended

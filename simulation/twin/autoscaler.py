@@ -1,4 +1,4 @@
-"""The real autoscaler before the twin's pools: a look every second."""
+"""The real autoscaler for the twin's pools: one decision per second."""
 
 from collections.abc import Callable, Iterable
 from statistics import median
@@ -18,7 +18,7 @@ LOOK_S = 1.0
 
 
 class Autoscaler:
-    """Owns what `plan_pools` remembers, and follows what it decides."""
+    """The state of `plan_pools`, and the execution of its decisions."""
 
     def __init__(
         self,
@@ -30,9 +30,9 @@ class Autoscaler:
         traffic: TrafficWindow,
         is_over: Callable[[], bool],
     ) -> None:
-        """Looks until `is_over` says that every request has ended."""
+        """Decide until `is_over` returns True: every request has ended."""
         settings.check()
-        self.decisions: list[tuple[float, Decision]] = []  # those that changed a size, and when
+        self.decisions: list[tuple[float, Decision]] = []  # with times; only those that changed a size
         self._clock = clock
         self._settings = settings
         self._machine = machine
@@ -43,7 +43,7 @@ class Autoscaler:
         self._state: ScalingState | None = None
 
     def look(self) -> None:
-        """One look, and the next one planned."""
+        """Make a decision, and schedule the next one."""
         if self._is_over():
             return
         self._prefill.collect()
@@ -57,15 +57,14 @@ class Autoscaler:
         self._clock.after(LOOK_S, self.look)
 
     def snapshot(self) -> PoolsSnapshot:
-        """As routers and workers would report it."""
+        """Return the figures that routers and workers would report."""
         spec, quantile = self._machine.spec, self._settings.slo.quantile
         prefills, decodes = list(self._prefill), list(self._decode)
         self._traffic.note_generated(self._clock.now_s, self._prefill.num_generated + self._decode.num_generated)
         num_held = sum(each.replica.num_held_tokens for each in decodes)
         num_running = sum(min(each.replica.num_running, spec.max_num_seqs) for each in decodes)
-        num_behind = (
-            sum(each.replica.num_running for each in decodes) - num_running
-        )  # their KV came, and no place is free
+        # Their KV is received, but the batch is full.
+        num_behind = sum(each.replica.num_running for each in decodes) - num_running
         return PoolsSnapshot(
             now_s=self._clock.now_s,
             traffic=self._traffic.traffic(self._clock.now_s),
@@ -91,6 +90,6 @@ class Autoscaler:
 
 
 def _tokens_per_s(workers: Iterable[Worker]) -> float:
-    """What a typical one has learnt; 0 if none has."""
+    """Return the median of the known prefill rates; 0 if none is known."""
     known = [rate for each in workers if (rate := each.replica.load().prefill_tokens_per_s)]
     return median(known) if known else 0.0
