@@ -172,7 +172,7 @@ class EngineCore:
             self._steps = Steps(schedule.requests, work, now_s, step_s, num_steps)
             self._call_at_end(self._steps)
         if schedule.receiving or not schedule.requests:
-            self._tell(StepOutput(receiving=schedule.receiving, finished_at_s=now_s))
+            self._notify(StepOutput(receiving=schedule.receiving, finished_at_s=now_s))
 
     def _call_at_end(self, steps: Steps) -> None:
         self._clock.at(steps.ends_s, self._end_steps, steps, steps.num_steps)
@@ -189,7 +189,7 @@ class EngineCore:
             self._forget(request_id)
         self._to_abort.clear()
         self._begin_step(now_s)  # before the listeners run, whose time must not delay the engine
-        self._tell(StepOutput(outputs, finished_at_s=now_s))
+        self._notify(StepOutput(outputs, finished_at_s=now_s))
         self.cache_feed.flush()
 
     def _update(self, steps: Steps) -> list[RequestOutput]:
@@ -219,7 +219,7 @@ class EngineCore:
         if self._tokens is not None:
             self._tokens.forget(request_id)
 
-    def _tell(self, output: StepOutput) -> None:
+    def _notify(self, output: StepOutput) -> None:
         for listener in self._listeners:
             listener(output)
 

@@ -121,7 +121,7 @@ def _tpot_equations(requests: Sequence[ProfiledRequest], max_step_tokens: int) -
                 first_s, last_s = _first_s(request), _last_s(request)
                 shares = [(_share(each, first_s, last_s) / num_tokens, steps, each) for each, steps in prompt_steps]
                 num_prompt_steps = sum(share * steps for share, steps, _ in shares)
-                num_beside = sum(share * each.uncached_tokens for share, _, each in shares)
+                num_prompt_tokens = sum(share * each.uncached_tokens for share, _, each in shares)
                 num_attended = sum(share * _num_attended(each) for share, _, each in shares)
                 num_sequences = decoding.mean(first_s, last_s)
                 is_remote = request.prefill_worker != request.decode_worker
@@ -132,7 +132,7 @@ def _tpot_equations(requests: Sequence[ProfiledRequest], max_step_tokens: int) -
                         steps,
                         steps * num_sequences,
                         num_prompt_steps,
-                        num_beside,
+                        num_prompt_tokens,
                         num_attended,
                         0.0,
                         0.0,
@@ -158,13 +158,13 @@ def _ttft_equations(requests: Sequence[ProfiledRequest], max_step_tokens: int) -
                 if place and sent_s > begins_s - shortest_s:
                     continue  # perhaps none of its prompts was at the worker yet
                 steps = ceil(sum(each.uncached_tokens for each in stretch) / max_step_tokens)
-                beside = decoding[worker].mean(begins_s, ends_s) if worker in decoding else 0.0
+                num_decoding = decoding[worker].mean(begins_s, ends_s) if worker in decoding else 0.0
                 before = 0.0 if place else decoding[first.run, first.decode_worker].mean(begins_s, _first_s(first))
                 admission = HALF_A_STEP * min(1.0, before)
                 yield Equation(
                     (
                         steps + admission,
-                        steps * beside + admission * before,
+                        steps * num_decoding + admission * before,
                         steps,
                         sum(each.uncached_tokens for each in stretch),
                         sum(map(_num_attended, stretch)),

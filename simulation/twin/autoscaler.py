@@ -14,7 +14,7 @@ from baton.simulation.twin.pool import Pool
 from baton.simulation.twin.traffic_window import WINDOW_S, TrafficWindow
 from baton.simulation.twin.worker import Worker
 
-LOOK_S = 1.0
+INTERVAL_S = 1.0
 
 
 class Autoscaler:
@@ -42,7 +42,7 @@ class Autoscaler:
         self._is_over = is_over
         self._state: ScalingState | None = None
 
-    def look(self) -> None:
+    def decide(self) -> None:
         """Make a decision, and schedule the next one."""
         if self._is_over():
             return
@@ -54,7 +54,7 @@ class Autoscaler:
             self.decisions.append((self._clock.now_s, decision))
         self._prefill.scale(targets[0])
         self._decode.scale(targets[1])
-        self._clock.after(LOOK_S, self.look)
+        self._clock.after(INTERVAL_S, self.decide)
 
     def snapshot(self) -> PoolsSnapshot:
         """Return the figures that routers and workers would report."""
@@ -64,7 +64,7 @@ class Autoscaler:
         num_held = sum(each.replica.num_held_tokens for each in decodes)
         num_running = sum(min(each.replica.num_running, spec.max_num_seqs) for each in decodes)
         # Their KV is received, but the batch is full.
-        num_behind = sum(each.replica.num_running for each in decodes) - num_running
+        num_outside_batch = sum(each.replica.num_running for each in decodes) - num_running
         return PoolsSnapshot(
             now_s=self._clock.now_s,
             traffic=self._traffic.traffic(self._clock.now_s),
@@ -82,9 +82,9 @@ class Autoscaler:
                 sequence_s=spec.sequence_s,
                 max_num_seqs=spec.max_num_seqs,
                 kv_tokens=(spec.num_blocks - 1) * spec.block_size,
-                kv_used_tokens=round(num_held * num_running / max(1, num_running + num_behind)),
+                kv_used_tokens=round(num_held * num_running / max(1, num_running + num_outside_batch)),
                 num_running=num_running,
-                num_waiting=num_behind + sum(each.replica.num_unadmitted for each in decodes),
+                num_waiting=num_outside_batch + sum(each.replica.num_unadmitted for each in decodes),
             ),
         )
 

@@ -49,7 +49,7 @@ class Journey:
         self._traced = request
         self._route: Route | None = None
         self._request: Request | None = None  # at the decode worker
-        self._reached_s = self._opened_s = 0.0  # when the decode worker got it, and asked for its prompt
+        self._reached_s = self._opened_s = 0.0  # when the decode worker got it, and when it called the prefill worker
 
     def begin(self) -> None:
         """Route the request when it arrives."""
@@ -63,8 +63,8 @@ class Journey:
         self.record.is_remote = route.prefill is not None
         num_uncached = uncached_tokens(route.plan, route.routed)
         stage.traffic.note_arrival(stage.clock.now_s, request.num_prompt_tokens, num_uncached, self.record.is_remote)
-        way_s = stage.router.queue_s(stage.machine.request_s) + stage.machine.overhead_s / 2
-        stage.clock.after(way_s, self._reach_decode)
+        delay_s = stage.router.queue_s(stage.machine.request_s) + stage.machine.overhead_s / 2
+        stage.clock.after(delay_s, self._reach_decode)
 
     def has_blocks(self) -> None:
         """Ask the prefill worker: the decode worker has blocks for the KV."""

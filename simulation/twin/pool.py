@@ -83,15 +83,15 @@ class Pool:
 
     def collect(self) -> None:
         """Remove the replicas that have drained."""
-        gone = [each for each in self._workers if each.draining_s is not None and _is_done(each)]
-        for worker in gone:
+        drained = [each for each in self._workers if each.draining_s is not None and _is_done(each)]
+        for worker in drained:
             assert worker.draining_s is not None
             if worker.ready_s is not None:
                 self._drains_s.append(self._clock.now_s - worker.draining_s)
             self._num_gone_preemptions += worker.replica.core.scheduler.num_preemptions
             self._num_gone_tokens += worker.replica.core.num_generated_tokens
             self._workers.remove(worker)
-        if gone:
+        if drained:
             self._note_change()
 
     def snapshot(self, window_s: float, quantile: float) -> PoolSnapshot:

@@ -60,7 +60,7 @@ class Twin:
         self.decode.begin(self._plan.decode or self._plan.both)
         self._arrive(0)
         if self._autoscaler is not None:
-            self._autoscaler.look()
+            self._autoscaler.decide()
         self.clock.run()
         ended_s = max((record.last_s for record in self._records), default=0.0)
         return Outcome(
