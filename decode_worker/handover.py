@@ -23,8 +23,7 @@ from baton.kvtransfer.errors import PeerRefused, TransferDeadline
 from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels, next_event
 from baton.rpc.requests import logprobs_from_proto
-from baton.worker.engine_host import EngineHost
-from baton.worker.ranks.ranks import GroupReceiver
+from baton.worker.base import Host, KVReceive
 
 MAX_ANNOUNCE_S = 10.0  # from computed to announced; a longer time means that the two clocks are of different hosts
 
@@ -94,7 +93,7 @@ class Handover:
     """One call to a prefill worker; `received` is at any time what has arrived and passed its checksum."""
 
     def __init__(
-        self, host: EngineHost, request: Request, listener: HandoverListener, deadline_s: float, known: Received
+        self, host: Host, request: Request, listener: HandoverListener, deadline_s: float, known: Received
     ) -> None:
         """Prepare a handover for a request whose block table is allocated.
 
@@ -108,7 +107,7 @@ class Handover:
         self._num_tokens = request.num_tokens
         self._blocks: list[int] = list(request.block_table)
         self._num_known_blocks = known.num_tokens // host.config.block_size
-        self._receiver: GroupReceiver | None = None
+        self._receiver: KVReceive | None = None
         self._announced: asyncio.Queue[worker_pb2.BlocksReady] = asyncio.Queue(len(self._blocks) + 1)
         self._all_expected = asyncio.Event()  # every block's checksum is known
         if self._num_known_blocks == len(self._blocks):
@@ -220,7 +219,7 @@ class Handover:
         except TimeoutError as error:
             raise TransferDeadline(f"checksums missing {self._deadline_s:.3f} s after the last block") from error
 
-    def _connected(self) -> GroupReceiver:
+    def _connected(self) -> KVReceive:
         if self._receiver is None:
             raise PeerRefused("the prefill worker announced blocks before it accepted")
         return self._receiver

@@ -13,7 +13,7 @@ from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import ChecksumMismatch, TransferError
 from baton.protos import common_pb2, worker_pb2
 from baton.rpc.peers import Channels
-from baton.worker.engine_host import EngineHost
+from baton.worker.base import Host
 from baton.worker.reporting import WorkerCounters
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class HandoverReporter:
 class RemotePrefill:
     """The handovers of one request; each starts from what the earlier ones received."""
 
-    def __init__(self, host: EngineHost, channels: Channels, incoming: HandoverReporter, deadline_s: float) -> None:
+    def __init__(self, host: Host, channels: Channels, incoming: HandoverReporter, deadline_s: float) -> None:
         self._host = host
         self._channels = channels
         self._incoming = incoming

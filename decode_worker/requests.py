@@ -27,8 +27,8 @@ from baton.engine.outputs import StepOutput
 from baton.engine.scheduling.schedule import Received
 from baton.protos import worker_pb2
 from baton.rpc.peers import Channels
+from baton.worker.base import Host
 from baton.worker.drain import Drain
-from baton.worker.engine_host import EngineHost
 from baton.worker.kv.prefix_pull import PrefixPull
 from baton.worker.kv.receives import KVReceives
 from baton.worker.reporting import WorkerCounters
@@ -39,7 +39,7 @@ class DecodeRequests:
 
     def __init__(
         self,
-        host: EngineHost,
+        host: Host,
         channels: Channels,
         counters: WorkerCounters,
         drain: Drain,

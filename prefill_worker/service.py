@@ -29,8 +29,8 @@ from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels, Context, check_peer
 from baton.rpc.requests import engine_request, logprobs_to_proto
 from baton.rpc.status import status_of
+from baton.worker.base import Host
 from baton.worker.drain import Drain
-from baton.worker.engine_host import EngineHost
 from baton.worker.kv.prefix_pull import PrefixPull
 from baton.worker.kv.receives import KVReceives
 from baton.worker.kv.source import Announcements, announcements_for
@@ -108,7 +108,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
     """The Prefill service: one job for each call. An open call is a lease on its prompt's blocks."""
 
     def __init__(
-        self, host: EngineHost, channels: Channels, counters: WorkerCounters, drain: Drain, deadline_s: float
+        self, host: Host, channels: Channels, counters: WorkerCounters, drain: Drain, deadline_s: float
     ) -> None:
         self._host = host
         self._channels = channels

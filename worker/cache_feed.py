@@ -6,12 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 
-from baton.engine.engine import Engine
 from baton.engine.kv.block_hash import HASH_BYTES, BlockHash
 from baton.engine.kv.prefix_cache import CacheChanges
 from baton.protos import worker_pb2
 from baton.rpc.grpc_options import MAX_MESSAGE_BYTES
-from baton.worker.engine_host import EngineHost
+from baton.worker.base import EngineCalls, Host
 
 MAX_PENDING = 1 << 20  # hashes that a slow subscriber has not received yet
 MAX_MESSAGE_HASHES = MAX_MESSAGE_BYTES // HASH_BYTES
@@ -91,7 +90,7 @@ class CacheFeed:
     subscriptions: they run in the engine's order, even if the stream that made the call has ended.
     """
 
-    def __init__(self, host: EngineHost) -> None:
+    def __init__(self, host: Host) -> None:
         self._host = host
         self._subscriptions: list[Subscription] = []
 
@@ -139,5 +138,5 @@ class CacheFeed:
             subscription.add(changes)
 
 
-def _state(engine: Engine) -> CacheState:
+def _state(engine: EngineCalls) -> CacheState:
     return CacheState(engine.blocks.cache.take_changes(), engine.blocks.cache.snapshot())

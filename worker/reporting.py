@@ -5,9 +5,12 @@ A router estimates a worker's load as the last report plus the commands that the
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from baton.engine.outputs import EngineStats
+from baton.protos.worker_pb2 import WorkerLoad
 
 MAX_UNTOLD = 1 << 16  # unreported numbers of a watcher; with more none are sent, and the router assumes all of them
 
@@ -66,6 +69,33 @@ class WorkerCounters:
     def read_bytes_per_s(self) -> float:
         """Bytes per second of recent reads; 0: not known yet."""
         return self._recent_bytes / self._recent_s if self._recent_s else 0.0
+
+
+def load_report(
+    stats: EngineStats, counters: WorkerCounters, transports: Mapping[str, str] | None = None
+) -> WorkerLoad:
+    """Return a worker's load report. transports: the transport in use and the reason, by peer."""
+    return WorkerLoad(
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+        num_prefills=counters.num_prefills,
+        num_queued_tokens=stats.num_queued_tokens,
+        num_free_blocks=stats.num_free_blocks,
+        num_blocks=stats.num_blocks,
+        step_s=stats.step_s,
+        num_generated_tokens=stats.num_generated_tokens,
+        num_prefilled_tokens=stats.num_prefilled_tokens,
+        num_preemptions=stats.num_preemptions,
+        handovers=counters.handovers,
+        handover_bytes=counters.handover_bytes,
+        handover_failures=counters.handover_failures,
+        checksum_failures=counters.checksum_failures,
+        peer_transports=transports,
+        prefill_tokens_per_s=stats.prefill_tokens_per_s,
+        decode_step_s=stats.decode_step_s,
+        decode_sequence_s=stats.decode_sequence_s,
+        read_bytes_per_s=counters.read_bytes_per_s,
+    )
 
 
 class ReportClock:

@@ -8,10 +8,10 @@ import grpc
 from baton.doctor.known_peers import KnownPeers
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Context
+from baton.worker.base import Host
 from baton.worker.cache_feed import CacheFeed, Subscription
 from baton.worker.drain import Drain, DrainConflict, DrainState
-from baton.worker.engine_host import EngineHost
-from baton.worker.reporting import MAX_UNTOLD, ReportClock, WorkerCounters
+from baton.worker.reporting import MAX_UNTOLD, ReportClock, WorkerCounters, load_report
 
 MIN_INTERVAL_S = 0.001
 BUSY_INTERVAL_S = 0.1  # longest time between two load checks while there is work
@@ -23,14 +23,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     def __init__(
         self,
-        host: EngineHost,
+        host: Host,
         counters: WorkerCounters,
         drain: Drain,
         describe: Callable[[], worker_pb2.WorkerDescription],
         transport_choices: Callable[[], dict[str, str]],
         drain_timeout_s: float,
         peers: KnownPeers,
+        idle_interval_s: float = IDLE_INTERVAL_S,
     ) -> None:
+        """`idle_interval_s`: between two reports of an idle worker; `math.inf` sends none without a change."""
         self._host = host
         self._counters = counters
         self._drain = drain
@@ -38,6 +40,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._transport_choices = transport_choices
         self._drain_timeout_s = drain_timeout_s
         self._peers = peers
+        self._idle_interval_s = idle_interval_s
         self._feed = CacheFeed(host)
         self._clocks: set[ReportClock] = set()
         host.listen(lambda _: self._note_news())
@@ -96,7 +99,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         now_s = asyncio.get_running_loop().time
         while not subscription.is_lost:
             numbers, taken[:] = list(taken), ()  # before the load is read, which then includes them
-            load, _ = await asyncio.gather(self._load(), self._feed.refresh())  # between the same two steps
+            stats, _ = await asyncio.gather(self._host.stats(), self._feed.refresh())  # between the same two steps
+            load = load_report(stats, self._counters, self._transport_choices())
             update = worker_pb2.WorkerUpdate(
                 incarnation=self._host.pool.incarnation,
                 load=load,
@@ -117,7 +121,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 yield message
             if subscription.is_pending:
                 continue  # a large snapshot takes several messages, one after the other
-            await clock.wait(BUSY_INTERVAL_S if load.num_running + load.num_waiting else IDLE_INTERVAL_S)
+            await clock.wait(BUSY_INTERVAL_S if load.num_running + load.num_waiting else self._idle_interval_s)
 
     async def _report_drain(self, clock: ReportClock) -> None:
         """Make a report due at once when the worker drains or is undrained."""
@@ -129,27 +133,3 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     def _note_news(self) -> None:
         for clock in self._clocks:
             clock.note_news()
-
-    async def _load(self) -> worker_pb2.WorkerLoad:
-        stats = await self._host.stats()
-        return worker_pb2.WorkerLoad(
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
-            num_prefills=self._counters.num_prefills,
-            num_queued_tokens=stats.num_queued_tokens,
-            num_free_blocks=stats.num_free_blocks,
-            num_blocks=stats.num_blocks,
-            step_s=stats.step_s,
-            num_generated_tokens=stats.num_generated_tokens,
-            num_prefilled_tokens=stats.num_prefilled_tokens,
-            num_preemptions=stats.num_preemptions,
-            handovers=self._counters.handovers,
-            handover_bytes=self._counters.handover_bytes,
-            handover_failures=self._counters.handover_failures,
-            checksum_failures=self._counters.checksum_failures,
-            peer_transports=self._transport_choices(),
-            prefill_tokens_per_s=stats.prefill_tokens_per_s,
-            decode_step_s=stats.decode_step_s,
-            decode_sequence_s=stats.decode_sequence_s,
-            read_bytes_per_s=self._counters.read_bytes_per_s,
-        )

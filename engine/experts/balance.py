@@ -44,12 +44,17 @@ def balanced(
             f"{num_groups} groups of {num_experts} experts on {num_nodes} nodes are not possible: there must be at "
             "least one of each, and groups must have equal sizes"
         )
-    divides = num_groups % num_nodes == 0 and num_ranks % num_nodes == 0
-    if num_nodes > 1 and divides and slots_per_rank <= num_experts // num_nodes:
+    if is_hierarchical(num_experts, num_ranks, slots_per_rank, num_groups, num_nodes):
         slots = _hierarchical(weights, num_ranks // num_nodes, slots_per_rank, num_groups, num_nodes)
     else:
         slots = _global(weights, num_ranks, slots_per_rank)
     return ExpertPlacement(num_experts, tuple(tuple(experts) for experts in slots.tolist()))
+
+
+def is_hierarchical(num_experts: int, num_ranks: int, slots_per_rank: int, num_groups: int, num_nodes: int) -> bool:
+    """Return whether `balanced` keeps each group of experts on one node."""
+    divides = num_groups % num_nodes == 0 and num_ranks % num_nodes == 0
+    return num_nodes > 1 and divides and slots_per_rank <= num_experts // num_nodes
 
 
 def imbalance(slots: Sequence[Sequence[int]], loads: Sequence[float] | NDArray[np.generic]) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.engine.experts.balance import balanced, imbalance
+from baton.engine.experts.balance import balanced, imbalance, is_hierarchical
 from baton.engine.experts.layer import ExpertLayer
 from baton.engine.experts.migration import with_few_moves
 from baton.engine.layers.experts import Expert, PreparedExperts
@@ -142,10 +142,21 @@ class Rebalance:
 def better_slots(slots: Slots, loads: Loads, num_redundant: int, num_groups: int = 1, num_nodes: int = 1) -> Slots:
     """Return a layer's balanced placement that moves few experts, or the current one if moving gains too little.
 
-    The other parameters are those of `balanced`.
+    A placement that spreads a group of experts over several nodes is replaced whatever the gain, if the balanced one
+    does not. The other parameters are those of `balanced`.
     """
     best = balanced(loads, len(slots), num_redundant, num_groups, num_nodes)
     has_its_slots = all(len(held) == best.slots_per_rank for held in slots)
-    if num_nodes == 1 and has_its_slots and imbalance(slots, loads) < WORTH_MOVING * imbalance(best.slots, loads):
+    keeps_groups = is_hierarchical(len(loads), len(slots), best.slots_per_rank, num_groups, num_nodes)
+    is_spread = keeps_groups and _spreads_groups(slots, len(loads) // num_groups, num_nodes)
+    is_good = imbalance(slots, loads) < WORTH_MOVING * imbalance(best.slots, loads)
+    if has_its_slots and is_good and not is_spread:
         return [list(held) for held in slots]
     return [list(held) for held in with_few_moves(slots, best, num_nodes).slots]
+
+
+def _spreads_groups(slots: Slots, group_size: int, num_nodes: int) -> bool:
+    """Return whether experts of one group are on several nodes, which have equally many consecutive ranks."""
+    ranks_per_node = len(slots) // num_nodes
+    places = {(expert // group_size, rank // ranks_per_node) for rank, held in enumerate(slots) for expert in held}
+    return len(places) > len({group for group, _ in places})

@@ -1,4 +1,4 @@
-"""Tells whoever wants to know what came to and went from a simulated engine's prefix cache."""
+"""The feed of a simulated engine's prefix cache: blocks stored and removed, for front ends in its process."""
 
 from dataclasses import dataclass, field
 
@@ -7,19 +7,19 @@ from baton.engine.kv.block_manager import BlockManager
 from baton.engine.kv.prefix_cache import CacheChanges
 from baton.engine.request import Request
 
-MAX_PENDING = 1 << 20  # hashes that a subscriber may lag behind
+MAX_PENDING = 1 << 20  # hashes that a slow subscriber has not taken yet
 
 
 @dataclass(frozen=True, slots=True)
 class BlockContent:
-    """What a block holds, for front ends whose events name it."""
+    """The content of a block, for front ends whose events contain it."""
 
-    parent: BlockHash  # of a first block: the root of its salt
+    parent: BlockHash  # the root of the salt for the first block of a chain
     token_ids: tuple[int, ...]
 
     @property
     def block_hash(self) -> BlockHash:
-        """The block's own address."""
+        """Hash of the block."""
         hashes: list[BlockHash] = []
         extend_hashes(hashes, self.token_ids, len(self.token_ids), self.parent)
         return hashes[0]
@@ -27,15 +27,15 @@ class BlockContent:
 
 @dataclass(slots=True, eq=False)
 class CacheSubscription:
-    """What one reader has not been told yet; at first that is the whole cache."""
+    """Changes that one reader has not taken yet; initially the whole cache."""
 
     feed: "CacheFeed"
-    is_lost: bool = False  # it lagged too far behind, and has to subscribe again
+    is_lost: bool = False  # lagged by more than MAX_PENDING; its reader must subscribe again
     _stored: dict[BlockHash, None] = field(default_factory=dict)
     _removed: dict[BlockHash, None] = field(default_factory=dict)
 
     def take(self) -> CacheChanges:
-        """What came and went. A block's parent is told before it or with it."""
+        """Return and clear the pending changes. A block's parent is reported with it or earlier."""
         self.feed.flush()
         changes = CacheChanges(list(self._stored), list(self._removed))
         self._stored.clear()
@@ -43,11 +43,11 @@ class CacheSubscription:
         return changes
 
     def close(self) -> None:
-        """Ends the subscription."""
+        """End the subscription."""
         self.feed.end(self)
 
     def add(self, changes: CacheChanges) -> None:
-        """Merges newer changes into the pending ones; what came and went between two looks is not told."""
+        """Merge newer changes into the pending ones; a block stored and removed between two calls is left out."""
         for block_hash in changes.removed:
             if block_hash in self._stored:
                 del self._stored[block_hash]
@@ -65,9 +65,9 @@ class CacheSubscription:
 
 
 class CacheFeed:
-    """Owns the subscriptions to one engine's cache.
+    """The subscriptions to one engine's cache.
 
-    With `keeps_content` it knows the tokens of every cached block, for events that carry them.
+    With `keeps_content` it keeps the tokens of every cached block, for events that contain them.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
@@ -75,29 +75,29 @@ class CacheFeed:
         self._blocks = blocks
         self._subscriptions: list[CacheSubscription] = []
         self._contents: dict[BlockHash, BlockContent] = {}
-        self._full: dict[BlockHash, BlockContent] = {}  # since the last flush; some of it may be evicted already
+        self._full: dict[BlockHash, BlockContent] = {}  # since the last flush; some may be evicted already
 
     def subscribe(self) -> CacheSubscription:
-        """A subscription that starts with all that is cached."""
-        self.flush()
+        """Return a subscription that starts with all cached blocks."""
+        self._distribute()
         subscription = CacheSubscription(self)
         subscription.add(CacheChanges(stored=self._blocks.cache.snapshot()))
         self._subscriptions.append(subscription)
         return subscription
 
     def end(self, subscription: CacheSubscription) -> None:
-        """Tells the subscription nothing more."""
+        """Remove a subscription; no-op if it has ended."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
 
     def content(self, block_hash: BlockHash) -> BlockContent:
-        """What a cached block holds. Raises KeyError if it is not cached, or contents are not kept."""
+        """Return the content of a cached block. Raises KeyError if it is not cached, or contents are not kept."""
         return self._contents[block_hash]
 
     def note_full_blocks(self, request: Request, num_computed_before: int) -> None:
-        """Keeps the contents of the request's blocks that became full since it had so many computed tokens.
+        """Keep the contents of the request's blocks that became full since it had `num_computed_before` tokens.
 
-        Older ones that the cache has lost are offered to it again with these, so their contents are kept too.
+        Older blocks that were evicted are stored again together with these, so their contents are kept too.
         """
         size, hashes = self._blocks.block_size, request.block_hashes
         first, last = num_computed_before // size, request.num_computed_tokens // size
@@ -105,13 +105,18 @@ class CacheFeed:
             return
         for index in reversed(range(last)):
             if index < first and hashes[index] in self._contents:
-                return  # and so are all before it
+                return  # the earlier blocks are there too
             parent = hashes[index - 1] if index else root_hash(request.cache_salt)
             tokens = tuple(request.token_ids[index * size : (index + 1) * size])
             self._full[hashes[index]] = BlockContent(parent, tokens)
 
     def flush(self) -> None:
-        """Spreads what changed since the last time."""
+        """Distribute the changes since the last call; without subscriptions they stay in the cache."""
+        if not self._subscriptions and not self.keeps_content:
+            return
+        self._distribute()
+
+    def _distribute(self) -> None:
         changes = self._blocks.cache.take_changes()
         if self.keeps_content:
             for block_hash in changes.removed:

@@ -6,15 +6,15 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Calls functions at their times."""
+    """A source of time that calls functions at given times."""
 
     @property
     def now_s(self) -> float:
-        """Seconds since some moment."""
+        """Seconds since an arbitrary moment."""
         ...
 
     def at(self, time_s: float, call: Callable[..., None], *arguments: object) -> None:
-        """Call `call(*arguments)` at `time_s`, or soon if that is over, but never before this returns."""
+        """Call `call(*arguments)` at `time_s`, or soon if that has passed, but only after this method has returned."""
         ...
 
 
@@ -36,7 +36,7 @@ class LoopClock:
 
 
 async def sleep_until(time_s: float) -> None:
-    """Return when the loop's clock shows `time_s`, not before: timers of uvloop may ring half a millisecond early."""
+    """Return when the loop's clock shows `time_s`, never earlier: uvloop's timers may fire half a millisecond early."""
     loop = asyncio.get_running_loop()
     while loop.time() < time_s:
         reached = asyncio.Event()

@@ -1,28 +1,27 @@
-"""An engine without a model: the real scheduler and block manager, under a stated time a step.
+"""An engine without a model: the real scheduler and block manager, with a given time per step.
 
-1. A request is added; the scheduler admits it when there are blocks, with what the prefix cache has of it.
+1. A request is added. The scheduler admits it when there are blocks, and reuses its cached prefix.
 2. A step is scheduled: chunks of prompts and one token of each decoding sequence, under the token budget.
-3. It takes the time that the spec says, in which nothing is computed.
-4. At its end the listeners receive its output, and the next step begins; without work there is none.
+3. The step takes the time that the spec gives; nothing is computed.
+4. At its end the listeners receive its output, and the next step begins if there is work.
 
-Requests that receive their KV are passed to the listeners when they get their blocks. A listener fills the blocks, and
+Requests that receive their KV are passed to the listeners when they get their blocks. A listener receives the KV and
 then calls `end_receive`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from baton.engine.config import EngineConfig
 from baton.engine.errors import EngineEnded, InvalidRequest
-from baton.engine.kv.block_hash import BlockHash
 from baton.engine.kv.block_manager import BlockManager
-from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
-from baton.engine.request import BlockId, FinishRule, Request, RequestId, RequestStatus
+from baton.engine.outputs import EngineStats, RequestOutput, SampledToken, StepOutput
+from baton.engine.request import FinishRule, Request, RequestId, RequestStatus
 from baton.engine.scheduling.schedule import Received, ScheduledRequest, StepResult
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.scheduling.step_rates import StepTimes, StepWork
 from baton.simulation.engine.cache_feed import CacheFeed
 from baton.simulation.engine.clock import Clock
-from baton.simulation.engine.counters import EngineCounters, EngineLoad
+from baton.simulation.engine.counters import EngineCounters
 from baton.simulation.engine.known_rates import KnownRates
 from baton.simulation.engine.link import Link
 from baton.simulation.engine.spec import WorkerSpec
@@ -36,21 +35,22 @@ Listener = Callable[[StepOutput], None]
 class EngineCore:
     """The requests and the prefix cache of one engine; all calls come from one thread.
 
-    A step begins when the one before it should have ended, however late the clock calls: so the engine keeps its speed
-    as long as its process has any time left, which `counters.max_lag_s` reports.
+    A step begins when the previous one should have ended, however late the clock calls. The engine therefore keeps its
+    speed as long as its process has CPU time left; `counters.max_lag_s` shows whether it has.
     """
 
     def __init__(self, spec: WorkerSpec, clock: Clock, tokens: Tokens | None, time_scale: float = 1.0) -> None:
-        """Each second of the spec takes `time_scale` seconds. Raises ValueError for a spec that cannot be.
+        """Each second of the spec takes `time_scale` seconds. Raises ValueError for an impossible spec.
 
-        Without `tokens` a request's output repeats the last token of its prompt. Then listeners have no use for single
-        tokens: steps that are alike are one event of the clock, with one output, from which no rates can be learnt.
+        Without `tokens` a request's output repeats the last token of its prompt. Equal steps are then one event of the
+        clock with one output, so listeners do not get single tokens, and rates are those of the spec.
         """
         self.spec = spec.scaled(time_scale)
         self.blocks = BlockManager(spec.num_blocks, spec.block_size, enable_prefix_caching=True)
         self.max_model_len = min(spec.max_model_len, self.blocks.num_usable * spec.block_size)
         self.finish_rule = FinishRule(frozenset(), self.max_model_len)
-        self.scheduler = Scheduler(_config(spec), self.blocks, self.finish_rule)
+        self.config = _config(spec)
+        self.scheduler = Scheduler(self.config, self.blocks, self.finish_rule)
         self.counters = EngineCounters()
         self.step_times = StepTimes() if tokens is not None else KnownRates(self.spec)  # for load reports
         self.cache_feed = CacheFeed(self.blocks)
@@ -58,18 +58,20 @@ class EngineCore:
         self._clock = clock
         self._tokens = tokens
         self._listeners: list[Listener] = []
-        self._steps: Steps | None = None  # under way
+        self._steps: Steps | None = None  # in progress
+        self._receiving: dict[RequestId, Request] = {}  # including aborted ones, until their receive ends
         self._is_waking = False  # a step is about to begin
-        self._to_abort: set[RequestId] = set()  # requests of the step under way
+        self._to_abort: set[RequestId] = set()  # at the end of the current step
         self._has_ended = False
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` with each step's output, with requests that got blocks to fill, and when nothing is left."""
+        """Call `listener` with each step's output, with requests that are to receive their KV, and when idle."""
         self._listeners.append(listener)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound, and
-        EngineEnded after `close`.
+        """Queue a request.
+
+        Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound, EngineEnded after `close`.
         """
         if self._has_ended:
             raise EngineEnded("the simulated engine has ended")
@@ -78,75 +80,77 @@ class EngineCore:
             raise InvalidRequest("a simulated worker has no logprobs")
         self.scheduler.add(request)
         self.counters.requests += 1
-        self._wake()
+        self.wake()
 
-    def abort(self, request_id: RequestId) -> None:
-        """End a request in any state and free its blocks, at the end of the step under way if that computes it."""
+    def abort(self, request_id: RequestId) -> bool:
+        """End a request in any state and free its blocks, at the end of the current step if that computes it.
+
+        False if the id is unknown.
+        """
         if self._steps is not None and any(item.request.request_id == request_id for item in self._steps.scheduled):
             self._to_abort.add(request_id)
-            self._wake()
         elif self.scheduler.abort(request_id):
             self._forget(request_id)
-            self._wake()
+        else:
+            return False
+        self.wake()
+        return True
 
-    def end_receive(self, request: Request, received: Received) -> None:
-        """End the fill of a receiving request's blocks; called once for each, even if it was aborted."""
+    def end_receive(self, request_id: RequestId, received: Received) -> None:
+        """End the receive of a request's KV; called once for each, even if it was aborted."""
+        request = self._receiving.pop(request_id)
         self.counters.received_tokens += max(0, received.num_tokens - request.num_computed_tokens)
         num_computed = request.num_computed_tokens
-        self.scheduler.end_receive(request.request_id, received)
+        self.scheduler.end_receive(request_id, received)
         if request.status is RequestStatus.RUNNING:
             self.cache_feed.note_full_blocks(request, num_computed)
-        self._wake()
-
-    def pin(self, hashes: Sequence[BlockHash]) -> tuple[int, list[BlockId]]:
-        """Hold the longest cached run of `hashes` until `unpin`; returns the pin's id and the blocks."""
-        pinned = self.blocks.pin(hashes)
-        self._wake()
-        return pinned
-
-    def unpin(self, pin_id: int) -> None:
-        """End a pin."""
-        self.blocks.unpin(pin_id)
-        self._wake()
+        self.wake()
 
     @property
     def has_work(self) -> bool:
-        """Whether a request has not ended."""
+        """Whether there is a request that has not ended."""
         return self.scheduler.num_unfinished > 0
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens sampled until now, with those of steps that have ended but are not counted yet."""
+        """Tokens sampled so far, including those of steps that have ended but are not counted yet."""
         steps = self._steps
         num_over = steps.num_over(self._clock.now_s) * steps.work.num_sequences if steps is not None else 0
         return self.counters.generated_tokens + num_over
 
-    def load(self) -> EngineLoad:
-        """Return what there is to do now."""
+    def load(self) -> EngineStats:
+        """Return the current load and the counters since the start."""
         num_running = len(self.scheduler.running)
-        return EngineLoad(
+        done, rates = self.counters, self.step_times.rates()
+        return EngineStats(
             num_running=num_running,
             num_waiting=self.scheduler.num_unfinished - num_running,
             num_queued_tokens=self.scheduler.num_queued_tokens,
             num_free_blocks=self.blocks.cache.pool.num_free,
             num_blocks=self.blocks.num_usable,
+            step_s=done.recent_step_s,
+            num_generated_tokens=done.generated_tokens,
+            num_prefilled_tokens=done.prefilled_tokens,
             num_preemptions=self.scheduler.num_preemptions,
             num_cached_tokens=self.scheduler.num_cached_tokens,
             num_looked_up_tokens=self.scheduler.num_looked_up_tokens,
+            prefill_tokens_per_s=rates.prefill_tokens_per_s,
+            decode_step_s=rates.decode_step_s,
+            decode_sequence_s=rates.decode_sequence_s,
         )
 
     def close(self) -> None:
-        """Stop making steps."""
+        """Stop stepping."""
         self._has_ended = True
         self._listeners.clear()
 
-    def _wake(self) -> None:
-        """Begin a step soon, with all that comes until then, or as soon as the step under way has ended."""
+    def wake(self) -> None:
+        """Begin a step soon, with all requests that arrive until then, or as soon as the current step has ended."""
         if self._steps is None:
             if not self._is_waking:
                 self._is_waking = True
                 self._clock.at(self._clock.now_s, self._wake_up)
-        elif self._steps.cut_short(self._clock.now_s):
+        elif self._steps.truncate(self._clock.now_s):
             self._call_at_end(self._steps)
 
     def _wake_up(self) -> None:
@@ -158,6 +162,8 @@ class EngineCore:
         if self._has_ended:
             return
         schedule = self.scheduler.schedule()
+        for request in schedule.receiving:
+            self._receiving[request.request_id] = request
         if schedule.requests:
             work = StepWork.of(schedule.requests)
             step_s = self.spec.step_time_s(work.num_sequences, work.num_prompt_tokens, work.num_attended)
@@ -166,14 +172,14 @@ class EngineCore:
             self._steps = Steps(schedule.requests, work, now_s, step_s, num_steps)
             self._call_at_end(self._steps)
         if schedule.receiving or not schedule.requests:
-            self._tell(StepOutput(receiving=schedule.receiving, finished_at_s=now_s))
+            self._notify(StepOutput(receiving=schedule.receiving, finished_at_s=now_s))
 
     def _call_at_end(self, steps: Steps) -> None:
         self._clock.at(steps.ends_s, self._end_steps, steps, steps.num_steps)
 
     def _end_steps(self, steps: Steps, num_steps: int) -> None:
         if self._has_ended or steps is not self._steps or steps.num_steps != num_steps:
-            return  # they were cut short
+            return  # they were truncated
         now_s = steps.ends_s
         self.counters.max_lag_s = max(self.counters.max_lag_s, self._clock.now_s - now_s)
         self._steps = None
@@ -182,12 +188,12 @@ class EngineCore:
             self.scheduler.abort(request_id)
             self._forget(request_id)
         self._to_abort.clear()
-        self._begin_step(now_s)  # in front of the listeners, whose work is not the engine's time
-        self._tell(StepOutput(outputs, finished_at_s=now_s))
+        self._begin_step(now_s)  # before the listeners run, whose time must not delay the engine
+        self._notify(StepOutput(outputs, finished_at_s=now_s))
         self.cache_feed.flush()
 
     def _update(self, steps: Steps) -> list[RequestOutput]:
-        """Count the steps, and hand their results to the scheduler."""
+        """Count the steps and pass their results to the scheduler."""
         scheduled = steps.last()
         self.step_times.add(steps.work, steps.step_s)
         num_prompt_tokens = sum(item.num_new_prompt_tokens for item in scheduled)
@@ -213,7 +219,7 @@ class EngineCore:
         if self._tokens is not None:
             self._tokens.forget(request_id)
 
-    def _tell(self, output: StepOutput) -> None:
+    def _notify(self, output: StepOutput) -> None:
         for listener in self._listeners:
             listener(output)
 

@@ -1,22 +1,22 @@
-"""What a simulated engine counts, and what it has to do."""
+"""Counters of a simulated engine."""
 
 from dataclasses import dataclass
 
-STEP_TIME_WEIGHT = 0.1  # of the newest step in the running mean
+STEP_TIME_WEIGHT = 0.1  # weight of the newest step in the running mean
 
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Since the start; seconds are real ones."""
+    """Counters since the start; all times in real seconds."""
 
-    busy_s: float = 0.0  # of steps
+    busy_s: float = 0.0  # sum of all steps' times
     steps: int = 0
     recent_step_s: float = 0.0  # running mean
-    requests: int = 0  # taken
+    requests: int = 0  # accepted
     prefilled_tokens: int = 0  # prompt tokens computed
     generated_tokens: int = 0
-    received_tokens: int = 0  # whose KV came from other engines
-    max_lag_s: float = 0.0  # latest end of a step behind its time: beyond a few ms this process is too slow
+    received_tokens: int = 0  # whose KV was received from other engines
+    max_lag_s: float = 0.0  # largest delay of a step's end; beyond a few ms this process is too slow
 
     def add_steps(self, step_s: float, num_steps: int, num_prompt_tokens: int) -> None:
         """Count equal steps that have ended."""
@@ -24,17 +24,3 @@ class EngineCounters:
         self.busy_s += num_steps * step_s
         self.recent_step_s += (1 - (1 - STEP_TIME_WEIGHT) ** num_steps) * (step_s - self.recent_step_s)
         self.prefilled_tokens += num_prompt_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """What an engine has to do now, and what its requests found cached since the start."""
-
-    num_running: int
-    num_waiting: int
-    num_queued_tokens: int
-    num_free_blocks: int
-    num_blocks: int  # that requests can hold
-    num_preemptions: int
-    num_cached_tokens: int  # of prompts, found in the cache when they were admitted first
-    num_looked_up_tokens: int  # of those prompts

@@ -1,4 +1,4 @@
-"""What front ends ask of a simulated engine, and what it says."""
+"""The requests of front ends to a simulated engine, and its outputs."""
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from baton.engine.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRequest:
-    """A prompt and how many tokens come after it."""
+    """A prompt and the number of tokens to generate."""
 
-    request_id: str  # no two of an engine at a time
+    request_id: str  # unique among the requests of an engine
     token_ids: list[int]
     num_output_tokens: int
     cache_salt: str = ""  # keeps tenants' caches apart
-    priority: int = 0  # lower is served earlier
+    priority: int = 0  # lower is served first
 
     def to_engine(self, receives_kv: bool = False) -> Request:
-        """The engine's request that generates."""
+        """Return the engine's request that generates the output."""
         return self._request(self.num_output_tokens, receives_kv=receives_kv, keep_blocks=False)
 
     def to_prefill(self) -> Request:
-        """The engine's request that computes the prompt for somebody else, and one token."""
+        """Return the engine's request that computes the prompt for another engine, and one token."""
         return self._request(1, receives_kv=False, keep_blocks=True)
 
     def _request(self, max_tokens: int, receives_kv: bool, keep_blocks: bool) -> Request:
@@ -40,21 +40,20 @@ class SimulatedRequest:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedToken:
-    """One token of a request."""
+    """One token of a request's output."""
 
     token_id: int
     is_last: bool
-    num_cached_tokens: int  # of the prompt, found in this engine's cache
+    num_cached_tokens: int  # tokens of the prompt found in this engine's cache
 
 
 @dataclass(frozen=True, slots=True)
 class PrefilledChunk:
-    """How far a prompt is at the engine that computes it for another."""
+    """The progress of a prompt that is computed for another engine."""
 
     num_computed_tokens: int
-    num_cached_tokens: int  # of these, not computed there
+    num_cached_tokens: int  # those of the computed tokens that were found in the cache
     first_token: int | None = None  # sampled with the last chunk
-    num_pulled_tokens: int = 0  # of the cached ones, come from a third engine
 
 
 OpenPrefill = Callable[[int], AsyncGenerator[PrefilledChunk, None]]

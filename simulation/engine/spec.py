@@ -1,4 +1,4 @@
-"""How large and how fast a simulated worker is."""
+"""Capacity and speed of a simulated worker."""
 
 from dataclasses import dataclass, replace
 
@@ -7,10 +7,11 @@ from baton.settings.options import option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """A step takes `step_s`, plus `sequence_s` for each sequence that decodes, plus its prompt tokens' time.
+    """A worker's limits, and the times of its steps and transfers.
 
-    A step with prompts takes `prompts_step_s` more, however few tokens they have. A prompt token takes longer the more
-    tokens it looks at, if `attended_s` says so. Left out is that long contexts decode slower.
+    A step takes `step_s`, plus `sequence_s` for each sequence that decodes, plus the time of its prompt tokens. A step
+    with prompts takes `prompts_step_s` more, however few tokens they have. With `attended_s`, a prompt token takes
+    longer the more tokens it attends to. Decoding does not slow down with the length of the context.
     """
 
     block_size: int = option(16, "Tokens per KV block.", minimum=1, maximum=1024)
@@ -38,7 +39,7 @@ class WorkerSpec:
     num_token_ids: int = option(3000, "Number of different output token ids.", minimum=1, maximum=1 << 30)
 
     def scaled(self, time_scale: float) -> "WorkerSpec":
-        """The same worker when each of its seconds takes `time_scale` seconds. Raises ValueError for what cannot be."""
+        """Return the spec in which each second takes `time_scale` seconds. Raises ValueError for impossible values."""
         if not 0 < time_scale < float("inf"):
             raise ValueError(f"the time scale is {time_scale}, but must be above 0")
         self.check()
@@ -53,7 +54,7 @@ class WorkerSpec:
         )
 
     def check(self) -> None:
-        """Raises ValueError naming the first value that no worker can have."""
+        """Raise ValueError with the first value that is impossible."""
         for name in ("block_size", "max_num_seqs", "max_model_len", "max_queue_len", "block_bytes", "num_token_ids"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
@@ -72,13 +73,14 @@ class WorkerSpec:
             )
 
     def step_time_s(self, num_sequences: int, num_prompt_tokens: int, num_attended: int = 0) -> float:
-        """Seconds of a step that decodes so many sequences and computes so many prompt tokens, which look at so many
-        tokens, all added up.
+        """Return the seconds of a step.
+
+        num_sequences: decoding ones; num_attended: sum over the prompt tokens of the tokens that each attends to.
         """
         prompts_step_s = self.prompts_step_s if num_prompt_tokens else 0.0
         prompts_s = prompts_step_s + self.prompts_s(num_prompt_tokens, num_attended)
         return self.step_s + self.sequence_s * num_sequences + prompts_s
 
     def prompts_s(self, num_tokens: int, num_attended: int) -> float:
-        """Seconds of prompt tokens that look at so many tokens, all added up."""
+        """Return the seconds of prompt tokens; num_attended: see `step_time_s`."""
         return num_tokens / self.prefill_tokens_per_s + self.attended_s * num_attended

@@ -1,4 +1,4 @@
-"""One step of a simulated engine, or several that are alike and follow each other."""
+"""One step of a simulated engine, or several equal consecutive ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,30 +8,30 @@ from baton.engine.request import FinishRule
 from baton.engine.scheduling.schedule import ScheduledRequest
 from baton.engine.scheduling.step_rates import StepWork
 
-SAME_MOMENT = 1e-9  # of a step: an event so soon after a step's end belongs to that end
+SAME_MOMENT = 1e-9  # in steps: an event so soon after a step's end counts as simultaneous with it
 
 
 @dataclass(slots=True, eq=False)
 class Steps:
-    """Equal steps, from one schedule."""
+    """Equal consecutive steps with one schedule."""
 
-    scheduled: Sequence[ScheduledRequest]  # of the first
+    scheduled: Sequence[ScheduledRequest]  # by the first of the steps
     work: StepWork
     begins_s: float
-    step_s: float  # of each
+    step_s: float  # time of each step
     num_steps: int = 1
 
     @property
     def ends_s(self) -> float:
-        """When the last of them ends."""
+        """Time at which the last of them ends."""
         return self.begins_s + self.num_steps * self.step_s
 
     def num_over(self, now_s: float) -> int:
-        """How many of them have ended."""
+        """Return how many of them have ended."""
         return min(self.num_steps, int((now_s - self.begins_s) / self.step_s)) if self.step_s > 0 else 0
 
-    def cut_short(self, now_s: float) -> bool:
-        """End with the step under way; False if that is the last anyway."""
+    def truncate(self, now_s: float) -> bool:
+        """End with the current step; return False if that is the last anyway."""
         if self.num_steps <= 1 or self.step_s <= 0:
             return False
         num_begun = max(1, ceil((now_s - self.begins_s) / self.step_s - SAME_MOMENT))
@@ -41,9 +41,9 @@ class Steps:
         return True
 
     def last(self) -> Sequence[ScheduledRequest]:
-        """Compute and sample all tokens of the steps in front of the last; returns the work of the last.
+        """Add the tokens of all steps before the last, and return the work of the last.
 
-        None of these tokens fills a block or ends a request, so there is nothing else for the scheduler to know.
+        None of these tokens fills a block or ends a request, so the scheduler needs no other update.
         """
         num_skipped = self.num_steps - 1
         if num_skipped == 0:
@@ -55,10 +55,10 @@ class Steps:
 
 
 def num_alike(scheduled: Sequence[ScheduledRequest], rule: FinishRule, block_size: int) -> int:
-    """Return how many steps the scheduler would schedule alike if nothing comes from outside.
+    """Return how many equal steps the scheduler would schedule if no request or KV arrives.
 
-    A step that only decodes is repeated until a request ends or needs a block: until then no block and no place in the
-    batch becomes free or is taken, and what waits goes on waiting.
+    A step that only decodes is repeated until a request ends or needs a block. Until then the free blocks and the batch
+    stay the same, so that waiting requests cannot be admitted.
     """
     num_steps = 1 << 30
     for item in scheduled:

@@ -1,6 +1,6 @@
-"""What a simulated model says: each token is a function of all tokens before it, and of nothing else.
+"""The tokens of a simulated model: each token is a function of all tokens before it, and of nothing else.
 
-So a request that is moved to another worker in mid-stream must go on with the tokens it would have had.
+A request that moves to another worker in mid-stream must therefore continue with the tokens it would have had.
 """
 
 from array import array
@@ -13,7 +13,7 @@ from baton.simulation.engine.spec import WorkerSpec
 
 
 class PrefixDigest:
-    """Owns the digest of a growing sequence of tokens."""
+    """The digest of a growing sequence of tokens."""
 
     __slots__ = ("_num_tokens", "_value")
 
@@ -22,7 +22,7 @@ class PrefixDigest:
         self._value = 0
 
     def extended(self, token_ids: Sequence[int]) -> int:
-        """The digest of `token_ids`, which begin with those of the last call."""
+        """Return the digest of `token_ids`, which begin with those of the last call."""
         if len(token_ids) == self._num_tokens + 1:
             self._value = crc32(token_ids[-1].to_bytes(4, "little"), self._value)
             self._num_tokens += 1
@@ -43,22 +43,22 @@ class Tokens:
         self._digests: dict[RequestId, PrefixDigest] = {}
 
     def next_token(self, request: Request) -> int:
-        """Return the token that follows those of the request."""
+        """Return the token that follows the request's tokens."""
         digest = self._digests.setdefault(request.request_id, PrefixDigest())
         return token_of(digest.extended(request.token_ids), self._spec)
 
     def forget(self, request_id: RequestId) -> None:
-        """Drop the digest of a request that has ended."""
+        """Drop the digest of an ended request."""
         self._digests.pop(request_id, None)
 
 
 def token_of(digest: int, spec: WorkerSpec) -> int:
-    """The token that follows a prefix with this digest."""
+    """Return the token that follows a prefix with this digest."""
     return spec.first_token_id + digest % spec.num_token_ids
 
 
 def continuation(token_ids: Sequence[int], count: int, spec: WorkerSpec) -> list[int]:
-    """The next `count` tokens after `token_ids`: what every worker of the spec must say."""
+    """Return the `count` tokens after `token_ids`, which every worker with this spec must generate."""
     tokens, digest = list(token_ids), PrefixDigest()
     for _ in range(count):
         tokens.append(token_of(digest.extended(tokens), spec))

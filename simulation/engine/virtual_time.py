@@ -1,7 +1,7 @@
 """An event loop whose clock jumps to the next timer instead of waiting for it.
 
-Simulated engines then run as fast as they can be computed, and exactly: the same program gives the same times. Only for
-programs without sockets, processes and threads, which live in real time.
+Simulated engines then run as fast as they can be computed, and the same program always gives the same times. Only for
+programs without sockets, processes and threads, which need real time.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class Deadlock(Exception):
-    """Every task waits, and there is no timer to wait for."""
+    """Raised when every task waits and there is no timer."""
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Never waits: what it was to wait for is added to the clock."""
+    """A selector that advances the clock instead of waiting."""
 
     def __init__(self, advance: Callable[[float], None]) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Its `time()` starts at 0."""
+    """An event loop whose `time()` starts at 0."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
         super().__init__(_JumpingSelector(self._advance))
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Return the virtual seconds since the loop was created."""
         return self._now_s
 
     def _advance(self, seconds: float) -> None:
@@ -48,9 +48,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
-    """Runs a program to its end in virtual time.
+    """Run a program to its end in virtual time, and return its result.
 
-    Raises what the program or a callback of its loop raised, and Deadlock if it cannot end.
+    Raises the exception of the program or of a callback of its loop, and Deadlock if it cannot end.
     """
     failures: list[BaseException] = []
 
@@ -63,7 +63,7 @@ def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
             result = runner.run(main)
         except Exception as error:
             if failures:
-                raise failures[0] from error  # of which the other is likely a consequence
+                raise failures[0] from error  # the likely cause of `error`
             raise
     if failures:
         raise failures[0]

@@ -13,14 +13,14 @@ from baton.simulation.twin.record import Record
 
 NUM_QUANTILES = 200
 NUM_BINS = 60
-LEAST_MS = 0.01  # that a logarithmic axis shows
+LEAST_MS = 0.01  # smallest value on a logarithmic axis
 SHARE_AXIS = Axis(0.0, 100.0, (0.0, 25.0, 50.0, 75.0, 100.0))
 
 Point = tuple[float, float]
 
 
 def charts(comparison: Comparison) -> list[Chart]:
-    """Those that there is something to show in."""
+    """Return the charts that have data."""
     found = [
         _sizes_chart(comparison),
         _good_chart(comparison),
@@ -32,7 +32,7 @@ def charts(comparison: Comparison) -> list[Chart]:
 
 
 def _sizes_chart(comparison: Comparison) -> Chart | None:
-    """Ready replicas over time, of the deployment that was asked for."""
+    """Return the ready replicas of the given deployment over time."""
     outcome = comparison.asked
     if outcome is None or outcome.plan.both:
         return None
@@ -49,14 +49,14 @@ def _sizes_chart(comparison: Comparison) -> Chart | None:
 
 
 def _good_chart(comparison: Comparison) -> Chart:
-    """The share of requests within the SLO over time, by when they came."""
+    """Return the share of requests within the SLO by their time of arrival."""
     end_s = comparison.colocated.seconds
     series = [Series(comparison.label(each), _good_shares(each, comparison, end_s)) for each in comparison.outcomes]
-    return Chart("Good requests", "s", "% of those that came", tight_axis(end_s), SHARE_AXIS, series)
+    return Chart("Good requests", "s", "% of arrivals", tight_axis(end_s), SHARE_AXIS, series)
 
 
 def _splits_chart(comparison: Comparison) -> Chart | None:
-    """What became of every split that was tried."""
+    """Return the goodput of every split that was tried."""
     if len(comparison.splits) < 2:
         return None
     points = [(float(each.plan.prefill), each.goodput(comparison.slo)) for each in comparison.splits]
@@ -73,7 +73,7 @@ def _splits_chart(comparison: Comparison) -> Chart | None:
 
 
 def _times_chart(comparison: Comparison, title: str, of: Callable[[Record], float]) -> Chart | None:
-    """Cumulative curves."""
+    """Return the cumulative distributions of a time."""
     times = [
         (comparison.label(each), np.array([max(LEAST_MS, 1000 * of(record)) for record in each.answered]))
         for each in comparison.outcomes
@@ -85,11 +85,11 @@ def _times_chart(comparison: Comparison, title: str, of: Callable[[Record], floa
     curves = [(label, np.percentile(values, shares)) for label, values in times]
     series = [Series(label, list(zip(curve.tolist(), shares.tolist(), strict=True))) for label, curve in curves]
     low, high = min(curve[1] for _, curve in curves), max(curve[-1] for _, curve in curves)
-    return Chart(title, "ms", "% took no longer", log_axis(float(low), float(high)), SHARE_AXIS, series)
+    return Chart(title, "ms", "% of requests", log_axis(float(low), float(high)), SHARE_AXIS, series)
 
 
 def _stairs(points: Sequence[Point], end_s: float) -> list[Point]:
-    """Every value holds until the next."""
+    """Return the corners of a step function in which each value holds until the next."""
     corners: list[Point] = []
     for (time_s, value), (next_s, _) in pairwise([*points, (end_s, 0.0)]):
         corners += [(time_s, value), (next_s, value)]
@@ -103,5 +103,5 @@ def _good_shares(outcome: Outcome, comparison: Comparison, end_s: float) -> list
         bin_ = min(NUM_BINS - 1, int(record.due_s / width_s))
         counts[bin_] += (1, record.is_good(comparison.slo))
     return [
-        ((place + 0.5) * width_s, 100.0 * good / came) for place, (came, good) in enumerate(counts.tolist()) if came
+        ((place + 0.5) * width_s, 100.0 * good / total) for place, (total, good) in enumerate(counts.tolist()) if total
     ]

@@ -10,7 +10,7 @@ FORMAT = "baton simulation, version 1"
 
 
 def to_json(comparison: Comparison) -> dict[str, object]:
-    """The content of the file; times in ms, but for those of the trace, in seconds."""
+    """Return the content of the file. Latencies are in ms, times of the trace in seconds."""
     return {
         "format": FORMAT,
         "when": comparison.when,

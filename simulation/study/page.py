@@ -1,4 +1,4 @@
-"""A comparison as one page of HTML."""
+"""A comparison as an HTML page."""
 
 from importlib.resources import files
 
@@ -11,7 +11,7 @@ from baton.simulation.study.terminal import COLUMNS, cells, notes_of
 
 
 def render_page(comparison: Comparison) -> str:
-    """HTML that needs nothing else: no script, no other file, no network."""
+    """Return a self-contained page without scripts."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((files("baton.simulation.study") / "page.html.jinja").read_text())
     return template.render(

@@ -1,4 +1,4 @@
-"""The same charts as one PNG, by matplotlib, which is not among the project's dependencies."""
+"""The charts of a comparison as one PNG, drawn by matplotlib, which is an optional dependency."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,12 +13,12 @@ DOTS_PER_INCH = 120
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed."""
+    """Return whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
 def draw_picture(comparison: Comparison, path: Path) -> None:
-    """Writes the file. Raises ImportError without matplotlib."""
+    """Write the charts to a file. Raises ImportError without matplotlib."""
     from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]  # optional, and heavy
 
     shown = charts(comparison)

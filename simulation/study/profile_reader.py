@@ -1,4 +1,4 @@
-"""Reads what `baton bench --profile` wrote."""
+"""Reader of the profiles that `baton bench --profile` writes."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +14,7 @@ NAMES = tuple(field.name for field in fields(ProfiledRequest))
 
 
 def read_profile(path: Path) -> list[ProfiledRequest]:
-    """The file's requests. Raises DatasetError for a file that is none, or has none."""
+    """Return a profile's requests. Raises DatasetError if the file is not a profile, or has no requests."""
     try:
         content = orjson.loads(path.read_bytes())
     except OSError as error:

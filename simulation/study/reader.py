@@ -1,4 +1,4 @@
-"""Reads a trace for the twin: the same files, lengths and sharing as `baton bench` sends."""
+"""Reader of traces for the twin, with the lengths and shared prefixes that `baton bench` sends."""
 
 from collections.abc import Callable
 from itertools import takewhile
@@ -16,7 +16,7 @@ from baton.loadtool.vocabulary import Vocabulary, token_range
 from baton.simulation.twin.trace_request import TraceRequest
 
 AZURE_COLUMN = "ContextTokens"
-VOCABULARY = (100, 1000)  # what prompts are drawn from; only which of them are equal matters
+VOCABULARY = (100, 1000)  # token ids of prompts; it only matters which are equal
 
 
 def read_trace(
@@ -28,10 +28,10 @@ def read_trace(
     seconds: float | None = None,
     seed: int = 0,
 ) -> list[TraceRequest]:
-    """The requests of the first `seconds`, `rate_scale` times as fast as the trace has them.
+    """Return the requests of the first `seconds`, after the rate is multiplied by `rate_scale`.
 
-    `block_size`: tokens of a block of the workers' caches; None: the run of tokens that a hash of the trace stands for.
-    Raises DatasetError for a file that is no trace, and SettingError for settings that leave nothing of it.
+    block_size: tokens per cache block; None: the tokens that a hash of the trace stands for. Raises DatasetError if the
+    file is not a trace, and SettingError if the settings leave no request.
     """
     if not 0 < rate_scale < float("inf"):
         raise SettingError(f"--rate-scale {rate_scale:g}: it must be above 0")
@@ -41,17 +41,17 @@ def read_trace(
     timed = (_timed(request, rate_scale, size) for request in _dataset(path, lengths).requests(seed))
     requests = list(takewhile(lambda request: request.due_s < end_s, timed))
     if not requests:
-        raise SettingError(f"{path}: no request comes within {end_s:g} s")
+        raise SettingError(f"{path}: no request arrives within {end_s:g} s")
     return requests
 
 
 def granule(lengths: Lengths) -> int:
-    """Tokens that a hash of a Mooncake trace stands for: nothing finer is known to be shared."""
+    """Return the tokens that a hash of a Mooncake trace stands for; shorter shared prefixes are unknown."""
     return max(1, round(HASH_TOKENS * lengths.scale))
 
 
 def _dataset(path: Path, lengths: Lengths) -> Dataset:
-    """By what the file's first line says."""
+    """Open a trace, whose format is detected from the first line."""
     head = next((line for _, line in lines_of(path)), None)
     if head is None:
         raise DatasetError(f"{path}: no requests")

@@ -1,4 +1,4 @@
-"""Runs of the twin over the same trace: one after the other, or several at a time in processes of their own."""
+"""Runs of the twin with one trace: one after the other, or concurrently in several processes."""
 
 import os
 import threading
@@ -17,22 +17,22 @@ RunAll = Callable[[Sequence[DeploymentPlan], Sequence[TraceRequest]], list[Outco
 
 
 def run_in_turn(plans: Sequence[DeploymentPlan], requests: Sequence[TraceRequest]) -> list[Outcome]:
-    """All in this process."""
+    """Run all plans in this process."""
     return [simulate(plan, requests) for plan in plans]
 
 
 @contextmanager
 def run_at_once(num_processes: int) -> Iterator[RunAll]:
-    """So many at a time. The processes are fresh ones, that get the requests with every run, and end with this one.
+    """Yield a function that runs `num_processes` plans at a time, in spawned processes that end with this one.
 
-    A run raises BrokenProcessPool if one of them is ended from outside.
+    It sends the requests with every run, and raises BrokenProcessPool if a process is killed.
     """
     with ProcessPoolExecutor(num_processes, get_context("spawn"), _end_with_parent) as pool:
         yield lambda plans, requests: list(pool.map(simulate, plans, repeat(requests)))
 
 
 def _end_with_parent() -> None:
-    """However this process's parent ends: a pool's processes wait for work without ever noticing."""
+    """Exit when the parent process has ended: a pool's processes would otherwise wait for work forever."""
     parent = parent_process()
     assert parent is not None
 

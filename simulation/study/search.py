@@ -1,4 +1,4 @@
-"""The fixed split of the GPUs between both pools that serves most requests well."""
+"""Search for the fixed split of the GPUs between the two pools with the highest goodput."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,16 +9,16 @@ from baton.simulation.twin.deployment_plan import DeploymentPlan
 from baton.simulation.twin.outcome import Outcome
 from baton.simulation.twin.trace_request import TraceRequest
 
-NUM_COARSE = 5  # splits that are tried first, spread evenly
-MAX_REQUESTS = 20_000  # of a longer trace's beginning, that splits are compared on
+NUM_COARSE = 5  # evenly spread splits that are tried first
+MAX_REQUESTS = 20_000  # splits are compared on the first requests of longer traces
 Score = tuple[int, float]
 
 
 class SplitSearch:
-    """Owns what was tried.
+    """The search and the splits that it has tried.
 
-    Too few prefill replicas serve badly, and so do too few decode replicas: between them goodput has one summit. A few
-    splits spread over all are tried first, then the neighbours of the best, at half the distance each time.
+    Goodput has one maximum between too few prefill and too few decode replicas. A few evenly spread splits are tried
+    first, then the neighbours of the best one, at half the distance each time.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class SplitSearch:
         note: Callable[[Outcome], None] = lambda _: None,
         max_requests: int = MAX_REQUESTS,
     ) -> None:
-        """`note` hears of every split that was tried. Raises ValueError if two pools need more replicas."""
+        """`note` is called with the outcome of each split. Raises ValueError for fewer than 2 replicas."""
         if num_replicas < 2:
             raise ValueError("a prefill and a decode replica need 2 GPUs or more")
         self._plan = plan
@@ -41,10 +41,10 @@ class SplitSearch:
         self._run_all = run_all
         self._note = note
         self._max_requests = max_requests
-        self._tried: dict[int, Outcome] = {}  # by prefill replicas
+        self._tried: dict[int, Outcome] = {}  # by number of prefill replicas
 
     def best(self) -> Outcome:
-        """What the best split does with all requests; of equally good ones that with the shorter times."""
+        """Return the outcome of the best split with all requests; the latency decides between equally good ones."""
         most = self._num_replicas - 1
         distance = max(1, most // NUM_COARSE)
         best = self._best_of(range(1, self._num_replicas, distance))
@@ -58,7 +58,7 @@ class SplitSearch:
         return self._run_all([self._split(best)], self._requests)[0]
 
     def _best_of(self, places: Sequence[int]) -> int:
-        """Of equally good ones the first."""
+        """Try those that are untried, and return the best of all; the first of equally good ones."""
         untried = [place for place in places if place not in self._tried]
         outcomes = self._run_all([self._split(place) for place in untried], self._requests[: self._max_requests])
         for place, outcome in zip(untried, outcomes, strict=True):
@@ -71,10 +71,10 @@ class SplitSearch:
 
 
 def score_of(outcome: Outcome, slo: SLO) -> Score:
-    """Greater is better: requests within the SLO, and how far the median request is from it."""
+    """Return the score of an outcome, higher is better: requests within the SLO, then the median request's latency."""
     return outcome.num_good(slo), -outcome.median_excess(slo)
 
 
 def _around(place: int, distance: int, most: int) -> list[int]:
-    """The place, and those on both sides of it."""
+    """Return a split and those at `distance` on both sides of it."""
     return [each for each in (place, place - distance, place + distance) if 1 <= each <= most]

@@ -1,4 +1,4 @@
-"""Runs what was asked for, and beside it what the same GPUs could have done otherwise."""
+"""A study: a deployment and its alternatives on the same GPUs, run with one trace."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,23 +12,23 @@ from baton.simulation.twin.deployment_plan import DeploymentPlan
 from baton.simulation.twin.outcome import Outcome
 from baton.simulation.twin.trace_request import TraceRequest
 
-NoteRun = Callable[[str], None]  # hears what was just run
+NoteRun = Callable[[str], None]  # called with the label of each finished run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """One question to the twin."""
+    """The deployments to compare, and their trace."""
 
     trace: str
     requests: Sequence[TraceRequest]
     num_gpus: int
     slo: SLO
-    asked: DeploymentPlan | None  # None: the best fixed split is the question
-    base: DeploymentPlan  # machine, times and seed of all the others
-    machine: str  # what a replica is, in words
+    asked: DeploymentPlan | None  # the given deployment; None: only the best fixed split is wanted
+    base: DeploymentPlan  # machine, times and seed of all other deployments
+    machine: str  # description of a replica
 
     def run(self, run_all: RunAll = run_in_turn, note: NoteRun = lambda _: None) -> Comparison:
-        """Runs all. Raises ValueError for a plan that no deployment can be."""
+        """Run all deployments. Raises ValueError for an impossible plan."""
         splits: list[Outcome] = []
 
         def note_split(outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""A comparison for people: a table of rich."""
+"""A comparison as a table in the terminal."""
 
 from rich.console import Console
 from rich.table import Table
@@ -9,12 +9,12 @@ from baton.simulation.study.comparison import Comparison
 from baton.simulation.twin.outcome import Outcome
 
 COLUMNS = ("good", "good req/s", "TTFT p50", "p90", "p99 ms", "TPOT p50", "p90", "p99 ms", "cached", "handed over",
-           "GPU-hours", "good a GPU-hour")  # fmt: skip
+           "GPU-hours", "good / GPU-hour")  # fmt: skip
 MAX_SIZES = 24
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Prints the runs beside each other, and how the pools' sizes went."""
+    """Print a row for each run, and the sizes of the pools over time."""
     slo = comparison.slo
     console.print(
         Text(
@@ -39,7 +39,7 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def cells(outcome: Outcome, comparison: Comparison) -> list[str]:
-    """In the order of `COLUMNS`."""
+    """Return a run's cells in the order of `COLUMNS`."""
     num_good = outcome.num_good(comparison.slo)
     times: list[str] = []
     for found in (outcome.ttft_ms, outcome.tpot_ms):
@@ -56,7 +56,7 @@ def cells(outcome: Outcome, comparison: Comparison) -> list[str]:
 
 
 def notes_of(outcome: Outcome) -> list[str]:
-    """What is no figure: refusals, preemptions, and sizes that changed."""
+    """Return notes on refusals, preemptions and changes of sizes."""
     lines: list[str] = []
     num_refused = len(outcome.records) - len(outcome.answered)
     if num_refused:
@@ -70,14 +70,14 @@ def notes_of(outcome: Outcome) -> list[str]:
 
 
 def _sizes(outcome: Outcome) -> list[str]:
-    """How many prefill and decode replicas were ready; the middle of a long history is left out."""
-    told: list[str] = []
+    """Return the ready prefill and decode replicas over time; the middle of a long history is left out."""
+    lines: list[str] = []
     last = None
     for sizes in outcome.sizes:
         if sizes.ready != last:
-            told.append(f"{sizes.ready.prefill}+{sizes.ready.decode} from {sizes.since_s:.0f} s")
+            lines.append(f"{sizes.ready.prefill}+{sizes.ready.decode} from {sizes.since_s:.0f} s")
         last = sizes.ready
-    if len(told) > MAX_SIZES:
+    if len(lines) > MAX_SIZES:
         half = MAX_SIZES // 2
-        told = [*told[:half], f"... {len(told) - 2 * half} more ...", *told[-half:]]
-    return told
+        lines = [*lines[:half], f"... {len(lines) - 2 * half} more ...", *lines[-half:]]
+    return lines

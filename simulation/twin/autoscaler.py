@@ -1,4 +1,4 @@
-"""The real autoscaler before the twin's pools: a look every second."""
+"""The real autoscaler for the twin's pools: one decision per second."""
 
 from collections.abc import Callable, Iterable
 from statistics import median
@@ -14,11 +14,11 @@ from baton.simulation.twin.pool import Pool
 from baton.simulation.twin.traffic_window import WINDOW_S, TrafficWindow
 from baton.simulation.twin.worker import Worker
 
-LOOK_S = 1.0
+INTERVAL_S = 1.0
 
 
 class Autoscaler:
-    """Owns what `plan_pools` remembers, and follows what it decides."""
+    """The state of `plan_pools`, and the execution of its decisions."""
 
     def __init__(
         self,
@@ -30,9 +30,9 @@ class Autoscaler:
         traffic: TrafficWindow,
         is_over: Callable[[], bool],
     ) -> None:
-        """Looks until `is_over` says that every request has ended."""
+        """Decide until `is_over` returns True: every request has ended."""
         settings.check()
-        self.decisions: list[tuple[float, Decision]] = []  # those that changed a size, and when
+        self.decisions: list[tuple[float, Decision]] = []  # with times; only those that changed a size
         self._clock = clock
         self._settings = settings
         self._machine = machine
@@ -42,8 +42,8 @@ class Autoscaler:
         self._is_over = is_over
         self._state: ScalingState | None = None
 
-    def look(self) -> None:
-        """One look, and the next one planned."""
+    def decide(self) -> None:
+        """Make a decision, and schedule the next one."""
         if self._is_over():
             return
         self._prefill.collect()
@@ -54,18 +54,17 @@ class Autoscaler:
             self.decisions.append((self._clock.now_s, decision))
         self._prefill.scale(targets[0])
         self._decode.scale(targets[1])
-        self._clock.after(LOOK_S, self.look)
+        self._clock.after(INTERVAL_S, self.decide)
 
     def snapshot(self) -> PoolsSnapshot:
-        """As routers and workers would report it."""
+        """Return the figures that routers and workers would report."""
         spec, quantile = self._machine.spec, self._settings.slo.quantile
         prefills, decodes = list(self._prefill), list(self._decode)
         self._traffic.note_generated(self._clock.now_s, self._prefill.num_generated + self._decode.num_generated)
         num_held = sum(each.replica.num_held_tokens for each in decodes)
         num_running = sum(min(each.replica.num_running, spec.max_num_seqs) for each in decodes)
-        num_behind = (
-            sum(each.replica.num_running for each in decodes) - num_running
-        )  # their KV came, and no place is free
+        # Their KV is received, but the batch is full.
+        num_outside_batch = sum(each.replica.num_running for each in decodes) - num_running
         return PoolsSnapshot(
             now_s=self._clock.now_s,
             traffic=self._traffic.traffic(self._clock.now_s),
@@ -83,14 +82,14 @@ class Autoscaler:
                 sequence_s=spec.sequence_s,
                 max_num_seqs=spec.max_num_seqs,
                 kv_tokens=(spec.num_blocks - 1) * spec.block_size,
-                kv_used_tokens=round(num_held * num_running / max(1, num_running + num_behind)),
+                kv_used_tokens=round(num_held * num_running / max(1, num_running + num_outside_batch)),
                 num_running=num_running,
-                num_waiting=num_behind + sum(each.replica.num_unadmitted for each in decodes),
+                num_waiting=num_outside_batch + sum(each.replica.num_unadmitted for each in decodes),
             ),
         )
 
 
 def _tokens_per_s(workers: Iterable[Worker]) -> float:
-    """What a typical one has learnt; 0 if none has."""
+    """Return the median of the known prefill rates; 0 if none is known."""
     known = [rate for each in workers if (rate := each.replica.load().prefill_tokens_per_s)]
     return median(known) if known else 0.0

@@ -1,4 +1,4 @@
-"""Virtual time: what is to happen, and when."""
+"""Virtual time: a queue of events."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -7,25 +7,25 @@ Call = Callable[..., None]
 
 
 class Clock:
-    """Owns the events that are still to come; those of one moment happen in the order in which they were asked for."""
+    """Future events in order of time; those of the same time run in the order in which they were added."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.num_events = 0  # that have happened
+        self.num_events = 0  # run so far
         self._events: list[tuple[float, int, Call, tuple[object, ...]]] = []
         self._num_asked = 0
 
     def at(self, time_s: float, call: Call, *arguments: object) -> None:
-        """`call` happens at that time, or at once if it is over."""
+        """Run `call(*arguments)` at `time_s`, or next if that has passed."""
         self._num_asked += 1
         heappush(self._events, (max(time_s, self.now_s), self._num_asked, call, arguments))
 
     def after(self, seconds: float, call: Call, *arguments: object) -> None:
-        """`call` happens in so many seconds."""
+        """Run `call(*arguments)` in `seconds`."""
         self.at(self.now_s + seconds, call, *arguments)
 
     def run(self) -> None:
-        """Lets everything happen, until there is nothing left."""
+        """Run all events, including those that events add."""
         events = self._events
         while events:
             self.now_s, _, call, arguments = heappop(events)

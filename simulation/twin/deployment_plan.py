@@ -1,4 +1,4 @@
-"""What is simulated: which replicas there are, and who changes their number."""
+"""The deployment to simulate: numbers of replicas, and their scaling."""
 
 from dataclasses import dataclass, field
 
@@ -11,20 +11,20 @@ START_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentPlan:
-    """One deployment of the twin; plain data. A replica is a GPU, or whatever group of them is counted as one."""
+    """One deployment of the twin. A replica counts as one GPU, even if it stands for a group of GPUs."""
 
     machine: Machine = field(default_factory=Machine)
-    prefill: int = 0  # replicas at the start
+    prefill: int = 0  # replicas of each role at the start
     decode: int = 0
-    both: int = 0  # of both roles: beside decode workers these prefill, and decode what those have no room for
-    targets: Targets | None = None  # what the router promises requests
-    scaling: ScalingSettings | None = None  # None: the sizes stay
-    start_s: float = START_S  # of a replica
-    seed: int = 0  # of the router's chances
+    both: int = 0  # colocated; with decode workers they prefill for these, and decode what these have no room for
+    targets: Targets | None = None  # the router's limits of latency
+    scaling: ScalingSettings | None = None  # None: fixed sizes
+    start_s: float = START_S  # from a replica's start to its first request
+    seed: int = 0  # for the router's random choices
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Short description for reports."""
         if self.scaling is not None:
             return f"autoscaled within {self.scaling.budget_gpus}"
         if self.is_mixed:
@@ -35,10 +35,10 @@ class DeploymentPlan:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether workers of both roles stand in the place of prefill workers."""
+        """Whether colocated workers take the place of prefill workers."""
         return self.both > 0 and self.decode > 0
 
     @property
     def num_replicas(self) -> int:
-        """At the start."""
+        """Number of replicas at the start."""
         return self.prefill + self.decode + self.both

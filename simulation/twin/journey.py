@@ -29,17 +29,17 @@ from baton.simulation.twin.traffic_window import TrafficWindow
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What all requests of a run share."""
+    """The environment that all requests of a run share."""
 
     clock: Clock
     machine: Machine
     router: TwinRouter
     traffic: TrafficWindow
-    note_end: Callable[[], None]  # one more has ended, or was refused
+    note_end: Callable[[], None]  # called once for each request that has ended or was refused
 
 
 class Journey:
-    """A request from its coming to its end, and the engine's request at its decode worker."""
+    """A request from its arrival to its end, and the engine's request at its decode worker."""
 
     __slots__ = ("_opened_s", "_reached_s", "_request", "_route", "_stage", "_traced", "record")
 
@@ -49,7 +49,7 @@ class Journey:
         self._traced = request
         self._route: Route | None = None
         self._request: Request | None = None  # at the decode worker
-        self._reached_s = self._opened_s = 0.0  # when the decode worker got it, and asked for its prompt
+        self._reached_s = self._opened_s = 0.0  # when the decode worker got it, and when it called the prefill worker
 
     def begin(self) -> None:
         """Route the request when it arrives."""
@@ -63,8 +63,8 @@ class Journey:
         self.record.is_remote = route.prefill is not None
         num_uncached = uncached_tokens(route.plan, route.routed)
         stage.traffic.note_arrival(stage.clock.now_s, request.num_prompt_tokens, num_uncached, self.record.is_remote)
-        way_s = stage.router.queue_s(stage.machine.request_s) + stage.machine.overhead_s / 2
-        stage.clock.after(way_s, self._reach_decode)
+        delay_s = stage.router.queue_s(stage.machine.request_s) + stage.machine.overhead_s / 2
+        stage.clock.after(delay_s, self._reach_decode)
 
     def has_blocks(self) -> None:
         """Ask the prefill worker: the decode worker has blocks for the KV."""
@@ -130,8 +130,8 @@ class Journey:
         self.record.first_s = now_s
         route.share.computed()
         self._stage.router.has_changed(route)
-        if self.record.is_remote and route.prefill is not None:  # else it refused
-            wait_s = self._opened_s - self._reached_s  # for a place: no prefill worker could have shortened it
+        if self.record.is_remote and route.prefill is not None:  # otherwise it refused the prompt
+            wait_s = self._opened_s - self._reached_s  # for blocks; no prefill worker could have shortened it
             route.prefill.latencies.note(now_s, self.record.ttft_s - wait_s)
 
     def _join(self, leg: PrefillLeg) -> None:

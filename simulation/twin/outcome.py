@@ -1,4 +1,4 @@
-"""What a simulated deployment did."""
+"""The results of a simulated deployment."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,66 +12,66 @@ from baton.simulation.twin.record import Record
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All requests of a run, and what they cost."""
+    """The records of all requests of a run, and its costs."""
 
     plan: DeploymentPlan
     records: Sequence[Record]  # in the order of the trace
     sizes: Sequence[Sizes]
     gpu_hours: float
     most_gpus: int
-    ended_s: float  # last token of all
+    ended_s: float  # time of the last token
     num_preemptions: int
     num_events: int
-    cpu_s: float  # what the simulation itself took, on one core
-    decisions: Sequence[str] = ()  # of the autoscaler, in words
+    cpu_s: float  # CPU time of the simulation
+    decisions: Sequence[str] = ()  # the autoscaler's, as text
 
     @property
     def answered(self) -> list[Record]:
-        """Requests that got all their tokens."""
+        """Records of the requests that got all their tokens."""
         return [record for record in self.records if record.refusal is None]
 
     def num_good(self, slo: SLO) -> int:
-        """Answered within both times."""
+        """Return the number of requests within the SLO."""
         return sum(record.is_good(slo) for record in self.records)
 
     def goodput(self, slo: SLO) -> float:
-        """Good requests a second, over the time in which requests came."""
+        """Return the requests per second within the SLO, over the time in which requests arrived."""
         return self.num_good(slo) / max(self.seconds, 1e-9)
 
     @property
     def seconds(self) -> float:
-        """From the trace's start to its last request; of a single one, to its end."""
+        """Seconds from the trace's start to its last request, or to the end if all arrive at the start."""
         return self.records[-1].due_s or self.ended_s
 
     @property
     def ttft_ms(self) -> Distribution | None:
-        """Of answered requests."""
+        """TTFT of the answered requests."""
         return distribution(record.ttft_s for record in self.answered)
 
     @property
     def tpot_ms(self) -> Distribution | None:
-        """Of answered requests with more than one token."""
+        """TPOT of the answered requests with more than one token."""
         return distribution(record.tpot_s for record in self.answered if record.num_output_tokens > 1)
 
     @property
     def cached_share(self) -> float:
-        """Of the prompts' tokens, what nobody had to compute."""
+        """Share of the prompts' tokens that were cached."""
         answered = self.answered
         num_tokens = sum(record.num_prompt_tokens for record in answered)
         return sum(record.num_cached_tokens for record in answered) / num_tokens if num_tokens else 0.0
 
     @property
     def remote_share(self) -> float:
-        """Of the answered requests, those whose prompt was handed over."""
+        """Share of the answered requests whose prompt was handed over."""
         answered = self.answered
         return sum(record.is_remote for record in answered) / len(answered) if answered else 0.0
 
     def median_excess(self, slo: SLO) -> float:
-        """How the median request stands to what is promised: 1 is just kept."""
+        """Return the median over requests of the larger ratio of TTFT and TPOT to the SLO; 1 just meets it."""
         return median_of(max(record.ttft_s / slo.ttft_s, record.tpot_s / slo.tpot_s) for record in self.answered)
 
 
 def median_of(values: Iterable[float]) -> float:
-    """The middle one; infinite if there are none."""
+    """Return the upper median; infinite without values."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2] if ordered else float("inf")

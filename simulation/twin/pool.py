@@ -1,4 +1,4 @@
-"""The replicas of one role: they start, serve, drain and go."""
+"""The replicas of one role: start, drain and removal."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,7 +12,7 @@ from baton.simulation.twin.worker import Worker, describe
 
 
 class Pool:
-    """Owns the replicas of a role, and what their GPUs cost."""
+    """The replicas of a role."""
 
     def __init__(
         self,
@@ -23,52 +23,55 @@ class Pool:
         start_s: float,
         note_change: Callable[[], None],
     ) -> None:
-        """A replica is ready `start_s` after it was asked for. `note_change`: another number of them is there."""
+        """Create an empty pool.
+
+        start_s: from a replica's start to ready; note_change: called when the number of replicas has changed.
+        """
         self._role = role
         self._clock = clock
         self._machine = machine
         self._router = router
         self._start_s = start_s
         self._note_change = note_change
-        self._workers: list[Worker] = []  # in the order in which they were asked for
+        self._workers: list[Worker] = []  # in the order of their start
         self._num_made = 0
-        self._drains_s: list[float] = []  # how long they took
-        self._num_gone_preemptions = self._num_gone_tokens = 0  # of replicas that are gone
+        self._drains_s: list[float] = []  # durations of ended drains
+        self._num_gone_preemptions = self._num_gone_tokens = 0  # of removed replicas
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers)
 
     def __len__(self) -> int:
-        """All that have their GPUs: starting and draining ones too."""
+        """Return the number of replicas that occupy GPUs, including starting and draining ones."""
         return len(self._workers)
 
     @property
     def ready(self) -> list[Worker]:
-        """Those that take requests."""
+        """Replicas that take requests."""
         return [each for each in self._workers if each.ready_s is not None and each.draining_s is None]
 
     @property
     def num_live(self) -> int:
-        """Those that serve, or will."""
+        """Number of ready and starting replicas."""
         return sum(each.draining_s is None for each in self._workers)
 
     @property
     def num_preemptions(self) -> int:
-        """Of all replicas that there were."""
+        """Preemptions of all replicas, including removed ones."""
         return self._num_gone_preemptions + sum(each.replica.core.scheduler.num_preemptions for each in self._workers)
 
     @property
     def num_generated(self) -> int:
-        """Tokens of output, of all replicas that there were."""
+        """Output tokens of all replicas, including removed ones."""
         return self._num_gone_tokens + sum(each.replica.core.num_generated_tokens for each in self._workers)
 
     def begin(self, count: int) -> None:
-        """So many are there from the start."""
+        """Add `count` replicas that are ready at once."""
         for _ in range(count):
             self._make_ready(self._make())
 
     def scale(self, target: int) -> None:
-        """Starts replicas, or lets go of some: those that are not ready yet, then those with least to do."""
+        """Start replicas, or drain some: first those that are not ready yet, then those with the fewest requests."""
         live = [each for each in self._workers if each.draining_s is None]
         for _ in range(target - len(live)):
             self._clock.after(self._start_s, self._make_ready, self._make())
@@ -79,21 +82,22 @@ class Pool:
         self.collect()
 
     def collect(self) -> None:
-        """Lets go of those that have drained."""
-        gone = [each for each in self._workers if each.draining_s is not None and _is_done(each)]
-        for worker in gone:
+        """Remove the replicas that have drained."""
+        drained = [each for each in self._workers if each.draining_s is not None and _is_done(each)]
+        for worker in drained:
             assert worker.draining_s is not None
             if worker.ready_s is not None:
                 self._drains_s.append(self._clock.now_s - worker.draining_s)
             self._num_gone_preemptions += worker.replica.core.scheduler.num_preemptions
             self._num_gone_tokens += worker.replica.core.num_generated_tokens
             self._workers.remove(worker)
-        if gone:
+        if drained:
             self._note_change()
 
     def snapshot(self, window_s: float, quantile: float) -> PoolSnapshot:
-        """As the autoscaler is told of it: without how long anybody has waited, which routers know of their own queues
-        alone; here everybody waits at workers.
+        """Return the pool's figures for the autoscaler.
+
+        They have no waiting times of the router's queue: in the twin all requests wait at workers.
         """
         now_s, ready = self._clock.now_s, self.ready
         starting = [each.wanted_s for each in self._workers if each.ready_s is None and each.draining_s is None]
@@ -122,12 +126,12 @@ class Pool:
         return worker
 
     def _make_ready(self, worker: Worker) -> None:
-        if worker.draining_s is None:  # else it was given up before it came
+        if worker.draining_s is None:  # otherwise it was drained while it started
             worker.ready_s = self._clock.now_s
             self._router.admit(worker)
             self._note_change()
 
 
 def _is_done(worker: Worker) -> bool:
-    """Whether nothing of any request is there, nor on its way there; a prefill worker that drains takes no more."""
+    """Return whether a draining worker has no request left and none is on its way (prefill workers refuse those)."""
     return worker.replica.is_idle and (worker.role is WorkerRole.PREFILL or worker.estimate.num_own_requests == 0)

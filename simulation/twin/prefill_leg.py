@@ -14,21 +14,21 @@ class Receiver(Protocol):
     """The caller of a prefill."""
 
     def prefilled(self, num_cached_tokens: int, arrives_s: float, leg: "PrefillLeg") -> None:
-        """The whole prompt is computed, and its KV received at `arrives_s`; `leg.release` frees it."""
+        """Take note that the prompt is computed. Its KV is received at `arrives_s`; then call `leg.release`."""
         ...
 
     def prefill_refused(self) -> None:
-        """The prefill worker does not take the prompt."""
+        """Take note that the prefill worker refuses the prompt."""
         ...
 
 
 class PrefillLeg:
-    """The request at the prefill worker; its blocks go over the decode worker's link as they are computed."""
+    """The request at the prefill worker; its blocks are read over the decode worker's link as they are computed."""
 
     def __init__(
         self, clock: Clock, route: Route, receiver: Receiver, request: TraceRequest, num_known_tokens: int
     ) -> None:
-        """`num_known_tokens`: of the prompt, that the decode worker has."""
+        """`num_known_tokens`: tokens of the prompt whose KV the decode worker has."""
         assert route.prefill is not None
         self._clock = clock
         self._worker = route.prefill
@@ -38,12 +38,12 @@ class PrefillLeg:
         self._receiver = receiver
         self._request: Request = request.to_prefill(route.number)
         self._block_size = route.decode.description.block_size
-        self._num_announced = num_known_tokens // self._block_size  # blocks that the decode worker has, or will have
+        self._num_announced = num_known_tokens // self._block_size  # blocks whose KV the decode worker has or reads
         self._num_pulled_tokens = 0
         self._arrives_s = clock.now_s
 
     def begin(self) -> None:
-        """Take the decode worker's call."""
+        """Queue the prompt at the prefill worker, unless it drains or its queue is full."""
         worker, request = self._worker, self._request
         if worker.draining_s is not None:
             self._receiver.prefill_refused()
@@ -62,7 +62,7 @@ class PrefillLeg:
         self._worker.replica.release(self._request)
 
     def has_blocks(self) -> None:
-        """Pull the prefix, for which there are blocks now."""
+        """Pull the prefix into the request's blocks."""
         num_tokens = self._num_pullable()
         num_blocks = max(0, num_tokens - self._request.num_computed_tokens) // self._block_size
         self._clock.at(self._worker.replica.core.link.reserve(num_blocks), self._has_pulled, num_tokens)
@@ -72,7 +72,7 @@ class PrefillLeg:
         self._announce(self._request.num_computed_tokens // self._block_size)
 
     def has_ended(self) -> None:
-        """Announce the last blocks, and pass the first token on."""
+        """Announce the last blocks and pass the first token on."""
         self._worker.replica.counters.num_prefills -= 1
         self._announce(-(-self._request.num_prompt_tokens // self._block_size))
         num_cached_tokens = max(self._num_pulled_tokens, self._request.num_cached_tokens)

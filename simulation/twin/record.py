@@ -1,4 +1,4 @@
-"""What became of one request."""
+"""The record of one request."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,18 @@ from baton.deployment.autoscaling.settings import SLO
 
 @dataclass(slots=True)
 class Record:
-    """Times from the trace's start, as the client sees them."""
+    """Lengths, times at the client from the trace's start, and the outcome."""
 
     due_s: float
     num_prompt_tokens: int
     num_output_tokens: int
     first_s: float = 0.0
     last_s: float = 0.0
-    num_received_tokens: int = 0  # of output
-    num_cached_tokens: int = 0  # of the prompt, where it was computed
-    is_remote: bool = False  # the prompt was computed by another worker than the one that decoded
-    refusal: str | None = None  # why it has no answer
-    num_ends: int = 0  # 1, once it has one
+    num_received_tokens: int = 0  # output tokens
+    num_cached_tokens: int = 0  # prompt tokens cached on the worker that computed the prompt
+    is_remote: bool = False  # a prefill worker computed the prompt for the decode worker
+    refusal: str | None = None  # reason, if it was refused
+    num_ends: int = 0  # 1 after its end
 
     @property
     def ttft_s(self) -> float:
@@ -31,5 +31,5 @@ class Record:
         return (self.last_s - self.first_s) / (self.num_output_tokens - 1) if self.num_output_tokens > 1 else 0.0
 
     def is_good(self, slo: SLO) -> bool:
-        """Whether the answer came whole and within both times."""
+        """Return whether the request was answered within the SLO."""
         return self.refusal is None and self.ttft_s <= slo.ttft_s and self.tpot_s <= slo.tpot_s

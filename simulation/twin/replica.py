@@ -11,34 +11,33 @@ from baton.protos.worker_pb2 import WorkerLoad
 from baton.simulation.engine.clock import Clock
 from baton.simulation.engine.core import EngineCore
 from baton.simulation.engine.spec import WorkerSpec
-from baton.simulation.workers.load_report import load_report
-from baton.worker.reporting import WorkerCounters
+from baton.worker.reporting import WorkerCounters, load_report
 
 
 class Owner(Protocol):
     """The part of a request's life that a replica's steps move on."""
 
     def has_blocks(self) -> None:
-        """The request receives its KV, and got the blocks for it."""
+        """Take note that a request that receives its KV has blocks for it."""
 
     def has_advanced(self) -> None:
-        """More of its tokens are computed."""
+        """Take note that more of the request's tokens are computed."""
 
     def has_ended(self) -> None:
-        """Its last token is sampled."""
+        """Take note that the request's last token is sampled."""
 
 
 class Replica:
     """The engine of one worker, and the owners of its requests.
 
-    Its core has no tokens, so that all steps up to the next change are one event.
+    Its core generates no tokens, so that all steps up to the next change are one event.
     """
 
     def __init__(self, clock: Clock, spec: WorkerSpec, note_change: Callable[[], None]) -> None:
-        """`note_change` is called when there is something new to report."""
+        """Create an idle replica; `note_change` is called when its load or cache has changed."""
         self.core = EngineCore(spec, clock, tokens=None)
         self.counters = WorkerCounters()
-        self.counters.note_read(spec.block_bytes, spec.block_bytes / spec.link_bytes_per_s)  # known from the start on
+        self.counters.note_read(spec.block_bytes, spec.block_bytes / spec.link_bytes_per_s)  # known from the start
         self._cache = self.core.cache_feed.subscribe()
         self._note_change = note_change
         self._owners: dict[RequestId, Owner] = {}  # of requests that have not ended
@@ -51,7 +50,7 @@ class Replica:
 
     @property
     def num_running(self) -> int:
-        """Requests in the batch, or about to be."""
+        """Requests in the batch or about to join it."""
         return len(self.core.scheduler.running)
 
     @property
@@ -72,19 +71,19 @@ class Replica:
         self._note_change()
 
     def end_receive(self, request: Request, received: Received) -> None:
-        """The KV of a receiving request is here; what is missing is computed here."""
-        self.core.end_receive(request, received)
+        """End the receive of a request's KV; missing KV is computed here."""
+        self.core.end_receive(request.request_id, received)
         self._note_change()
 
     def release(self, request: Request) -> None:
-        """Free the blocks of a request that kept them after its end, or that receives its KV in vain."""
+        """Free the blocks of a request that kept them after its end, or that needs no KV any more."""
         self._owners.pop(request.request_id, None)
         self.core.abort(request.request_id)
         self._note_change()
 
     def load(self) -> WorkerLoad:
         """Return the load report of a worker with this engine."""
-        return load_report(self.core, self.counters)
+        return load_report(self.core.load(), self.counters)
 
     def take_cache_changes(self) -> CacheChanges:
         """Return what was stored in the prefix cache and evicted since the last call."""

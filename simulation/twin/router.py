@@ -18,22 +18,22 @@ REPORT_INTERVAL_S = 0.05  # as a router asks for by default
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes."""
+    """The workers of a request, and its share of their load."""
 
-    number: int  # of the command
+    number: int  # the command's number
     plan: Plan
     routed: RoutedRequest
     share: LoadShare
     decode: Worker
     prefill: Worker | None  # None: the decode worker computes the prompt
-    source: Worker | None  # of a prefix that the prefill worker pulls
+    source: Worker | None  # from which the prefill worker pulls a cached prefix
 
 
 class Reports:
-    """Workers with a report to send. A report is made when the router needs it, and so is never older than due."""
+    """Workers with a report to send. Due reports are read only when the router needs them."""
 
     def __init__(self, clock: Clock, interval_s: float, take: Callable[[Worker], None]) -> None:
-        """`take` reads a worker's report."""
+        """`take` reads a worker's report; a worker reports at most once per interval."""
         self._clock = clock
         self._interval_s = interval_s
         self._take = take
@@ -41,7 +41,7 @@ class Reports:
         self._num_noted = 0
 
     def note(self, worker: Worker) -> None:
-        """Something changed there: it reports, but not before the interval after its last report."""
+        """Schedule a report after a change, at the earliest one interval after the last report."""
         if not worker.is_noted:
             worker.is_noted = True
             self._num_noted += 1
@@ -58,7 +58,7 @@ class Reports:
 
 
 class TwinRouter:
-    """Owns what a router knows: who takes requests, what they have cached, and what they have to do."""
+    """A router's view of the workers that take requests: their cached prefixes and their load."""
 
     def __init__(self, clock: Clock, policy: Policy, block_size: int, seed: int) -> None:
         self.reports = Reports(clock, REPORT_INTERVAL_S, self._take_report)
@@ -69,27 +69,27 @@ class TwinRouter:
         self._index = PrefixIndex()
         self._reuse = ReuseShare()
         self._answers = OutputLength()
-        self._workers: dict[str, Worker] = {}  # those that take requests
-        self._snapshots: dict[str, WorkerSnapshot] = {}  # of these
-        self._stale: dict[str, None] = {}  # whose snapshot is out of date
+        self._workers: dict[str, Worker] = {}  # by id; those that take requests
+        self._snapshots: dict[str, WorkerSnapshot] = {}  # of `_workers`
+        self._stale: dict[str, None] = {}  # workers whose snapshot is out of date
         self._num_commands = 0
-        self._free_at_s = 0.0  # from requests that came before
+        self._free_at_s = 0.0  # end of the router's work for earlier requests
 
     def admit(self, worker: Worker) -> None:
-        """It takes requests from now on."""
+        """Add a worker that takes requests from now on."""
         self._workers[worker.worker_id] = worker
         self._snapshots[worker.worker_id] = worker.estimate.snapshot(worker.description, worker.role)
         self.reports.note(worker)
 
     def retire(self, worker: Worker) -> None:
-        """It takes no more; what it has, it ends."""
+        """Remove a worker: it finishes its requests and gets no more."""
         self._workers.pop(worker.worker_id, None)
         self._snapshots.pop(worker.worker_id, None)
         self._stale.pop(worker.worker_id, None)
         self._index.reset(worker.worker_id)
 
     def route(self, request: TraceRequest) -> Route:
-        """Chooses, and counts the request at its workers. Raises NoWorker."""
+        """Choose a request's workers, and add it to their load. Raises NoWorker."""
         self.reports.flush()
         cached = {
             worker_id: num_blocks * self._block_size
@@ -116,17 +116,17 @@ class TwinRouter:
         return route
 
     def queue_s(self, request_s: float) -> float:
-        """Until a request that comes now is its turn, if each takes so long: none are at a worker at one moment."""
+        """Return how long a request that arrives now waits for the router, if the router needs `request_s` for each."""
         begins_s = max(self._clock.now_s, self._free_at_s)
         self._free_at_s = begins_s + request_s
         return begins_s - self._clock.now_s
 
     def has_answered(self, num_tokens: int) -> None:
-        """A request ended after so many tokens of output."""
+        """Record the output length of a request that has ended."""
         self._answers.note(num_tokens)
 
     def has_changed(self, route: Route) -> None:
-        """The request's share of its workers' loads is another."""
+        """Mark the snapshots of a request's workers as out of date, since its share of their load has changed."""
         for worker in (route.decode, route.prefill):
             if worker is not None and worker.worker_id in self._workers:
                 self._stale[worker.worker_id] = None
@@ -139,7 +139,7 @@ class TwinRouter:
         return ClusterSnapshot(tuple(self._snapshots.values()), self._num_commands, self._seed)
 
     def _take_report(self, worker: Worker) -> None:
-        """What a worker's update brings."""
+        """Apply a worker's load and cache report."""
         taken, worker.taken = worker.taken, []
         worker.estimate.report(worker.replica.load(), taken, self._clock.now_s)
         changes = worker.replica.take_cache_changes()

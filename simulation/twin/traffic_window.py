@@ -1,4 +1,4 @@
-"""The requests of the last while, as the autoscaler is told of them."""
+"""The recent traffic, as reported to the autoscaler."""
 
 from collections import deque
 
@@ -9,10 +9,10 @@ WINDOW_S = 60.0
 
 
 class SlidingMoments:
-    """Owns values of the last window, and their first two moments."""
+    """The values of the last window, and their first two moments."""
 
     def __init__(self) -> None:
-        self._values: deque[tuple[float, float]] = deque()  # when, and what
+        self._values: deque[tuple[float, float]] = deque()  # time and value
         self._sum = self._squares = 0.0
 
     def __len__(self) -> int:
@@ -20,18 +20,18 @@ class SlidingMoments:
 
     @property
     def total(self) -> float:
-        """The sum of those that were not forgotten."""
+        """Sum of the values in the window, as of the last call."""
         return max(0.0, self._sum)
 
     def note(self, now_s: float, value: float) -> None:
-        """One more."""
+        """Add a value."""
         self._forget(now_s - WINDOW_S)
         self._values.append((now_s, value))
         self._sum += value
         self._squares += value * value
 
     def since(self, time_s: float) -> Moments:
-        """Of the values since then; those before are forgotten."""
+        """Return the moments of the values since `time_s`, and drop older ones."""
         self._forget(time_s)
         count = len(self._values)
         return Moments(max(0.0, self._sum) / count, max(0.0, self._squares) / count) if count else Moments()
@@ -42,11 +42,11 @@ class SlidingMoments:
             self._sum -= value
             self._squares -= value * value
         if not self._values:
-            self._sum = self._squares = 0.0  # and with them what rounding left
+            self._sum = self._squares = 0.0  # drops the rounding errors too
 
 
 class TrafficWindow:
-    """Owns what came and what ended within the window."""
+    """The requests that arrived or ended within the window."""
 
     def __init__(self) -> None:
         self._gaps = SlidingMoments()
@@ -55,13 +55,11 @@ class TrafficWindow:
         self._remote = SlidingMoments()
         self._outputs = SlidingMoments()
         self._generated = SlidingMoments()
-        self._num_generated: int | None = None  # ever; None: nobody counts
-        self._last_s: float | None = None  # when a request came
+        self._num_generated: int | None = None  # since the start; None: not counted
+        self._last_s: float | None = None  # time of the last arrival
 
     def note_arrival(self, now_s: float, num_prompt_tokens: int, num_uncached_tokens: int, is_remote: bool) -> None:
-        """A request was routed; `num_uncached_tokens` of its prompt are computed for it, by a prefill worker or by the
-        decode worker itself.
-        """
+        """Record a routed request; `num_uncached_tokens` of its prompt must be computed on either of its workers."""
         if self._last_s is not None:
             self._gaps.note(now_s, now_s - self._last_s)
         self._last_s = now_s
@@ -71,16 +69,16 @@ class TrafficWindow:
             self._remote.note(now_s, num_uncached_tokens)
 
     def note_end(self, now_s: float, num_output_tokens: int) -> None:
-        """A request got its last token."""
+        """Record a request that got its last token."""
         self._outputs.note(now_s, num_output_tokens)
 
     def note_generated(self, now_s: float, num_tokens: int) -> None:
-        """So many tokens of output there have been so far."""
+        """Record the number of output tokens since the start."""
         self._generated.note(now_s, num_tokens - (self._num_generated or 0))
         self._num_generated = num_tokens
 
     def traffic(self, now_s: float) -> Traffic:
-        """As of now; at the beginning the window is what there was so far."""
+        """Return the traffic of the window, which is shorter at the beginning."""
         since_s = now_s - WINDOW_S
         prompts = self._prompts.since(since_s)
         gaps = self._gaps.since(since_s)

@@ -29,10 +29,10 @@ from baton.simulation.twin.traffic_window import TrafficWindow
 
 
 class Twin:
-    """Owns one run."""
+    """One run of a deployment."""
 
     def __init__(self, plan: DeploymentPlan, requests: Sequence[TraceRequest], policy: Policy | None = None) -> None:
-        """`policy`: another than the router's default. Raises ValueError for a plan without workers that decode."""
+        """Prepare a run. policy: replaces the router's default. Raises ValueError for an impossible plan."""
         plan.machine.spec.check()
         if (plan.both and plan.prefill) or (not plan.both and not (plan.prefill and plan.decode)):
             raise ValueError(f"{plan.label}: there must be prefill and decode workers, or colocated ones")
@@ -54,13 +54,13 @@ class Twin:
             )
 
     def run(self) -> Outcome:
-        """Lets the whole trace pass; once."""
+        """Run the whole trace and return the outcome; to be called once."""
         started_s = time.process_time()
         self.prefill.begin(self._plan.both if self._plan.is_mixed else self._plan.prefill)
         self.decode.begin(self._plan.decode or self._plan.both)
         self._arrive(0)
         if self._autoscaler is not None:
-            self._autoscaler.look()
+            self._autoscaler.decide()
         self.clock.run()
         ended_s = max((record.last_s for record in self._records), default=0.0)
         return Outcome(
@@ -73,11 +73,11 @@ class Twin:
             num_preemptions=self.prefill.num_preemptions + self.decode.num_preemptions,
             num_events=self.clock.num_events,
             cpu_s=time.process_time() - started_s,
-            decisions=self._told_decisions(),
+            decisions=self._decisions(),
         )
 
     def _arrive(self, place: int) -> None:
-        """The request at this place of the trace comes, if it is its time; else it is waited for."""
+        """Begin the requests from `place` of the trace on that are due, and schedule the next arrival."""
         while place < len(self._requests) and self._requests[place].due_s <= self.clock.now_s:
             journey = Journey(self._stage, self._requests[place])
             self._records.append(journey.record)
@@ -100,11 +100,11 @@ class Twin:
         pools = ByPool(self.prefill, self.decode)
         self._meter.note(Sizes(self.clock.now_s, pools.map(lambda pool: len(pool.ready)), pools.map(len)))
 
-    def _told_decisions(self) -> list[str]:
+    def _decisions(self) -> list[str]:
         decisions = self._autoscaler.decisions if self._autoscaler is not None else []
         return [f"{now_s:.0f} s: {decision.reason}" for now_s, decision in decisions]
 
 
 def simulate(plan: DeploymentPlan, requests: Sequence[TraceRequest]) -> Outcome:
-    """Runs a deployment over a trace."""
+    """Run a deployment with a trace, and return the outcome."""
     return Twin(plan, requests).run()

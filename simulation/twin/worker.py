@@ -1,4 +1,4 @@
-"""A replica as the router knows it."""
+"""A replica as seen by the router."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class LatencyWindow:
     """The latencies of requests that ended in the last window."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)  # when, and seconds
+        self._samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)  # time of the end, and latency
 
     def note(self, now_s: float, seconds: float) -> None:
         """Add one request's time."""
@@ -43,16 +43,16 @@ class Worker:
     replica: Replica
     wanted_s: float  # when its start began
     estimate: LoadEstimate = field(default_factory=LoadEstimate)
-    latencies: LatencyWindow = field(default_factory=LatencyWindow)  # TTFT of a prefill worker, else TPOT
+    latencies: LatencyWindow = field(default_factory=LatencyWindow)  # TTFT of a prefill worker, otherwise TPOT
     taken: list[int] = field(default_factory=list)  # numbers of commands that no report has included yet
-    ready_s: float | None = None  # None: it is starting
-    draining_s: float | None = None  # since when it takes no new requests
-    is_noted: bool = False  # among those whose report is to come
+    ready_s: float | None = None  # None while it starts
+    draining_s: float | None = None  # time from which it takes no new requests
+    is_noted: bool = False  # a report is scheduled
     reported_s: float = float("-inf")
 
     @property
     def worker_id(self) -> str:
-        """Also its incarnation: ids of a twin's workers are never used again."""
+        """The worker's id and incarnation; ids of a twin's workers are never reused."""
         return self.description.worker_id
 
 

@@ -1,1 +1,1 @@
-"""Simulated workers behind the real gRPC services."""
+"""Simulated workers: the real gRPC services on simulated engines."""

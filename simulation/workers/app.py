@@ -1,7 +1,7 @@
-"""A process of simulated workers, each on a port of its own.
+"""A process of simulated workers, each with its own server and port.
 
-Once they serve, one line of JSON on standard output says where: `addresses` as a router's --workers takes them, and
-each worker's id, role, address and incarnation.
+Once they serve, the process writes one line of JSON to standard output: `addresses`, in the form of a router's
+--workers, and each worker's id, role, address and incarnation.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 
 import click
 
+from baton.doctor.known_peers import KnownPeers
 from baton.process.entry import plain_errors, process_flags, run_process, take_process_flags
 from baton.process.progress import ProgressReporter
 from baton.rpc.peers import Channels
@@ -30,12 +31,12 @@ logger = logging.getLogger("baton.simulation.workers")  # also when it is run as
 
 @asynccontextmanager
 async def simulated_workers(configs: Iterable[SimulatedWorkerConfig]) -> AsyncIterator[list[SimulatedWorker]]:
-    """Workers that serve in the caller's event loop until the end of the block."""
-    channels = Channels()
+    """Serve workers in the caller's event loop during a `with` block."""
+    channels, peers = Channels(), KnownPeers(None)
     workers: list[SimulatedWorker] = []
     try:
         for config in configs:
-            workers.append(SimulatedWorker(config, channels))
+            workers.append(SimulatedWorker(config, channels, peers))
             await workers[-1].start()
         yield workers
     finally:
@@ -44,7 +45,7 @@ async def simulated_workers(configs: Iterable[SimulatedWorkerConfig]) -> AsyncIt
 
 
 async def run(config: SimulationConfig) -> None:
-    """Serves until SIGTERM or SIGINT, then drains."""
+    """Serve until SIGTERM or SIGINT, then drain."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -58,31 +59,31 @@ async def run(config: SimulationConfig) -> None:
 
 @asynccontextmanager
 async def _registered(config: SimulationConfig, workers: Sequence[SimulatedWorker]) -> AsyncIterator[None]:
-    """Keeps the workers in the registry, if there is one. They leave together: each may wait for a Redis in vain."""
+    """Register the workers, if there is a registry; they leave it concurrently, as Redis may be unresponsive."""
     leaving = asyncio.Event()
 
-    async def stand(worker: SimulatedWorker) -> None:
+    async def register(worker: SimulatedWorker) -> None:
         member = member_of(worker.description, worker.config.role)
         async with registered(config.registry, member, config.lease_s, worker.drain) as lapsed:
             ended = asyncio.ensure_future(leaving.wait())
             await asyncio.wait((ended, lapsed), return_when=asyncio.FIRST_COMPLETED)
             ended.cancel()
             if lapsed.done():
-                logger.error("%s is out of the registry: %s", member.worker_id, lapsed.exception())
+                logger.error("%s lost its registration: %s", member.worker_id, lapsed.exception())
 
-    standing = [asyncio.create_task(stand(worker)) for worker in workers if config.registry is not None]
+    registering = [asyncio.create_task(register(worker)) for worker in workers if config.registry is not None]
     try:
         yield
     finally:
         leaving.set()
-        await asyncio.gather(*standing)
+        await asyncio.gather(*registering)
 
 
 async def _drain(workers: Sequence[SimulatedWorker], timeout_s: float) -> None:
-    """Returns once no request is left, or the time is over and what is left was handed off."""
+    """Return once no request is left, or after the timeout, once the remaining requests are handed off."""
     num_requests = sum(await asyncio.gather(*(worker.drain.run(timeout_s, final=True) for worker in workers)))
     if num_requests:
-        logger.warning("%d requests had not ended when the drain's time was over", num_requests)
+        logger.warning("%d requests did not finish within the drain timeout", num_requests)
 
 
 def _summary(workers: Sequence[SimulatedWorker]) -> dict[str, object]:
@@ -104,7 +105,7 @@ def _summary(workers: Sequence[SimulatedWorker]) -> dict[str, object]:
 @process_flags
 @plain_errors
 def main(**flags: object) -> None:
-    """Run simulated workers for routers: no model, stated speeds, tokens that follow from the prompt."""
+    """Run simulated workers for routers: no model, given speeds, tokens that are a function of the prompt."""
     process = take_process_flags(flags)
     config = load(SimulationConfig, process.config_file, flags)
     run_process(process.named("simulation", config.progress_fd), lambda: run(config))

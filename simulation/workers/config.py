@@ -1,4 +1,4 @@
-"""What a process of simulated workers is told; plain data."""
+"""Configuration of a process of simulated workers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -36,22 +36,20 @@ class SimulationConfig:
     spec: WorkerSpec = field(default_factory=WorkerSpec)
 
     def __post_init__(self) -> None:
-        """Raises OptionError for what cannot be."""
+        """Raise OptionError for an impossible value or combination."""
         if self.prefill + self.decode + self.colocated == 0:
-            raise OptionError(
-                "there is no worker to simulate; ask for some with --colocated, or --prefill and --decode"
-            )
+            raise OptionError("there is no worker to simulate; set --colocated, or --prefill and --decode")
         if self.registry is not None:
             parse_registry_url(self.registry)
             if self.host in WILDCARDS:
-                raise OptionError(f"host: routers cannot reach {self.host}; registered workers listen where they can")
+                raise OptionError(f"host: routers cannot reach {self.host}; registered workers need a specific address")
         try:
             self.spec.scaled(self.time_scale)
         except ValueError as error:
             raise OptionError(str(error)) from error
 
     def workers(self) -> Iterator[SimulatedWorkerConfig]:
-        """The config of each worker."""
+        """Yield the config of each worker."""
         counts: tuple[tuple[Role, int], ...] = (
             ("prefill", self.prefill),
             ("decode", self.decode),

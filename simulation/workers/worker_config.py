@@ -1,4 +1,4 @@
-"""What a simulated worker is told."""
+"""Configuration of a simulated worker."""
 
 from dataclasses import dataclass, field
 
@@ -8,13 +8,13 @@ from baton.simulation.engine.spec import WorkerSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedWorkerConfig:
-    """One worker of many in a process."""
+    """One of the workers of a process."""
 
     worker_id: str
     role: Role
     host: str = "127.0.0.1"
-    port: int = 0  # 0: any free one
+    port: int = 0  # 0: any free port
     model: str = "simulated"
-    fingerprint: str = "simulated"  # handovers go between equal ones
-    time_scale: float = 1.0  # real seconds a second of the spec
+    fingerprint: str = "simulated"  # of the KV; only workers with equal fingerprints hand prompts over
+    time_scale: float = 1.0  # real seconds per second of the spec
     spec: WorkerSpec = field(default_factory=WorkerSpec)

@@ -8,8 +8,8 @@ from typing import Any
 from baton.engine.errors import EngineEnded
 from baton.engine.request import Request
 from baton.engine.scheduling.schedule import Received
+from baton.worker.base import Host
 from baton.worker.drain import Drain
-from baton.worker.engine_host import EngineHost
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class KVReceives:
     unfilled part of a block with weight zero, and zero times NaN is NaN.
     """
 
-    def __init__(self, host: EngineHost, drain: Drain) -> None:
+    def __init__(self, host: Host, drain: Drain) -> None:
         self._host = host
         self._drain = drain  # completes only when the blocks of every fill are free
         self._endings: set[asyncio.Task[None]] = set()

@@ -14,9 +14,8 @@ from baton.kvtransfer.errors import TransferError
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Context, check_peer
 from baton.rpc.status import status_of
+from baton.worker.base import Host, KVPools
 from baton.worker.drain import Drain
-from baton.worker.engine_host import EngineHost
-from baton.worker.ranks.ranks import Ranks
 
 PIECE_BYTES = 32 << 20  # bytes of blocks whose checksums go in one message
 
@@ -32,7 +31,7 @@ class Piece:
 class Announcements:
     """Announcements of computed blocks: block ids at once, checksums while the peer reads."""
 
-    def __init__(self, ranks: Ranks, num_readers: int) -> None:
+    def __init__(self, ranks: KVPools, num_readers: int) -> None:
         """num_readers: ranks of the peer. Raises ValueError if blocks cannot be divided among that many ranks."""
         self._ranks = ranks
         self._units_per_block = ranks.units_for(num_readers)
@@ -64,7 +63,7 @@ class Announcements:
         return worker_pb2.BlockChecksums(first_index=piece.first_index, checksums=checksums)
 
 
-async def announcements_for(context: Context, ranks: Ranks, num_readers: int) -> Announcements:
+async def announcements_for(context: Context, ranks: KVPools, num_readers: int) -> Announcements:
     """Return announcements for a caller with `num_readers` ranks (0 means 1); abort the call if it cannot read them."""
     try:
         return Announcements(ranks, num_readers or 1)
@@ -75,7 +74,7 @@ async def announcements_for(context: Context, ranks: Ranks, num_readers: int) ->
 class KVSourceService(worker_pb2_grpc.KVSourceServicer):
     """The KVSource service, which pins cached blocks for the duration of a call."""
 
-    def __init__(self, host: EngineHost, drain: Drain) -> None:
+    def __init__(self, host: Host, drain: Drain) -> None:
         self._host = host
         self._drain = drain
 

@@ -19,8 +19,7 @@ from baton.simulation.twin.machine import Machine
 from baton.simulation.twin.record import Record
 from baton.simulation.twin.trace_request import TraceRequest
 from baton.simulation.twin.worker import describe
-from baton.simulation.workers.load_report import load_report
-from baton.worker.reporting import WorkerCounters
+from baton.worker.reporting import WorkerCounters, load_report
 
 REPORT_INTERVAL_S = 0.05
 
@@ -45,7 +44,7 @@ class ExactWorker:
 
     def report(self) -> None:
         taken, self.taken = self.taken, []
-        self.estimate.report(load_report(self.engine.core, WorkerCounters()), taken)
+        self.estimate.report(load_report(self.engine.load(), WorkerCounters()), taken)
 
     async def watch(self) -> None:
         while True:

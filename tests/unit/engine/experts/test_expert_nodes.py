@@ -25,3 +25,21 @@ def test_groups_stay_whole_on_a_node(num_redundant: int) -> None:
     assert again == slots  # nothing moves without a reason
     anywhere = better_slots(start, loads, num_redundant)
     assert set(groups_of(anywhere, range(2))) & set(groups_of(anywhere, range(2, 4)))
+
+
+# Equal but for 1%, which is enough for another placement.
+NEARLY_EQUAL = 10_000 + np.random.default_rng(1).integers(0, 100, NUM_EXPERTS)
+
+
+@pytest.mark.parametrize("num_groups", [NUM_GROUPS, 1])  # 1 cannot be divided over the nodes: the policy is global
+def test_small_gains_move_nothing(num_groups: int) -> None:
+    slots = [list(range(8 * rank, 8 * rank + 8)) for rank in range(4)]
+    assert better_slots(slots, NEARLY_EQUAL, 0, num_groups, num_nodes=2) == slots
+    heavy = np.array([1000] * 4 + [10] * 28)
+    assert better_slots(slots, heavy, 0, num_groups, num_nodes=2) != slots
+
+
+def test_groups_on_several_nodes_move_whatever_the_gain() -> None:
+    spread = [list(range(rank, NUM_EXPERTS, 4)) for rank in range(4)]
+    slots = better_slots(spread, NEARLY_EQUAL, 0, NUM_GROUPS, num_nodes=2)
+    assert not set(groups_of(slots, range(2))) & set(groups_of(slots, range(2, 4)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from baton.engine.outputs import StepOutput
+from baton.engine.outputs import EngineStats, StepOutput
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.simulation.engine.core import EngineCore
@@ -59,6 +59,11 @@ def run(spec: WorkerSpec, seed: int, *, is_single: bool) -> Run:
     return done
 
 
+def without_times(stats: EngineStats) -> EngineStats:
+    """Return the stats without measured times, which differ in the last digits or are not learnt."""
+    return replace(stats, step_s=0.0, prefill_tokens_per_s=0.0, decode_step_s=0.0, decode_sequence_s=0.0)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("spec", [ROOMY, SHORT], ids=["roomy", "short"])
 def test_merged_steps_equal_single_steps(spec: WorkerSpec, seed: int) -> None:
@@ -66,7 +71,7 @@ def test_merged_steps_equal_single_steps(spec: WorkerSpec, seed: int) -> None:
     single, merged = (run(spec, seed, is_single=is_single) for is_single in (True, False))
     assert merged.ended_s == pytest.approx(single.ended_s, abs=SAME_S)
     assert merged.num_generated == single.num_generated
-    assert merged.core.load() == single.core.load()
+    assert without_times(merged.core.load()) == without_times(single.core.load())
     one, other = single.core.counters, merged.core.counters
     assert (other.steps, other.generated_tokens) == (one.steps, one.generated_tokens)
     assert other.prefilled_tokens == one.prefilled_tokens

@@ -74,5 +74,5 @@ def test_an_invalid_trace_is_named(tmp_path: Path) -> None:
     mooncake(trace, (0, 100, 1, [1]))
     with pytest.raises(SettingError, match="rate-scale"):
         read_trace(trace, rate_scale=0)
-    with pytest.raises(SettingError, match="no request comes within"):
+    with pytest.raises(SettingError, match="no request arrives within"):
         read_trace(trace, seconds=0.0)

@@ -1,0 +1,159 @@
+"""The engine and the KV pools of a worker, as its services use them. Simulated workers have others: no torch here."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from baton.engine.config import EngineConfig
+from baton.engine.kv.block_manager import BlockManager
+from baton.engine.outputs import EngineStats, StepOutput
+from baton.engine.request import FinishRule, Request, RequestId
+from baton.engine.scheduling.schedule import Received
+from baton.protos import worker_pb2
+from baton.rpc.peers import Identified
+
+T = TypeVar("T")
+
+
+class EngineCalls(Protocol):
+    """The calls that services make between two steps of an engine; see `Engine`."""
+
+    @property
+    def blocks(self) -> BlockManager:
+        """Blocks of the KV pool."""
+        ...
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        ...
+
+    def abort(self, request_id: RequestId) -> bool:
+        """End a request in any state."""
+        ...
+
+    def end_receive(self, request_id: RequestId, received: Received) -> None:
+        """Report that a receiving request's blocks are no longer being written."""
+        ...
+
+
+class KVReceive(Protocol):
+    """The receive of one request's blocks; see `GroupReceiver`."""
+
+    @property
+    def transport(self) -> str:
+        """Names of the transports in use, joined by `+`."""
+        ...
+
+    @property
+    def num_blocks_read(self) -> int:
+        """Blocks read, checked or not."""
+        ...
+
+    @property
+    def num_blocks_expected(self) -> int:
+        """Blocks whose checksums are known."""
+        ...
+
+    @property
+    def num_blocks_received(self) -> int:
+        """Blocks read and checked."""
+        ...
+
+    @property
+    def transfer_s(self) -> float:
+        """Seconds spent reading."""
+        ...
+
+    async def read(self, first_index: int, remote: Sequence[int]) -> None:
+        """Read the peer's blocks into the block table from `first_index` on. Raises TransferError."""
+        ...
+
+    def expect(self, first_index: int, checksums: Sequence[int]) -> None:
+        """Set the checksums of the blocks from `first_index` on. Raises TransferError."""
+        ...
+
+    async def settled(self) -> None:
+        """Return when all blocks that are read and have a checksum have been compared. Raises TransferError."""
+        ...
+
+
+class KVPools(Protocol):
+    """The KV pools of a worker's ranks; see `Ranks`."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block over all ranks, from which checksums are computed."""
+        ...
+
+    def describe(self) -> list[worker_pb2.KVPool]:
+        """Return the pool descriptions for peers, in rank order."""
+        ...
+
+    async def receive(
+        self, pools: Sequence[worker_pb2.KVPool], block_table: Sequence[int], num_known_blocks: int, deadline_s: float
+    ) -> KVReceive:
+        """Connect to a peer's pools, to read into `block_table`. Raises TransferError."""
+        ...
+
+    async def checksums(self, blocks: Sequence[int], units_per_block: int) -> list[int]:
+        """Return checksums of blocks: all of the first rank, then all of the next."""
+        ...
+
+    def units_for(self, num_readers: int) -> int:
+        """Return the checksum units of a block on each rank for a reader with `num_readers` ranks."""
+        ...
+
+    async def clear(self, blocks: Sequence[int], wiped: Sequence[int] = ()) -> None:
+        """Return once no abandoned read can write into `blocks` any more, and `wiped` are zeroed."""
+        ...
+
+
+class Host(Protocol):
+    """A worker's engine, seen from the event loop; see `EngineHost`."""
+
+    config: EngineConfig
+    fingerprint: str
+    finish_rule: FinishRule
+    vocab_size: int
+    block_bytes: int
+
+    @property
+    def ranks(self) -> KVPools:
+        """Pools of the worker's ranks."""
+        ...
+
+    @property
+    def pool(self) -> Identified:
+        """Identity of the first rank's pool."""
+        ...
+
+    @property
+    def is_short_of_ranks(self) -> bool:
+        """Whether the engine computes nothing until more ranks join its group."""
+        ...
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the current step takes too long."""
+        ...
+
+    def listen(self, listener: Callable[[StepOutput], None]) -> None:
+        """Call `listener` with every step's output, on the event loop."""
+        ...
+
+    def call(self, function: Callable[[EngineCalls], T]) -> "asyncio.Future[T]":
+        """Run `function(engine)` between two steps; the future need not be awaited."""
+        ...
+
+    async def stats(self) -> EngineStats:
+        """Return current load and counters since the start."""
+        ...
+
+    async def wait_unless_short(self, future: "asyncio.Future[T]") -> bool:
+        """Wait for a call and return True; return False while the engine waits for ranks, when it runs no calls."""
+        ...
