@@ -18,6 +18,7 @@ from tests.integration.resuming_client import CHAT, COMPLETIONS, Outcome, Resumi
 from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_workers
 from tests.integration.together import together
 from tests.integration.worker_process import WorkerProcess, worker_processes
+from tests.marks import slow_case
 
 PROMPT = "The cat sat on the mat. The dog"
 MESSAGES = [{"role": "user", "content": "Tell me of a cat and a dog."}]
@@ -102,21 +103,21 @@ async def num_resumed(clients: list[httpx.AsyncClient], how: str) -> int:
     return sum(int(found) for page in pages for found in pattern.findall(page))
 
 
+@pytest.mark.parametrize("steps", [[2, 3, 7], slow_case([1])], ids=["some events at a time", "one event at a time"])
 @pytest.mark.parametrize("name", CASES)
-async def test_a_resumed_stream_equals_an_undisturbed_one(cluster: Cluster, name: str) -> None:
+async def test_a_resumed_stream_equals_an_undisturbed_one(cluster: Cluster, name: str, steps: list[int]) -> None:
     path, options = CASES[name]
     rng = random.Random(name)
     async with clients_of(cluster) as clients:
         num_recalled = await num_resumed(clients, "recalled")
-        for steps in ([1], [2, 3, 7]):
-            resuming = Resuming(clients, path, {**BASE, **options})
-            while not resuming.is_done:
-                await resuming.attempt(rng.choice(steps))
-            expected = await undisturbed(resuming)
-            assert outcome(resuming.events) == expected
-            assert expected.ends.keys() == expected.texts.keys()
-            assert all(len(ends) == 1 for ends in expected.ends.values())
-            assert "stop" not in options or expected.ends[0][0][0] == "stop"
+        resuming = Resuming(clients, path, {**BASE, **options})
+        while not resuming.is_done:
+            await resuming.attempt(rng.choice(steps))
+        expected = await undisturbed(resuming)
+        assert outcome(resuming.events) == expected
+        assert expected.ends.keys() == expected.texts.keys()
+        assert all(len(ends) == 1 for ends in expected.ends.values())
+        assert "stop" not in options or expected.ends[0][0][0] == "stop"
         assert await num_resumed(clients, "recalled") > num_recalled
         assert not await num_resumed(clients, "failed")
     for worker in cluster.workers:

@@ -124,7 +124,6 @@ async def lose_a_rank(model: Path, directory: Path) -> None:
                 await asyncio.sleep(0.05)
 
 
-@pytest.mark.slow
 async def test_a_worker_that_loses_a_rank_ends(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     with pytest.raises(AssertionError, match=r"ended with 1: [^$]*rank 1 of this worker was killed by SIGKILL"):
@@ -178,6 +177,7 @@ async def test_killing_a_workers_process_group_leaves_no_rank(tmp_path: Path) ->
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_serve_divides_the_model_and_survives_the_loss_of_a_rank(cluster_url: str) -> None:
     expected = await completions(cluster_url)
     prefill = ("--prefill", "1", "--prefill-tensor-parallel", "2", "--prefill-expert-parallel", "2")  # whole experts

@@ -13,6 +13,7 @@ from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import DecodeClient, Generation, decode_client
 from tests.integration.oracle import Oracle
 from tests.integration.worker_process import worker_processes
+from tests.marks import slow_case
 
 CHUNKED = ("--max-num-batched-tokens=40", "--max-num-seqs=12")
 SMALL_POOL = "--kv-cache-memory-bytes=340KiB"  # 27 blocks of the tiny model: two or three requests
@@ -55,7 +56,7 @@ async def run_one(
     return generation
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "nixl"])
+@pytest.mark.parametrize("transport", ["shared_memory", slow_case("tcp"), slow_case("nixl")])
 async def test_disaggregated_equals_colocated_equals_transformers(transport: str, tmp_path: Path) -> None:
     model = make_checkpoint("qwen3-moe", tmp_path / "model")
     oracle = Oracle(model)
