@@ -7,6 +7,7 @@ from typing import Literal
 
 HintedPlan = Literal["local", "remote"]
 PLANS: Mapping[str, HintedPlan] = {"local": "local", "remote": "remote"}
+INT32_MAX = (1 << 31) - 1  # largest priority and largest count of tokens in the worker protocol
 
 
 @dataclass(frozen=True, slots=True)

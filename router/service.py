@@ -11,7 +11,7 @@ from baton.router.admission.factory import make_admission
 from baton.router.admission.unread_output import UnreadLimits, UnreadMetrics, UnreadOutput
 from baton.router.auth.api_key import unnamed_key
 from baton.router.auth.cache_secret import CacheSecret
-from baton.router.auth.gate import Gate, KeyRing
+from baton.router.auth.client import Gate, KeyRing
 from baton.router.auth.keys_file import KeysFile
 from baton.router.config import RouterConfig
 from baton.router.dispatch.dispatcher import Dispatcher, FailoverLimits

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from baton.engine.errors import InvalidRequest
-from baton.router.admission.arrivals import Arrival, Arrivals
 from baton.router.admission.deadline import deadline_of, exceeded
 from baton.router.admission.fair_queue import FairQueue, Ticket
 from baton.router.admission.inflight_limit import AdmissionLimits, Capacity, InflightLimit, ServiceRate
 from baton.router.admission.metrics import AdmissionMetrics, Refusal
 from baton.router.errors import Draining, NoWorker, Overloaded
+from baton.router.metrics.traffic import Arrival, Arrivals
 from baton.router.request_context import RequestContext
 from baton.rpc.status import Unavailable
 

@@ -3,10 +3,10 @@
 from prometheus_client import CollectorRegistry
 
 from baton.router.admission.admission import Admission
-from baton.router.admission.arrivals import Arrivals
 from baton.router.admission.inflight_limit import AdmissionLimits
 from baton.router.admission.metrics import AdmissionMetrics
 from baton.router.config import RouterConfig
+from baton.router.metrics.traffic import Arrivals
 from baton.router.policy.cluster import WorkerRole
 from baton.router.workers.connection import ROLES, ConnectionState, WorkerConnection
 from baton.router.workers.pool import WorkerPool

@@ -14,9 +14,8 @@ from baton.router.dispatch.attempt import AttemptTimes, RetryBudget, make_comman
 from baton.router.errors import Draining, HandedOff, NoWorker, WorkerLost
 from baton.router.generation import Generation
 from baton.router.metrics.metrics import RouterMetrics
-from baton.router.policy.candidates import ImpossiblePlan, find_candidates
-from baton.router.policy.cluster import ClusterSnapshot, Plan, RoutedRequest
-from baton.router.policy.expectations import OutputLength, ReuseShare
+from baton.router.policy.cluster import ClusterSnapshot, ImpossiblePlan, Plan, RoutedRequest, find_candidates
+from baton.router.policy.estimates import OutputLength, ReuseShare
 from baton.router.policy.policy import Policy
 from baton.router.workers.load import LoadShare
 from baton.router.workers.pool import WorkerPool

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from baton.router.admission.unread_output import UnreadOutput
-from baton.router.auth.gate import Gate
+from baton.router.auth.client import Gate
 from baton.router.http.body_reader import BodyReader
 from baton.router.http.body_route import BodyIntake, BodyRoute
 from baton.router.http.middleware import CrossOrigin, GateMiddleware, RequestIdMiddleware

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from baton.engine.errors import EngineError
 from baton.router.admission.body_budget import BodyBudget
-from baton.router.auth.gate import Gate
+from baton.router.auth.client import Gate
 from baton.router.errors import REQUEST_PANICS
 from baton.router.http.body_reader import BodyReader, Content, is_gzip
 from baton.router.http.exchange import ClientGone, Exchange, announced_size, check_size

@@ -12,8 +12,8 @@ from baton.protos.common_pb2 import PositionLogprobs
 from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
 from baton.router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest
+from baton.router.http.event_stream import kept_alive
 from baton.router.http.exchange import Exchange
-from baton.router.http.keep_alive import kept_alive
 from baton.router.limits import MAX_ENTRIES
 from baton.router.openai.fields import STREAM_RULE, TRUE, Count, GenerationFields
 from baton.router.openai.headers import read_context, resumable

@@ -9,17 +9,17 @@ from pydantic import ConfigDict, Field, WithJsonSchema
 from baton.engine.sampling.params import MAX_LOGPROBS
 from baton.router.errors import FieldError
 from baton.router.generation import Generation, GenerationRequest
+from baton.router.http.event_stream import kept_alive
 from baton.router.http.exchange import Exchange
-from baton.router.http.keep_alive import kept_alive
 from baton.router.inline_work import InlineWork
 from baton.router.limits import check_echo
 from baton.router.openai.completion_shape import CompletionShape, PromptEcho
-from baton.router.openai.fields import INT32_MAX, STREAM_RULE, TRUE, GenerationFields
+from baton.router.openai.fields import STREAM_RULE, TRUE, GenerationFields
 from baton.router.openai.headers import read_context, resumable
 from baton.router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
 from baton.router.openai.request_body import WHOLE, unless
 from baton.router.openai.response import answer, command_id
-from baton.router.request_context import RequestContext
+from baton.router.request_context import INT32_MAX, RequestContext
 from baton.router.service import RouterService
 
 DEFAULT_MAX_TOKENS = 16

@@ -12,8 +12,8 @@ from baton.router.limits import MAX_ENTRIES, MAX_STOP_CHARS, check_choices, chec
 from baton.router.openai.ignored_fields import Label, NeutralFields
 from baton.router.openai.prompts import TOKEN_ID
 from baton.router.openai.request_body import WHOLE, AtMost, OrText, RequestBody
+from baton.router.request_context import INT32_MAX
 
-INT32_MAX = (1 << 31) - 1
 LEAST_POSITIVE = 1e-6  # workers receive 32-bit floats, in which the smallest 64-bit ones are 0
 CHOICES, STOP_STRINGS = "Completions of each prompt", "Stop strings"  # titles of types that the config limits
 

@@ -3,8 +3,14 @@
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 
-from baton.router.policy.candidates import Candidates, find_candidates
-from baton.router.policy.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
+from baton.router.policy.cluster import (
+    Candidates,
+    ClusterSnapshot,
+    Plan,
+    RoutedRequest,
+    WorkerSnapshot,
+    find_candidates,
+)
 from baton.router.policy.cost_model import CostModel
 from baton.router.policy.policy import MAX_FALLBACKS, Policy, choose
 from baton.router.policy.targets import Targets

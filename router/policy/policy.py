@@ -13,10 +13,16 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
 
-from baton.router.policy.candidates import find_candidates
-from baton.router.policy.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerRole, WorkerSnapshot
+from baton.router.policy.cluster import (
+    ClusterSnapshot,
+    Plan,
+    RoutedRequest,
+    WorkerRole,
+    WorkerSnapshot,
+    find_candidates,
+)
 from baton.router.policy.cost_model import CostModel, PrefillOption, Price
-from baton.router.policy.rates import RateBook
+from baton.router.policy.estimates import RateBook
 from baton.router.request_context import HintedPlan
 
 Policy = Callable[[RoutedRequest, ClusterSnapshot], Plan]

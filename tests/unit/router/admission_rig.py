@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.router.admission.admission import Admission
-from baton.router.admission.arrivals import Arrivals
 from baton.router.admission.inflight_limit import AdmissionLimits
 from baton.router.admission.metrics import AdmissionMetrics
 from baton.router.errors import Overloaded
+from baton.router.metrics.traffic import Arrivals
 from baton.router.request_context import RequestContext
 from baton.rpc.status import Unavailable
 

@@ -8,8 +8,7 @@ import pytest
 from baton.membership.registry.base import Listener, RegistryView
 from baton.membership.registry.memory import MemoryRegistry
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL, WorkerLoad
-from baton.router.policy.candidates import find_candidates
-from baton.router.policy.cluster import RoutedRequest
+from baton.router.policy.cluster import RoutedRequest, find_candidates
 from baton.router.workers.pool import WorkerPool
 from tests.unit.router.pools import member_of, ready, running_pool
 from tests.unit.router.running_router import until

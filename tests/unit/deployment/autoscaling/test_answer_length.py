@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from baton.deployment.autoscaling.moments import FIRST_GUESS, Moments, answer_moments
-from baton.router.policy import expectations as answer_length
+from baton.router.policy import estimates as answer_length
 
 RATE, TOKENS_PER_S = 20.0, 40.0  # requests, and tokens of each
 LENGTHS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {

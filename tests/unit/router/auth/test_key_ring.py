@@ -8,8 +8,7 @@ import pytest
 
 from baton.router.auth.api_key import ApiKey, digest_of, hidden, unnamed_key
 from baton.router.auth.cache_secret import CacheSecret
-from baton.router.auth.client import Client
-from baton.router.auth.gate import KeyRing
+from baton.router.auth.client import Client, KeyRing
 from baton.router.auth.keys_file import InvalidKeysFile, KeysFile
 from baton.router.errors import KeyLimitReached
 from tests.unit.router.api_keys import TestKeys

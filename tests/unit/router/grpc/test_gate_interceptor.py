@@ -12,7 +12,7 @@ from grpc_health.v1._async import HealthServicer
 from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
 from baton.protos.router_pb2_grpc import InferenceServicer, InferenceStub, add_InferenceServicer_to_server
 from baton.router.auth.api_key import hidden, unnamed_key
-from baton.router.auth.gate import Gate, KeyRing
+from baton.router.auth.client import Gate, KeyRing
 from baton.router.grpc.auth_interceptor import GateInterceptor
 from tests.unit.router.api_keys import bearer
 

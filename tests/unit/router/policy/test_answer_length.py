@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.router.policy.expectations import LENGTH_FIRST_GUESS, OutputLength
+from baton.router.policy.estimates import LENGTH_FIRST_GUESS, OutputLength
 from tests.unit.router.running_router import running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 

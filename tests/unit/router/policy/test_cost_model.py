@@ -15,12 +15,12 @@ from baton.router.policy.cluster import (
     fair_count,
 )
 from baton.router.policy.cost_model import CostModel, PrefillOption, Price
-from baton.router.policy.expectations import ReuseShare
-from baton.router.policy.rates import (
+from baton.router.policy.estimates import (
     DEFAULT_DECODE_STEP_S,
     DEFAULT_PREFILL_TOKENS_PER_S,
     DEFAULT_READ_BYTES_PER_S,
     RateBook,
+    ReuseShare,
 )
 from tests.unit.router.cluster_builder import cluster, prefill, request, worker
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from baton.router.errors import NoWorker
-from baton.router.policy.candidates import ImpossiblePlan
-from baton.router.policy.cluster import PlanKind, RoutedRequest
+from baton.router.policy.cluster import ImpossiblePlan, PlanKind, RoutedRequest
 from baton.router.policy.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
 from baton.router.policy.policy import MAX_DECODERS, chance
 from baton.router.policy.targets import Targets

@@ -7,8 +7,8 @@ import pytest
 
 from baton.router.policy.cluster import WorkerSnapshot
 from baton.router.policy.cost_model import CostModel, Price
+from baton.router.policy.estimates import RateBook, WorkerTimes
 from baton.router.policy.policy import choose
-from baton.router.policy.rates import RateBook, WorkerTimes
 from baton.router.policy.targets import LOST_SHARE, LOST_SLOPE, MOST_PROMPT_SHARE, POWER, SLOPE, STEEP_SHARE, Targets
 from tests.unit.router.cluster_builder import both, cluster, prefill, request, worker
 

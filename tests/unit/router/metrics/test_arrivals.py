@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton.deployment.ray.observed_pools import gaps_cv2
 from baton.membership.registry.router_report import SampleSums
-from baton.router.admission.arrivals import Arrivals, SlidingWindow
+from baton.router.metrics.traffic import Arrivals, SlidingWindow
 from tests.unit.router.admission_rig import Rig, overloaded, settle
 
 WINDOW_S = 60
