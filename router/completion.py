@@ -27,7 +27,7 @@ class CompletionOutput:
         self._prompt_only = request.max_tokens == 0
         with OUTPUT_PANICS:
             self._detokenizer: Detokenizer = tokenizer.detokenizer(generation.token_ids, request.skip_special_tokens)
-        self._stops = StopMatcher(generation.stops, request.include_stop)
+        self._stops = StopMatcher(generation.stops, request.include_stop) if generation.stops else None
         self._is_plain = not request.stop and self._sampling.logprobs is None
         self._num_chars = 0  # length of the text so far, including text that is held back
         self._served_by: ServedBy | None = None  # the worker's last report
@@ -90,6 +90,8 @@ class CompletionOutput:
     def _release(self, text: str, output: ChoiceDelta) -> str:
         """Return the part of new text that can be shown. Reports a stop string in `output`."""
         self._num_chars += len(text)
+        if self._stops is None:
+            return text
         # As in vLLM, no stop string ends within the first min_tokens tokens.
         released = self._stops.push(text, check=self.num_tokens > self._sampling.min_tokens)
         if released.stop is not None:
@@ -101,7 +103,8 @@ class CompletionOutput:
         parts.append(self._release(self._detokenizer.flush(), output))
         if output.stop_reason is not None:
             return
-        parts.append(self._stops.flush())
+        if self._stops is not None:
+            parts.append(self._stops.flush())
         if (
             output.finish_reason == "stop"
             and output.token_ids

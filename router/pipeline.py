@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from baton.router.admission.deadline import deadline_of, items_within, result_within
+from baton.router.admission.deadline import items_within, result_within
 from baton.router.completion import CompletionOutput
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.errors import FieldError, NoWorker
@@ -41,14 +41,12 @@ class Pipeline:
         pool: WorkerPool,
         dispatcher: Dispatcher,
         metrics: RouterMetrics,
-        default_timeout_s: float | None = None,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._pool = pool
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._default_timeout_s = default_timeout_s  # for requests that set none
         self.recall = Recall(pool, metrics)
 
     async def prepare(self, request: GenerationRequest) -> Generation:
@@ -56,7 +54,7 @@ class Pipeline:
 
         Raises InvalidRequest, NoWorker if no decode worker is ready, or DeadlineExceeded.
         """
-        deadline_s = deadline_of(request.context, self._default_timeout_s)
+        deadline_s = request.context.deadline_s
         if deadline_s is None:
             return await self._prepare(request)
         return await result_within(deadline_s, self._prepare(request), "was tokenised")
@@ -66,7 +64,7 @@ class Pipeline:
 
         Raises DeadlineExceeded, and what `Dispatcher.run` raises.
         """
-        deadline_s = deadline_of(generation.request.context, self._default_timeout_s)
+        deadline_s = generation.request.context.deadline_s
         deltas = self._completion(generation, 0) if generation.request.n == 1 else self._completions(generation)
         return deltas if deadline_s is None else items_within(deadline_s, deltas)
 

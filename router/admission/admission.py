@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from baton.engine.errors import InvalidRequest
-from baton.router.admission.deadline import deadline_of, exceeded
+from baton.router.admission.deadline import exceeded
 from baton.router.admission.fair_queue import FairQueue, Ticket
 from baton.router.admission.inflight_limit import AdmissionLimits, Capacity, InflightLimit, ServiceRate
 from baton.router.admission.metrics import AdmissionMetrics, Refusal
@@ -91,12 +91,11 @@ class Admission:
             self._metrics.refused(Refusal.DRAINING)
             raise Draining("the router is shutting down; retry at another router")
         now_s = self._clock()
-        deadline_s = deadline_of(context, self._limits.default_timeout_s)
-        left_s = math.inf if deadline_s is None else deadline_s - now_s
+        left_s = math.inf if context.deadline_s is None else context.deadline_s - now_s
         if left_s <= 0:
             self._metrics.refused(Refusal.EXPIRED)
             raise exceeded("was being received")
-        if self._fits(num_choices, now_s) and not (self._queue and self._limit.has_worker):
+        if self._fits(num_choices, now_s) and not (self.num_waiting and self._limit.has_worker):
             self._take(num_choices)
             return now_s
         turn = asyncio.get_running_loop().create_future()
@@ -212,7 +211,7 @@ class Admission:
 
     def _serve(self, now_s: float) -> None:
         """Admit requests from the head of the queue while there is room."""
-        while self._queue:
+        while self.num_waiting:
             head = self._queue.head()
             if head.admitted.done():  # cancelled; its own task has not run yet
                 self._remove(head)
@@ -252,7 +251,7 @@ class Admission:
 
     async def _watch_workers(self) -> None:
         """Serve the queue whenever workers join or leave, until it is empty."""
-        while self._queue:
+        while self.num_waiting:
             try:
                 await self._limit.wait_change()
             except Unavailable as error:

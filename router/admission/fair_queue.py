@@ -117,9 +117,6 @@ class FairQueue(Generic[T]):
         self._lines: dict[int, _Lines[T]] = {}
         self._priorities: list[int] = []  # keys of `_lines`, most urgent first
 
-    def __bool__(self) -> bool:
-        return bool(self._priorities)
-
     def add(self, ticket: T) -> None:
         """Add a request."""
         lines = self._lines.get(ticket.priority)

@@ -11,7 +11,6 @@ class AdmissionLimits:
 
     max_inflight: int  # completions
     max_queue: int  # completions; 0: no queue
-    default_timeout_s: float | None = None  # of requests that set none; None: no limit
     max_wait_s: float | None = None  # of any request in the queue; None: no limit
     no_worker_timeout_s: float = 30.0  # maximum wait while there is no decode worker
 

@@ -14,6 +14,7 @@ from baton.protos.common_pb2 import ServedBy
 from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
 from baton.protos.router_pb2 import Usage as UsageMessage
 from baton.protos.router_pb2_grpc import InferenceServicer
+from baton.router.admission.deadline import deadline_after
 from baton.router.auth.client import Client
 from baton.router.errors import REQUEST_PANICS, Overloaded
 from baton.router.generation import ChoiceDelta, Generation, GenerationRequest, cached_tokens
@@ -24,6 +25,7 @@ from baton.router.limits import (
     MAX_ENTRIES,
     check_choices,
     check_logprobs,
+    check_model,
     check_stop,
     check_text,
     check_worker_name,
@@ -114,7 +116,7 @@ class InferenceService(InferenceServicer):
     def _generation_request(self, request: GenerateRequest, request_id: str, client: Client) -> GenerationRequest:
         """Convert a message to the pipeline's request. Raises NotFound for another model, InvalidRequest if invalid."""
         service = self._service
-        service.check_model(request.model)
+        check_model(service.model.name, request.model)
         if request.WhichOneof("prompt") is None:
             raise InvalidRequest("text or token_ids is required")
         if not is_name(request_id):
@@ -142,7 +144,7 @@ class InferenceService(InferenceServicer):
             skip_special_tokens=request.skip_special_tokens,
             n=num_choices,
             cache_salt=client.cache_salt(request.cache_salt),
-            context=_context(request, client),
+            context=_context(request, client, service.config.default_timeout_s),
         )
 
 
@@ -177,7 +179,7 @@ class _Output:
         return response
 
 
-def _context(request: GenerateRequest, client: Client) -> RequestContext:
+def _context(request: GenerateRequest, client: Client, default_timeout_s: float | None) -> RequestContext:
     """Return the request's context. Raises InvalidRequest for an invalid plan, worker name or time limit."""
     hints = request.hints
     check_worker_name("hints.decode_worker", hints.decode_worker)
@@ -186,12 +188,13 @@ def _context(request: GenerateRequest, client: Client) -> RequestContext:
         raise InvalidRequest(f"hints.plan is {hints.plan[:50]!r}, but must be local or remote")
     if not 0 <= request.timeout_s < math.inf:
         raise InvalidRequest(f"timeout_s is {request.timeout_s}, but must be a number of seconds, or 0 for no limit")
+    timeout_s = request.timeout_s or default_timeout_s
     return RequestContext(
         hints=RoutingHints(
             hints.decode_worker or None, hints.prefill_worker or None, PLANS[hints.plan] if hints.plan else None
         ),
         fairness_key=request.fairness_key if client.fairness_key is None else client.fairness_key,
-        timeout_s=request.timeout_s or None,
+        deadline_s=None if timeout_s is None else deadline_after(timeout_s),
         priority=client.priority(request.priority),
     )
 

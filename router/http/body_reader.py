@@ -14,9 +14,9 @@ from starlette.exceptions import HTTPException
 
 from baton.engine.errors import InvalidRequest
 from baton.router.admission.turns import Turns
-from baton.router.http.exchange import ClientGone, Exchange, check_size
+from baton.router.http.exchange import ClientGone, Exchange
+from baton.router.http.headers import read_resumption
 from baton.router.inline_work import InlineWork
-from baton.router.openai.headers import read_resumption
 from baton.router.openai.invalid_body import invalid_body
 from baton.router.resumption.resumption import Resumption
 
@@ -54,20 +54,14 @@ def count_parts(text: bytes | bytearray, max_objects: int, max_elements: int) ->
     return parts
 
 
-GZIP_NAMES = ("gzip", "x-gzip")  # the second is an alias of the first (RFC 9110, 8.4.1.3)
+def check_size(num_bytes: int, max_bytes: int) -> None:
+    """Raise HTTPException (413) for a body that is too large."""
+    if num_bytes > max_bytes:
+        raise HTTPException(413, f"the body is over the limit of {max_bytes} bytes")
+
+
 GZIP_FORMAT = zlib.MAX_WBITS | 16  # as zlib selects it
 MAX_MEMBERS = 64  # of one body: clients send one, parallel compressors a few
-
-
-def is_gzip(content_encoding: str) -> bool:
-    """Return whether a body is compressed. Raises HTTPException (415) for any encoding but gzip."""
-    name = content_encoding.strip().lower()
-    if name in ("", "identity"):
-        return False
-    if name in GZIP_NAMES:
-        return True
-    text = f"content-encoding is {name[:50]!r}, but must be gzip or left out"
-    raise HTTPException(415, text, {"accept-encoding": "gzip"})
 
 
 def gunzip(body: bytes | bytearray, max_bytes: int) -> bytes:

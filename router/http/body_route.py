@@ -13,10 +13,10 @@ from baton.engine.errors import EngineError
 from baton.router.admission.body_budget import BodyBudget
 from baton.router.auth.client import Gate
 from baton.router.errors import REQUEST_PANICS
-from baton.router.http.body_reader import BodyReader, Content, is_gzip
-from baton.router.http.exchange import ClientGone, Exchange, announced_size, check_size
+from baton.router.http.body_reader import BodyReader, Content, check_size
+from baton.router.http.exchange import ClientGone, Exchange
+from baton.router.http.headers import announced_size, is_gzip, is_resumable, says_json
 from baton.router.openai.errors import error_response
-from baton.router.openai.headers import is_resumable
 from baton.rpc.status import ServiceError
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -101,14 +101,6 @@ class BodyRoute(Generic[Body]):
         if is_resumable(exchange.headers):
             exchange.resumption = await reader.resumption(content, exchange)
         return await reader.read(self.model, content, exchange)
-
-
-def says_json(content_type: str) -> bool:
-    """Whether a content type is JSON's."""
-    if content_type == "application/json":
-        return True
-    media_type = content_type.partition(";")[0].strip().lower()
-    return media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json"))
 
 
 def _extra_headers(response: Response) -> dict[str, str]:

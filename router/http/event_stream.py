@@ -17,8 +17,8 @@ from baton.router.admission.body_budget import Upload
 from baton.router.auth.client import Client
 from baton.router.generation import ChoiceDelta, MergedDeltas
 from baton.router.http.exchange import ClientGone, EventSource, Exchange
+from baton.router.http.headers import RESPONSE_HEADERS
 from baton.router.openai.errors import describe
-from baton.router.openai.headers import RESPONSE_HEADERS
 from baton.router.resumption.resumption import OutputTally, Resumption
 
 NEXT_EVENT = b"\n\ndata: "

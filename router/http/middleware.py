@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.router.auth.client import Gate
-from baton.router.http.exchange import new_id, read_headers
+from baton.router.http.headers import new_id, read_headers
 from baton.router.openai.errors import error_response
 from baton.rpc.status import Unauthenticated
 

@@ -15,8 +15,10 @@ from baton.router.admission.body_budget import Upload
 from baton.router.admission.unread_output import UnreadOutput, UnreadShare
 from baton.router.auth.client import ANONYMOUS, Client
 from baton.router.errors import Overloaded
+from baton.router.http.body_reader import check_size
 from baton.router.http.body_route import BodyRoute
-from baton.router.http.exchange import ClientGone, EventSource, check_size, new_id, read_headers
+from baton.router.http.exchange import ClientGone, EventSource
+from baton.router.http.headers import new_id, read_headers
 from baton.router.http.middleware import CrossOrigin
 from baton.router.resumption.resumption import Resumption
 

@@ -14,9 +14,9 @@ from baton.router.errors import FieldError
 from baton.router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest
 from baton.router.http.event_stream import kept_alive
 from baton.router.http.exchange import Exchange
-from baton.router.limits import MAX_ENTRIES
+from baton.router.http.headers import read_context, resumable
+from baton.router.limits import MAX_ENTRIES, check_model
 from baton.router.openai.fields import STREAM_RULE, TRUE, Count, GenerationFields
-from baton.router.openai.headers import read_context, resumable
 from baton.router.openai.logprobs import chat_content, prompt_positions
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
 from baton.router.openai.request_body import BOOLEAN, WHOLE, AtMost, unless
@@ -170,10 +170,10 @@ class ChatApi:
     async def complete(self, body: ChatRequest, exchange: Exchange) -> None:
         """Answers a conversation."""
         service = self._service
-        service.check_model(body.model)
+        check_model(service.model.name, body.model)
         body.check(service.config, num_prompts=1)
         client = exchange.client
-        context = read_context(exchange.headers, body.user, body.priority, client)
+        context = read_context(exchange.headers, body.user, body.priority, client, service.config.default_timeout_s)
         num_choices = body.n
         async with (
             exchange.watch(),

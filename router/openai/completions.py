@@ -11,11 +11,11 @@ from baton.router.errors import FieldError
 from baton.router.generation import Generation, GenerationRequest
 from baton.router.http.event_stream import kept_alive
 from baton.router.http.exchange import Exchange
+from baton.router.http.headers import read_context, resumable
 from baton.router.inline_work import InlineWork
-from baton.router.limits import check_echo
+from baton.router.limits import check_echo, check_model
 from baton.router.openai.completion_shape import CompletionShape, PromptEcho
 from baton.router.openai.fields import STREAM_RULE, TRUE, GenerationFields
-from baton.router.openai.headers import read_context, resumable
 from baton.router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
 from baton.router.openai.request_body import WHOLE, unless
 from baton.router.openai.response import answer, command_id
@@ -48,7 +48,7 @@ class CompletionsApi:
     async def complete(self, body: CompletionRequest, exchange: Exchange) -> None:
         """Generate the completions of each prompt and send the response."""
         service = self._service
-        service.check_model(body.model)
+        check_model(service.model.name, body.model)
         context_len = service.pipeline.context_len()
         prompts = await self._inline.run_paced(
             lambda: read_prompts(body.prompt, service.config.max_choices, context_len)
@@ -57,7 +57,7 @@ class CompletionsApi:
         if body.max_tokens == 0 and not body.echo:
             raise FieldError("max_tokens", "max_tokens is 0, but must be 1 or more unless echo is true")
         client = exchange.client
-        context = read_context(exchange.headers, body.user, body.priority, client)
+        context = read_context(exchange.headers, body.user, body.priority, client, service.config.default_timeout_s)
         num_choices = len(prompts) * body.n
         async with (
             exchange.watch(),

@@ -6,6 +6,7 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
+from baton.router.limits import check_model
 from baton.router.openai.errors import RETRY_AFTER_S, error_body
 from baton.router.service import RouterService
 from baton.router.shared_result import SharedResult
@@ -31,7 +32,7 @@ class OperationsApi:
 
     async def model(self, name: str) -> Response:
         """The served model, if it has this name."""
-        self._service.check_model(name)
+        check_model(self._service.model.name, name)
         return _json(self._model())
 
     async def health(self) -> Response:

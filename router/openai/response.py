@@ -5,6 +5,7 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 from urllib.parse import quote
 
@@ -14,10 +15,10 @@ from baton.protos.common_pb2 import ServedBy
 from baton.router.generation import ChoiceDelta, Generation, cached_tokens
 from baton.router.http.event_stream import EventIds, EventStream
 from baton.router.http.exchange import ClientGone, Exchange
+from baton.router.http.headers import RESPONSE_HEADERS, position_of
 from baton.router.limits import check_logprobs
 from baton.router.openai.errors import describe
 from baton.router.openai.fields import GenerationFields, StreamOptions
-from baton.router.openai.headers import RESPONSE_HEADERS, position_of
 from baton.router.pipeline import Pipeline
 from baton.router.resumption.resumption import OutputTally
 from baton.router.stream_merge import StreamMerge
@@ -60,6 +61,7 @@ class Usage:
         }
 
 
+MAX_CACHED_NAMES = 4096  # of workers, for headers: each response has a few
 DONE = b"data: [DONE]\n\n"
 MAX_INLINE_SIZE = 4096  # tokens and logprobs of a response encoded on the event loop; larger ones use a thread
 
@@ -126,12 +128,14 @@ async def answer(
                 if count:
                     shape.resume(index)
         deltas = _all_deltas(pipeline, generations, fields.n)
-        tally = OutputTally(len(generations) * fields.n)
-        if position is not None:
-            deltas = pipeline.recall.checked(deltas, position, generations, tally)
+        ids: EventIds | None = None
+        if exchange.resumption is not None:
+            tally = OutputTally(len(generations) * fields.n)
+            ids = EventIds(tally)
+            if position is not None:
+                deltas = pipeline.recall.checked(deltas, position, generations, tally)
         async with aclosing(deltas):
             if fields.stream:
-                ids = None if exchange.resumption is None else EventIds(tally)
                 await _answer_events(exchange, deltas, usage, fields, shape, ids)
             else:
                 await _answer_whole(exchange, deltas, usage, fields, shape)
@@ -234,6 +238,7 @@ def served_headers(served_by: ServedBy | None) -> dict[str, str]:
     }
 
 
+@lru_cache(maxsize=MAX_CACHED_NAMES)
 def _header_name(name: str) -> str:
     """Return a worker's name for a header. Invalid names are truncated and percent-encoded (RFC 3986)."""
     return name if not name or is_name(name) else quote(name[:MAX_NAME_CHARS], safe="")

@@ -10,8 +10,9 @@ from baton.engine.errors import InvalidRequest
 from baton.router.errors import FieldError
 from baton.router.generation import ChatPrompt
 from baton.router.http.exchange import Exchange
+from baton.router.http.headers import read_context
 from baton.router.inline_work import InlineWork
-from baton.router.openai.headers import read_context
+from baton.router.limits import check_model
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
 from baton.router.openai.prompts import TOKEN_IDS_SCHEMA, read_token_ids
 from baton.router.openai.request_body import RequestBody
@@ -72,9 +73,9 @@ class TokenizeApi:
     async def tokenize(self, body: TokenizeRequest, exchange: Exchange) -> None:
         """Send the tokens of a text or of messages, the same as in a generation request."""
         service = self._service
-        service.check_model(body.model)
+        check_model(service.model.name, body.model)
         client = exchange.client
-        context = read_context(exchange.headers, None, 0, client)
+        context = read_context(exchange.headers, None, 0, client, service.config.default_timeout_s)
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
         async with exchange.watch(), client.hold(1), service.admission.admit(1, context, generates=False):
             cache_salt, key = client.cache_salt(""), context.fairness_key
@@ -91,12 +92,12 @@ class TokenizeApi:
     async def detokenize(self, body: DetokenizeRequest, exchange: Exchange) -> None:
         """Send the text of tokens, including special ones."""
         service = self._service
-        service.check_model(body.model)
+        check_model(service.model.name, body.model)
         limit = service.pipeline.context_len()
         if isinstance(body.tokens, list) and len(body.tokens) > limit:
             raise FieldError("tokens", f"tokens has {len(body.tokens)} ids, but a context has at most {limit}")
         client = exchange.client
-        context = read_context(exchange.headers, None, 0, client)
+        context = read_context(exchange.headers, None, 0, client, service.config.default_timeout_s)
         tokens = await self._inline.run_paced(lambda: read_token_ids(body.tokens, "tokens"))
         if tokens and (min(tokens) < 0 or max(tokens) >= service.model.vocab_size):
             raise FieldError("tokens", f"tokens has an id outside 0 to {service.model.vocab_size - 1}")

@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import islice
 
@@ -96,6 +96,20 @@ def choose(
                 price = model.remote(request, times, option, unfair_s)
                 plans.append(Priced(decode, option, price, model.cost(price)))
     return _cheapest(plans, options, cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class CostPolicy:
+    """The cheapest plan."""
+
+    model: CostModel = field(default_factory=CostModel)
+    local_prefill_below: int | None = (
+        None  # threshold in tokens for local prefill instead of prices; None: prices decide
+    )
+
+    def __call__(self, request: RoutedRequest, cluster: ClusterSnapshot) -> Plan:
+        """Return the plan. Raises NoWorker if no worker can decode, ImpossiblePlan for wrong hints."""
+        return choose(request, cluster, self.model, self.local_prefill_below)
 
 
 def find_decoders(

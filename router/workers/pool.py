@@ -187,6 +187,27 @@ class WorkerPool:
         num_blocks = self.index.match(hashes(worker.block_size)).get(incarnation, 0)
         return PrefixSource(worker, num_blocks * worker.block_size) if num_blocks else None
 
+    def num_seqs(self) -> int | None:
+        """Return the sum of the ready decode workers' `max_num_seqs`; None if one does not report it.
+
+        A draining worker counts with the requests that it still runs for this router.
+        """
+        num_seqs, num_ready = 0, 0
+        for connection in self.reached:
+            description = connection.description
+            if description is None or connection.state is ConnectionState.CONNECTING:
+                continue
+            if ROLES[description.role] is WorkerRole.PREFILL:
+                continue
+            if connection.state.is_draining:
+                num_seqs += connection.load.num_own_requests
+            elif not description.max_num_seqs:
+                return None
+            else:
+                num_ready += 1
+                num_seqs += description.max_num_seqs
+        return num_seqs if num_ready else 0
+
     def max_model_len(self) -> int | None:
         """Longest prompt plus output that some decode worker takes; None if none is ready."""
         return self._current().max_model_len

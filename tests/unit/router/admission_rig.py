@@ -74,7 +74,8 @@ class Rig:
         timeout_s: float | None = None,
     ) -> asyncio.Task[None]:
         """A request that runs until it is ended."""
-        context = RequestContext(fairness_key=key, priority=priority, timeout_s=timeout_s, arrived_s=self.now_s)
+        deadline_s = None if timeout_s is None else self.now_s + timeout_s
+        context = RequestContext(fairness_key=key, priority=priority, deadline_s=deadline_s)
         self._ends[name] = asyncio.Event()
 
         async def request() -> None:

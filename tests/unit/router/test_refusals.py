@@ -85,9 +85,9 @@ async def test_a_request_that_cannot_be_in_time_is_refused_at_once() -> None:
 
 
 async def test_time_that_is_over_ends_the_waiting() -> None:
-    rig = Rig(max_inflight=1, default_timeout_s=0.02)
+    rig = Rig(max_inflight=1)
     running = rig.send("running", timeout_s=1000)
-    waiting = [rig.send("stated", timeout_s=0.01), rig.send("default")]
+    waiting = [rig.send("first", timeout_s=0.01), rig.send("second", timeout_s=0.02)]
     for each in waiting:
         with pytest.raises(DeadlineExceeded, match="waited in the queue"):
             await asyncio.wait_for(each, 10)

@@ -65,7 +65,7 @@ async def test_what_no_worker_does_says_nothing_of_their_speed() -> None:
     rig.end("first")
     await first
     for _ in range(50):
-        async with rig.admission.admit(1, RequestContext(arrived_s=rig.now_s), generates=False):
+        async with rig.admission.admit(1, RequestContext(), generates=False):
             rig.now_s += 0.001
     tasks = [rig.send("second"), rig.send("third")]
     await settle()

@@ -10,7 +10,7 @@ from baton.router.auth.client import ANONYMOUS
 from baton.router.errors import Draining, Overloaded
 from baton.router.http.event_stream import COMMENT, EventStream, kept_alive
 from baton.router.http.exchange import ClientGone
-from baton.router.openai.headers import RESPONSE_HEADERS
+from baton.router.http.headers import RESPONSE_HEADERS
 from baton.router.resumption.resumption import Resumption
 from tests.unit.router.running_router import until
 

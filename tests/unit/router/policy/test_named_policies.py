@@ -2,7 +2,8 @@
 
 import pytest
 
-from baton.router.policy.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
+from baton.router.policy.named_policies import LeastLoadedPolicy, RoundRobinPolicy, make_policy
+from baton.router.policy.policy import CostPolicy
 from tests.unit.router.cluster_builder import cluster, names, prefill, request, worker
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from baton.router.errors import NoWorker
 from baton.router.policy.cluster import ImpossiblePlan, PlanKind, RoutedRequest
-from baton.router.policy.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
-from baton.router.policy.policy import MAX_DECODERS, chance
+from baton.router.policy.named_policies import LeastLoadedPolicy, RoundRobinPolicy, make_policy
+from baton.router.policy.policy import MAX_DECODERS, CostPolicy, chance
 from baton.router.policy.targets import Targets
 from baton.router.request_context import RoutingHints
 from tests.unit.router.cluster_builder import both, cluster, names, prefill, request, worker

@@ -6,7 +6,8 @@ import pytest
 
 from baton.engine.errors import InvalidRequest
 from baton.router.policy.cluster import ImpossiblePlan
-from baton.router.policy.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
+from baton.router.policy.named_policies import LeastLoadedPolicy, RoundRobinPolicy, make_policy
+from baton.router.policy.policy import CostPolicy
 from baton.router.request_context import RoutingHints
 from tests.unit.router.cluster_builder import both, cluster, prefill, request, worker
 

@@ -5,7 +5,7 @@ import pytest
 from baton.engine.errors import InvalidRequest
 from baton.router.auth.api_key import ApiKey
 from baton.router.auth.client import ANONYMOUS, Client
-from baton.router.openai.headers import position_of, read_resumption
+from baton.router.http.headers import position_of, read_resumption
 from baton.router.resumption.resumption import OutputTally, Position, Resumption, checksum
 
 BODY = b'{"prompt": "a"}'
