@@ -27,7 +27,7 @@ def check_model(served: str, name: str | None) -> None:
         raise NotFound(f"The model `{name[:MAX_MODEL_CHARS]}` does not exist; this server has `{served}`.")
 
 
-def check_choices(config: RouterConfig, num_prompts: int, n: int) -> None:
+def check_num_completions(config: RouterConfig, num_prompts: int, n: int) -> None:
     """Raise FieldError for a request with too many completions."""
     limit = min(config.max_choices, config.max_inflight)
     if num_prompts * n > limit:

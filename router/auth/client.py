@@ -50,9 +50,9 @@ class Client:
         if self.meter is not None:
             self.meter.end_upload()
 
-    def hold(self, num_choices: int) -> "Held":
+    def hold(self, num_completions: int) -> "Held":
         """Return a context manager that holds completions in flight. Entering it raises as `KeyMeter.enter`."""
-        return NOTHING_HELD if self.meter is None else Held(self.meter, num_choices)
+        return NOTHING_HELD if self.meter is None else Held(self.meter, num_completions)
 
     def charge(self, num_tokens: int) -> None:
         """Charge the key for tokens of a prompt or an output."""
@@ -67,19 +67,19 @@ class Client:
 class Held:
     """The completions of one request that count as in flight for its key."""
 
-    def __init__(self, meter: KeyMeter | None, num_choices: int) -> None:
+    def __init__(self, meter: KeyMeter | None, num_completions: int) -> None:
         self._meter = meter
-        self._num_choices = num_choices
+        self._num_completions = num_completions
 
     async def __aenter__(self) -> None:
         if self._meter is not None:
-            self._meter.enter(self._num_choices)
+            self._meter.enter(self._num_completions)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._meter is not None:
-            self._meter.leave(self._num_choices)
+            self._meter.leave(self._num_completions)
 
 
 ANONYMOUS = Client()

@@ -87,7 +87,7 @@ class BodyRoute(Generic[Body]):
     async def _read_and_serve(self, exchange: Exchange) -> None:
         body = await self._read(exchange)
         if exchange.upload is not None:
-            exchange.upload.end()  # the route counts its choices from here on
+            exchange.upload.end()  # the route counts its completions from here on
         await self._serve(body, exchange)
 
     async def _read(self, exchange: Exchange) -> Body:

@@ -15,7 +15,7 @@ import orjson
 
 from baton.router.admission.body_budget import Upload
 from baton.router.auth.client import Client
-from baton.router.generation import ChoiceDelta, MergedDeltas
+from baton.router.generation import CompletionDelta, MergedDeltas
 from baton.router.http.exchange import ClientGone, EventSource, Exchange
 from baton.router.http.headers import RESPONSE_HEADERS
 from baton.router.openai.errors import describe
@@ -31,7 +31,7 @@ class EventIds:
         """`tally`: of the tokens that the client already has."""
         self._tally = tally
 
-    def stamped(self, events: bytes, delta: ChoiceDelta) -> bytes:
+    def stamped(self, events: bytes, delta: CompletionDelta) -> bytes:
         """Return the events of a delta, with an id in the last one.
 
         Returns no events for tokens that the client already has; it then has the end of their completion, too.
@@ -49,7 +49,7 @@ class EventIds:
 class EventStream:
     """Deltas that wait for a lagging client."""
 
-    def __init__(self, exchange: Exchange, event: Callable[[ChoiceDelta], bytes]) -> None:
+    def __init__(self, exchange: Exchange, event: Callable[[CompletionDelta], bytes]) -> None:
         """`event` encodes a delta; empty if there is nothing to send."""
         self._exchange = exchange
         self._event = event
@@ -67,7 +67,7 @@ class EventStream:
         encoded, self._encoded, self._num_encoded = self._encoded, [], 0
         return b"".join((*encoded, *map(self._event, self._merged.take())))
 
-    async def add(self, delta: ChoiceDelta) -> None:
+    async def add(self, delta: CompletionDelta) -> None:
         """Send a delta, or keep it while the client lags. Raises ClientGone."""
         if delta.seen and not delta.token_ids:
             self._event(delta)  # returns nothing, but keeps the prompt logprobs for completions that begin later

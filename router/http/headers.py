@@ -118,7 +118,7 @@ def _fairness_key(authorization: str, user: str | None) -> str:
 REQUEST_ID, RESUMABLE, RESUME = "x-request-id", "x-baton-resumable", "x-baton-resume"
 RESPONSE_HEADERS: Mapping[str, str] = {RESUMABLE: "true"}  # of resumable responses
 POSITION = re.compile(r"tokens=([0-9]{1,9}(?:,[0-9]{1,9})*)(?::([0-9a-f]{8}))?")
-MAX_CHOICES = 1 << 16
+MAX_COMPLETIONS = 1 << 16
 
 
 def is_resumable(headers: Mapping[str, str]) -> bool:
@@ -155,8 +155,8 @@ def resumable(request: GenerationRequest, resumption: Resumption | None, place: 
     return replace(request, seed=seed, resume_key=resumption.key(place))
 
 
-def position_of(resumption: Resumption | None, num_choices: int, stream: bool) -> Position | None:
-    """Return the client's position in a response of `num_choices` completions; None if the request is not resumed.
+def position_of(resumption: Resumption | None, num_completions: int, stream: bool) -> Position | None:
+    """Return the client's position in a response of `num_completions` completions; None if the request is not resumed.
 
     Raises FieldError for a position that the response cannot have.
     """
@@ -164,18 +164,20 @@ def position_of(resumption: Resumption | None, num_choices: int, stream: bool) -
         return None
     counts, digest = resumption.position.counts, resumption.position.digest
     if counts == (0,):
-        return Position((0,) * num_choices)
+        return Position((0,) * num_completions)
     if not stream and any(counts):
         raise FieldError(RESUME, f"{RESUME} must have tokens=0 unless stream is true")
-    if len(counts) != num_choices:
-        raise FieldError(RESUME, f"{RESUME} has tokens of {len(counts)} completions, but the request has {num_choices}")
+    if len(counts) != num_completions:
+        raise FieldError(
+            RESUME, f"{RESUME} has tokens of {len(counts)} completions, but the request has {num_completions}"
+        )
     return Position(counts, digest)
 
 
 def _position(value: str, request_id: str) -> Position:
     given_id, _, tokens = value.rpartition(";")
     match = POSITION.fullmatch(tokens.strip())
-    if match is None or match[1].count(",") >= MAX_CHOICES:
+    if match is None or match[1].count(",") >= MAX_COMPLETIONS:
         text = f"{RESUME} is {value[:100]!r}, but must be 'ID; tokens=POSITION', with an event's id as the position"
         raise FieldError(RESUME, text)
     if given_id.strip() != request_id:

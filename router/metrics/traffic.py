@@ -92,7 +92,7 @@ class Arrival:
     """The counts of one request, so that they can be removed."""
 
     span: _SpanCounts
-    num_choices: int
+    num_completions: int
     gap_s: float | None  # time since the previous request; None: not counted
     previous_s: float | None  # time of the previous request
 
@@ -108,18 +108,18 @@ class Arrivals:
         self._last: Arrival | None = None
         self._window = SlidingWindow(_SpanCounts, window_s, SPAN_S)
 
-    def add(self, num_choices: int) -> Arrival:
+    def add(self, num_completions: int) -> Arrival:
         """Count a request. Its completions arrive together, without gaps."""
         now_s = self._clock()
         span = self._window.at(now_s)
-        span.num += num_choices
-        span.gaps_s.num += num_choices - 1
+        span.num += num_completions
+        span.gaps_s.num += num_completions - 1
         gap_s = None if self._last_s is None else now_s - self._last_s
         if gap_s is not None and gap_s >= self._longest_s:  # the previous request has left the window
             gap_s = None
         if gap_s is not None:
             span.gaps_s.add(gap_s)
-        arrival = self._last = Arrival(span, num_choices, gap_s, self._last_s)
+        arrival = self._last = Arrival(span, num_completions, gap_s, self._last_s)
         self._last_s = now_s
         return arrival
 
@@ -129,15 +129,15 @@ class Arrivals:
         If other requests have arrived since, the gap after it remains too short.
         """
         span = arrival.span
-        span.num -= arrival.num_choices
-        span.gaps_s.num -= arrival.num_choices - 1
+        span.num -= arrival.num_completions
+        span.gaps_s.num -= arrival.num_completions - 1
         if arrival.gap_s is not None:
             span.gaps_s.remove(arrival.gap_s)
         if self._last is arrival:
             self._last_s, self._last = arrival.previous_s, None
 
     @property
-    def num_choices(self) -> int:
+    def num_completions(self) -> int:
         """Completions that arrived within the window."""
         return sum(span.num for span in self._window.live(self._clock()))
 

@@ -58,12 +58,12 @@ class CompletionsApi:
             raise FieldError("max_tokens", "max_tokens is 0, but must be 1 or more unless echo is true")
         client = exchange.client
         context = read_context(exchange.headers, body.user, body.priority, client, service.config.default_timeout_s)
-        num_choices = len(prompts) * body.n
+        num_completions = len(prompts) * body.n
         async with (
             exchange.watch(),
             kept_alive(exchange, body.stream) as exchange,
-            client.hold(num_choices),
-            service.admission.admit(num_choices, context),
+            client.hold(num_completions),
+            service.admission.admit(num_completions, context),
         ):
             await self._answer(body, prompts, context, exchange)
 
@@ -86,7 +86,7 @@ class CompletionsApi:
             model=service.model.name,
             generations=generations,
             echoes=echoes,
-            num_choices=body.n,
+            num_completions=body.n,
             num_top=body.logprobs,
             with_prompt_logprobs=body.prompt_logprobs is not None,
             with_token_ids=body.return_token_ids,

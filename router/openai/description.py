@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from baton.router.openai import response_models as bodies
-from baton.router.openai.fields import CHOICES, STOP_STRINGS
+from baton.router.openai.fields import COMPLETIONS, STOP_STRINGS
 from baton.router.openai.prompts import PROMPTS, TOKEN_ID
 from baton.router.service import RouterService
 from baton.rpc.metrics_format import OPENMETRICS
@@ -60,7 +60,7 @@ class Description:
         max_choices = min(config.max_choices, config.max_inflight)
         self._bounds: Mapping[str, tuple[str, int]] = {  # by the title of a type
             TOKEN_ID: ("maximum", vocab_size - 1),
-            CHOICES: ("maximum", max_choices),
+            COMPLETIONS: ("maximum", max_choices),
             PROMPTS: ("maxItems", max_choices),
             STOP_STRINGS: ("maxItems", config.max_stop),
         }

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import orjson
 
 from baton.protos.common_pb2 import ServedBy
-from baton.router.generation import ChoiceDelta, Generation, cached_tokens
+from baton.router.generation import CompletionDelta, Generation, cached_tokens
 from baton.router.http.event_stream import EventIds, EventStream
 from baton.router.http.exchange import ClientGone, Exchange
 from baton.router.http.headers import RESPONSE_HEADERS, position_of
@@ -35,11 +35,11 @@ class Usage:
         self._num_charged = num_prompt_tokens + num_seen if num_seen else 0
         self._cached_tokens: dict[int, int] = {}  # by prompt, of its first completion
 
-    def add(self, delta: ChoiceDelta, num_choices: int) -> None:
-        """Count a delta; `num_choices`: completions of each prompt."""
+    def add(self, delta: CompletionDelta, num_completions: int) -> None:
+        """Count a delta; `num_completions`: completions of each prompt."""
         self._num_completion_tokens += len(delta.token_ids)
-        if delta.served_by is not None and delta.index % num_choices == 0:
-            self._cached_tokens.setdefault(delta.index // num_choices, cached_tokens(delta.served_by))
+        if delta.served_by is not None and delta.index % num_completions == 0:
+            self._cached_tokens.setdefault(delta.index // num_completions, cached_tokens(delta.served_by))
 
     def charge_again(self, num_tokens: int) -> None:
         """Charge again for tokens that the client was charged for, because they are recomputed."""
@@ -65,11 +65,11 @@ MAX_CACHED_NAMES = 4096  # of workers, for headers: each response has a few
 DONE = b"data: [DONE]\n\n"
 MAX_INLINE_SIZE = 4096  # tokens and logprobs of a response encoded on the event loop; larger ones use a thread
 
-Deltas = AsyncGenerator[ChoiceDelta, None]
+Deltas = AsyncGenerator[CompletionDelta, None]
 
 
 @dataclass(slots=True)
-class WholeChoice(ChoiceDelta):
+class WholeCompletion(CompletionDelta):
     """The whole output of one completion."""
 
     def size(self) -> int:
@@ -81,7 +81,7 @@ class WholeChoice(ChoiceDelta):
 class AnswerShape(Protocol):
     """Encoder of an API's responses."""
 
-    def chunk(self, delta: ChoiceDelta, usage: dict[str, object] | None) -> bytes:
+    def chunk(self, delta: CompletionDelta, usage: dict[str, object] | None) -> bytes:
         """Return the events of a delta, including a completion's opening events; empty if there is nothing to send."""
         ...
 
@@ -93,7 +93,7 @@ class AnswerShape(Protocol):
         """Return the event with the usage at the end of a stream."""
         ...
 
-    def whole(self, choices: Sequence[WholeChoice], usage: dict[str, object]) -> dict[str, object]:
+    def whole(self, completions: Sequence[WholeCompletion], usage: dict[str, object]) -> dict[str, object]:
         """Return the body of a whole response. Called in a thread if it is large."""
         ...
 
@@ -146,18 +146,18 @@ async def answer(
 async def _answer_whole(
     exchange: Exchange, deltas: Deltas, usage: Usage, fields: GenerationFields, shape: AnswerShape
 ) -> None:
-    choices: dict[int, WholeChoice] = {}
+    completions: dict[int, WholeCompletion] = {}
     served_by: ServedBy | None = None
     async for delta in deltas:
         usage.add(delta, fields.n)
-        choices.setdefault(delta.index, WholeChoice(delta.index)).extend(delta)
+        completions.setdefault(delta.index, WholeCompletion(delta.index)).extend(delta)
         served_by = served_by or delta.served_by
     exchange.client.charge(usage.uncharged())  # before the headers, which have the remaining rate
 
     def body() -> bytes:
-        return orjson.dumps(shape.whole([choices[index] for index in sorted(choices)], usage.body()))
+        return orjson.dumps(shape.whole([completions[index] for index in sorted(completions)], usage.body()))
 
-    size = sum(map(WholeChoice.size, choices.values()))
+    size = sum(map(WholeCompletion.size, completions.values()))
     # Encoding thousands of logprobs on the event loop would delay other clients.
     encoded = body() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(body)
     await exchange.answer(200, encoded, _headers(exchange, served_by))
@@ -173,7 +173,7 @@ async def _answer_events(
 ) -> None:
     options = fields.stream_options or StreamOptions()
 
-    def event(delta: ChoiceDelta) -> bytes:
+    def event(delta: CompletionDelta) -> bytes:
         events = shape.chunk(delta, usage.body() if options.continuous_usage_stats else None)
         return events if ids is None else ids.stamped(events, delta)
 
@@ -198,17 +198,17 @@ async def _answer_events(
     await exchange.send_events((shape.usage_chunk(usage.body()) if options.include_usage else b"") + DONE, last=True)
 
 
-def _all_deltas(pipeline: Pipeline, generations: Sequence[Generation], num_choices: int) -> Deltas:
+def _all_deltas(pipeline: Pipeline, generations: Sequence[Generation], num_completions: int) -> Deltas:
     """Return the deltas of all prompts' completions, which are numbered consecutively."""
     if len(generations) == 1:
         return pipeline.generate(generations[0])
-    return _merged(pipeline, generations, num_choices)
+    return _merged(pipeline, generations, num_completions)
 
 
-async def _merged(pipeline: Pipeline, generations: Sequence[Generation], num_choices: int) -> Deltas:
-    async with StreamMerge[ChoiceDelta]() as merged:
+async def _merged(pipeline: Pipeline, generations: Sequence[Generation], num_completions: int) -> Deltas:
+    async with StreamMerge[CompletionDelta]() as merged:
         for place, generation in enumerate(generations):
-            merged.add(_renumbered(pipeline.generate(generation), place * num_choices))
+            merged.add(_renumbered(pipeline.generate(generation), place * num_completions))
         async for delta in merged:
             yield delta
 

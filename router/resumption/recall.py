@@ -14,9 +14,9 @@ from itertools import islice, product
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import RecalledOutput
 from baton.router.errors import ResumeFailed
-from baton.router.generation import DELTA_BYTES, ChoiceDelta, Generation
+from baton.router.generation import DELTA_BYTES, CompletionDelta, Generation
 from baton.router.metrics.metrics import RouterMetrics
-from baton.router.resumption.resumption import ChoiceStart, OutputTally, Position, checksum
+from baton.router.resumption.resumption import CompletionStart, OutputTally, Position, checksum
 from baton.router.workers.pool import WorkerPool
 
 RECALL_TIMEOUT_S = 1.0  # of all workers together: one that is stopped must not hold a client up
@@ -110,16 +110,16 @@ class Recall:
 
     async def checked(
         self,
-        news: AsyncGenerator[ChoiceDelta, None],
+        news: AsyncGenerator[CompletionDelta, None],
         position: Position,
         generations: Sequence[Generation],
         tally: OutputTally,
-    ) -> AsyncGenerator[ChoiceDelta, None]:
+    ) -> AsyncGenerator[CompletionDelta, None]:
         """Yield the generations' news once they have come to the position, where the tally is from then on.
 
         Raises ResumeFailed if they do not agree with the position, or if too much would have to be held until then.
         """
-        held: list[ChoiceDelta] = []
+        held: list[CompletionDelta] = []
         num_held_bytes = 0
         is_checked = False
         async with aclosing(news):
@@ -216,11 +216,11 @@ def _agreeing(candidates: Iterable[Candidates], position: Position, or_nothing: 
 
 def _is_of(output: RecalledOutput, generation: Generation, index: int) -> bool:
     """Whether the output follows the prompt as this router tokenises it, with the choice's seed."""
-    seed = generation.choice_sampling(index).seed
+    seed = generation.completion_sampling(index).seed
     return output.num_prompt_tokens == len(generation.token_ids) and output.seed == seed
 
 
-def _has_more(delta: ChoiceDelta) -> bool:
+def _has_more(delta: CompletionDelta) -> bool:
     """Whether a delta has more than tokens that the client has."""
     return not delta.seen or bool(
         delta.token_ids or delta.prompt_logprobs or delta.finish_reason or delta.served_by is not None
@@ -232,12 +232,12 @@ def _how(generations: Sequence[Generation]) -> str:
     return "recalled" if is_recalled else "regenerated"
 
 
-def _start(generation: Generation, index: int, found: Found, num_seen: int) -> ChoiceStart:
+def _start(generation: Generation, index: int, found: Found, num_seen: int) -> CompletionStart:
     """What is taken of a choice's output. Logprobs are not remembered: tokens that need them are generated again."""
-    sampling = generation.choice_sampling(index)
+    sampling = generation.completion_sampling(index)
     token_ids = tuple(found.output.token_ids)
     if sampling.prompt_logprobs is not None:
-        return ChoiceStart(num_seen, fingerprint=found.fingerprint)
+        return CompletionStart(num_seen, fingerprint=found.fingerprint)
     taken = token_ids if sampling.logprobs is None else token_ids[:num_seen]
     is_complete = len(taken) == len(token_ids) and found.output.finish_reason in COMPLETE
-    return ChoiceStart(num_seen, taken, found.output.finish_reason if is_complete else 0, found.fingerprint)
+    return CompletionStart(num_seen, taken, found.output.finish_reason if is_complete else 0, found.fingerprint)

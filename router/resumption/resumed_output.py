@@ -7,8 +7,8 @@ from typing import Protocol
 
 from baton.protos.common_pb2 import ServedBy
 from baton.protos.worker_pb2 import RequestDelta
-from baton.router.generation import ChoiceDelta
-from baton.router.resumption.resumption import ChoiceStart
+from baton.router.generation import CompletionDelta
+from baton.router.resumption.resumption import CompletionStart
 
 SLICE_TOKENS = 64  # of a remembered output that become text before other requests have their turn
 
@@ -21,7 +21,7 @@ class Output(Protocol):
         """Whether a stop string or the worker ended it."""
         ...
 
-    def push(self, delta: RequestDelta) -> ChoiceDelta:
+    def push(self, delta: RequestDelta) -> CompletionDelta:
         """Return what a worker's news mean for the client."""
         ...
 
@@ -29,7 +29,7 @@ class Output(Protocol):
 class ResumedOutput:
     """Brings the text state of a choice to where its client is, and passes on what comes behind."""
 
-    def __init__(self, output: Output, start: ChoiceStart, num_prompt_tokens: int) -> None:
+    def __init__(self, output: Output, start: CompletionStart, num_prompt_tokens: int) -> None:
         self._output = output
         self._num_left = start.num_seen  # tokens that the client has, and that have not come here yet
         self._num_prompt_tokens = num_prompt_tokens
@@ -39,7 +39,7 @@ class ResumedOutput:
         """Whether a stop string or the worker ended it."""
         return self._output.finished
 
-    def push(self, delta: RequestDelta) -> ChoiceDelta:
+    def push(self, delta: RequestDelta) -> CompletionDelta:
         """Return what a worker's news mean for the client; tokens that it has are in `seen` alone."""
         if delta.HasField("served_by"):
             _exclude_output(delta.served_by, self._num_prompt_tokens)
@@ -63,7 +63,7 @@ class ResumedOutput:
 
 
 async def recalled_first(
-    start: ChoiceStart, rest: AsyncGenerator[RequestDelta, None]
+    start: CompletionStart, rest: AsyncGenerator[RequestDelta, None]
 ) -> AsyncGenerator[RequestDelta, None]:
     """Yield what a worker remembered of a choice in slices, and then the rest, if it is not complete.
 

@@ -40,9 +40,9 @@ def _digest(checksums: Sequence[int]) -> str:
 class OutputTally:
     """Number and checksum of each choice's output tokens."""
 
-    def __init__(self, num_choices: int) -> None:
-        self._counts = [0] * num_choices
-        self._checksums = [0] * num_choices
+    def __init__(self, num_completions: int) -> None:
+        self._counts = [0] * num_completions
+        self._checksums = [0] * num_completions
 
     def add(self, index: int, token_ids: Sequence[int]) -> None:
         """Count further tokens of a choice."""
@@ -90,7 +90,7 @@ class Resumption:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceStart:
+class CompletionStart:
     """Where a choice goes on."""
 
     num_seen: int  # output tokens that the client has

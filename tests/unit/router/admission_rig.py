@@ -67,7 +67,7 @@ class Rig:
     def send(
         self,
         name: str,
-        num_choices: int = 1,
+        num_completions: int = 1,
         *,
         key: str = "",
         priority: int = 0,
@@ -79,7 +79,7 @@ class Rig:
         self._ends[name] = asyncio.Event()
 
         async def request() -> None:
-            async with self.admission.admit(num_choices, context):
+            async with self.admission.admit(num_completions, context):
                 self.order.append(name)
                 await self._ends[name].wait()
 

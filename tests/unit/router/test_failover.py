@@ -205,18 +205,18 @@ async def test_the_index_forgets_an_earlier_life_and_recovers_from_a_gap() -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("num_choices", [1, 3])
-async def test_a_client_that_goes_away_cancels_its_request(stream: bool, num_choices: int) -> None:
+@pytest.mark.parametrize("num_completions", [1, 3])
+async def test_a_client_that_goes_away_cancels_its_request(stream: bool, num_completions: int) -> None:
     worker = ScriptedWorker()
     worker.max_model_len = 10**6
     async with running_router(worker) as router:
-        body = {**BODY, "stream": stream, "max_tokens": 10**5, "n": num_choices, "return_token_ids": False}
+        body = {**BODY, "stream": stream, "max_tokens": 10**5, "n": num_completions, "return_token_ids": False}
         async with httpx.AsyncClient(base_url=router.url, trust_env=False) as client:
             request = asyncio.create_task(client.post("/v1/completions", json=body))
-            await until(lambda: len(worker.commands) == num_choices)
+            await until(lambda: len(worker.commands) == num_completions)
             request.cancel()
             await asyncio.gather(request, return_exceptions=True)
-        await until(lambda: len(worker.aborted) == num_choices)
+        await until(lambda: len(worker.aborted) == num_completions)
         assert sorted(worker.aborted) == sorted(command.request_id for command in worker.commands)
         view = (await router.http.get("/workers")).json()
         assert view["workers"][0]["inflight"] == view["router"]["inflight"] == 0

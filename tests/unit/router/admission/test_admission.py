@@ -227,8 +227,8 @@ async def test_random_events_lose_no_room_and_no_request(seed: int) -> None:
         if action < 0.5:
             timeout_s = rng.choice((None, None, None, 0.0005, 10.0))
             key, priority = rng.choice("abc"), rng.choice((-1, 0, 0, 2))
-            num_choices = rng.choice((1, 1, 2, 12))
-            tasks[str(place)] = rig.send(str(place), num_choices, key=key, priority=priority, timeout_s=timeout_s)
+            num_completions = rng.choice((1, 1, 2, 12))
+            tasks[str(place)] = rig.send(str(place), num_completions, key=key, priority=priority, timeout_s=timeout_s)
         elif action < 0.75 and rig.order:
             rig.end(rng.choice(rig.order))
         elif action < 0.9 and tasks:

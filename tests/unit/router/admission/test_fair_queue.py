@@ -8,8 +8,8 @@ import pytest
 from baton.router.admission.fair_queue import FairQueue, Ticket
 
 
-def ticket(key: str = "", num_choices: int = 1, priority: int = 0) -> Ticket:
-    return Ticket(num_choices, priority, key)
+def ticket(key: str = "", num_completions: int = 1, priority: int = 0) -> Ticket:
+    return Ticket(num_completions, priority, key)
 
 
 def filled(*tickets: Ticket) -> FairQueue[Ticket]:
@@ -22,14 +22,14 @@ def filled(*tickets: Ticket) -> FairQueue[Ticket]:
 def served(queue: FairQueue[Ticket], count: int | None = None) -> list[Ticket]:
     """The next so many tickets (None: all), taken out in their order."""
     order: list[Ticket] = []
-    while queue.num_choices and (count is None or len(order) < count):
+    while queue.num_completions and (count is None or len(order) < count):
         order.append(queue.head())
         queue.take(order[-1])
     return order
 
 
 def test_one_key_is_served_by_arrival() -> None:
-    tickets = [ticket(num_choices=size) for size in (3, 1, 128, 2)]
+    tickets = [ticket(num_completions=size) for size in (3, 1, 128, 2)]
     assert served(filled(*tickets)) == tickets
 
 
@@ -48,7 +48,7 @@ def test_keys_share_choices_and_not_requests() -> None:
     queue = filled(*(ticket("large", 10) for _ in range(30)), *(ticket("small", 1) for _ in range(300)))
     shares: Counter[str] = Counter()
     for each in served(queue, 110):
-        shares[each.fairness_key] += each.num_choices
+        shares[each.fairness_key] += each.num_completions
         assert abs(shares["large"] - shares["small"]) <= 10
     assert shares == {"large": 100, "small": 100}
 
@@ -86,7 +86,7 @@ def test_who_is_ahead() -> None:
     assert queue.num_ahead(ticket("a", 1)) == 7 + (3 + 4) + 8 + 1  # of b only as much as a is served meanwhile
     assert queue.num_ahead(ticket("d", 2)) == 7 + 2 + 2 + 1
     assert queue.num_ahead(ticket("d", 2, priority=-2)) == 0
-    assert queue.num_ahead(ticket("d", 2, priority=2)) == queue.num_choices == 75
+    assert queue.num_ahead(ticket("d", 2, priority=2)) == queue.num_completions == 75
 
 
 def test_a_flood_gives_way_to_another_key_until_they_are_equal() -> None:
@@ -145,5 +145,5 @@ def test_random_operations_lose_nobody_and_count_right(seed: int) -> None:
             gone = rng.choice(waiting)
             waiting.remove(gone)
             queue.remove(gone)
-        assert queue.num_choices == sum(each.num_choices for each in waiting)
+        assert queue.num_completions == sum(each.num_completions for each in waiting)
     assert sorted(map(id, queue.tickets())) == sorted(map(id, waiting))

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.router.admission.unread_output import UnreadLimits, UnreadMetrics, UnreadOutput, UnreadShare
-from baton.router.generation import ChoiceDelta, MergedDeltas
+from baton.router.generation import CompletionDelta, MergedDeltas
 
 
 class Rig:
@@ -103,19 +103,21 @@ async def test_counts_stay_exact_whatever_happens(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_merged_deltas_are_the_deltas(seed: int) -> None:
     draw = random.Random(seed)
-    merged, expected, taken = MergedDeltas(), dict[int, ChoiceDelta](), dict[int, ChoiceDelta]()
+    merged, expected, taken = MergedDeltas(), dict[int, CompletionDelta](), dict[int, CompletionDelta]()
     for number in range(100):
-        made = [ChoiceDelta(number % 7, text=f"{number}", token_ids=[number], text_offsets=[number]) for _ in range(2)]
+        made = [
+            CompletionDelta(number % 7, text=f"{number}", token_ids=[number], text_offsets=[number]) for _ in range(2)
+        ]
         if draw.random() < 0.1:
             for delta in made:
                 delta.finish_reason = "stop"
-        expected.setdefault(number % 7, ChoiceDelta(number % 7)).extend(made[0])
+        expected.setdefault(number % 7, CompletionDelta(number % 7)).extend(made[0])
         merged.add(made[1])
         assert merged.num_bytes > 0
         if draw.random() < 0.2:
             for delta in merged.take():
-                taken.setdefault(delta.index, ChoiceDelta(delta.index)).extend(delta)
+                taken.setdefault(delta.index, CompletionDelta(delta.index)).extend(delta)
             assert merged.num_bytes == 0
     for delta in merged.take():
-        taken.setdefault(delta.index, ChoiceDelta(delta.index)).extend(delta)
+        taken.setdefault(delta.index, CompletionDelta(delta.index)).extend(delta)
     assert taken == expected

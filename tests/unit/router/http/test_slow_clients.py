@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from baton.router.admission import unread_output as unread
 from baton.router.admission.unread_output import UnreadLimits, UnreadMetrics, UnreadOutput
-from baton.router.generation import ChoiceDelta
+from baton.router.generation import CompletionDelta
 from baton.router.http import post_protocol, stall_watch
 from baton.router.http import server as http_server
 from baton.router.http.app import HttpApp
@@ -61,7 +61,7 @@ class SlowStream(LargeAnswer):
         await exchange.begin_events({}, stream)
         for number in range(NUM_EVENTS):
             await asyncio.sleep(SHORT_S / 2)
-            await stream.add(ChoiceDelta(0, text=f"{number};"))
+            await stream.add(CompletionDelta(0, text=f"{number};"))
         await exchange.send_events(b"end", last=True)
 
 

@@ -1,12 +1,12 @@
 """The router's own series."""
 
-from baton.router.metrics.metrics import ChoiceMeter, RouterMetrics
+from baton.router.metrics.metrics import CompletionMeter, RouterMetrics
 from tests.unit.router.series import read_series
 
 
 def test_tokens_that_come_together_count_one_by_one() -> None:
     metrics = RouterMetrics("m", 60)
-    meter = ChoiceMeter(metrics)
+    meter = CompletionMeter(metrics)
     for num_tokens in (1, 3, 0, 4):
         meter.tokens(num_tokens)
     meter.ended("stop")

@@ -23,8 +23,8 @@ async def report_of(router: RunningRouter) -> RouterReport:
 async def test_a_report_of_what_was_served() -> None:
     worker = ScriptedWorker()
     async with running_router(worker) as router:
-        for num_choices in (1, 1, 2):
-            body = {**BODY, "n": num_choices}
+        for num_completions in (1, 1, 2):
+            body = {**BODY, "n": num_completions}
             assert (await router.http.post("/v1/completions", json=body)).status_code == 200
         for broken in ({**BODY, "prompt": [1 << 30]}, {**BODY, "max_tokens": 10_000}):
             assert (await router.http.post("/v1/completions", json=broken)).status_code == 400

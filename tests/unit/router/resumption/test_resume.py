@@ -10,7 +10,7 @@ import pytest
 from baton.protos import common_pb2, worker_pb2
 from baton.protos.worker_pb2 import RecalledOutput, RequestDelta
 from baton.router.auth.key_meter import KeyMeter
-from baton.router.generation import ChoiceDelta
+from baton.router.generation import CompletionDelta
 from baton.router.openai.response import Usage
 from baton.router.resumption.resumption import OutputTally
 from baton.rpc.status import Conflict, code_number
@@ -247,11 +247,11 @@ async def test_headers_that_make_no_sense_are_refused() -> None:
 def test_a_key_is_charged_for_each_token_once() -> None:
     first = Usage(10)
     assert first.uncharged() == 10
-    first.add(ChoiceDelta(0, token_ids=[1, 2, 3]), 1)
+    first.add(CompletionDelta(0, token_ids=[1, 2, 3]), 1)
     assert first.uncharged() == 3
     second = Usage(10, num_seen=3)
     assert second.uncharged() == 0
-    second.add(ChoiceDelta(0, token_ids=[4, 5]), 1)
+    second.add(CompletionDelta(0, token_ids=[4, 5]), 1)
     assert second.uncharged() == 2
     assert second.body()["completion_tokens"] == 5
     assert second.body()["total_tokens"] == 15

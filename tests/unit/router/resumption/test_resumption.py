@@ -96,8 +96,8 @@ def test_requests_of_different_clients_have_different_names() -> None:
 
 
 def test_a_position_must_fit_the_request() -> None:
-    def position(counts: tuple[int, ...], num_choices: int = 2, stream: bool = True) -> Position | None:
-        return position_of(Resumption(b"", Position(counts, "00000000")), num_choices, stream)
+    def position(counts: tuple[int, ...], num_completions: int = 2, stream: bool = True) -> Position | None:
+        return position_of(Resumption(b"", Position(counts, "00000000")), num_completions, stream)
 
     assert position_of(None, 2, True) is None
     assert position_of(Resumption(b""), 2, True) is None
