@@ -149,7 +149,7 @@ async def test_a_worker_at_a_fixed_address_may_call_the_model_otherwise(caplog: 
         worker.model = "another"
         pool = await stack.enter_async_context(running_pool(MemoryRegistry([worker.address])))
         await until(lambda: ready(pool) == {worker.address})
-    assert caplog.text.count("is used all the same: it serves another, not bundled_model") == 1
+    assert caplog.text.count("is used anyway: it serves another, not bundled_model") == 1
 
 
 async def test_a_worker_whose_id_no_header_takes_is_refused() -> None:
