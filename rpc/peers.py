@@ -42,19 +42,19 @@ class CountedChannel(grpc.aio.Channel):
         self._used_at_s = self._loop.time()
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> grpc.aio.UnaryUnaryMultiCallable[Any, Any]:
-        """Return the channel\'s callable, whose calls are counted."""
+        """Return the channel's callable, whose calls are counted."""
         return self._counted(self._channel.unary_unary(*args, **kwargs))
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> grpc.aio.UnaryStreamMultiCallable[Any, Any]:
-        """Return the channel\'s callable, whose calls are counted."""
+        """Return the channel's callable, whose calls are counted."""
         return self._counted(self._channel.unary_stream(*args, **kwargs))
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> grpc.aio.StreamUnaryMultiCallable[Any, Any]:
-        """Return the channel\'s callable, whose calls are counted."""
+        """Return the channel's callable, whose calls are counted."""
         return self._counted(self._channel.stream_unary(*args, **kwargs))
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> grpc.aio.StreamStreamMultiCallable[Any, Any]:
-        """Return the channel\'s callable, whose calls are counted."""
+        """Return the channel's callable, whose calls are counted."""
         return self._counted(self._channel.stream_stream(*args, **kwargs))
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
@@ -108,11 +108,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Identified(Protocol):
-    """The identity of one life of a worker: its description or its pool's. No torch, for simulated workers."""
+    """The identity of one incarnation of a worker or of its pool. No torch, for simulated workers."""
 
     @property
     def incarnation(self) -> str:
-        """Random id of this life of the worker."""
+        """Random id of this start of the worker."""
         ...
 
     @property
@@ -177,7 +177,7 @@ class Channels:
 
 
 async def check_peer(context: Context, ours: Identified, incarnation: str, fingerprint: str) -> None:
-    """Abort the call with FAILED_PRECONDITION unless it is for this life of the worker and fingerprints are equal."""
+    """Abort the call with FAILED_PRECONDITION unless it names this incarnation and an equal fingerprint."""
     if incarnation != ours.incarnation:
         meant = incarnation[:MAX_WORD_CHARS]
         text = f"the call is for incarnation {meant}; this worker has restarted as {ours.incarnation}"

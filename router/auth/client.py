@@ -88,7 +88,7 @@ NOTHING_HELD = Held(None, 0)
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 1.0  # minimum time between two checks of the file for changes
+CHECK_INTERVAL_S = 1.0  # minimum time between two checks of the file for changes
 
 
 class KeyRing:
@@ -123,7 +123,7 @@ class KeyRing:
 
     def find(self, digest: bytes) -> Client | None:
         """Return the client with the key of this digest; None if it is unknown or expired."""
-        if self._file is not None and self._clock() - self._checked_s >= LOOK_INTERVAL_S:
+        if self._file is not None and self._clock() - self._checked_s >= CHECK_INTERVAL_S:
             self._reload_if_changed(self._file)
         client = self._clients.get(digest)
         if client is None or client.key is None:

@@ -55,7 +55,7 @@ class ResponseWriter:
                 raise self._slow from None
 
     def begin(self, message: Message) -> None:
-        """Start to write; `message` converts a delta to a message when its turn comes."""
+        """Start to write; `message` converts a delta to a message when it is written."""
         self._task = asyncio.create_task(self._write(message))
 
     def add(self, delta: CompletionDelta) -> None:

@@ -15,7 +15,7 @@ from baton.router.auth.client import Gate
 from baton.router.errors import REQUEST_PANICS
 from baton.router.http.body_reader import BodyReader, Content, check_size
 from baton.router.http.exchange import ClientGone, Exchange
-from baton.router.http.headers import announced_size, is_gzip, is_resumable, says_json
+from baton.router.http.headers import announced_size, is_gzip, is_json, is_resumable
 from baton.router.openai.errors import error_response
 from baton.rpc.status import ServiceError
 
@@ -65,7 +65,7 @@ class BodyRoute(Generic[Body]):
                 raise  # a part of the response has been sent: the server closes the connection
             response = error_response(error)
             with suppress(ClientGone):
-                await exchange.answer(response.status_code, bytes(response.body), _extra_headers(response))
+                await exchange.respond(response.status_code, bytes(response.body), _extra_headers(response))
         finally:
             if exchange.upload is not None:
                 exchange.upload.release()
@@ -74,7 +74,7 @@ class BodyRoute(Generic[Body]):
         headers, intake = exchange.headers, self._intake
         exchange.client = intake.gate.client(headers)
         exchange.client.begin()
-        if not says_json(headers.get("content-type", "")):
+        if not is_json(headers.get("content-type", "")):
             # Browsers let any web page post other types to a server on the user's machine without a CORS preflight.
             text = "the body must be JSON and declared as such: send 'content-type: application/json'"
             raise HTTPException(415, text)

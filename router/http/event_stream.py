@@ -159,9 +159,9 @@ class KeptAliveExchange:
         """Return a context in which the current task fails with ClientGone if the client disconnects."""
         return self._exchange.watch()
 
-    async def answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    async def respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Send a complete response."""
-        await self._exchange.answer(status, body, headers)
+        await self._exchange.respond(status, body, headers)
 
     async def begin_events(self, headers: Mapping[str, str], source: EventSource) -> None:
         """Send the headers of the event stream, unless a comment has sent them."""

@@ -62,7 +62,7 @@ class Exchange(Protocol):
         """
         ...
 
-    async def answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    async def respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Send a complete response: JSON or empty."""
         ...
 

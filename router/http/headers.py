@@ -40,7 +40,7 @@ def announced_size(headers: Mapping[str, str]) -> int:
     return int(announced) if announced.isdecimal() else 0
 
 
-def says_json(content_type: str) -> bool:
+def is_json(content_type: str) -> bool:
     """Return whether a content type is JSON's."""
     if content_type == "application/json":
         return True

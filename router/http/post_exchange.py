@@ -174,7 +174,7 @@ class PostExchange(RequestResponseCycle):
             if num_cancelling <= self._num_cancelling and isinstance(error, asyncio.CancelledError):
                 raise ClientGone from None
 
-    async def answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    async def respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Send a complete response: JSON or empty."""
         kind = b"content-type: application/json\r\n" if body else b""
         self._send(self._head(status, b"content-length: %d\r\n%b" % (len(body), kind), headers or {}) + body)

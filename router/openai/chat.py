@@ -20,7 +20,7 @@ from baton.router.openai.fields import STREAM_RULE, TRUE, Count, GenerationField
 from baton.router.openai.logprobs import chat_content, prompt_positions
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
 from baton.router.openai.request_body import BOOLEAN, WHOLE, AtMost, unless
-from baton.router.openai.response import WholeCompletion, answer, apart, command_id
+from baton.router.openai.response import WholeCompletion, command_id, json_fragment, send_completions
 from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
 from baton.router.text.tokenizer import Tokenizer
@@ -83,13 +83,13 @@ class ChatShape:
     """Encoder of the responses to one chat request; the constant part of its chunks is encoded once."""
 
     def __init__(
-        self, answer_id: str, generation: Generation, fields: ChatRequest, model: str, tokenizer: Tokenizer
+        self, response_id: str, generation: Generation, fields: ChatRequest, model: str, tokenizer: Tokenizer
     ) -> None:
         self._fields = fields
         self._generation = generation
         self._tokenizer = tokenizer
         self._num_top = fields.num_logprobs()
-        self._head: Mapping[str, object] = {"id": answer_id, "created": int(time.time()), "model": model}
+        self._head: Mapping[str, object] = {"id": response_id, "created": int(time.time()), "model": model}
         constant = orjson.dumps({**self._head, "object": "chat.completion.chunk"})
         self._prefix = b"data: " + constant[:-1] + b',"choices":['
         self._opened: set[int] = set()
@@ -127,7 +127,7 @@ class ChatShape:
         body = {
             **self._head,
             "object": "chat.completion",
-            "choices": [apart(self._choice(each)) for each in completions],
+            "choices": [json_fragment(self._choice(each)) for each in completions],
         }
         body["usage"] = usage
         if self._generation.sampling.prompt_logprobs is not None:
@@ -189,9 +189,9 @@ class ChatApi:
             generation = await service.pipeline.prepare(request)
             body.messages = ()
             exchange.forget_body()
-            answer_id = f"chatcmpl-{exchange.request_id}"
-            shape = ChatShape(answer_id, generation, body, service.model.name, service.tokenizer)
-            await answer(exchange, service.pipeline, [generation], body, shape)
+            response_id = f"chatcmpl-{exchange.request_id}"
+            shape = ChatShape(response_id, generation, body, service.model.name, service.tokenizer)
+            await send_completions(exchange, service.pipeline, [generation], body, shape)
 
     def _request(self, body: ChatRequest, context: RequestContext, exchange: Exchange) -> GenerationRequest:
         model = self._service.model

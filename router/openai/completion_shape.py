@@ -9,7 +9,7 @@ import orjson
 from baton.protos.common_pb2 import PositionLogprobs
 from baton.router.generation import CompletionDelta, Generation
 from baton.router.openai.logprobs import completion_block, prompt_positions
-from baton.router.openai.response import WholeCompletion, apart
+from baton.router.openai.response import WholeCompletion, json_fragment
 from baton.router.text.tokenizer import Tokenizer
 
 
@@ -30,7 +30,7 @@ class CompletionShape:
     def __init__(
         self,
         *,
-        answer_id: str,
+        response_id: str,
         model: str,
         generations: Sequence[Generation],
         echoes: Sequence[PromptEcho],  # one per prompt; empty: no echo
@@ -48,7 +48,7 @@ class CompletionShape:
         self._with_token_ids = with_token_ids
         self._tokenizer = tokenizer
         self._head: Mapping[str, object] = {
-            "id": answer_id,
+            "id": response_id,
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
@@ -97,7 +97,7 @@ class CompletionShape:
             if self._with_prompt_logprobs:
                 first = completions[prompt * self._num_completions]
                 body["prompt_logprobs"] = prompt_positions(first.prompt_logprobs, self._tokenizer)
-            bodies.append(apart(body))
+            bodies.append(json_fragment(body))
         return {**self._head, "choices": bodies, "usage": usage}
 
     def _choice(self, completion: WholeCompletion, echo: PromptEcho | None, is_first: bool) -> dict[str, object]:

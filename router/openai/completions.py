@@ -18,7 +18,7 @@ from baton.router.openai.completion_shape import CompletionShape, PromptEcho
 from baton.router.openai.fields import STREAM_RULE, TRUE, GenerationFields
 from baton.router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
 from baton.router.openai.request_body import WHOLE, unless
-from baton.router.openai.response import answer, command_id
+from baton.router.openai.response import command_id, send_completions
 from baton.router.request_context import INT32_MAX, RequestContext
 from baton.router.service import RouterService
 
@@ -82,7 +82,7 @@ class CompletionsApi:
         prompts.clear()
         exchange.forget_body()
         shape = CompletionShape(
-            answer_id=f"cmpl-{exchange.request_id}",
+            response_id=f"cmpl-{exchange.request_id}",
             model=service.model.name,
             generations=generations,
             echoes=echoes,
@@ -92,7 +92,7 @@ class CompletionsApi:
             with_token_ids=body.return_token_ids,
             tokenizer=service.tokenizer,
         )
-        await answer(exchange, service.pipeline, generations, body, shape)
+        await send_completions(exchange, service.pipeline, generations, body, shape)
 
     def _request(
         self, body: CompletionRequest, prompt: Prompt, context: RequestContext, cache_salt: str, request_id: str

@@ -78,7 +78,7 @@ class WholeCompletion(CompletionDelta):
         return len(self.token_ids) + sum(1 + len(position.top) for position in positions)
 
 
-class AnswerShape(Protocol):
+class ResponseShape(Protocol):
     """Encoder of an API's responses."""
 
     def chunk(self, delta: CompletionDelta, usage: dict[str, object] | None) -> bytes:
@@ -103,12 +103,12 @@ def command_id(request_id: str) -> str:
     return f"{request_id[:64]}-{secrets.token_hex(4)}"
 
 
-async def answer(
+async def send_completions(
     exchange: Exchange,
     pipeline: Pipeline,
     generations: Sequence[Generation],
     fields: GenerationFields,
-    shape: AnswerShape,
+    shape: ResponseShape,
 ) -> None:
     """Run the generations and send the response, with its headers once the workers are known.
 
@@ -136,15 +136,15 @@ async def answer(
                 deltas = pipeline.recall.checked(deltas, position, generations, tally)
         async with aclosing(deltas):
             if fields.stream:
-                await _answer_events(exchange, deltas, usage, fields, shape, ids)
+                await _send_stream(exchange, deltas, usage, fields, shape, ids)
             else:
-                await _answer_whole(exchange, deltas, usage, fields, shape)
+                await _send_whole(exchange, deltas, usage, fields, shape)
     finally:
         exchange.client.charge(usage.uncharged())
 
 
-async def _answer_whole(
-    exchange: Exchange, deltas: Deltas, usage: Usage, fields: GenerationFields, shape: AnswerShape
+async def _send_whole(
+    exchange: Exchange, deltas: Deltas, usage: Usage, fields: GenerationFields, shape: ResponseShape
 ) -> None:
     completions: dict[int, WholeCompletion] = {}
     served_by: ServedBy | None = None
@@ -160,15 +160,15 @@ async def _answer_whole(
     size = sum(map(WholeCompletion.size, completions.values()))
     # Encoding thousands of logprobs on the event loop would delay other clients.
     encoded = body() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(body)
-    await exchange.answer(200, encoded, _headers(exchange, served_by))
+    await exchange.respond(200, encoded, _headers(exchange, served_by))
 
 
-async def _answer_events(
+async def _send_stream(
     exchange: Exchange,
     deltas: Deltas,
     usage: Usage,
     fields: GenerationFields,
-    shape: AnswerShape,
+    shape: ResponseShape,
     ids: EventIds | None,
 ) -> None:
     options = fields.stream_options or StreamOptions()
@@ -244,6 +244,6 @@ def _header_name(name: str) -> str:
     return name if not name or is_name(name) else quote(name[:MAX_NAME_CHARS], safe="")
 
 
-def apart(body: dict[str, object]) -> orjson.Fragment:
+def json_fragment(body: dict[str, object]) -> orjson.Fragment:
     """Serialise a large part of a body separately, so that other threads can take the GIL between two parts."""
     return orjson.Fragment(orjson.dumps(body))

@@ -81,13 +81,13 @@ class TokenizeApi:
             cache_salt, key = client.cache_salt(""), context.fairness_key
             tokens = await service.pipeline.tokenize(body.source(), special, cache_salt, key)
             names = await service.tokenizer.token_names(tokens, key) if body.return_token_strs else None
-            answer: dict[str, object] = {
+            content: dict[str, object] = {
                 "count": len(tokens),
                 "max_model_len": service.pool.max_model_len(),  # None without a worker
                 "tokens": tokens,
                 "token_strs": names,
             }
-            await exchange.answer(200, await asyncio.to_thread(orjson.dumps, answer))
+            await exchange.respond(200, await asyncio.to_thread(orjson.dumps, content))
 
     async def detokenize(self, body: DetokenizeRequest, exchange: Exchange) -> None:
         """Send the text of tokens, including special ones."""
@@ -103,4 +103,4 @@ class TokenizeApi:
             raise FieldError("tokens", f"tokens has an id outside 0 to {service.model.vocab_size - 1}")
         async with exchange.watch(), client.hold(1), service.admission.admit(1, context, generates=False):
             text = await service.tokenizer.decode(tokens, False, context.fairness_key)
-            await exchange.answer(200, await asyncio.to_thread(orjson.dumps, {"prompt": text}))
+            await exchange.respond(200, await asyncio.to_thread(orjson.dumps, {"prompt": text}))

@@ -9,12 +9,12 @@ from baton.router.errors import NoWorker
 from baton.router.request_context import NO_HINTS, HintedPlan, RoutingHints
 
 WINDOW = 512  # requests after which the weight of one falls to 1/e
-FAIRNESS_SLACK = 4.0  # requests by which workers may differ without a meaning
+FAIRNESS_SLACK = 4.0  # requests by which the counts of workers may differ without a penalty
 
 
 @dataclass(frozen=True, slots=True)
 class RecentRequests:
-    """A decayed count, as it stood at a turn of the router."""
+    """A decayed count of requests, as of a turn of the router."""
 
     count: float = 0.0
     turn: int = 0
@@ -32,12 +32,12 @@ NO_REQUESTS = RecentRequests()
 
 
 def fair_count(turn: int, num_workers: int) -> float:
-    """Return the count of each worker at a turn if all had got the same."""
+    """Return the count of each worker at a turn if all had received equally many requests."""
     return WINDOW * (1 - (1 - 1 / WINDOW) ** turn) / max(1, num_workers)
 
 
 def excess(recent: RecentRequests, turn: int, fair: float) -> float:
-    """Return by what share a worker got more than `fair_count`; at least 0."""
+    """Return the share by which a worker received more than `fair_count`; at least 0."""
     return max(0.0, (recent.at(turn) + FAIRNESS_SLACK) / (fair + FAIRNESS_SLACK) - 1)
 
 

@@ -60,7 +60,7 @@ class RateBook:
         )
 
     def excess(self, decode: WorkerSnapshot) -> float:
-        """Return by what share a decode worker got more recent requests than the average."""
+        """Return the share by which a decode worker received more recent requests than the average."""
         if self._fair_count is None:
             roles = [worker.role for worker in self._cluster.workers]
             num_decoders = roles.count(WorkerRole.DECODE) or roles.count(WorkerRole.BOTH)

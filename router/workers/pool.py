@@ -1,4 +1,4 @@
-"""All workers that the router knows."""
+"""The pool of all workers that the router knows."""
 
 import asyncio
 import logging

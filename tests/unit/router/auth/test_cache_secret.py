@@ -38,7 +38,7 @@ def test_a_name_alone_gives_no_salt() -> None:
 async def test_routers_of_a_registry_agree_and_its_loss_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_secret, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(cache_secret, "CHECK_INTERVAL_S", 0.01)
     first, second, late, given = CacheSecret(), CacheSecret(), CacheSecret(), CacheSecret(SECRET)
     async with (
         redis_server(tmp_path) as server,
@@ -59,7 +59,7 @@ async def test_routers_of_a_registry_agree_and_its_loss_changes_nothing(
 async def test_what_is_no_secret_is_replaced_in_the_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, garbage: bytes | None
 ) -> None:
-    monkeypatch.setattr(cache_secret, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(cache_secret, "CHECK_INTERVAL_S", 0.01)
     running, started = CacheSecret(), CacheSecret()
     async with (
         redis_server(tmp_path) as server,

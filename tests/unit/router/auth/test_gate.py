@@ -29,7 +29,7 @@ SALTS = CacheSecret(SECRET)
 @pytest.fixture
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TestKeys:
     """A file of keys that routers look at with every request."""
-    monkeypatch.setattr("baton.router.auth.client.LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("baton.router.auth.client.CHECK_INTERVAL_S", 0.0)
     return TestKeys(tmp_path)
 
 

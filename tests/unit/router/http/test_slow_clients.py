@@ -46,7 +46,7 @@ class LargeAnswer:
 
     async def serve(self, exchange: Exchange) -> None:
         if not self._is_streamed:
-            await exchange.answer(200, b"x" * NUM_BYTES)
+            await exchange.respond(200, b"x" * NUM_BYTES)
             return
         await exchange.begin_events({}, EventStream(exchange, lambda delta: delta.text.encode()))
         await exchange.send_events(b"x" * NUM_BYTES)
@@ -143,7 +143,7 @@ async def read_slowly(reader: asyncio.StreamReader, over_s: float) -> int:
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 1)
     monkeypatch.setattr(post_protocol, "LINGER_S", SHORT_S)
-    monkeypatch.setattr(stall_watch, "LOOK_INTERVAL_S", SHORT_S)
+    monkeypatch.setattr(stall_watch, "CHECK_INTERVAL_S", SHORT_S)
     monkeypatch.setattr(unread, "STALL_S", 2 * SHORT_S)
 
 
