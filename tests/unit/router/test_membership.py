@@ -120,7 +120,7 @@ async def test_other_models_workers_are_left_alone(caplog: pytest.LogCaptureFixt
         await until(lambda: ready(pool) == {ours.address})
         assert known(pool) == {ours.address}
         assert len(pool.view.members) == 2
-    assert caplog.text.count("this one serves bundled_model, not another") == 1
+    assert caplog.text.count("this router serves bundled_model, not another") == 1
 
 
 async def test_another_models_worker_at_a_listed_address_is_refused(

@@ -109,7 +109,7 @@ async def test_each_remembered_token_is_compared_with_a_position_once(monkeypatc
         return crc32(data, start)
 
     monkeypatch.setattr(resumption, "crc32", counted)
-    with pytest.raises(ResumeFailed, match="not what the client has"):
+    with pytest.raises(ResumeFailed, match="remembered output differs"):
         await _recall(workers).resumed([generation], Position((num_tokens,) * num_completions, "00000000"))
     num_combining = 4 * num_completions * (MAX_COMBINATIONS * 2 + 1)
     assert num_bytes <= 4 * num_tokens * num_completions * len(workers) + num_combining
