@@ -86,7 +86,7 @@ def test_a_stop_token_is_named(tokenizer: Tokenizer) -> None:
     assert news.text == tokenizer.token_text(400)
 
 
-def test_a_completion_that_only_wants_its_prompt_has_no_output(tokenizer: Tokenizer) -> None:
+def test_a_completion_of_only_the_prompt_has_no_output(tokenizer: Tokenizer) -> None:
     news = output(tokenizer, max_tokens=0).push(delta(400, finish=common_pb2.FINISH_REASON_STOP))
     assert (news.text, news.token_ids, news.finish_reason) == ("", [], "length")
 

@@ -1,4 +1,4 @@
-"""Workers that come and go, and what the registry's word counts for."""
+"""Workers that join and leave, with and without the registry's leases."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -16,14 +16,14 @@ from tests.unit.router.scripted_worker import ScriptedWorker
 
 
 class ToldRegistry(MemoryRegistry):
-    """Tells what a test says."""
+    """A registry with the views that the test sets."""
 
     def __init__(self) -> None:
         super().__init__()
         self.views: asyncio.Queue[RegistryView] = asyncio.Queue()
 
     async def follow(self, listener: Listener) -> None:
-        """Tells one view after the other, until cancelled."""
+        """Report one view after the other, until cancelled."""
         while True:
             listener(await self.views.get())
 
@@ -58,7 +58,7 @@ async def test_a_registered_worker_is_found_and_one_that_left_is_forgotten(monke
         assert known(pool) == {first.address, second.address}
 
 
-async def test_a_worker_in_reach_outlives_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reachable_worker_outlives_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.router.workers.connection.GIVE_UP_S", 0.05)
     registry = MemoryRegistry()
     async with AsyncExitStack() as stack, running_pool(registry) as pool:
@@ -75,7 +75,7 @@ async def test_a_worker_in_reach_outlives_its_lease(monkeypatch: pytest.MonkeyPa
         await until(lambda: known(pool) == set())
 
 
-async def test_a_listed_worker_is_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_attempts_at_a_listed_worker_never_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.router.workers.connection.GIVE_UP_S", 0.05)
     registry = MemoryRegistry()
     async with AsyncExitStack() as stack, running_pool(registry) as pool:
@@ -143,7 +143,7 @@ async def test_another_models_worker_at_a_listed_address_is_refused(
     assert caplog.text.count("is refused: it serves another, not bundled_model") == 1
 
 
-async def test_a_worker_at_a_fixed_address_may_call_the_model_otherwise(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_at_a_fixed_address_may_have_another_model_name(caplog: pytest.LogCaptureFixture) -> None:
     async with AsyncExitStack() as stack:
         (worker,) = await started(stack, "decode-0")
         worker.model = "another"
@@ -152,7 +152,7 @@ async def test_a_worker_at_a_fixed_address_may_call_the_model_otherwise(caplog: 
     assert caplog.text.count("is used anyway: it serves another, not bundled_model") == 1
 
 
-async def test_a_worker_whose_id_no_header_takes_is_refused() -> None:
+async def test_a_worker_with_an_invalid_id_is_refused() -> None:
     async with AsyncExitStack() as stack:
         (worker,) = await started(stack, "工人-0")
         pool = await stack.enter_async_context(running_pool(MemoryRegistry([worker.address])))
@@ -170,7 +170,7 @@ async def test_a_worker_with_impossible_blocks_is_refused(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
-async def test_a_worker_whose_rates_are_none_is_refused(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_with_invalid_rates_is_refused(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     async with AsyncExitStack() as stack:
         (worker,) = await started(stack, "decode-0")
         monkeypatch.setattr(worker, "_load", lambda: WorkerLoad(num_blocks=10, decode_step_s=rate))
@@ -191,7 +191,7 @@ async def test_a_worker_with_two_addresses_is_one() -> None:
         assert len(pool.snapshot().workers) == 1
 
 
-async def test_workers_of_one_id_are_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_workers_with_the_same_id_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with AsyncExitStack() as stack:
         first, second = await started(stack, "decode-0", "decode-1")
         pool = await stack.enter_async_context(running_pool(MemoryRegistry([first.address, second.address])))

@@ -1,4 +1,4 @@
-"""What headers say of a request's routing, its time and whose it is."""
+"""Routing hints, deadline and fairness key from headers."""
 
 import time
 
@@ -9,7 +9,7 @@ from baton.router.http.headers import read_context
 from baton.router.request_context import NO_HINTS, RoutingHints
 
 
-def test_without_headers_there_is_nothing_to_say() -> None:
+def test_without_headers_the_context_is_the_default() -> None:
     context = read_context({}, user=None, priority=0)
     assert (context.hints, context.fairness_key, context.deadline_s, context.priority) == (NO_HINTS, "", None, 0)
 
@@ -28,7 +28,7 @@ def test_hints_and_time() -> None:
     assert read_context({"x-baton-plan": "local"}, None, 0).hints == RoutingHints(None, None, "local")
 
 
-def test_whose_it_is() -> None:
+def test_the_fairness_key_identifies_the_client() -> None:
     def key(authorization: str | None, user: str | None) -> str:
         headers = {} if authorization is None else {"authorization": authorization}
         return read_context(headers, user, 0).fairness_key
@@ -41,12 +41,12 @@ def test_whose_it_is() -> None:
 
 
 @pytest.mark.parametrize("timeout", ["0", "-1", "soon", "nan", "inf", ""])
-def test_times_that_are_none(timeout: str) -> None:
+def test_invalid_timeouts_are_rejected(timeout: str) -> None:
     with pytest.raises(FieldError, match="x-baton-timeout is") as caught:
         read_context({"x-baton-timeout": timeout}, None, 0)
     assert caught.value.field == "x-baton-timeout"
 
 
-def test_a_plan_that_is_none() -> None:
+def test_an_invalid_plan_is_rejected() -> None:
     with pytest.raises(FieldError, match="must be local or remote"):
         read_context({"x-baton-plan": "both"}, None, 0)

@@ -10,6 +10,6 @@ def test_openmetrics_is_chosen_by_clients_that_accept_it() -> None:
     assert plain_accept("text/plain") == ""
 
 
-def test_the_formats_that_are_read_have_a_bound() -> None:
+def test_the_accept_header_is_limited() -> None:
     assert plain_accept("a," * (MAX_ACCEPT_CHARS // 2) + ACCEPT) == ""
     assert plain_accept(ACCEPT + ",a" * 16_000).startswith(OPENMETRICS)

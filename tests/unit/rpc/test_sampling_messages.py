@@ -22,7 +22,7 @@ def random_sampling(rng: random.Random) -> SamplingParams:
     )  # fmt: skip
 
 
-def test_options_survive_the_message() -> None:
+def test_options_round_trip_through_their_message() -> None:
     rng = random.Random(0)
     for _ in range(100):
         sampling = random_sampling(rng)
@@ -43,7 +43,7 @@ def test_unset_options_are_the_defaults() -> None:
     assert (given.temperature, given.ignore_eos, given.top_k, given.top_p) == (0, False, 0, defaults.top_p)
 
 
-def test_logprobs_survive_the_message() -> None:
+def test_logprobs_round_trip_through_their_message() -> None:
     position = PositionLogprobs(TokenLogprob(5, -0.5, 2), (TokenLogprob(7, -0.25, 1), TokenLogprob(5, -0.5, 2)))
     message = common_pb2.PositionLogprobs.FromString(logprobs_to_proto(position).SerializeToString())
     assert logprobs_from_proto(message) == position

@@ -48,7 +48,7 @@ def test_a_subclass_has_the_status_of_its_nearest_base() -> None:
 @pytest.mark.parametrize(
     "kind", [InvalidRequest, QueueFull, NotFound, Unavailable, Cancelled, DeadlineExceeded, Internal]
 )
-def test_an_error_survives_its_code(kind: type[Exception]) -> None:
+def test_an_error_round_trips_through_its_code(kind: type[Exception]) -> None:
     error = error_from_code(code_number(kind("what is wrong")), "what is wrong")
     assert type(error) is kind
     assert str(error) == "what is wrong"
@@ -58,10 +58,10 @@ def test_an_unknown_code_is_internal() -> None:
     assert type(error_from_code(999, "x")) is Internal
 
 
-def test_a_long_text_is_cut() -> None:
+def test_a_long_error_text_is_truncated() -> None:
     assert message_of(InvalidRequest("x" * 800)) == "x" * 800
     assert message_of(InvalidRequest("x" * 801)) == "x" * 800 + "..."
 
 
-def test_a_peer_that_does_not_know_us_is_not_our_clients_fault() -> None:
+def test_an_authentication_failure_between_processes_is_not_a_client_error() -> None:
     assert type(error_from_code(code_number(Unauthenticated("x")), "x")) is Internal

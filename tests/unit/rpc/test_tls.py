@@ -134,7 +134,7 @@ def test_unusable_files_are_refused_at_the_start(tmp_path: Path) -> None:
         make_security(files.cert, files.key, files.ca, None)
 
 
-async def test_calls_on_replaced_channels_go_on_until_their_owner_ends(tmp_path: Path) -> None:
+async def test_calls_on_replaced_channels_continue_until_their_owner_ends(tmp_path: Path) -> None:
     authority = trustme.CA()
     files = write(tmp_path / "files", authority)
     channels = Channels(MutualTls(files))

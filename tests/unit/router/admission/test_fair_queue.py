@@ -1,4 +1,4 @@
-"""Whose turn it is."""
+"""The order of the fair queue."""
 
 import random
 from collections import Counter
@@ -20,7 +20,7 @@ def filled(*tickets: Ticket) -> FairQueue[Ticket]:
 
 
 def served(queue: FairQueue[Ticket], count: int | None = None) -> list[Ticket]:
-    """The next so many tickets (None: all), taken out in their order."""
+    """Take the next `count` tickets (None: all) and return them in order."""
     order: list[Ticket] = []
     while queue.num_completions and (count is None or len(order) < count):
         order.append(queue.head())
@@ -44,7 +44,7 @@ def test_keys_take_turns_however_many_requests_they_have() -> None:
     assert [each.fairness_key for each in served(queue)] == ["flood"] * 97
 
 
-def test_keys_share_choices_and_not_requests() -> None:
+def test_keys_share_completions_and_not_requests() -> None:
     queue = filled(*(ticket("large", 10) for _ in range(30)), *(ticket("small", 1) for _ in range(300)))
     shares: Counter[str] = Counter()
     for each in served(queue, 110):
@@ -53,7 +53,7 @@ def test_keys_share_choices_and_not_requests() -> None:
     assert shares == {"large": 100, "small": 100}
 
 
-def test_a_key_that_comes_later_gets_no_more_than_its_share() -> None:
+def test_a_later_key_gets_no_more_than_its_share() -> None:
     queue = filled(*(ticket("early") for _ in range(20)))
     served(queue, 10)
     for _ in range(20):
@@ -74,12 +74,12 @@ def test_the_head_stays_the_head_until_it_leaves() -> None:
     assert queue.head() is head
 
 
-def test_large_requests_of_many_keys_need_few_steps() -> None:
+def test_many_keys_with_large_requests_need_few_steps() -> None:
     queue = filled(*(ticket(str(key), 10**9) for key in range(50)))
     assert [each.fairness_key for each in served(queue)] == [str(key) for key in range(50)]
 
 
-def test_who_is_ahead() -> None:
+def test_requests_ahead_are_counted() -> None:
     queue = filled(
         ticket("a", 3), ticket("a", 4), ticket("b", 10), ticket("c", 1), ticket("a", 50, 1), ticket("b", 7, -1)
     )
@@ -89,7 +89,7 @@ def test_who_is_ahead() -> None:
     assert queue.num_ahead(ticket("d", 2, priority=2)) == queue.num_completions == 75
 
 
-def test_a_flood_gives_way_to_another_key_until_they_are_equal() -> None:
+def test_a_flood_is_displaced_until_the_keys_are_equal() -> None:
     flood = [ticket("flood") for _ in range(4)]
     queue = filled(*flood)
     assert queue.displaced_by(ticket("flood"), 1) == []
@@ -102,7 +102,7 @@ def test_a_flood_gives_way_to_another_key_until_they_are_equal() -> None:
     assert queue.displaced_by(ticket("other"), 1) == [flood[1]]
 
 
-def test_the_least_urgent_give_way() -> None:
+def test_the_least_urgent_are_displaced() -> None:
     idle = [ticket("a", 2, 9), ticket("a", 2, 9)]
     queue = filled(*(ticket("a") for _ in range(9)), *idle)
     assert queue.displaced_by(ticket("a"), 1) == [idle[1]]
@@ -124,7 +124,7 @@ def test_room_is_made_in_several_lines() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_random_operations_lose_nobody_and_count_right(seed: int) -> None:
+def test_random_operations_lose_no_request_and_keep_exact_counts(seed: int) -> None:
     rng = random.Random(seed)
     queue = FairQueue[Ticket]()
     waiting: list[Ticket] = []

@@ -1,4 +1,4 @@
-"""Each place of a request is given back exactly once, however the request and its client end."""
+"""Each place of a request is released exactly once, however the request and its client end."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Deltas of a resumed stream that come while its client is behind."""
+"""Deltas of a resumed stream that arrive while its client lags."""
 
 from dataclasses import dataclass, field
 from typing import cast
@@ -12,7 +12,7 @@ from baton.router.resumption.resumption import OutputTally
 
 @dataclass
 class SlowClient:
-    """An exchange that takes nothing until it is told that its client caught up."""
+    """An exchange whose client lags until the test lets it catch up."""
 
     is_behind: bool = True
     sent: list[bytes] = field(default_factory=list)
@@ -28,7 +28,7 @@ def word(delta: CompletionDelta) -> bytes:
     return f"data: {delta.text}{delta.finish_reason or ''}\n\n".encode()
 
 
-async def test_an_end_that_came_without_a_token_is_not_taken_for_one_that_the_client_has() -> None:
+async def test_an_end_without_tokens_is_sent_to_the_client() -> None:
     tally = OutputTally(1)
     tally.add(0, [1, 2])
     ids, client = EventIds(tally), SlowClient()
@@ -39,7 +39,7 @@ async def test_an_end_that_came_without_a_token_is_not_taken_for_one_that_the_cl
     assert stream.take() == b"data: stop\n\n"
 
 
-async def test_tokens_behind_those_that_the_client_has_get_the_id_behind_all() -> None:
+async def test_new_tokens_have_ids_after_the_seen_ones() -> None:
     tally, expected = OutputTally(1), OutputTally(1)
     tally.add(0, [1, 2])
     expected.add(0, [1, 2, 3, 4])
@@ -54,7 +54,7 @@ async def test_tokens_behind_those_that_the_client_has_get_the_id_behind_all() -
     assert client.sent == [b"data: stop\n\n"]
 
 
-async def test_logprobs_of_a_prompt_are_worded_as_they_come() -> None:
+async def test_prompt_logprobs_are_encoded_as_they_arrive() -> None:
     worded: list[int] = []
 
     def note(delta: CompletionDelta) -> bytes:
@@ -68,7 +68,7 @@ async def test_logprobs_of_a_prompt_are_worded_as_they_come() -> None:
     assert stream.num_bytes == 0
 
 
-async def test_logprobs_of_the_output_are_worded_as_they_come() -> None:
+async def test_output_logprobs_are_encoded_as_they_arrive() -> None:
     worded: list[str] = []
 
     def note(delta: CompletionDelta) -> bytes:

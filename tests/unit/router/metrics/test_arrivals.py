@@ -1,4 +1,4 @@
-"""What came lately, against all that ever came."""
+"""Arrivals within the window, compared with a full history."""
 
 from math import floor
 
@@ -16,7 +16,7 @@ EVENTS = st.lists(st.tuples(st.floats(0, 90), st.integers(1, 4)), max_size=60)  
 
 
 class Clock:
-    """A clock that is set."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 1000.5
@@ -58,7 +58,7 @@ def test_a_sliding_window_has_the_last_spans(pauses: list[float], num_spans: int
         assert window.begins_s(now_s) == first * span_s
 
 
-def test_an_hour_of_silence_is_no_gap() -> None:
+def test_an_hour_of_silence_does_not_count_as_a_gap() -> None:
     clock = Clock()
     arrivals = Arrivals(WINDOW_S, clock)
     for pause_s in (0.0, 3600.0, 1.0):
@@ -70,7 +70,7 @@ def test_an_hour_of_silence_is_no_gap() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 4), st.booleans(), st.floats(0, 90)), max_size=40))
-def test_invalid_requests_might_as_well_not_have_come(events: list[tuple[float, int, bool, float]]) -> None:
+def test_invalid_requests_leave_no_trace_in_the_counts(events: list[tuple[float, int, bool, float]]) -> None:
     clock = Clock()
     both, valid = Arrivals(WINDOW_S, clock), Arrivals(WINDOW_S, clock)
     for pause_s, num_completions, is_valid, checked_after_s in events:
@@ -86,7 +86,7 @@ def test_invalid_requests_might_as_well_not_have_come(events: list[tuple[float, 
     assert both.gaps_s.squares == pytest.approx(valid.gaps_s.squares, abs=1e-6)
 
 
-def test_a_burst_of_invalid_requests_is_no_variation() -> None:
+def test_invalid_requests_do_not_count_as_variation() -> None:
     clock = Clock()
     arrivals = Arrivals(WINDOW_S, clock)
     for _ in range(40):
@@ -103,7 +103,7 @@ def test_a_burst_of_invalid_requests_is_no_variation() -> None:
     assert gaps_cv2(arrivals.gaps_s) == pytest.approx(0.0, abs=1e-6)
 
 
-async def test_requests_count_as_they_come_whatever_becomes_of_them() -> None:
+async def test_requests_count_on_arrival_whatever_their_outcome() -> None:
     rig = Rig(max_inflight=1, max_queue=1)
     running, waiting = rig.send("a"), rig.send("b")
     await settle()

@@ -29,7 +29,7 @@ def test_counts_by_a_label_begin_with_their_first_value() -> None:
     }
 
 
-def test_no_series_says_when_another_was_made() -> None:
+def test_no_series_of_creation_times() -> None:
     metrics = RouterMetrics("m", 60)
     metrics.planned("local")
     assert not [key for key in read_series(metrics.registry) if "_created" in key]

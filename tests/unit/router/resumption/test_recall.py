@@ -1,4 +1,4 @@
-"""Output that is generated again up to its client's position, and what is held until then."""
+"""Regeneration of output up to the client's position, and the output buffered until then."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ NUM_AHEAD = 1000  # tokens of a choice before the other one has any
 
 
 async def _news(num_seen: Sequence[int]) -> AsyncGenerator[CompletionDelta, None]:
-    """One token at a time, all of the first choice's in front of the second's."""
+    """Yield one token at a time, all of the first completion's before the second's."""
     for index in range(2):
         for count in range(NUM_AHEAD):
             is_seen = count < num_seen[index]
@@ -52,7 +52,7 @@ async def test_tokens_that_the_client_has_are_not_held() -> None:
     assert await _num_deltas(10_000, NUM_AHEAD - 3, 5) == NUM_AHEAD - 5 + 3
 
 
-async def test_what_is_held_for_a_position_is_bounded() -> None:
+async def test_output_buffered_for_a_position_is_bounded() -> None:
     assert await _num_deltas(1_000_000, 0, 5) == 2 * NUM_AHEAD - 5
     with pytest.raises(ResumeFailed, match="too far apart"):
         await _num_deltas(10_000, 0, 5)
@@ -70,7 +70,7 @@ def _generation(num_completions: int) -> Generation:
 
 @dataclass(frozen=True, slots=True)
 class Remembering:
-    """A worker's connection that returns these outputs, by choice; None: it does not remember the choice."""
+    """A worker's connection that returns these outputs, by completion; None: it does not remember the completion."""
 
     generation: Generation
     outputs: Sequence[Sequence[int] | None]

@@ -1,4 +1,4 @@
-"""The output of a choice whose client has the beginning of it."""
+"""The output of a completion of which the client has the beginning."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -34,7 +34,7 @@ def output(tokenizer: Tokenizer, **options: object) -> CompletionOutput:
 
 
 def pushed(made: CompletionOutput | ResumedOutput, token_ids: Sequence[int], size: int) -> list[CompletionDelta]:
-    """News of the tokens, so many at a time, up to the choice's end."""
+    """Push the tokens, `size` at a time, until the completion finishes; return the deltas."""
     news: list[CompletionDelta] = []
     for start in range(0, len(token_ids), size):
         part = token_ids[start : start + size]
@@ -49,7 +49,7 @@ def pushed(made: CompletionOutput | ResumedOutput, token_ids: Sequence[int], siz
 
 @pytest.mark.parametrize("stop", [(), ("three", "zz"), ("two!th", "five")])
 @pytest.mark.parametrize("size", [1, 3, 100])
-async def test_what_comes_behind_every_position_is_what_would_have_come(
+async def test_a_resumed_output_continues_as_the_original(
     tokenizer: Tokenizer, stop: tuple[str, ...], size: int
 ) -> None:
     token_ids = await tokenizer.encode(TEXT, add_special_tokens=False)
@@ -76,7 +76,7 @@ def test_cached_tokens_are_those_of_the_prompt(tokenizer: Tokenizer) -> None:
     assert news.served_by == ServedBy(decode_cached_tokens=8, prefix_pulled_tokens=2, prefill_cached_tokens=10)
 
 
-def test_the_last_event_for_news_has_the_position() -> None:
+def test_the_last_event_of_a_delta_has_the_position() -> None:
     ids = EventIds(OutputTally(2))
     opening, text = b'data: {"text": "data: "}\n\n', b'data: {"text": "\\n\\ndata: "}\n\n'
     assert ids.stamped(opening, CompletionDelta(1)) == opening

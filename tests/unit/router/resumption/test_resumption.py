@@ -1,4 +1,4 @@
-"""What a client has of a request, and what every router calls that request."""
+"""Positions of clients, and identities of resumable requests."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def again(value: str, request_id: str = "r-1") -> dict[str, str]:
     return {**FIRST, "x-request-id": request_id, "x-baton-resume": value}
 
 
-def test_a_position_does_not_depend_on_how_the_tokens_came() -> None:
+def test_a_position_does_not_depend_on_the_split_into_deltas() -> None:
     one, other = OutputTally(2), OutputTally(2)
     one.add(0, [1, 2, 70000])
     one.add(1, [5])
