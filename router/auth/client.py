@@ -13,6 +13,10 @@ from baton.router.auth.keys_file import InvalidKeysFile, KeysFile
 from baton.router.request_context import INT32_MAX
 from baton.rpc.status import Unauthenticated
 
+logger = logging.getLogger(__name__)
+
+CHECK_INTERVAL_S = 1.0  # minimum time between two checks of the key file for changes
+
 
 @dataclass(frozen=True, slots=True)
 class Client:
@@ -84,11 +88,6 @@ class Held:
 
 ANONYMOUS = Client()
 NOTHING_HELD = Held(None, 0)
-
-
-logger = logging.getLogger(__name__)
-
-CHECK_INTERVAL_S = 1.0  # minimum time between two checks of the file for changes
 
 
 class KeyRing:

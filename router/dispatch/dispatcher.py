@@ -59,8 +59,8 @@ class _Progress:
         self.moved_s = asyncio.get_running_loop().time()
         self.busy.clear()
 
-    async def wait_for_room(self) -> None:
-        """Wait longer each time, after which workers that were full may have room."""
+    async def back_off(self) -> None:
+        """Wait, longer each time. Workers that were full may have room afterwards."""
         if self.backoff is None:
             self.backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         await self.backoff.wait()
@@ -149,7 +149,7 @@ class Dispatcher:
         elif not has_plan:
             if asyncio.get_running_loop().time() > progress.moved_s + self._limits.timeout_s:
                 raise error
-            await progress.wait_for_room()
+            await progress.back_off()
 
     def _has_plan(self, progress: _Progress) -> bool:
         """Return whether its hints and the remaining workers allow another plan now."""

@@ -238,9 +238,14 @@ def served_headers(served_by: ServedBy | None) -> dict[str, str]:
     }
 
 
-@lru_cache(maxsize=MAX_CACHED_NAMES)
 def _header_name(name: str) -> str:
-    """Return a worker's name for a header. Invalid names are truncated and percent-encoded (RFC 3986)."""
+    """Return a worker's name for a header."""
+    return _encoded_name(name[: MAX_NAME_CHARS + 1])  # as invalid as the whole name, and bounds the cache
+
+
+@lru_cache(maxsize=MAX_CACHED_NAMES)
+def _encoded_name(name: str) -> str:
+    """Return a valid name unchanged; otherwise truncate it and percent-encode it (RFC 3986)."""
     return name if not name or is_name(name) else quote(name[:MAX_NAME_CHARS], safe="")
 
 
