@@ -38,7 +38,7 @@ from baton.engine.kv.block_hash import pack_hashes, root_hash
 from baton.loadtool.datasets.mooncake import HASH_TOKENS
 from baton.loadtool.lengths import Lengths
 from baton.loadtool.profile import ProfiledRequest
-from baton.router.policy.named_policies import CostPolicy
+from baton.router.policy.policy import CostPolicy
 from baton.settings.flags import flags_of
 from baton.simulation.engine.engine import SimulatedEngine
 from baton.simulation.engine.request import SimulatedRequest

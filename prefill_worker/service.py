@@ -16,6 +16,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import grpc
 
@@ -24,7 +25,7 @@ from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
 from baton.engine.request import Request, RequestId
 from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import TransferError
-from baton.process.progress import beats_until
+from baton.process.progress import HEARTBEAT_S
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels, Context, check_peer
 from baton.rpc.requests import engine_request, logprobs_to_proto
@@ -35,6 +36,16 @@ from baton.worker.kv.prefix_pull import PrefixPull
 from baton.worker.kv.receives import KVReceives
 from baton.worker.kv.source import Announcements, announcements_for
 from baton.worker.reporting import WorkerCounters
+
+T = TypeVar("T")
+
+
+async def beats_until(waiting: "asyncio.Future[T]", is_stuck: Callable[[], bool]) -> AsyncIterator[None]:
+    """Yield every HEARTBEAT_S until `waiting` is done, except while the engine is stuck. Never raises its error."""
+    while not waiting.done():
+        await asyncio.wait((waiting,), timeout=HEARTBEAT_S)
+        if not waiting.done() and not is_stuck():
+            yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,10 @@ import math
 import os
 import select
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
-
-T = TypeVar("T")
 
 HEARTBEAT_S = 0.25
-
-
-async def beats_until(waiting: "asyncio.Future[T]", is_stuck: Callable[[], bool]) -> AsyncIterator[None]:
-    """Yield every HEARTBEAT_S until `waiting` is done, except while the engine is stuck. Never raises its error."""
-    while not waiting.done():
-        await asyncio.wait((waiting,), timeout=HEARTBEAT_S)
-        if not waiting.done() and not is_stuck():
-            yield
-
-
 MIN_INTERVAL_S = 0.1  # between two loading messages
 FINAL_WRITE_TIMEOUT_S = 5.0  # for `ready` and `failed` while the pipe is full
 MAX_MESSAGE_CHARS = 2000  # of a failure; keeps a line below PIPE_BUF, so that it is written atomically

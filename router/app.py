@@ -37,7 +37,7 @@ from baton.settings.names import host_port
 NEW_OBJECTS = 50_000  # allocations between two automatic collections of the youngest generation
 INTERVAL_S = 10.0  # minimum time between two full collections
 BUSY_INTERVAL_S = 120.0  # the same while requests are in flight: a collection takes some ms for 1,000 of them
-LONGEST_S = 0.5  # of a full collection, during which the event loop stands still
+LONGEST_S = 0.5  # of a full collection, during which the event loop is blocked
 FIRST_S_PER_BLOCK = 1e-7  # time of a full collection by memory blocks, until one was measured
 LEAST_BLOCKS = 100_000  # below that a collection's time does not say how long one of more blocks takes
 NEVER = 1 << 30

@@ -6,7 +6,7 @@ from baton.protos import common_pb2
 from baton.protos.common_pb2 import ServedBy
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.errors import OUTPUT_PANICS
-from baton.router.generation import ChoiceDelta, Generation
+from baton.router.generation import CompletionDelta, Generation
 from baton.router.text.detokenizer import Detokenizer
 from baton.router.text.stop_strings import StopMatcher
 from baton.router.text.tokenizer import Tokenizer
@@ -27,17 +27,17 @@ class CompletionOutput:
         self._prompt_only = request.max_tokens == 0
         with OUTPUT_PANICS:
             self._detokenizer: Detokenizer = tokenizer.detokenizer(generation.token_ids, request.skip_special_tokens)
-        self._stops = StopMatcher(generation.stops, request.include_stop)
+        self._stops = StopMatcher(generation.stops, request.include_stop) if generation.stops else None
         self._is_plain = not request.stop and self._sampling.logprobs is None
         self._num_chars = 0  # length of the text so far, including text that is held back
         self._served_by: ServedBy | None = None  # the worker's last report
 
-    def push(self, delta: RequestDelta) -> ChoiceDelta:
+    def push(self, delta: RequestDelta) -> CompletionDelta:
         """Convert a worker's delta to the client's, without the tokens after a stop string.
 
         Raises Internal if the tokenizer panics on the tokens.
         """
-        output = ChoiceDelta(self._index, finish_reason=FINISH_NAMES.get(delta.finish_reason))
+        output = CompletionDelta(self._index, finish_reason=FINISH_NAMES.get(delta.finish_reason))
         if not self._prompt_only:
             with OUTPUT_PANICS:
                 self._take_tokens(delta, output)
@@ -52,7 +52,7 @@ class CompletionOutput:
             output.served_by = self._served_by
         return output
 
-    def _take_tokens(self, delta: RequestDelta, output: ChoiceDelta) -> None:
+    def _take_tokens(self, delta: RequestDelta, output: CompletionDelta) -> None:
         """Add the new tokens with their text and logprobs to `output`."""
         # An EOS or stop token is counted and reported, but adds no text.
         hidden_end = delta.finish_reason == common_pb2.FINISH_REASON_STOP and not self._include_stop
@@ -66,13 +66,13 @@ class CompletionOutput:
         if delta.logprobs:
             output.logprobs = list(delta.logprobs[: len(output.token_ids)])
 
-    def _take_at_once(self, token_ids: list[int], hidden_end: bool, output: ChoiceDelta) -> list[str]:
+    def _take_at_once(self, token_ids: list[int], hidden_end: bool, output: CompletionDelta) -> list[str]:
         """Return the text of tokens if neither stop strings nor text offsets are needed."""
         self.num_tokens += len(token_ids)
         output.token_ids = token_ids
         return [self._detokenizer.push_all(token_ids[:-1] if hidden_end else token_ids)]
 
-    def _take_one_by_one(self, token_ids: Sequence[int], hidden_end: bool, output: ChoiceDelta) -> list[str]:
+    def _take_one_by_one(self, token_ids: Sequence[int], hidden_end: bool, output: CompletionDelta) -> list[str]:
         """Return the text of tokens up to a stop string; later tokens are dropped."""
         parts: list[str] = []
         last = len(token_ids) - 1
@@ -87,21 +87,24 @@ class CompletionOutput:
                 break
         return parts
 
-    def _release(self, text: str, output: ChoiceDelta) -> str:
+    def _release(self, text: str, output: CompletionDelta) -> str:
         """Return the part of new text that can be shown. Reports a stop string in `output`."""
         self._num_chars += len(text)
+        if self._stops is None:
+            return text
         # As in vLLM, no stop string ends within the first min_tokens tokens.
         released = self._stops.push(text, check=self.num_tokens > self._sampling.min_tokens)
         if released.stop is not None:
             output.finish_reason, output.stop_reason = "stop", released.stop
         return released.text
 
-    def _finish(self, output: ChoiceDelta, parts: list[str]) -> None:
+    def _finish(self, output: CompletionDelta, parts: list[str]) -> None:
         """Release the text that was held back, as the worker ended the completion, up to a stop string in it."""
         parts.append(self._release(self._detokenizer.flush(), output))
         if output.stop_reason is not None:
             return
-        parts.append(self._stops.flush())
+        if self._stops is not None:
+            parts.append(self._stops.flush())
         if (
             output.finish_reason == "stop"
             and output.token_ids

@@ -8,7 +8,7 @@ from baton.engine.kv.block_hash import HASH_BYTES, BlockHash, pack_hashes, root_
 from baton.engine.sampling.params import SamplingParams
 from baton.protos.common_pb2 import PositionLogprobs, ServedBy
 from baton.router.request_context import RequestContext
-from baton.router.resumption.resumption import ChoiceStart
+from baton.router.resumption.resumption import CompletionStart
 from baton.router.text.stop_strings import StopString
 
 
@@ -78,15 +78,15 @@ class Generation:
     request: GenerationRequest
     token_ids: list[int]  # of the prompt
     sampling: SamplingParams  # seed and max_tokens are set
-    starts: tuple[ChoiceStart, ...] = ()  # one per completion of a resumed request; empty: a new request
+    starts: tuple[CompletionStart, ...] = ()  # one per completion of a resumed request; empty: a new request
     hashes: PromptHashes = field(init=False)
-    stops: tuple[StopString, ...] = field(init=False)  # shared by the choices
+    stops: tuple[StopString, ...] = field(init=False)  # shared by the completions
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stops", tuple(map(StopString, self.request.stop)))
         object.__setattr__(self, "hashes", PromptHashes(self.token_ids, self.request.cache_salt))
 
-    def start(self, index: int) -> ChoiceStart | None:
+    def start(self, index: int) -> CompletionStart | None:
         """Return where a completion of a resumed request continues; None if the request is new."""
         return self.starts[index] if self.starts else None
 
@@ -101,7 +101,7 @@ class Generation:
         """Return the key under which workers remember a completion's output; empty if they do not."""
         return self.request.resume_key + index.to_bytes(4, "little") if self.request.resume_key else b""
 
-    def choice_sampling(self, index: int) -> SamplingParams:
+    def completion_sampling(self, index: int) -> SamplingParams:
         """Return the options of one completion: the first has the request's seed, the others seeds derived from it."""
         if index == 0:
             return self.sampling
@@ -110,7 +110,7 @@ class Generation:
 
 
 @dataclass(slots=True)
-class ChoiceDelta:
+class CompletionDelta:
     """New output of one completion."""
 
     index: int
@@ -126,7 +126,7 @@ class ChoiceDelta:
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     served_by: ServedBy | None = None  # in the deltas of the first token and of the end
 
-    def extend(self, later: "ChoiceDelta") -> None:
+    def extend(self, later: "CompletionDelta") -> None:
         """Append a later delta of the same completion."""
         self.text += later.text
         self.token_ids += later.token_ids
@@ -161,9 +161,9 @@ class MergedDeltas:
 
     def __init__(self) -> None:
         self.num_bytes = 0  # 0: there is no delta
-        self._deltas: dict[int, ChoiceDelta] = {}
+        self._deltas: dict[int, CompletionDelta] = {}
 
-    def add(self, delta: ChoiceDelta) -> None:
+    def add(self, delta: CompletionDelta) -> None:
         """Add a delta, which must not be used afterwards."""
         self.num_bytes += delta.num_bytes
         if (earlier := self._deltas.get(delta.index)) is not None:
@@ -172,7 +172,7 @@ class MergedDeltas:
             self.num_bytes += DELTA_BYTES
             self._deltas[delta.index] = delta
 
-    def take(self) -> list[ChoiceDelta]:
+    def take(self) -> list[CompletionDelta]:
         """Remove and return the merged deltas."""
         deltas, self._deltas, self.num_bytes = self._deltas, {}, 0
         return list(deltas.values())

@@ -1,4 +1,4 @@
-"""Work of many requests on the event loop, which other tasks must not wait for."""
+"""Bound on the work of requests on the event loop, so that it does not delay other tasks."""
 
 import asyncio
 import time
@@ -7,11 +7,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-TURN_S = 0.005
+TURN_S = 0.005  # of work per turn
 
 
 class InlineWork:
-    """Owns the time that work may take in one turn of the event loop, however many requests come at once."""
+    """Time budget for work in one turn of the event loop, shared by all requests that arrive at once."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -20,11 +20,11 @@ class InlineWork:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether other tasks should have their turn before there is more work."""
+        """Whether more work should wait for the next turn."""
         return self._spent_s >= TURN_S
 
     def run(self, work: Callable[[], T]) -> T:
-        """Return the result of work, and count its time."""
+        """Return the result of `work`, and count its time."""
         if not self._ends_with_turn:
             self._ends_with_turn = True
             asyncio.get_running_loop().call_soon(self._end_turn)
@@ -35,7 +35,7 @@ class InlineWork:
             self._spent_s += self._clock() - begun_s
 
     async def run_paced(self, work: Callable[[], T]) -> T:
-        """Return the result of work, which waits for a turn that has time left."""
+        """Wait for a turn with time left, then return the result of `work`."""
         while self.is_used_up:  # noqa: ASYNC110  # it waits for the next turn itself
             await asyncio.sleep(0)
         return self.run(work)

@@ -16,13 +16,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from baton.router.admission.deadline import deadline_of, items_within, result_within
+from baton.router.admission.deadline import items_within, result_within
 from baton.router.completion import CompletionOutput
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.errors import FieldError, NoWorker
-from baton.router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest, cached_tokens
+from baton.router.generation import ChatPrompt, CompletionDelta, Generation, GenerationRequest, cached_tokens
 from baton.router.limits import CONTEXT_LENGTH_EXCEEDED, context_error, text_length_error
-from baton.router.metrics.metrics import ChoiceMeter, RouterMetrics
+from baton.router.metrics.metrics import CompletionMeter, RouterMetrics
 from baton.router.model_info import ModelInfo
 from baton.router.resumption.recall import Recall
 from baton.router.resumption.resumed_output import Output, ResumedOutput, recalled_first
@@ -41,14 +41,12 @@ class Pipeline:
         pool: WorkerPool,
         dispatcher: Dispatcher,
         metrics: RouterMetrics,
-        default_timeout_s: float | None = None,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._pool = pool
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._default_timeout_s = default_timeout_s  # for requests that set none
         self.recall = Recall(pool, metrics)
 
     async def prepare(self, request: GenerationRequest) -> Generation:
@@ -56,17 +54,17 @@ class Pipeline:
 
         Raises InvalidRequest, NoWorker if no decode worker is ready, or DeadlineExceeded.
         """
-        deadline_s = deadline_of(request.context, self._default_timeout_s)
+        deadline_s = request.context.deadline_s
         if deadline_s is None:
             return await self._prepare(request)
         return await result_within(deadline_s, self._prepare(request), "was tokenised")
 
-    def generate(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
+    def generate(self, generation: Generation) -> AsyncGenerator[CompletionDelta, None]:
         """Yield the deltas of all completions until each has finished. Closing it cancels them at the workers.
 
         Raises DeadlineExceeded, and what `Dispatcher.run` raises.
         """
-        deadline_s = deadline_of(generation.request.context, self._default_timeout_s)
+        deadline_s = generation.request.context.deadline_s
         deltas = self._completion(generation, 0) if generation.request.n == 1 else self._completions(generation)
         return deltas if deadline_s is None else items_within(deadline_s, deltas)
 
@@ -123,33 +121,33 @@ class Pipeline:
         """Return the maximum tokens of prompt plus output: the workers', or the checkpoint's if there is no worker."""
         return self._pool.max_model_len() or self._model.max_model_len
 
-    async def _completions(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
+    async def _completions(self, generation: Generation) -> AsyncGenerator[CompletionDelta, None]:
         """Yield the deltas of several completions until all have finished."""
-        num_choices = generation.request.n
-        async with StreamMerge[ChoiceDelta]() as merged:
+        num_completions = generation.request.n
+        async with StreamMerge[CompletionDelta]() as merged:
             merged.add(self._completion(generation, 0))
             num_first_tokens, decode_worker = 0, ""
             async for delta in merged:
-                if num_choices > 1 and delta.index == 0:
+                if num_completions > 1 and delta.index == 0:
                     num_first_tokens += len(delta.token_ids)
                     decode_worker = delta.served_by.decode_worker if delta.served_by else decode_worker
                     # The second token proves that the decode worker has the KV of the whole prompt.
                     if num_first_tokens > 1 or delta.finish_reason is not None:
-                        for index in range(1, num_choices):
+                        for index in range(1, num_completions):
                             merged.add(self._completion(generation, index, decode_worker))
-                        num_choices = 1
+                        num_completions = 1
                 yield delta
 
     async def _completion(
         self, generation: Generation, index: int, decode_worker: str | None = None
-    ) -> AsyncGenerator[ChoiceDelta, None]:
+    ) -> AsyncGenerator[CompletionDelta, None]:
         """Yield the deltas of one completion until it has finished."""
         output: Output = CompletionOutput(index, generation, self._tokenizer)
         worker_deltas = self._dispatcher.run(generation, index, decode_worker)
         if (start := generation.start(index)) is not None:
             output = ResumedOutput(output, start, len(generation.token_ids))
             worker_deltas = recalled_first(start, worker_deltas)
-        meter = ChoiceMeter(self._metrics)
+        meter = CompletionMeter(self._metrics)
         reason = "abort"
         is_prompt_counted = index > 0  # the first completion counts the prompt
         try:

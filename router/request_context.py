@@ -1,12 +1,12 @@
 """A request's deadline, priority, fairness key and routing hints."""
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 HintedPlan = Literal["local", "remote"]
 PLANS: Mapping[str, HintedPlan] = {"local": "local", "remote": "remote"}
+INT32_MAX = (1 << 31) - 1  # largest priority and largest count of tokens in the worker protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,5 @@ class RequestContext:
 
     hints: RoutingHints = NO_HINTS
     fairness_key: str = ""  # keys take turns in the queue; "" is a key too
-    timeout_s: float | None = None  # from its arrival to its last token; None: no limit
+    deadline_s: float | None = None  # of its last token, on the clock of `time.monotonic`; None: no deadline
     priority: int = 0  # lower is served earlier
-    arrived_s: float = field(default_factory=time.monotonic, compare=False)  # on the clock of `time.monotonic`

@@ -7,11 +7,12 @@ from pathlib import Path
 from baton.membership.registry.factory import open_registry
 from baton.router.admission.admission import Admission
 from baton.router.admission.body_budget import BodyBudget, make_body_budget
-from baton.router.admission.factory import make_admission
+from baton.router.admission.inflight_limit import AdmissionLimits
+from baton.router.admission.metrics import AdmissionMetrics
 from baton.router.admission.unread_output import UnreadLimits, UnreadMetrics, UnreadOutput
 from baton.router.auth.api_key import unnamed_key
 from baton.router.auth.cache_secret import CacheSecret
-from baton.router.auth.gate import Gate, KeyRing
+from baton.router.auth.client import Gate, KeyRing
 from baton.router.auth.keys_file import KeysFile
 from baton.router.config import RouterConfig
 from baton.router.dispatch.dispatcher import Dispatcher, FailoverLimits
@@ -21,6 +22,7 @@ from baton.router.metrics.page import MetricsPage, ProcessGroup
 from baton.router.metrics.pool_series import PoolSeries
 from baton.router.metrics.pools_report import PoolsReporter
 from baton.router.metrics.process_states import ProcessStates
+from baton.router.metrics.traffic import Arrivals
 from baton.router.metrics.worker_series import WorkerSeries
 from baton.router.model_info import ModelInfo, read_model_info
 from baton.router.pipeline import Pipeline
@@ -30,10 +32,7 @@ from baton.router.policy.policy import Policy
 from baton.router.policy.targets import Targets
 from baton.router.text.tokenizer import Tokenizer
 from baton.router.workers.pool import WorkerPool
-from baton.rpc.status import NotFound
 from baton.rpc.tls import Security, make_security
-
-MAX_NAME_CHARS = 128  # of a wrong model name in the error message
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +57,6 @@ class RouterService:
     reporter: PoolsReporter
     processes: ProcessStates
 
-    def check_model(self, name: str | None) -> None:
-        """Raise NotFound unless a request is for the served model."""
-        if name and name != self.model.name:
-            raise NotFound(f"The model `{name[:MAX_NAME_CHARS]}` does not exist; this server has `{self.model.name}`.")
-
     def is_ready(self) -> bool:
         """Return whether a request would be served now."""
         if self.admission.draining:
@@ -86,7 +80,8 @@ def make_service(config: RouterConfig) -> RouterService:
     pool = WorkerPool(registry, model.name, router_id, config.watch_interval_ms, security)
     policy = make_policy(config.policy, config.local_prefill_below, _targets(config))
     metrics = RouterMetrics(model.name, config.traffic_window_s)
-    admission = make_admission(config, pool, metrics.registry, model.name)
+    admission_metrics = AdmissionMetrics(metrics.registry, model.name)
+    admission = Admission(_admission_limits(config), pool, admission_metrics, Arrivals(config.traffic_window_s))
     unread = UnreadOutput(_unread_limits(config), UnreadMetrics(metrics.registry, model.name))
     metrics.inflight.set_function(lambda: admission.num_inflight)
     metrics.registry.register(WorkerSeries(pool, model.name))
@@ -95,7 +90,7 @@ def make_service(config: RouterConfig) -> RouterService:
     metrics.registry.register(processes)
     limits = FailoverLimits(config.failover_attempts, config.failover_timeout_s)
     dispatcher = Dispatcher(pool, policy, limits, metrics)
-    pipeline = Pipeline(model, tokenizer, pool, dispatcher, metrics, config.default_timeout_s)
+    pipeline = Pipeline(model, tokenizer, pool, dispatcher, metrics)
     group = _make_group(config, metrics)
     return RouterService(
         config=config,
@@ -115,6 +110,15 @@ def make_service(config: RouterConfig) -> RouterService:
         metrics_page=MetricsPage(metrics.registry, group),
         reporter=PoolsReporter(router_id, pool, admission, metrics),
         processes=processes,
+    )
+
+
+def _admission_limits(config: RouterConfig) -> AdmissionLimits:
+    return AdmissionLimits(
+        max_inflight=config.max_inflight,
+        max_queue=config.max_queue,
+        max_wait_s=config.max_queue_wait_s,
+        no_worker_timeout_s=config.failover_timeout_s,
     )
 
 

@@ -10,24 +10,24 @@ INTERVAL_S = 0.1
 
 
 class SharedResult(Generic[T]):
-    """Owns the computation of a result, which runs for all requests that wait for it, and once an interval at most.
+    """A result that is computed for all waiting requests together, at most once per interval.
 
-    A request gets a result whose computation began after the request came, and waits up to an interval for it.
+    A request gets a result whose computation began after the request arrived. It waits up to an interval for that.
     """
 
     def __init__(self, compute: Callable[[], Awaitable[T]], interval_s: float = INTERVAL_S) -> None:
-        """`interval_s`: from the end of a computation to the beginning of the next."""
+        """`interval_s`: minimum time from the end of a computation to the beginning of the next."""
         self._compute = compute
         self._interval_s = interval_s
         self._running = asyncio.Lock()
-        self._next: asyncio.Task[T] | None = None  # has not begun
+        self._next: asyncio.Task[T] | None = None  # scheduled, not begun
         self._earliest_s = 0.0
 
     async def get(self) -> T:
         """Return the result. Raises what the computation raises."""
         if self._next is None:
             self._next = asyncio.create_task(self._compute_next())
-        return await asyncio.shield(self._next)  # a request that ends leaves it to the others
+        return await asyncio.shield(self._next)  # a cancelled request does not cancel it for the others
 
     async def _compute_next(self) -> T:
         loop = asyncio.get_running_loop()

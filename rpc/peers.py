@@ -42,45 +42,45 @@ class CountedChannel(grpc.aio.Channel):
         self._used_at_s = self._loop.time()
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> grpc.aio.UnaryUnaryMultiCallable[Any, Any]:
-        """See grpc.aio.Channel."""
+        """Return the channel's callable, whose calls are counted."""
         return self._counted(self._channel.unary_unary(*args, **kwargs))
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> grpc.aio.UnaryStreamMultiCallable[Any, Any]:
-        """See grpc.aio.Channel."""
+        """Return the channel's callable, whose calls are counted."""
         return self._counted(self._channel.unary_stream(*args, **kwargs))
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> grpc.aio.StreamUnaryMultiCallable[Any, Any]:
-        """See grpc.aio.Channel."""
+        """Return the channel's callable, whose calls are counted."""
         return self._counted(self._channel.stream_unary(*args, **kwargs))
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> grpc.aio.StreamStreamMultiCallable[Any, Any]:
-        """See grpc.aio.Channel."""
+        """Return the channel's callable, whose calls are counted."""
         return self._counted(self._channel.stream_stream(*args, **kwargs))
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """See grpc.aio.Channel."""
+        """Return the state of the connection."""
         return self._channel.get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """See grpc.aio.Channel."""
+        """Wait until the state of the connection differs from the last observed one."""
         await self._channel.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """See grpc.aio.Channel."""
+        """Wait until the connection is ready."""
         await self._channel.channel_ready()
 
     async def close(self, grace: float | None = None) -> None:
-        """See grpc.aio.Channel."""
+        """Close the channel after `grace` seconds for open calls; None: at once."""
         await self._channel.close(grace)
 
     async def __aenter__(self) -> grpc.aio.Channel:
-        """See grpc.aio.Channel."""
+        """Return the channel."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """See grpc.aio.Channel."""
+        """Close the channel."""
         await self.close()
 
     def _counted(self, begin: M) -> M:
@@ -108,11 +108,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Identified(Protocol):
-    """The identity of one life of a worker: its description or its pool's. No torch, for simulated workers."""
+    """The identity of one incarnation of a worker or of its pool. No torch, for simulated workers."""
 
     @property
     def incarnation(self) -> str:
-        """Random id of this life of the worker."""
+        """Random id of this start of the worker."""
         ...
 
     @property
@@ -177,7 +177,7 @@ class Channels:
 
 
 async def check_peer(context: Context, ours: Identified, incarnation: str, fingerprint: str) -> None:
-    """Abort the call with FAILED_PRECONDITION unless it is for this life of the worker and fingerprints are equal."""
+    """Abort the call with FAILED_PRECONDITION unless it names this incarnation and an equal fingerprint."""
     if incarnation != ours.incarnation:
         meant = incarnation[:MAX_WORD_CHARS]
         text = f"the call is for incarnation {meant}; this worker has restarted as {ours.incarnation}"

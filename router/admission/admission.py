@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from baton.engine.errors import InvalidRequest
-from baton.router.admission.arrivals import Arrival, Arrivals
-from baton.router.admission.deadline import deadline_of, exceeded
+from baton.router.admission.deadline import exceeded
 from baton.router.admission.fair_queue import FairQueue, Ticket
 from baton.router.admission.inflight_limit import AdmissionLimits, Capacity, InflightLimit, ServiceRate
 from baton.router.admission.metrics import AdmissionMetrics, Refusal
 from baton.router.errors import Draining, NoWorker, Overloaded
+from baton.router.metrics.traffic import Arrival, Arrivals
 from baton.router.request_context import RequestContext
 from baton.rpc.status import Unavailable
 
@@ -69,7 +69,7 @@ class Admission:
     @property
     def num_waiting(self) -> int:
         """Completions in the queue."""
-        return self._queue.num_choices
+        return self._queue.num_completions
 
     @property
     def oldest_wait_s(self) -> float:
@@ -77,30 +77,29 @@ class Admission:
         tickets = self._queue.tickets()
         return self._clock() - min(each.since_s for each in tickets) if tickets else 0.0
 
-    def admit(self, num_choices: int, context: RequestContext, generates: bool = True) -> "Admitted":
+    def admit(self, num_completions: int, context: RequestContext, generates: bool = True) -> "Admitted":
         """Return a context manager that waits for the request's turn and holds room for its completions.
 
-        `num_choices`: at most `max_inflight`. `generates`: the time in the context is a sample of the workers' speed.
-        Entering it raises Draining, Overloaded, DeadlineExceeded or NoWorker.
+        `num_completions`: at most `max_inflight`. `generates`: the time in the context is a sample of the workers'
+        speed. Entering it raises Draining, Overloaded, DeadlineExceeded or NoWorker.
         """
-        return Admitted(self, num_choices, context, generates)
+        return Admitted(self, num_completions, context, generates)
 
-    async def enter(self, num_choices: int, context: RequestContext) -> float:
+    async def enter(self, num_completions: int, context: RequestContext) -> float:
         """Wait for the request's turn and return the time of its admission; see `admit`."""
         if self.draining:
             self._metrics.refused(Refusal.DRAINING)
             raise Draining("the router is shutting down; retry at another router")
         now_s = self._clock()
-        deadline_s = deadline_of(context, self._limits.default_timeout_s)
-        left_s = math.inf if deadline_s is None else deadline_s - now_s
+        left_s = math.inf if context.deadline_s is None else context.deadline_s - now_s
         if left_s <= 0:
             self._metrics.refused(Refusal.EXPIRED)
             raise exceeded("was being received")
-        if self._fits(num_choices, now_s) and not (self._queue and self._limit.has_worker):
-            self._take(num_choices)
+        if self._fits(num_completions, now_s) and not (self.num_waiting and self._limit.has_worker):
+            self._take(num_completions)
             return now_s
         turn = asyncio.get_running_loop().create_future()
-        ticket = _Waiter(num_choices, context.priority, context.fairness_key, turn, now_s)
+        ticket = _Waiter(num_completions, context.priority, context.fairness_key, turn, now_s)
         self._refuse_late(ticket, now_s, left_s)
         self._make_room(ticket, now_s)
         await self._wait(ticket, now_s, left_s)
@@ -108,12 +107,12 @@ class Admission:
         self._metrics.waited(admitted_s - now_s)
         return admitted_s
 
-    def leave(self, num_choices: int, admitted_s: float, generates: bool = True) -> None:
+    def leave(self, num_completions: int, admitted_s: float, generates: bool = True) -> None:
         """Release the room of completions that were admitted at `admitted_s`."""
-        self.num_inflight -= num_choices
+        self.num_inflight -= num_completions
         now_s = self._clock()
         if generates:
-            self._rate.ended(now_s, num_choices, now_s - admitted_s)
+            self._rate.ended(now_s, num_completions, now_s - admitted_s)
         self._serve(now_s)
 
     async def wait_idle(self, timeout_s: float) -> bool:
@@ -134,17 +133,17 @@ class Admission:
         rate = self._rate.per_s(now_s, self.num_inflight)
         return self._limit.at(now_s) if rate is None else self._limit.at(now_s, rate * self._limits.max_wait_s)
 
-    def _fits(self, num_choices: int, now_s: float) -> bool:
+    def _fits(self, num_completions: int, now_s: float) -> bool:
         """Return whether a request may be admitted now.
 
         A large request may exceed the limit, so that the workers need not run empty first. Some of its completions
         then wait at the workers.
         """
-        total = self.num_inflight + num_choices
+        total = self.num_inflight + num_completions
         return self.num_inflight < self._limit_at(now_s) and total <= self._limit.max_inflight
 
-    def _take(self, num_choices: int) -> None:
-        self.num_inflight += num_choices
+    def _take(self, num_completions: int) -> None:
+        self.num_inflight += num_completions
         self._idle.clear()
 
     def _refuse_late(self, ticket: _Waiter, now_s: float, left_s: float) -> None:
@@ -162,7 +161,7 @@ class Admission:
 
     def _make_room(self, ticket: _Waiter, now_s: float) -> None:
         """Displace requests from a full queue. Raises Overloaded if none should yield."""
-        num_over = self.num_waiting + ticket.num_choices - self._limits.max_queue
+        num_over = self.num_waiting + ticket.num_completions - self._limits.max_queue
         if num_over <= 0:
             return
         displaced = self._queue.displaced_by(ticket, num_over)
@@ -170,7 +169,7 @@ class Admission:
         if not displaced:
             self._metrics.refused(Refusal.QUEUE_FULL)
             raise Overloaded(
-                f"no room for {ticket.num_choices} more: {self.num_inflight} completions are in progress (limit: "
+                f"no room for {ticket.num_completions} more: {self.num_inflight} completions are in progress (limit: "
                 f"{self._limit_at(now_s)}) and {self.num_waiting} wait (limit: {self._limits.max_queue})",
                 retry_after_s,
             )
@@ -184,7 +183,7 @@ class Admission:
         if rate is None:
             return None
         num_free = max(0, self._limit_at(now_s) - self.num_inflight)
-        return max(0, self._queue.num_ahead(ticket) + ticket.num_choices - num_free) / rate
+        return max(0, self._queue.num_ahead(ticket) + ticket.num_completions - num_free) / rate
 
     async def _wait(self, ticket: _Waiter, now_s: float, left_s: float) -> None:
         """Wait until the request is admitted. Raises the error of a refusal; a cancelled request leaves the queue."""
@@ -204,7 +203,7 @@ class Admission:
                 self._remove(ticket)
                 self._serve(self._clock())
             elif not ticket.admitted.cancelled() and ticket.admitted.exception() is None:
-                self.leave(ticket.num_choices, self._clock())  # admitted in the same iteration of the event loop
+                self.leave(ticket.num_completions, self._clock())  # admitted in the same iteration of the event loop
             raise
         finally:
             for timer in timers:
@@ -212,16 +211,16 @@ class Admission:
 
     def _serve(self, now_s: float) -> None:
         """Admit requests from the head of the queue while there is room."""
-        while self._queue:
+        while self.num_waiting:
             head = self._queue.head()
             if head.admitted.done():  # cancelled; its own task has not run yet
                 self._remove(head)
                 continue
-            if not self._fits(head.num_choices, now_s) or not self._limit.has_worker:
+            if not self._fits(head.num_completions, now_s) or not self._limit.has_worker:
                 return
             self._queue.take(head)
             head.is_queued = False
-            self._take(head.num_choices)
+            self._take(head.num_completions)
             head.admitted.set_result(None)
         self._rate.idle(now_s)
         if not self.num_inflight:
@@ -252,7 +251,7 @@ class Admission:
 
     async def _watch_workers(self) -> None:
         """Serve the queue whenever workers join or leave, until it is empty."""
-        while self._queue:
+        while self.num_waiting:
             try:
                 await self._limit.wait_change()
             except Unavailable as error:
@@ -273,18 +272,18 @@ class Admission:
 class Admitted:
     """A request's room among the completions in flight."""
 
-    def __init__(self, admission: Admission, num_choices: int, context: RequestContext, generates: bool) -> None:
+    def __init__(self, admission: Admission, num_completions: int, context: RequestContext, generates: bool) -> None:
         self._admission = admission
         self._generates = generates
-        self._num_choices = num_choices
+        self._num_completions = num_completions
         self._context = context
         self._admitted_s = 0.0
         self._arrival: Arrival | None = None
 
     async def __aenter__(self) -> None:
         if self._generates and not self._admission.draining:
-            self._arrival = self._admission.arrivals.add(self._num_choices)
-        self._admitted_s = await self._admission.enter(self._num_choices, self._context)
+            self._arrival = self._admission.arrivals.add(self._num_completions)
+        self._admitted_s = await self._admission.enter(self._num_completions, self._context)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -292,7 +291,7 @@ class Admitted:
         generated = self._generates and not isinstance(error, InvalidRequest)
         if self._arrival is not None and not generated:
             self._admission.arrivals.remove(self._arrival)
-        self._admission.leave(self._num_choices, self._admitted_s, generated)
+        self._admission.leave(self._num_completions, self._admitted_s, generated)
 
 
 def _whole_seconds(wait_s: float | None) -> int:

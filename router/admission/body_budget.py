@@ -82,7 +82,7 @@ class Upload:
         self._is_key = client.fairness_key is not None
         self.holder = client.fairness_key or _network(address)  # the client's name in the budget
         self._num_bytes = 0
-        self._is_coming = True
+        self._has_slot = True
 
     def add(self, num_bytes: int) -> None:
         """Count received bytes. Raises Overloaded."""
@@ -91,8 +91,8 @@ class Upload:
 
     def end(self) -> None:
         """Return the slot, once the body has been parsed."""
-        if self._is_coming:
-            self._is_coming = False
+        if self._has_slot:
+            self._has_slot = False
             self._client.end_upload()
 
     def release(self) -> None:

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Coroutine
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from baton.router.request_context import RequestContext
 from baton.rpc.status import DeadlineExceeded
 
 T = TypeVar("T")
@@ -14,10 +13,9 @@ T = TypeVar("T")
 MAX_TIMEOUT_S = 365 * 86400.0  # longer timeouts count as none: event loop timers do not support them
 
 
-def deadline_of(context: RequestContext, default_timeout_s: float | None) -> float | None:
-    """Return the request's deadline on the clock of `time.monotonic`; None: no deadline."""
-    timeout_s = default_timeout_s if context.timeout_s is None else context.timeout_s
-    return None if timeout_s is None or timeout_s > MAX_TIMEOUT_S else context.arrived_s + timeout_s
+def deadline_after(timeout_s: float) -> float | None:
+    """Return the deadline of a request that arrives now, on the clock of `time.monotonic`; None: no deadline."""
+    return None if timeout_s > MAX_TIMEOUT_S else time.monotonic() + timeout_s
 
 
 def exceeded(doing: str) -> DeadlineExceeded:

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 class Ticket:
     """A request in the queue."""
 
-    num_choices: int
+    num_completions: int
     priority: int  # lower is served earlier
     fairness_key: str
 
@@ -31,7 +31,7 @@ class _Line(Generic[T]):
     """The tickets of one key, by arrival."""
 
     tickets: "OrderedDict[T, None]" = field(default_factory=OrderedDict)
-    num_choices: int = 0
+    num_completions: int = 0
     credit: int = 1  # completions earned and not used; one is earned per turn
 
     @property
@@ -42,7 +42,7 @@ class _Line(Generic[T]):
     @property
     def shortfall(self) -> int:
         """Completions that the line still has to earn for its first ticket."""
-        return self.first.num_choices - self.credit
+        return self.first.num_completions - self.credit
 
 
 class _Lines(Generic[T]):
@@ -50,22 +50,22 @@ class _Lines(Generic[T]):
 
     def __init__(self) -> None:
         self.by_key: OrderedDict[str, _Line[T]] = OrderedDict()
-        self.num_choices = 0
+        self.num_completions = 0
 
     def add(self, ticket: T) -> None:
         """Add a ticket. A key without a line gets its turn after all others."""
         line = self.by_key.setdefault(ticket.fairness_key, _Line())
         line.tickets[ticket] = None
-        line.num_choices += ticket.num_choices
-        self.num_choices += ticket.num_choices
+        line.num_completions += ticket.num_completions
+        self.num_completions += ticket.num_completions
 
     def remove(self, ticket: T, charge: bool) -> None:
         """Remove a ticket; `charge`: it was served."""
         line = self.by_key[ticket.fairness_key]
         del line.tickets[ticket]
-        line.num_choices -= ticket.num_choices
-        line.credit -= ticket.num_choices if charge else 0
-        self.num_choices -= ticket.num_choices
+        line.num_completions -= ticket.num_completions
+        line.credit -= ticket.num_completions if charge else 0
+        self.num_completions -= ticket.num_completions
         if not line.tickets:
             del self.by_key[ticket.fairness_key]
 
@@ -89,13 +89,13 @@ class _Lines(Generic[T]):
 
         Each line keeps at least `num_kept` completions.
         """
-        lines = {key: reversed(line.tickets) for key, line in self.by_key.items() if line.num_choices > num_kept}
-        longest = [(-self.by_key[key].num_choices, key) for key in lines]
+        lines = {key: reversed(line.tickets) for key, line in self.by_key.items() if line.num_completions > num_kept}
+        longest = [(-self.by_key[key].num_completions, key) for key in lines]
         heapify(longest)
         while longest:
             negative, key = heappop(longest)
             ticket = next(lines[key])
-            num_left = -negative - ticket.num_choices
+            num_left = -negative - ticket.num_completions
             if num_left < num_kept:
                 continue
             yield ticket
@@ -113,12 +113,9 @@ class FairQueue(Generic[T]):
     """The order of the waiting requests."""
 
     def __init__(self) -> None:
-        self.num_choices = 0
+        self.num_completions = 0
         self._lines: dict[int, _Lines[T]] = {}
         self._priorities: list[int] = []  # keys of `_lines`, most urgent first
-
-    def __bool__(self) -> bool:
-        return bool(self._priorities)
 
     def add(self, ticket: T) -> None:
         """Add a request."""
@@ -127,7 +124,7 @@ class FairQueue(Generic[T]):
             lines = self._lines[ticket.priority] = _Lines()
             insort(self._priorities, ticket.priority)
         lines.add(ticket)
-        self.num_choices += ticket.num_choices
+        self.num_completions += ticket.num_completions
 
     def head(self) -> T:
         """Return the request whose turn it is. The queue must not be empty."""
@@ -148,18 +145,18 @@ class FairQueue(Generic[T]):
 
     def num_ahead(self, ticket: Ticket) -> int:
         """Return the completions that would be served before this request's if it joined now and no other followed."""
-        num_ahead = sum(self._lines[each].num_choices for each in self._priorities if each < ticket.priority)
+        num_ahead = sum(self._lines[each].num_completions for each in self._priorities if each < ticket.priority)
         lines = self._lines.get(ticket.priority)
         if lines is None:
             return num_ahead
         own = lines.by_key.get(ticket.fairness_key)
-        num_own = own.num_choices if own is not None else 0
-        share = num_own + ticket.num_choices  # upper bound of what each other key is served until then
+        num_own = own.num_completions if own is not None else 0
+        share = num_own + ticket.num_completions  # upper bound of what each other key is served until then
         others = (line for line in lines.by_key.values() if line is not own)
-        return num_ahead + num_own + sum(min(line.num_choices, share) for line in others)
+        return num_ahead + num_own + sum(min(line.num_completions, share) for line in others)
 
-    def displaced_by(self, ticket: Ticket, num_choices: int) -> list[T]:
-        """Return the requests to displace to make room for `num_choices` of this one; empty: this one must not wait.
+    def displaced_by(self, ticket: Ticket, num_completions: int) -> list[T]:
+        """Return the requests to displace to make room for `num_completions` of this one; empty: it must not wait.
 
         The least urgent requests are displaced first, and among them the latest of the longest line. Eligible are all
         requests that are less urgent than this one, and those of its priority whose line stays at least as long as
@@ -172,18 +169,18 @@ class FairQueue(Generic[T]):
             lines, num_kept = self._lines[priority], 0
             if priority == ticket.priority:
                 own = lines.by_key.get(ticket.fairness_key)
-                num_kept = ticket.num_choices + (own.num_choices if own is not None else 0)
+                num_kept = ticket.num_completions + (own.num_completions if own is not None else 0)
             for each in lines.last_of_longest(num_kept):
                 displaced.append(each)
-                num_choices -= each.num_choices
-                if num_choices <= 0:
+                num_completions -= each.num_completions
+                if num_completions <= 0:
                     return displaced
         return []
 
     def _remove(self, ticket: T, charge: bool) -> None:
         lines = self._lines[ticket.priority]
         lines.remove(ticket, charge)
-        self.num_choices -= ticket.num_choices
+        self.num_completions -= ticket.num_completions
         if not lines.by_key:
             del self._lines[ticket.priority]
             self._priorities.remove(ticket.priority)

@@ -11,7 +11,6 @@ class AdmissionLimits:
 
     max_inflight: int  # completions
     max_queue: int  # completions; 0: no queue
-    default_timeout_s: float | None = None  # of requests that set none; None: no limit
     max_wait_s: float | None = None  # of any request in the queue; None: no limit
     no_worker_timeout_s: float = 30.0  # maximum wait while there is no decode worker
 
@@ -45,13 +44,13 @@ class ServiceRate:
         self._pass(now_s)
         self._busy_from_s = None
 
-    def ended(self, now_s: float, num_choices: int, held_s: float) -> None:
+    def ended(self, now_s: float, num_completions: int, held_s: float) -> None:
         """Count completions that ended `held_s` after their admission."""
-        weight = min(1.0, num_choices / NUM_HELD)
+        weight = min(1.0, num_completions / NUM_HELD)
         self._held_s = held_s if self._held_s is None else self._held_s + (held_s - self._held_s) * weight
         if self._busy_from_s is not None:
             self._pass(now_s)
-            self._num_ended += num_choices
+            self._num_ended += num_completions
 
     def per_s(self, now_s: float, num_inflight: int) -> float | None:
         """Return the completions that end per second; None before the first one ended."""

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
 REGISTRY_NAME = "cache-secret"
-LOOK_INTERVAL_S = 10.0  # between two reads of the registry's secret
+CHECK_INTERVAL_S = 10.0  # between two reads of the registry's secret
 
 
 def new_cache_secret() -> str:
@@ -90,7 +90,7 @@ async def agreed(secret: CacheSecret | None, registry: str | None) -> AsyncItera
 
 async def _keep_agreed(secret: CacheSecret, shared: SharedText) -> None:
     while True:
-        await asyncio.sleep(LOOK_INTERVAL_S)
+        await asyncio.sleep(CHECK_INTERVAL_S)
         await secret.agree(shared)
 
 

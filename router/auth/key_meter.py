@@ -89,18 +89,18 @@ class KeyMeter:
         """Uncount a request of `begin_upload`."""
         self._num_uploads -= 1
 
-    def enter(self, num_choices: int) -> None:
+    def enter(self, num_completions: int) -> None:
         """Count completions in flight. Raises KeyLimitReached, or FieldError if one request exceeds the limit."""
         limit = self._key.max_inflight
-        if limit is not None and num_choices > limit:
-            text = f"the request has {num_choices} completions, over the API key's limit of {limit} in flight"
+        if limit is not None and num_completions > limit:
+            text = f"the request has {num_completions} completions, over the API key's limit of {limit} in flight"
             raise FieldError("n", text)
-        self._check_inflight(num_choices)
-        self._num_inflight += num_choices
+        self._check_inflight(num_completions)
+        self._num_inflight += num_completions
 
-    def leave(self, num_choices: int) -> None:
+    def leave(self, num_completions: int) -> None:
         """Uncount completions that have ended."""
-        self._num_inflight -= num_choices
+        self._num_inflight -= num_completions
 
     def _check_inflight(self, num_more: int) -> None:
         limit = self._key.max_inflight

@@ -20,6 +20,7 @@ from pathlib import Path
 import yaml
 
 from baton.router.auth.api_key import HEX_DIGEST, ApiKey
+from baton.router.request_context import INT32_MAX
 from baton.settings.config_file import BAD_SCALAR, build, check_section
 from baton.settings.names import NAME_RULE, is_name
 from baton.settings.options import described, option, options_of
@@ -31,7 +32,6 @@ except ImportError:  # yaml was built without libyaml; the pure Python loader is
     from yaml import SafeLoader as Loader  # type: ignore[assignment]  # same interface
 
 MAX_DEPTH = 16  # of nested lists and mappings; a valid file has three levels
-INT32_MAX = (1 << 31) - 1
 
 
 class InvalidKeysFile(OptionError):

@@ -77,7 +77,7 @@ def make_command(generation: Generation, index: int, plan: Plan, token_ids: list
         request_id=f"{request.request_id}-{index}-{attempt}",
         token_ids=token_ids,
         num_prompt_tokens=len(generation.token_ids),
-        sampling=sampling_to_proto(generation.choice_sampling(index)),
+        sampling=sampling_to_proto(generation.completion_sampling(index)),
         cache_salt=request.cache_salt,
         priority=request.context.priority,
         prefill=None if plan.prefill is None else _peer(plan.prefill),

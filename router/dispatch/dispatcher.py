@@ -14,9 +14,8 @@ from baton.router.dispatch.attempt import AttemptTimes, RetryBudget, make_comman
 from baton.router.errors import Draining, HandedOff, NoWorker, WorkerLost
 from baton.router.generation import Generation
 from baton.router.metrics.metrics import RouterMetrics
-from baton.router.policy.candidates import ImpossiblePlan, find_candidates
-from baton.router.policy.cluster import ClusterSnapshot, Plan, RoutedRequest
-from baton.router.policy.expectations import OutputLength, ReuseShare
+from baton.router.policy.cluster import ClusterSnapshot, ImpossiblePlan, Plan, RoutedRequest, find_candidates
+from baton.router.policy.estimates import OutputLength, ReuseShare
 from baton.router.policy.policy import Policy
 from baton.router.workers.load import LoadShare
 from baton.router.workers.pool import WorkerPool
@@ -51,13 +50,20 @@ class _Progress:
     busy: set[str] = field(default_factory=set)  # incarnations that refused it and may still be full
     last_holder: str = ""  # incarnation that handed it off last, and has its KV
     moved_s: float | None = None  # event loop time at which it last lost a worker that had accepted it
-    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S))
+    backoff: Backoff | None = None  # None: has not waited for room yet
     failure: Exception | None = None  # error of the last attempt
     routed: RoutedRequest = field(default_factory=lambda: RoutedRequest(1))  # last input of the policy
 
     def move(self) -> None:
         """Record that its worker lost it. Workers that were full may have room now."""
         self.moved_s = asyncio.get_running_loop().time()
+        self.busy.clear()
+
+    async def back_off(self) -> None:
+        """Wait, longer each time. Workers that were full may have room afterwards."""
+        if self.backoff is None:
+            self.backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
+        await self.backoff.wait()
         self.busy.clear()
 
 
@@ -143,8 +149,7 @@ class Dispatcher:
         elif not has_plan:
             if asyncio.get_running_loop().time() > progress.moved_s + self._limits.timeout_s:
                 raise error
-            await progress.backoff.wait()
-            progress.busy.clear()
+            await progress.back_off()
 
     def _has_plan(self, progress: _Progress) -> bool:
         """Return whether its hints and the remaining workers allow another plan now."""

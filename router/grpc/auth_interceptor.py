@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 from grpc.aio import ServerInterceptor, ServicerContext
 
-from baton.router.auth.gate import Gate
+from baton.router.auth.client import Gate
 from baton.rpc.status import Unauthenticated, message_of, status_of
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any]"]]

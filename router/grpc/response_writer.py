@@ -10,9 +10,9 @@ from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
 from baton.router.admission import unread_output as unread
 from baton.router.admission.unread_output import UnreadOutput
 from baton.router.errors import SlowClient
-from baton.router.generation import ChoiceDelta, MergedDeltas
+from baton.router.generation import CompletionDelta, MergedDeltas
 
-Message = Callable[[ChoiceDelta], GenerateResponse]
+Message = Callable[[CompletionDelta], GenerateResponse]
 Context = ServicerContext[GenerateRequest, GenerateResponse]
 
 
@@ -55,10 +55,10 @@ class ResponseWriter:
                 raise self._slow from None
 
     def begin(self, message: Message) -> None:
-        """Start to write; `message` converts a delta to a message when its turn comes."""
+        """Start to write; `message` converts a delta to a message when it is written."""
         self._task = asyncio.create_task(self._write(message))
 
-    def add(self, delta: ChoiceDelta) -> None:
+    def add(self, delta: CompletionDelta) -> None:
         """Queue a delta, merged with the waiting ones of its completion."""
         self._merged.add(delta)
         if self._num_sending:

@@ -14,16 +14,18 @@ from baton.protos.common_pb2 import ServedBy
 from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
 from baton.protos.router_pb2 import Usage as UsageMessage
 from baton.protos.router_pb2_grpc import InferenceServicer
+from baton.router.admission.deadline import deadline_after
 from baton.router.auth.client import Client
 from baton.router.errors import REQUEST_PANICS, Overloaded
-from baton.router.generation import ChoiceDelta, Generation, GenerationRequest, cached_tokens
+from baton.router.generation import CompletionDelta, Generation, GenerationRequest, cached_tokens
 from baton.router.grpc.auth_interceptor import text_metadata
 from baton.router.grpc.response_writer import Context, ResponseWriter
 from baton.router.inline_work import InlineWork
 from baton.router.limits import (
     MAX_ENTRIES,
-    check_choices,
     check_logprobs,
+    check_model,
+    check_num_completions,
     check_stop,
     check_text,
     check_worker_name,
@@ -104,8 +106,8 @@ class InferenceService(InferenceServicer):
                         output.count(delta)
                         writer.add(delta)
             except Exception as error:
-                for index, served_by in output.open_choices.items():
-                    writer.add(ChoiceDelta(index, finish_reason="error", served_by=served_by))
+                for index, served_by in output.open_completions.items():
+                    writer.add(CompletionDelta(index, finish_reason="error", served_by=served_by))
                 return error
             finally:
                 client.charge(output.num_tokens)
@@ -114,13 +116,13 @@ class InferenceService(InferenceServicer):
     def _generation_request(self, request: GenerateRequest, request_id: str, client: Client) -> GenerationRequest:
         """Convert a message to the pipeline's request. Raises NotFound for another model, InvalidRequest if invalid."""
         service = self._service
-        service.check_model(request.model)
+        check_model(service.model.name, request.model)
         if request.WhichOneof("prompt") is None:
             raise InvalidRequest("text or token_ids is required")
         if not is_name(request_id):
             raise InvalidRequest(f"request_id must be {NAME_RULE}")
-        num_choices = request.n or 1
-        check_choices(service.config, 1, num_choices)
+        num_completions = request.n or 1
+        check_num_completions(service.config, 1, num_completions)
         check_stop(service.config, request.stop)
         check_text("cache_salt", request.cache_salt)
         check_text("fairness_key", request.fairness_key)
@@ -140,9 +142,9 @@ class InferenceService(InferenceServicer):
             stop=tuple(request.stop),
             include_stop=request.include_stop_in_output,
             skip_special_tokens=request.skip_special_tokens,
-            n=num_choices,
+            n=num_completions,
             cache_salt=client.cache_salt(request.cache_salt),
-            context=_context(request, client),
+            context=_context(request, client, service.config.default_timeout_s),
         )
 
 
@@ -151,23 +153,23 @@ class _Output:
 
     def __init__(self, generation: Generation, request_id: str) -> None:
         self.num_tokens = 0
-        self.open_choices: dict[int, ServedBy] = {}  # completions that have begun and not finished
+        self.open_completions: dict[int, ServedBy] = {}  # completions that have begun and not finished
         self._generation = generation
         self._request_id = request_id
         self._num_open = generation.request.n
         self._num_cached: int | None = None  # prompt tokens, as the first worker reports
 
-    def count(self, delta: ChoiceDelta) -> None:
+    def count(self, delta: CompletionDelta) -> None:
         """Count a delta."""
         self.num_tokens += len(delta.token_ids)
         if delta.served_by is not None and delta.index == 0 and self._num_cached is None:
             self._num_cached = cached_tokens(delta.served_by)
         if delta.served_by is not None:
-            self.open_choices[delta.index] = delta.served_by
+            self.open_completions[delta.index] = delta.served_by
         if delta.finish_reason is not None:
-            self.open_choices.pop(delta.index, None)
+            self.open_completions.pop(delta.index, None)
 
-    def message(self, delta: ChoiceDelta) -> GenerateResponse:
+    def message(self, delta: CompletionDelta) -> GenerateResponse:
         """Return a delta's message; the last message of the last completion has the usage."""
         response = _response(self._request_id, delta)
         if delta.finish_reason is not None and delta.finish_reason != "error":
@@ -177,7 +179,7 @@ class _Output:
         return response
 
 
-def _context(request: GenerateRequest, client: Client) -> RequestContext:
+def _context(request: GenerateRequest, client: Client, default_timeout_s: float | None) -> RequestContext:
     """Return the request's context. Raises InvalidRequest for an invalid plan, worker name or time limit."""
     hints = request.hints
     check_worker_name("hints.decode_worker", hints.decode_worker)
@@ -186,12 +188,13 @@ def _context(request: GenerateRequest, client: Client) -> RequestContext:
         raise InvalidRequest(f"hints.plan is {hints.plan[:50]!r}, but must be local or remote")
     if not 0 <= request.timeout_s < math.inf:
         raise InvalidRequest(f"timeout_s is {request.timeout_s}, but must be a number of seconds, or 0 for no limit")
+    timeout_s = request.timeout_s or default_timeout_s
     return RequestContext(
         hints=RoutingHints(
             hints.decode_worker or None, hints.prefill_worker or None, PLANS[hints.plan] if hints.plan else None
         ),
         fairness_key=request.fairness_key if client.fairness_key is None else client.fairness_key,
-        timeout_s=request.timeout_s or None,
+        deadline_s=None if timeout_s is None else deadline_after(timeout_s),
         priority=client.priority(request.priority),
     )
 
@@ -201,7 +204,7 @@ def _usage(generation: Generation, num_tokens: int, num_cached: int) -> UsageMes
     return UsageMessage(prompt_tokens=num_prompt_tokens, completion_tokens=num_tokens, cached_tokens=num_cached)
 
 
-def _response(request_id: str, delta: ChoiceDelta) -> GenerateResponse:
+def _response(request_id: str, delta: CompletionDelta) -> GenerateResponse:
     return GenerateResponse(
         request_id=request_id,
         index=delta.index,

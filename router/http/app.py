@@ -1,4 +1,4 @@
-"""The HTTP application: which path is served by whom."""
+"""The HTTP application: the handler of each path."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from baton.router.admission.unread_output import UnreadOutput
-from baton.router.auth.gate import Gate
+from baton.router.auth.client import Gate
 from baton.router.http.body_reader import BodyReader
 from baton.router.http.body_route import BodyIntake, BodyRoute
 from baton.router.http.middleware import CrossOrigin, GateMiddleware, RequestIdMiddleware
@@ -27,7 +27,7 @@ Posts = Mapping[str, BodyRoute[Any]]  # by path; each with its own model
 
 
 class HttpApp:
-    """An ASGI application for everything but the POST requests of known paths, which the server serves by `posts`."""
+    """ASGI application for all requests except POSTs to the paths in `posts`, which the server handles itself."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class HttpApp:
         cors_origins: Sequence[str] = (),
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        """`cors_origins`: origins whose pages may read responses in a browser. `close` ends what the routes own."""
+        """`cors_origins`: origins whose pages may read responses in a browser. `close`: ends the routes' threads."""
         self.posts = posts
         self.unread = unread
         self.close = close
@@ -45,17 +45,17 @@ class HttpApp:
         self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
+        """Serve one request."""
         await (self.cross_origin or self._route)(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # the server leaves the body of the response out
+            scope = {**scope, "method": "GET"}  # the server omits the body of the response
         await self._others(scope, receive, send)
 
 
 def make_http_app(service: RouterService) -> HttpApp:
-    """The application that serves the OpenAI API with the parts of `service`."""
+    """Return the application that serves the OpenAI API."""
     tokenizer, config = TokenizeApi(service), service.config
     reader = BodyReader(service.pipeline.context_len)
     intake = BodyIntake(service.gate, service.body_budget, reader, config.max_body_bytes)
@@ -71,11 +71,11 @@ def make_http_app(service: RouterService) -> HttpApp:
 
 
 def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, description: Description) -> FastAPI:
-    """The application for everything but the posts; it knows their paths, for other methods and the description."""
+    """Return the application for all other requests. It has the paths of `posts` for 405 and for the description."""
     app = _DescribedApp(description)
     install_error_handlers(app)
     app.add_middleware(GateMiddleware, gate=gate)
-    app.add_middleware(RequestIdMiddleware)  # around the other: who is refused gets an id too
+    app.add_middleware(RequestIdMiddleware)  # outermost: rejected requests get an id, too
     for path in posts:
         app.router.routes.append(Route(path, _not_found, methods=["POST"]))
     for path, serve in (
@@ -95,31 +95,31 @@ def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, descriptio
 
 
 async def _not_found(_request: Request) -> Response:
-    """Reject a POST request: those of this very path never pass the application."""
+    """Respond 404: a POST to exactly this path is not served by the application."""
     raise HTTPException(404)
 
 
 class _DescribedApp(FastAPI):
-    """FastAPI with a complete /openapi.json, which is encoded once."""
+    """FastAPI with a complete /openapi.json, encoded once."""
 
     def __init__(self, description: Description) -> None:
-        super().__init__(title="Baton", redirect_slashes=False)  # a redirect names the Host that a proxy sent
+        super().__init__(title="Baton", redirect_slashes=False)  # redirects would repeat the Host header of a proxy
         self._description = description
         self._encoded = b""
 
     def setup(self) -> None:
-        """Add the routes of the description, of which the first one for a path counts."""
+        """Add the route of the description in front of FastAPI's: the first route of a path counts."""
         assert self.openapi_url is not None
         self.add_route(self.openapi_url, self._describe, include_in_schema=False)
         super().setup()
 
     def openapi(self) -> dict[str, Any]:
-        """Return the description, which is made once."""
+        """Return the description, computed once."""
         if self.openapi_schema is None:
             self.openapi_schema = self._description.complete(super().openapi())
         return self.openapi_schema
 
     async def _describe(self, _request: Request) -> Response:
-        # It has bounds of 64-bit integers, which orjson cannot encode.
+        # orjson cannot encode the bounds of 64-bit integers.
         self._encoded = self._encoded or json.dumps(self.openapi(), ensure_ascii=False).encode()
         return Response(self._encoded, media_type="application/json")

@@ -1,4 +1,4 @@
-"""Bodies as their models have them, read without making other requests wait."""
+"""Parsing of request bodies without delaying other requests."""
 
 import asyncio
 import time
@@ -14,27 +14,27 @@ from starlette.exceptions import HTTPException
 
 from baton.engine.errors import InvalidRequest
 from baton.router.admission.turns import Turns
-from baton.router.http.exchange import ClientGone, Exchange, check_size
+from baton.router.http.exchange import ClientGone, Exchange
+from baton.router.http.headers import read_resumption
 from baton.router.inline_work import InlineWork
-from baton.router.openai.headers import read_resumption
 from baton.router.openai.invalid_body import invalid_body
 from baton.router.resumption.resumption import Resumption
 
-CHUNK_BYTES = 1 << 18  # counted at once: the interpreter can switch threads between two
+CHUNK_BYTES = 1 << 18  # counted at once; the interpreter can switch threads between chunks
 
 
 @dataclass(slots=True)
 class JsonParts:
-    """Counts of parts outside of strings."""
+    """Numbers of JSON tokens outside of strings."""
 
     num_objects: int = 0  # lists, objects and their keys
     num_elements: int = 0  # commas
 
 
 def count_parts(text: bytes | bytearray, max_objects: int, max_elements: int) -> JsonParts:
-    """Return the counts, which stop soon after one is over its bound.
+    """Return the counts; counting stops soon after one exceeds its bound.
 
-    Of a text that is not JSON they are right up to where a parser finds that.
+    For a text that is not JSON they are correct up to the first error.
     """
     parts = JsonParts()
     is_in_string = False
@@ -54,26 +54,20 @@ def count_parts(text: bytes | bytearray, max_objects: int, max_elements: int) ->
     return parts
 
 
-GZIP_NAMES = ("gzip", "x-gzip")  # the second is an alias of the first (RFC 9110, 8.4.1.3)
+def check_size(num_bytes: int, max_bytes: int) -> None:
+    """Raise HTTPException (413) for a body that is too large."""
+    if num_bytes > max_bytes:
+        raise HTTPException(413, f"the body is over the limit of {max_bytes} bytes")
+
+
 GZIP_FORMAT = zlib.MAX_WBITS | 16  # as zlib selects it
 MAX_MEMBERS = 64  # of one body: clients send one, parallel compressors a few
 
 
-def is_gzip(content_encoding: str) -> bool:
-    """Return whether a body is compressed. Raises HTTPException (415) for any encoding but gzip."""
-    name = content_encoding.strip().lower()
-    if name in ("", "identity"):
-        return False
-    if name in GZIP_NAMES:
-        return True
-    text = f"content-encoding is {name[:50]!r}, but must be gzip or left out"
-    raise HTTPException(415, text, {"accept-encoding": "gzip"})
-
-
 def gunzip(body: bytes | bytearray, max_bytes: int) -> bytes:
-    """Decompress a body, but never more than the bound: a few bytes may stand for gigabytes.
+    """Decompress a body up to the bound: a few bytes may expand to gigabytes.
 
-    zlib parses the members' headers too: in Python, megabytes of them would take the interpreter from other requests.
+    zlib also parses the headers of the members: in Python, megabytes of them would block other requests.
     Raises HTTPException: 413 for a body that is larger than `max_bytes` decompressed, 400 for one that is not gzip.
     """
     content = bytearray()
@@ -93,30 +87,30 @@ def gunzip(body: bytes | bytearray, max_bytes: int) -> bytes:
 
 
 def _invalid(reason: str) -> HTTPException:
-    return HTTPException(400, f"the body is not valid gzip, as content-encoding says: {reason}")
+    return HTTPException(400, f"content-encoding is gzip, but the body is not valid gzip: {reason}")
 
 
 Body = TypeVar("Body", bound=BaseModel)
 Content = bytes | bytearray
 T = TypeVar("T")
 
-# A body that is read on the event loop takes no more than about a millisecond.
+# Bodies within these limits take at most about a millisecond and are parsed on the event loop.
 LIGHT_BYTES = 64 << 10
 LIGHT_PARTS = 256  # objects, lists and keys
-LIGHT_QUOTES = 1024  # of texts, which may each become an object; numbers are a hundred times as fast
-LONG_BYTES = 1 << 20  # from which on a body waits for its like, and not before others
+LIGHT_QUOTES = 1024  # of strings, each of which may become an object; numbers are a hundred times as fast
+LONG_BYTES = 1 << 20  # bodies from this size on have a separate thread
 LONG_PARTS = 8192
 
-# The parser holds the interpreter for a whole body: these take it some 20 ms at most.
+# The parser holds the GIL for a whole body: within these limits for at most some 20 ms.
 MAX_OBJECTS = 1 << 17
 MAX_ELEMENTS = 1 << 19
 
 
 class BodyReader:
-    """Owns the threads that read bodies which would delay the event loop, one for those that take long."""
+    """Parser of bodies. Owns two threads for bodies that would delay the event loop, one of them for long ones."""
 
     def __init__(self, context_len: Callable[[], int], clock: Callable[[], float] = time.perf_counter) -> None:
-        """`context_len`: tokens that a prompt may have, each an element of a list."""
+        """`context_len`: returns the maximum tokens of a prompt, each of which may be an element of a list."""
         self._context_len = context_len
         self._inline = InlineWork(clock)
         self._lane = _Lane("bodies")
@@ -128,7 +122,7 @@ class BodyReader:
         self._long_lane.close()
 
     async def read(self, model: type[Body], content: Content, exchange: Exchange) -> Body:
-        """Return a body. Raises InvalidRequest, ClientGone, or HTTPException (413) for too many parts."""
+        """Parse a body. Raises InvalidRequest, ClientGone, or HTTPException (413) for too many parts."""
         if is_light(content):
             if self._inline.is_used_up:
                 return await self._lane.run(exchange, lambda: read_body(model, content))
@@ -142,11 +136,11 @@ class BodyReader:
         return await lane.run(exchange, lambda: read_body(model, content))
 
     async def gunzip(self, content: Content, max_bytes: int, exchange: Exchange) -> bytes:
-        """Return the decompressed body. Raises ClientGone, and HTTPException as `content_encoding.gunzip`."""
+        """Return the decompressed body. Raises ClientGone, and HTTPException like the function `gunzip`."""
         return await self._lane.run(exchange, lambda: gunzip(content, max_bytes))
 
     async def resumption(self, content: Content, exchange: Exchange) -> Resumption | None:
-        """Return how the request can be resumed, which needs a hash of its body. Raises FieldError or ClientGone."""
+        """Call `read_resumption`, which hashes the body. Raises FieldError or ClientGone."""
         headers, client = exchange.headers, exchange.client
         if len(content) <= LIGHT_BYTES:
             return read_resumption(headers, client, content)
@@ -154,21 +148,21 @@ class BodyReader:
 
 
 class _Lane:
-    """A thread that clients use in turn. It rests after each piece of work for as long as it took: it shares the
-    interpreter with the event loop, which has at least half of it however many bodies come.
+    """A thread that clients use in turn. After each job it sleeps for as long as the job took: it shares the GIL with
+    the event loop, which thus gets at least half of the time, however many bodies arrive.
     """
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._turns = Turns()
-        self._rests_until_s = 0.0
+        self._sleeps_until_s = 0.0
 
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(cancel_futures=True)
 
     async def run(self, exchange: Exchange, work: Callable[[], T]) -> T:
-        """Return the result of work for a request. Raises ClientGone if its client left meanwhile."""
+        """Return the result of `work`. Raises ClientGone if the client has disconnected in the meantime."""
         client = exchange.address if exchange.upload is None else exchange.upload.holder
         async with self._turns.turn(client):
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._work, exchange, work)
@@ -176,23 +170,23 @@ class _Lane:
     def _work(self, exchange: Exchange, work: Callable[[], T]) -> T:
         if exchange.disconnected:
             raise ClientGone
-        time.sleep(max(0.0, self._rests_until_s - time.monotonic()))
+        time.sleep(max(0.0, self._sleeps_until_s - time.monotonic()))
         begun_s = time.thread_time()
         try:
             return work()
         finally:
-            self._rests_until_s = time.monotonic() + time.thread_time() - begun_s
+            self._sleeps_until_s = time.monotonic() + time.thread_time() - begun_s
 
 
 def is_light(content: Content) -> bool:
-    """Return whether a body takes so little time that a thread is not worth its own."""
+    """Return whether parsing a body takes less time than handing it to a thread would."""
     if len(content) > LIGHT_BYTES or content.count(b'"') > LIGHT_QUOTES:
         return False
     return sum(map(content.count, (b"{", b"[", b":"))) <= LIGHT_PARTS
 
 
 def check_parts(parts: JsonParts, max_elements: int) -> None:
-    """Raises HTTPException (413)."""
+    """Raise HTTPException (413) for too many parts."""
     if parts.num_objects > MAX_OBJECTS:
         raise HTTPException(413, f"the body has over {MAX_OBJECTS} lists, objects and keys")
     if parts.num_elements > max_elements:
@@ -200,7 +194,7 @@ def check_parts(parts: JsonParts, max_elements: int) -> None:
 
 
 def read_body(model: type[Body], content: Content) -> Body:
-    """Return the body as the model has it: UTF-8, no NaN, no half surrogate pairs (no tokenizer takes them).
+    """Parse and validate a body: UTF-8, no NaN, no lone surrogates (tokenizers reject them).
 
     Raises InvalidRequest.
     """

@@ -1,4 +1,4 @@
-"""A path that takes a JSON body: read strictly, checked by a model, answered on the connection itself."""
+"""A path that accepts a JSON body: parsed strictly, validated by a model, served on the connection itself."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -11,12 +11,12 @@ from starlette.responses import Response
 
 from baton.engine.errors import EngineError
 from baton.router.admission.body_budget import BodyBudget
-from baton.router.auth.gate import Gate
+from baton.router.auth.client import Gate
 from baton.router.errors import REQUEST_PANICS
-from baton.router.http.body_reader import BodyReader, Content, is_gzip
-from baton.router.http.exchange import ClientGone, Exchange, announced_size, check_size
+from baton.router.http.body_reader import BodyReader, Content, check_size
+from baton.router.http.exchange import ClientGone, Exchange
+from baton.router.http.headers import announced_size, is_gzip, is_json, is_resumable
 from baton.router.openai.errors import error_response
-from baton.router.openai.headers import is_resumable
 from baton.rpc.status import ServiceError
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -24,7 +24,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class BodyIntake:
-    """What all routes take bodies in with."""
+    """Components for receiving bodies, shared by all routes."""
 
     gate: Gate
     budget: BodyBudget
@@ -33,21 +33,19 @@ class BodyIntake:
 
 
 class BodyRoute(Generic[Body]):
-    """Serves the POST requests of one path; errors become OpenAI-shaped answers."""
+    """Handler of the POST requests of one path. Errors become responses in OpenAI's shape."""
 
     def __init__(
         self, model: type[Body], serve: Callable[[Body, Exchange], Awaitable[None]], intake: BodyIntake
     ) -> None:
-        """`serve` answers the exchange, or raises before it has started the answer."""
+        """`serve` sends the response, or raises before it has sent any of it."""
         self.model = model
         self._serve = serve
         self._intake = intake
         self.max_body_bytes = intake.max_body_bytes
 
     def is_authorized(self, exchange: Exchange) -> bool:
-        """Return whether the head alone lets a request in; otherwise `serve` responds with the reason, and needs no
-        body for it.
-        """
+        """Return whether the headers are acceptable. Otherwise `serve` sends the error, and needs no body."""
         try:
             self._begin(exchange)
         except (EngineError, ServiceError, HTTPException) as error:
@@ -56,18 +54,18 @@ class BodyRoute(Generic[Body]):
         return True
 
     async def serve(self, exchange: Exchange) -> None:
-        """Reads the body and answers."""
+        """Read the body and send the response."""
         try:
             with REQUEST_PANICS:
                 await self._read_and_serve(exchange)
         except ClientGone:
-            return  # nobody is left to answer
+            return  # no response is possible
         except Exception as error:
             if exchange.started:
-                raise  # half an answer is out: the server breaks the connection off
+                raise  # a part of the response has been sent: the server closes the connection
             response = error_response(error)
             with suppress(ClientGone):
-                await exchange.answer(response.status_code, bytes(response.body), _extra_headers(response))
+                await exchange.respond(response.status_code, bytes(response.body), _extra_headers(response))
         finally:
             if exchange.upload is not None:
                 exchange.upload.release()
@@ -76,9 +74,9 @@ class BodyRoute(Generic[Body]):
         headers, intake = exchange.headers, self._intake
         exchange.client = intake.gate.client(headers)
         exchange.client.begin()
-        if not says_json(headers.get("content-type", "")):
-            # Any web page may post other types to a server on its reader's machine, without asking it first.
-            text = "the body must be JSON and said to be: send 'content-type: application/json'"
+        if not is_json(headers.get("content-type", "")):
+            # Browsers let any web page post other types to a server on the user's machine without a CORS preflight.
+            text = "the body must be JSON and declared as such: send 'content-type: application/json'"
             raise HTTPException(415, text)
         is_gzip(headers.get("content-encoding", ""))
         check_size(announced_size(headers), self.max_body_bytes)
@@ -87,7 +85,7 @@ class BodyRoute(Generic[Body]):
     async def _read_and_serve(self, exchange: Exchange) -> None:
         body = await self._read(exchange)
         if exchange.upload is not None:
-            exchange.upload.end()  # the route counts its choices from here on
+            exchange.upload.end()  # the route counts its completions from here on
         await self._serve(body, exchange)
 
     async def _read(self, exchange: Exchange) -> Body:
@@ -103,14 +101,6 @@ class BodyRoute(Generic[Body]):
         return await reader.read(self.model, content, exchange)
 
 
-def says_json(content_type: str) -> bool:
-    """Whether a content type is JSON's."""
-    if content_type == "application/json":
-        return True
-    media_type = content_type.partition(";")[0].strip().lower()
-    return media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json"))
-
-
 def _extra_headers(response: Response) -> dict[str, str]:
-    """The headers beside those that every answer has."""
+    """Return the headers except those that every response has."""
     return {name: value for name, value in response.headers.items() if name not in ("content-length", "content-type")}

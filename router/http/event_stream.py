@@ -1,14 +1,25 @@
-"""Server-sent events of one response. While the client lags, deltas merge into one event per completion.
+"""Server-sent events of one response.
 
-Deltas with logprobs are encoded at once instead: encoding megabytes of them together would block the event loop for
-seconds.
+While the client lags, deltas merge into one event per completion. Deltas with logprobs are encoded at once instead:
+encoding megabytes of them together would block the event loop for seconds.
+
+A resumable stream has event ids, and comments in long silences, so the client can distinguish a slow router from a lost
+one.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from baton.router.generation import ChoiceDelta, MergedDeltas
-from baton.router.http.exchange import Exchange
-from baton.router.resumption.resumption import OutputTally
+import orjson
+
+from baton.router.admission.body_budget import Upload
+from baton.router.auth.client import Client
+from baton.router.generation import CompletionDelta, MergedDeltas
+from baton.router.http.exchange import ClientGone, EventSource, Exchange
+from baton.router.http.headers import RESPONSE_HEADERS
+from baton.router.openai.errors import describe
+from baton.router.resumption.resumption import OutputTally, Resumption
 
 NEXT_EVENT = b"\n\ndata: "
 
@@ -20,7 +31,7 @@ class EventIds:
         """`tally`: of the tokens that the client already has."""
         self._tally = tally
 
-    def stamped(self, events: bytes, delta: ChoiceDelta) -> bytes:
+    def stamped(self, events: bytes, delta: CompletionDelta) -> bytes:
         """Return the events of a delta, with an id in the last one.
 
         Returns no events for tokens that the client already has; it then has the end of their completion, too.
@@ -38,7 +49,7 @@ class EventIds:
 class EventStream:
     """Deltas that wait for a lagging client."""
 
-    def __init__(self, exchange: Exchange, event: Callable[[ChoiceDelta], bytes]) -> None:
+    def __init__(self, exchange: Exchange, event: Callable[[CompletionDelta], bytes]) -> None:
         """`event` encodes a delta; empty if there is nothing to send."""
         self._exchange = exchange
         self._event = event
@@ -56,7 +67,7 @@ class EventStream:
         encoded, self._encoded, self._num_encoded = self._encoded, [], 0
         return b"".join((*encoded, *map(self._event, self._merged.take())))
 
-    async def add(self, delta: ChoiceDelta) -> None:
+    async def add(self, delta: CompletionDelta) -> None:
         """Send a delta, or keep it while the client lags. Raises ClientGone."""
         if delta.seen and not delta.token_ids:
             self._event(delta)  # returns nothing, but keeps the prompt logprobs for completions that begin later
@@ -77,3 +88,124 @@ class EventStream:
             events = self._event(delta)
             self._encoded.append(events)
             self._num_encoded += len(events)
+
+
+COMMENT = b": waiting\n\n"
+COMMENT_INTERVAL_S = 1.0  # silence before a comment
+
+
+@asynccontextmanager
+async def kept_alive(
+    exchange: Exchange, stream: bool, interval_s: float = COMMENT_INTERVAL_S
+) -> AsyncIterator[Exchange]:
+    """Yield the exchange. A resumable stream is wrapped so that it is never silent for longer than the interval.
+
+    An error after the first comment is sent as an event, since the response headers have been sent.
+    """
+    if exchange.resumption is None or not stream:
+        yield exchange
+        return
+    alive = KeptAliveExchange(exchange, interval_s)
+    comments = asyncio.create_task(alive.run())
+    try:
+        yield alive
+    except ClientGone:
+        raise
+    except Exception as error:
+        if not alive.started or alive.is_over:
+            raise
+        await alive.send_events(b"data: " + orjson.dumps(describe(error)[1]) + b"\n\n", last=True)
+    finally:
+        comments.cancel()
+        await asyncio.gather(comments, return_exceptions=True)
+
+
+class KeptAliveExchange:
+    """Exchange whose event stream begins with its first comment or event, whichever is first."""
+
+    def __init__(self, exchange: Exchange, interval_s: float) -> None:
+        self._exchange = exchange
+        self._interval_s = interval_s
+        self._last_s = asyncio.get_running_loop().time()
+        self._source: EventSource | None = None  # set by `begin_events`
+        self.is_over = False  # the last event was sent
+        self.request_id: str = exchange.request_id
+        self.client: Client = exchange.client
+        self.resumption: Resumption | None = exchange.resumption
+        self.address: str = exchange.address
+        self.upload: Upload | None = exchange.upload
+        self.refusal: Exception | None = exchange.refusal
+        self.disconnected: bool = exchange.disconnected
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Request headers by lower-case name; the first one of duplicates."""
+        return self._exchange.headers
+
+    @property
+    def started(self) -> bool:
+        """Whether the response headers have been sent."""
+        return self._exchange.started
+
+    async def read(self, max_bytes: int) -> bytes | bytearray:
+        """Return the body."""
+        return await self._exchange.read(max_bytes)
+
+    def forget_body(self) -> None:
+        """Free the body."""
+        self._exchange.forget_body()
+
+    def watch(self) -> AbstractAsyncContextManager[object]:
+        """Return a context in which the current task fails with ClientGone if the client disconnects."""
+        return self._exchange.watch()
+
+    async def respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Send a complete response."""
+        await self._exchange.respond(status, body, headers)
+
+    async def begin_events(self, headers: Mapping[str, str], source: EventSource) -> None:
+        """Send the headers of the event stream, unless a comment has sent them."""
+        self._source = source
+        if not self._exchange.started:
+            await self._exchange.begin_events(headers, self)
+
+    async def send_events(self, events: bytes, last: bool = False) -> None:
+        """Send events, after those in the source. Raises ClientGone."""
+        self.is_over = last
+        self._last_s = asyncio.get_running_loop().time()
+        await self._exchange.send_events(events, last)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the events in the source."""
+        return 0 if self._source is None else self._source.num_bytes
+
+    def take(self) -> bytes:
+        """Remove and return the events in the source."""
+        return b"" if self._source is None else self._source.take()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the client lags."""
+        return self._exchange.is_behind
+
+    def count_unread(self) -> None:
+        """Count the client's unread output."""
+        self._exchange.count_unread()
+
+    async def run(self) -> None:
+        """Send comments until cancelled, the last event is sent, or the client disconnects."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._last_s + self._interval_s - loop.time())
+            if self.is_over:
+                return
+            if self.is_behind:  # the client still reads earlier output
+                self._last_s = loop.time()
+            elif loop.time() >= self._last_s + self._interval_s:
+                try:
+                    if not self.started:
+                        await self._exchange.begin_events(RESPONSE_HEADERS, self)
+                    await self.send_events(COMMENT)
+                except ClientGone:
+                    return

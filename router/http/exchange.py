@@ -1,25 +1,16 @@
 """One HTTP request and its response, directly on the server's interface: ASGI in between would cost time."""
 
-import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
-
-from starlette.exceptions import HTTPException
 
 from baton.router.admission.body_budget import Upload
 from baton.router.auth.client import Client
 from baton.router.resumption.resumption import Resumption
-from baton.settings.names import is_name
 
 
 class ClientGone(Exception):
     """The client closed the connection, so no response is possible."""
-
-
-def new_id(given: str) -> str:
-    """Return the id of a request: the client's if it is a valid name, otherwise a random one."""
-    return given if is_name(given) else uuid.uuid4().hex
 
 
 class EventSource(Protocol):
@@ -71,7 +62,7 @@ class Exchange(Protocol):
         """
         ...
 
-    async def answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    async def respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Send a complete response: JSON or empty."""
         ...
 
@@ -91,23 +82,3 @@ class Exchange(Protocol):
     def count_unread(self) -> None:
         """Count the client's unread output, after the source has grown. May abort the exchange."""
         ...
-
-
-def read_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Decode headers with lower-case names; keeps the first one of duplicates."""
-    headers: dict[str, str] = {}
-    for name, value in raw:
-        headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
-    return headers
-
-
-def announced_size(headers: Mapping[str, str]) -> int:
-    """Return the body's length from `content-length`; 0 if it is absent or malformed."""
-    announced = headers.get("content-length", "0")
-    return int(announced) if announced.isdecimal() else 0
-
-
-def check_size(num_bytes: int, max_bytes: int) -> None:
-    """Raise HTTPException (413) for a body that is too large."""
-    if num_bytes > max_bytes:
-        raise HTTPException(413, f"the body is over the limit of {max_bytes} bytes")

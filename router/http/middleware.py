@@ -6,8 +6,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from baton.router.auth.gate import Gate
-from baton.router.http.exchange import new_id, read_headers
+from baton.router.auth.client import Gate
+from baton.router.http.headers import new_id, read_headers
 from baton.router.openai.errors import error_response
 from baton.rpc.status import Unauthenticated
 

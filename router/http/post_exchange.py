@@ -15,8 +15,10 @@ from baton.router.admission.body_budget import Upload
 from baton.router.admission.unread_output import UnreadOutput, UnreadShare
 from baton.router.auth.client import ANONYMOUS, Client
 from baton.router.errors import Overloaded
+from baton.router.http.body_reader import check_size
 from baton.router.http.body_route import BodyRoute
-from baton.router.http.exchange import ClientGone, EventSource, check_size, new_id, read_headers
+from baton.router.http.exchange import ClientGone, EventSource
+from baton.router.http.headers import new_id, read_headers
 from baton.router.http.middleware import CrossOrigin
 from baton.router.resumption.resumption import Resumption
 
@@ -172,7 +174,7 @@ class PostExchange(RequestResponseCycle):
             if num_cancelling <= self._num_cancelling and isinstance(error, asyncio.CancelledError):
                 raise ClientGone from None
 
-    async def answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    async def respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Send a complete response: JSON or empty."""
         kind = b"content-type: application/json\r\n" if body else b""
         self._send(self._head(status, b"content-length: %d\r\n%b" % (len(body), kind), headers or {}) + body)

@@ -97,24 +97,24 @@ class PostProtocol(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection: no data arrived in time."""
         super().timeout_keep_alive_handler()
-        self._see_to_end()
+        self._watch_end()
 
     def on_response_complete(self) -> None:
         """uvicorn: the response is complete, though the transport may still buffer a part of it."""
         super().on_response_complete()
         if self.transport.is_closing():
-            self._see_to_end()
+            self._watch_end()
         elif self._is_reading and not self.cycle.keep_alive:
             self._discarding = self.loop.call_later(DISCARD_S, self._close)
 
     def _close(self) -> None:
         self.transport.close()
-        self._see_to_end()
+        self._watch_end()
 
     def send_400_response(self, msg: str) -> None:
         """Respond to data that is not HTTP."""
         super().send_400_response(msg)
-        self._see_to_end()
+        self._watch_end()
 
     def pause_writing(self) -> None:
         """asyncio: the client lags."""
@@ -128,7 +128,7 @@ class PostProtocol(HttpToolsProtocol):
         if isinstance(self.cycle, PostExchange):
             self.cycle.caught_up()
 
-    def _see_to_end(self) -> None:
+    def _watch_end(self) -> None:
         """Make sure that a closed connection ends, once the client has read all output or reads it too slowly.
 
         TLS clients should then send a close_notify, but may not.

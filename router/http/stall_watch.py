@@ -39,7 +39,7 @@ def _socket(transport: asyncio.Transport) -> socket.socket:
     return sock
 
 
-LOOK_INTERVAL_S = 1.0
+CHECK_INTERVAL_S = 1.0
 
 
 class StallWatch:
@@ -65,7 +65,7 @@ class StallWatch:
         if self._timer is None:
             self._progress_s = self._since_s = self._loop.time()
             self._num_delivered = self._num_delivered_first = num_delivered(self._transport)
-            self._timer = self._loop.call_later(LOOK_INTERVAL_S, self._check)
+            self._timer = self._loop.call_later(CHECK_INTERVAL_S, self._check)
 
     def caught_up(self) -> None:
         """Stop the watch: the client has read nearly all. A closed connection is watched until it ends."""
@@ -89,7 +89,7 @@ class StallWatch:
             self._stalled()
             self._transport.abort()
             return
-        self._timer = self._loop.call_later(LOOK_INTERVAL_S, self._check)
+        self._timer = self._loop.call_later(CHECK_INTERVAL_S, self._check)
 
     def _is_too_slow(self, now_s: float) -> bool:
         """Return whether the rate of a finished window was too low, and start the next window."""

@@ -12,7 +12,7 @@ PREFIX = "baton:"
 TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 REQUEST_BUCKETS_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
-CHOICE_BUCKETS = (1, 2, 5, 10, 20)
+COMPLETION_BUCKETS = (1, 2, 5, 10, 20)
 LENGTH_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
 
@@ -48,7 +48,7 @@ class RouterMetrics:
         self._prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS)
         self._output_length = self._histogram("request_generation_tokens", "Tokens of a completion.", LENGTH_BUCKETS)
         self._max_tokens = self._histogram("request_params_max_tokens", "max_tokens of requests.", LENGTH_BUCKETS)
-        self._num_choices = self._histogram("request_params_n", "Completions per prompt.", CHOICE_BUCKETS)
+        self._num_completions = self._histogram("request_params_n", "Completions per prompt.", COMPLETION_BUCKETS)
         inflight = Gauge(f"{PREFIX}router_inflight", "Completions in flight.", ["model_name"], registry=self.registry)
         self.inflight = inflight.labels(model_name)
 
@@ -63,10 +63,10 @@ class RouterMetrics:
         family = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self.registry)
         return family.labels(self.model_name)
 
-    def request_started(self, max_tokens: int, num_choices: int) -> None:
+    def request_started(self, max_tokens: int, num_completions: int) -> None:
         """Record the options of a prompt that is to be served."""
         self._max_tokens.observe(max_tokens)
-        self._num_choices.observe(num_choices)
+        self._num_completions.observe(num_completions)
 
     def planned(self, plan: str) -> None:
         """Count a completion that was routed by this kind of plan."""
@@ -90,7 +90,7 @@ class RouterMetrics:
         """Record the TTFT of a completion."""
         self._ttft.observe(waited_s)
 
-    def choice_ended(self, reason: str, num_tokens: int, total_s: float, decode_s: float) -> None:
+    def completion_ended(self, reason: str, num_tokens: int, total_s: float, decode_s: float) -> None:
         """Record the end of a completion; `decode_s`: time from its first token to its last."""
         self._success(reason).inc()
         self._output_length.observe(num_tokens)
@@ -101,7 +101,7 @@ class RouterMetrics:
             self._tpot.observe(decode_s / (num_tokens - 1))
 
 
-class ChoiceMeter:
+class CompletionMeter:
     """Latencies of one completion."""
 
     def __init__(self, metrics: RouterMetrics) -> None:
@@ -127,4 +127,4 @@ class ChoiceMeter:
     def ended(self, reason: str) -> None:
         """Record the end of the completion."""
         now_s = time.perf_counter()
-        self._metrics.choice_ended(reason, self._num_tokens, now_s - self._started_s, self._last_s - self._first_s)
+        self._metrics.completion_ended(reason, self._num_tokens, now_s - self._started_s, self._last_s - self._first_s)

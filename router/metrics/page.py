@@ -1,4 +1,4 @@
-"""What Prometheus reads."""
+"""The page of metrics that Prometheus scrapes."""
 
 import asyncio
 import logging
@@ -20,14 +20,14 @@ from baton.rpc.metrics_format import plain_accept
 
 logger = logging.getLogger(__name__)
 
-PEER_TIMEOUT_S = 1.0  # a process that is stopped must not keep the others from answering
+PEER_TIMEOUT_S = 1.0  # a stopped process must not delay the response of the others
 
 
 class ProcessGroup:
-    """Owns the socket of one process of the group."""
+    """The router processes that share ports. Owns the socket at which one of them serves its series to the others."""
 
     def __init__(self, directory: Path, number: int, size: int, registry: CollectorRegistry) -> None:
-        """The `number`th (from 0) of `size` processes, with its series."""
+        """`number`: of this process, from 0 to `size` - 1. `registry`: its series."""
         self.number = number
         self._directory = directory
         self._size = size
@@ -37,7 +37,7 @@ class ProcessGroup:
 
     async def __aenter__(self) -> "ProcessGroup":
         path = self._path(self.number)
-        path.unlink(missing_ok=True)  # an earlier life's
+        path.unlink(missing_ok=True)  # left by an earlier process
         self._server = await asyncio.start_unix_server(self._answer, path)
         return self
 
@@ -49,10 +49,10 @@ class ProcessGroup:
         self._path(self.number).unlink(missing_ok=True)
 
     async def page(self) -> Collector:
-        """Return the series of all processes, and which of them do not answer."""
+        """Return the series of all processes, and whether each of them responds."""
         others = [number for number in range(self._size) if number != self.number]
-        told = await asyncio.gather(*(self._ask(number) for number in others))
-        by_process = {**dict(zip(others, told, strict=True)), self.number: list(own_series(self._registry))}
+        responses = await asyncio.gather(*(self._ask(number) for number in others))
+        by_process = {**dict(zip(others, responses, strict=True)), self.number: list(own_series(self._registry))}
         return one_page(dict(sorted(by_process.items())), shared_series(self._registry))
 
     def _path(self, number: int) -> Path:
@@ -63,7 +63,7 @@ class ProcessGroup:
             writer.write(await self._packed.get())
             await writer.drain()
         except ConnectionError as error:
-            logger.debug("another router process did not wait for our series: %s", error)
+            logger.debug("another router process disconnected before it had read the series: %s", error)
         finally:
             await _close(writer)
 
@@ -71,7 +71,7 @@ class ProcessGroup:
         return pack_series(own_series(self._registry))
 
     async def _ask(self, number: int) -> list[Metric] | None:
-        """Another process's own series; None if it does not answer."""
+        """Return another process's own series; None if it does not respond."""
         try:
             async with asyncio.timeout(PEER_TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(self._path(number))
@@ -80,13 +80,13 @@ class ProcessGroup:
                 finally:
                     await _close(writer)
         except (OSError, TimeoutError, ValueError) as error:
-            logger.debug("router process %d does not answer: %r", number, error)
+            logger.debug("router process %d does not respond: %r", number, error)
             return None
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
     writer.close()
-    with suppress(ConnectionError):  # the other end was first
+    with suppress(ConnectionError):  # the other end has closed it
         await writer.wait_closed()
 
 
@@ -110,7 +110,7 @@ class MetricsPage:
         self._texts: dict[str, SharedResult[MetricsText]] = {}  # by media type, of which there are two
 
     async def text(self, accept: str) -> MetricsText:
-        """Return the page as OpenMetrics if the `accept` header asks for it, else in Prometheus' text format."""
+        """Return the page as OpenMetrics if the `accept` header asks for it, otherwise as Prometheus text."""
         encode, media_type = choose_encoder(plain_accept(accept))
         if media_type not in self._texts:
             self._texts[media_type] = SharedResult(partial(self._render, encode, media_type))

@@ -49,7 +49,7 @@ class PoolsReporter:
         arrivals, lengths = self._admission.arrivals, self._metrics.traffic.lengths
         return TrafficReport(
             window_s=arrivals.window_s,
-            num_requests=arrivals.num_choices,
+            num_requests=arrivals.num_completions,
             gaps_s=arrivals.gaps_s,
             prompt_tokens=lengths.prompt,
             uncached_tokens=lengths.uncached,

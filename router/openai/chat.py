@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`."""
+"""The `/v1/chat/completions` route."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ from baton.engine.sampling.params import MAX_LOGPROBS
 from baton.protos.common_pb2 import PositionLogprobs
 from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
-from baton.router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest
+from baton.router.generation import ChatPrompt, CompletionDelta, Generation, GenerationRequest
+from baton.router.http.event_stream import kept_alive
 from baton.router.http.exchange import Exchange
-from baton.router.http.keep_alive import kept_alive
-from baton.router.limits import MAX_ENTRIES
+from baton.router.http.headers import read_context, resumable
+from baton.router.limits import MAX_ENTRIES, check_model
 from baton.router.openai.fields import STREAM_RULE, TRUE, Count, GenerationFields
-from baton.router.openai.headers import read_context, resumable
 from baton.router.openai.logprobs import chat_content, prompt_positions
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
 from baton.router.openai.request_body import BOOLEAN, WHOLE, AtMost, unless
-from baton.router.openai.response import WholeChoice, answer, apart, command_id
+from baton.router.openai.response import WholeCompletion, command_id, json_fragment, send_completions
 from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
 from baton.router.text.tokenizer import Tokenizer
@@ -55,13 +55,13 @@ class ChatRequest(GenerationFields):
 
     def check(self, config: RouterConfig, num_prompts: int) -> None:
         """Raise FieldError for the first field that cannot be served."""
-        if self.tools and self.tool_choice != "none":  # with "none" the model is to call no tool: it sees none
+        if self.tools and self.tool_choice != "none":  # "none": the model must not call tools, so it gets none
             text = 'tools is not supported by this server; leave it out, or set tool_choice to "none"'
             raise FieldError("tools", text)
         super().check(config, num_prompts)
 
     def prompt(self) -> ChatPrompt:
-        """What the template is given. Raises FieldError if the fields contradict each other."""
+        """Return the template's input. Raises FieldError if the fields contradict each other."""
         if self.add_generation_prompt and self.continue_final_message:
             message = "continue_final_message and add_generation_prompt must not both be true"
             raise FieldError("continue_final_message", message)
@@ -73,33 +73,33 @@ class ChatRequest(GenerationFields):
         )
 
     def num_logprobs(self) -> int | None:
-        """Best candidates to report for each token; None for no logprobs. Raises FieldError."""
+        """Return the number of best candidates to report for each token; None: no logprobs. Raises FieldError."""
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs can only be set when logprobs is true")
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class ChatShape:
-    """Words the answers of one chat request; the constant part of its chunks is made once."""
+    """Encoder of the responses to one chat request; the constant part of its chunks is encoded once."""
 
     def __init__(
-        self, answer_id: str, generation: Generation, fields: ChatRequest, model: str, tokenizer: Tokenizer
+        self, response_id: str, generation: Generation, fields: ChatRequest, model: str, tokenizer: Tokenizer
     ) -> None:
         self._fields = fields
         self._generation = generation
         self._tokenizer = tokenizer
         self._num_top = fields.num_logprobs()
-        self._head: Mapping[str, object] = {"id": answer_id, "created": int(time.time()), "model": model}
+        self._head: Mapping[str, object] = {"id": response_id, "created": int(time.time()), "model": model}
         constant = orjson.dumps({**self._head, "object": "chat.completion.chunk"})
         self._prefix = b"data: " + constant[:-1] + b',"choices":['
         self._opened: set[int] = set()
 
     def resume(self, index: int) -> None:
-        """Leave out the opening event of a choice."""
+        """Omit the opening event of a completion: the client has it."""
         self._opened.add(index)
 
-    def chunk(self, delta: ChoiceDelta, usage: dict[str, object] | None) -> bytes:
-        """The role at a choice's beginning, then new text; nothing while a character or stop string is incomplete."""
+    def chunk(self, delta: CompletionDelta, usage: dict[str, object] | None) -> bytes:
+        """Return the events: the role first, then new text; none while a character or stop string is incomplete."""
         opening = b"" if delta.index in self._opened else self._open(delta.index, usage)
         with_tokens = self._num_top is not None or self._fields.return_token_ids
         if not (delta.text or delta.finish_reason or (with_tokens and delta.token_ids)):
@@ -119,29 +119,33 @@ class ChatShape:
         return opening + b"".join(parts)
 
     def usage_chunk(self, usage: dict[str, object]) -> bytes:
-        """No choices, only usage."""
+        """Return the event with the usage and no choices."""
         return self._prefix + b"]" + self._end(usage)
 
-    def whole(self, choices: Sequence[WholeChoice], usage: dict[str, object]) -> dict[str, object]:
-        """The chat completion object."""
-        body = {**self._head, "object": "chat.completion", "choices": [apart(self._choice(each)) for each in choices]}
+    def whole(self, completions: Sequence[WholeCompletion], usage: dict[str, object]) -> dict[str, object]:
+        """Return the chat completion object."""
+        body = {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [json_fragment(self._choice(each)) for each in completions],
+        }
         body["usage"] = usage
         if self._generation.sampling.prompt_logprobs is not None:
-            body["prompt_logprobs"] = prompt_positions(choices[0].prompt_logprobs, self._tokenizer)
+            body["prompt_logprobs"] = prompt_positions(completions[0].prompt_logprobs, self._tokenizer)
         if self._fields.return_token_ids:
             body["prompt_token_ids"] = self._generation.token_ids
         return body
 
-    def _choice(self, choice: WholeChoice) -> dict[str, object]:
+    def _choice(self, completion: WholeCompletion) -> dict[str, object]:
         body: dict[str, object] = {
-            "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": self._logprobs(choice.logprobs),
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
+            "index": completion.index,
+            "message": {"role": "assistant", "content": completion.text, "refusal": None},
+            "logprobs": self._logprobs(completion.logprobs),
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
         }
         if self._fields.return_token_ids:
-            body["token_ids"] = choice.token_ids
+            body["token_ids"] = completion.token_ids
         return body
 
     def _open(self, index: int, usage: dict[str, object] | None) -> bytes:
@@ -162,32 +166,32 @@ class ChatShape:
 
 
 class ChatApi:
-    """Serves chat completions."""
+    """Handler of chat completion requests."""
 
     def __init__(self, service: RouterService) -> None:
         self._service = service
 
     async def complete(self, body: ChatRequest, exchange: Exchange) -> None:
-        """Answers a conversation."""
+        """Generate the completions of a conversation and send the response."""
         service = self._service
-        service.check_model(body.model)
+        check_model(service.model.name, body.model)
         body.check(service.config, num_prompts=1)
         client = exchange.client
-        context = read_context(exchange.headers, body.user, body.priority, client)
-        num_choices = body.n
+        context = read_context(exchange.headers, body.user, body.priority, client, service.config.default_timeout_s)
+        num_completions = body.n
         async with (
             exchange.watch(),
             kept_alive(exchange, body.stream) as exchange,
-            client.hold(num_choices),
-            service.admission.admit(num_choices, context),
+            client.hold(num_completions),
+            service.admission.admit(num_completions, context),
         ):
             request = resumable(self._request(body, context, exchange), exchange.resumption)
             generation = await service.pipeline.prepare(request)
             body.messages = ()
             exchange.forget_body()
-            answer_id = f"chatcmpl-{exchange.request_id}"
-            shape = ChatShape(answer_id, generation, body, service.model.name, service.tokenizer)
-            await answer(exchange, service.pipeline, [generation], body, shape)
+            response_id = f"chatcmpl-{exchange.request_id}"
+            shape = ChatShape(response_id, generation, body, service.model.name, service.tokenizer)
+            await send_completions(exchange, service.pipeline, [generation], body, shape)
 
     def _request(self, body: ChatRequest, context: RequestContext, exchange: Exchange) -> GenerationRequest:
         model = self._service.model

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import orjson
 
 from baton.protos.common_pb2 import PositionLogprobs
-from baton.router.generation import ChoiceDelta, Generation
+from baton.router.generation import CompletionDelta, Generation
 from baton.router.openai.logprobs import completion_block, prompt_positions
-from baton.router.openai.response import WholeChoice, apart
+from baton.router.openai.response import WholeCompletion, json_fragment
 from baton.router.text.tokenizer import Tokenizer
 
 
@@ -30,11 +30,11 @@ class CompletionShape:
     def __init__(
         self,
         *,
-        answer_id: str,
+        response_id: str,
         model: str,
         generations: Sequence[Generation],
         echoes: Sequence[PromptEcho],  # one per prompt; empty: no echo
-        num_choices: int,  # completions of each prompt
+        num_completions: int,  # completions of each prompt
         num_top: int | None,  # best candidates of each token; None: no logprobs
         with_prompt_logprobs: bool,
         with_token_ids: bool,
@@ -42,13 +42,13 @@ class CompletionShape:
     ) -> None:
         self._generations = generations
         self._echoes = echoes
-        self._num_choices = num_choices
+        self._num_completions = num_completions
         self._num_top = num_top
         self._with_prompt_logprobs = with_prompt_logprobs
         self._with_token_ids = with_token_ids
         self._tokenizer = tokenizer
         self._head: Mapping[str, object] = {
-            "id": answer_id,
+            "id": response_id,
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
@@ -60,12 +60,12 @@ class CompletionShape:
         """Omit the prompt's fields in the first event of a completion."""
         self._opened.add(index)
 
-    def chunk(self, delta: ChoiceDelta, usage: dict[str, object] | None) -> bytes:
+    def chunk(self, delta: CompletionDelta, usage: dict[str, object] | None) -> bytes:
         """Return the event of a delta; empty while a character or stop string is incomplete.
 
         An echo is sent with the first token in any case: a client that resumes after that token must have the echo.
         """
-        prompt = delta.index // self._num_choices
+        prompt = delta.index // self._num_completions
         echo = self._echoes[prompt] if self._echoes else None
         is_first = delta.index not in self._opened
         if echo is not None:
@@ -73,43 +73,45 @@ class CompletionShape:
         with_tokens = self._num_top is not None or self._with_token_ids or (echo is not None and is_first)
         if not (delta.text or delta.finish_reason or (with_tokens and delta.token_ids)):
             return b""
-        choice = WholeChoice(delta.index)
-        choice.extend(delta)
+        completion = WholeCompletion(delta.index)
+        completion.extend(delta)
         self._opened.add(delta.index)
-        body = self._choice(choice, echo, is_first)
+        body = self._choice(completion, echo, is_first)
         return self._prefix + orjson.dumps(body) + b"]" + self._end(usage)
 
     def usage_chunk(self, usage: dict[str, object]) -> bytes:
         """Return the event with the usage and no choices."""
         return self._prefix + b"]" + self._end(usage)
 
-    def whole(self, choices: Sequence[WholeChoice], usage: dict[str, object]) -> dict[str, object]:
+    def whole(self, completions: Sequence[WholeCompletion], usage: dict[str, object]) -> dict[str, object]:
         """Return the completion object."""
-        for choice in choices:
+        for completion in completions:
             if self._echoes:
-                self._add_prompt_logprobs(self._echoes[choice.index // self._num_choices], choice.prompt_logprobs)
+                self._add_prompt_logprobs(
+                    self._echoes[completion.index // self._num_completions], completion.prompt_logprobs
+                )
         bodies = []
-        for choice in choices:
-            prompt = choice.index // self._num_choices
-            body = self._choice(choice, self._echoes[prompt] if self._echoes else None, is_first=True)
+        for completion in completions:
+            prompt = completion.index // self._num_completions
+            body = self._choice(completion, self._echoes[prompt] if self._echoes else None, is_first=True)
             if self._with_prompt_logprobs:
-                first = choices[prompt * self._num_choices]
+                first = completions[prompt * self._num_completions]
                 body["prompt_logprobs"] = prompt_positions(first.prompt_logprobs, self._tokenizer)
-            bodies.append(apart(body))
+            bodies.append(json_fragment(body))
         return {**self._head, "choices": bodies, "usage": usage}
 
-    def _choice(self, choice: WholeChoice, echo: PromptEcho | None, is_first: bool) -> dict[str, object]:
-        prompt = self._generations[choice.index // self._num_choices]
+    def _choice(self, completion: WholeCompletion, echo: PromptEcho | None, is_first: bool) -> dict[str, object]:
+        prompt = self._generations[completion.index // self._num_completions]
         shown = echo if is_first else None
         body: dict[str, object] = {
-            "index": choice.index,
-            "text": (shown.text if shown is not None else "") + choice.text,
-            "logprobs": None if self._num_top is None else self._logprobs(choice, echo, is_first, self._num_top),
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
+            "index": completion.index,
+            "text": (shown.text if shown is not None else "") + completion.text,
+            "logprobs": None if self._num_top is None else self._logprobs(completion, echo, is_first, self._num_top),
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
         }
         if self._with_token_ids:
-            body["token_ids"] = choice.token_ids
+            body["token_ids"] = completion.token_ids
             if is_first:
                 body["prompt_token_ids"] = prompt.token_ids
         return body
@@ -122,11 +124,11 @@ class CompletionShape:
             echo.top_logprobs += block["top_logprobs"]
 
     def _logprobs(
-        self, choice: WholeChoice, echo: PromptEcho | None, is_first: bool, num_top: int
+        self, completion: WholeCompletion, echo: PromptEcho | None, is_first: bool, num_top: int
     ) -> dict[str, list[object]]:
         start = 0 if echo is None else len(echo.text)
-        offsets = [start + offset for offset in choice.text_offsets]
-        block = completion_block(choice.token_ids, choice.logprobs, offsets, num_top, self._tokenizer)
+        offsets = [start + offset for offset in completion.text_offsets]
+        block = completion_block(completion.token_ids, completion.logprobs, offsets, num_top, self._tokenizer)
         if echo is None or not is_first:
             return block
         return {

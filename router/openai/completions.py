@@ -9,17 +9,17 @@ from pydantic import ConfigDict, Field, WithJsonSchema
 from baton.engine.sampling.params import MAX_LOGPROBS
 from baton.router.errors import FieldError
 from baton.router.generation import Generation, GenerationRequest
+from baton.router.http.event_stream import kept_alive
 from baton.router.http.exchange import Exchange
-from baton.router.http.keep_alive import kept_alive
+from baton.router.http.headers import read_context, resumable
 from baton.router.inline_work import InlineWork
-from baton.router.limits import check_echo
+from baton.router.limits import check_echo, check_model
 from baton.router.openai.completion_shape import CompletionShape, PromptEcho
-from baton.router.openai.fields import INT32_MAX, STREAM_RULE, TRUE, GenerationFields
-from baton.router.openai.headers import read_context, resumable
+from baton.router.openai.fields import STREAM_RULE, TRUE, GenerationFields
 from baton.router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
 from baton.router.openai.request_body import WHOLE, unless
-from baton.router.openai.response import answer, command_id
-from baton.router.request_context import RequestContext
+from baton.router.openai.response import command_id, send_completions
+from baton.router.request_context import INT32_MAX, RequestContext
 from baton.router.service import RouterService
 
 DEFAULT_MAX_TOKENS = 16
@@ -48,7 +48,7 @@ class CompletionsApi:
     async def complete(self, body: CompletionRequest, exchange: Exchange) -> None:
         """Generate the completions of each prompt and send the response."""
         service = self._service
-        service.check_model(body.model)
+        check_model(service.model.name, body.model)
         context_len = service.pipeline.context_len()
         prompts = await self._inline.run_paced(
             lambda: read_prompts(body.prompt, service.config.max_choices, context_len)
@@ -57,13 +57,13 @@ class CompletionsApi:
         if body.max_tokens == 0 and not body.echo:
             raise FieldError("max_tokens", "max_tokens is 0, but must be 1 or more unless echo is true")
         client = exchange.client
-        context = read_context(exchange.headers, body.user, body.priority, client)
-        num_choices = len(prompts) * body.n
+        context = read_context(exchange.headers, body.user, body.priority, client, service.config.default_timeout_s)
+        num_completions = len(prompts) * body.n
         async with (
             exchange.watch(),
             kept_alive(exchange, body.stream) as exchange,
-            client.hold(num_choices),
-            service.admission.admit(num_choices, context),
+            client.hold(num_completions),
+            service.admission.admit(num_completions, context),
         ):
             await self._answer(body, prompts, context, exchange)
 
@@ -82,17 +82,17 @@ class CompletionsApi:
         prompts.clear()
         exchange.forget_body()
         shape = CompletionShape(
-            answer_id=f"cmpl-{exchange.request_id}",
+            response_id=f"cmpl-{exchange.request_id}",
             model=service.model.name,
             generations=generations,
             echoes=echoes,
-            num_choices=body.n,
+            num_completions=body.n,
             num_top=body.logprobs,
             with_prompt_logprobs=body.prompt_logprobs is not None,
             with_token_ids=body.return_token_ids,
             tokenizer=service.tokenizer,
         )
-        await answer(exchange, service.pipeline, generations, body, shape)
+        await send_completions(exchange, service.pipeline, generations, body, shape)
 
     def _request(
         self, body: CompletionRequest, prompt: Prompt, context: RequestContext, cache_salt: str, request_id: str

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from baton.router.openai import response_models as bodies
-from baton.router.openai.fields import CHOICES, STOP_STRINGS
+from baton.router.openai.fields import COMPLETIONS, STOP_STRINGS
 from baton.router.openai.prompts import PROMPTS, TOKEN_ID
 from baton.router.service import RouterService
 from baton.rpc.metrics_format import OPENMETRICS
@@ -33,7 +33,7 @@ CHUNKS: Mapping[str, Any] = {
 POST_ERRORS: Mapping[int, str] = {
     400: "The body or a header is not as described, or the request does not fit the model's context.",
     404: "The model does not exist.",
-    408: "The request did not come in time.",
+    408: "The request was not received in time.",
     409: "A stream cannot be resumed at the client's position, or another router has taken the request over.",
     413: "The body is too large, or has too many parts.",
     415: "The body is not declared as JSON, or has another content-encoding than gzip.",
@@ -60,13 +60,13 @@ class Description:
         max_choices = min(config.max_choices, config.max_inflight)
         self._bounds: Mapping[str, tuple[str, int]] = {  # by the title of a type
             TOKEN_ID: ("maximum", vocab_size - 1),
-            CHOICES: ("maximum", max_choices),
+            COMPLETIONS: ("maximum", max_choices),
             PROMPTS: ("maxItems", max_choices),
             STOP_STRINGS: ("maxItems", config.max_stop),
         }
 
     def complete(self, schema: Json) -> Json:
-        """Add what FastAPI does not know, in place."""
+        """Complete FastAPI's schema in place."""
         types: set[Any] = {bodies.ErrorBody, *BODIES.values(), *CHUNKS.values(), *self._posts.values()}
         adapters = [(each, "validation", TypeAdapter(each)) for each in types]
         references, definitions = TypeAdapter.json_schemas(
@@ -99,7 +99,7 @@ class Description:
 
     def _responses(self, path: str, known: Mapping[Any, Json], errors: Mapping[int, str]) -> Json:
         found: Json = {"200": {"description": "The response.", **self._content(path, known)}}
-        needs_key = {} if self._gate.is_open(path) else {401: "The API key is missing or not known."}
+        needs_key = {} if self._gate.is_open(path) else {401: "The API key is missing or unknown."}
         for status, text in sorted({**errors, **needs_key}.items()):
             found[str(status)] = {"description": text, "content": {JSON: {"schema": known[bodies.ErrorBody]}}}
             if status in (429, 503):

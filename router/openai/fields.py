@@ -8,17 +8,17 @@ from pydantic.config import JsonDict
 from baton.engine.sampling.params import MAX_LOGPROBS, MAX_TEMPERATURE, SamplingParams
 from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
-from baton.router.limits import MAX_ENTRIES, MAX_STOP_CHARS, check_choices, check_stop
+from baton.router.limits import MAX_ENTRIES, MAX_STOP_CHARS, check_num_completions, check_stop
 from baton.router.openai.ignored_fields import Label, NeutralFields
 from baton.router.openai.prompts import TOKEN_ID
 from baton.router.openai.request_body import WHOLE, AtMost, OrText, RequestBody
+from baton.router.request_context import INT32_MAX
 
-INT32_MAX = (1 << 31) - 1
 LEAST_POSITIVE = 1e-6  # workers receive 32-bit floats, in which the smallest 64-bit ones are 0
-CHOICES, STOP_STRINGS = "Completions of each prompt", "Stop strings"  # titles of types that the config limits
+COMPLETIONS, STOP_STRINGS = "Completions of each prompt", "Stop strings"  # titles of types that the config limits
 
 Count = Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE]
-Choices = Annotated[int, Field(ge=1, title=CHOICES), WHOLE]
+NumCompletions = Annotated[int, Field(ge=1, title=COMPLETIONS), WHOLE]
 TokenId = Annotated[int, Field(ge=0, title=TOKEN_ID), WHOLE]
 TOKEN_ID_PATTERN = "^(0|[1-9][0-9]{0,9})$"
 TokenIdText = Annotated[str, Field(pattern=TOKEN_ID_PATTERN)]  # JSON object keys are strings
@@ -62,7 +62,7 @@ class GenerationFields(NeutralFields):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: Choices = 1
+    n: NumCompletions = 1
     best_of: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -89,7 +89,7 @@ class GenerationFields(NeutralFields):
         """Raise FieldError for the first field that cannot be served."""
         if self.best_of is not None and self.best_of > self.n:
             raise FieldError("best_of", f"best_of is {self.best_of}, but more than n ({self.n}) is not supported")
-        check_choices(config, num_prompts, self.n)
+        check_num_completions(config, num_prompts, self.n)
         check_stop(config, self.stop)
         if self.stream and self.prompt_logprobs is not None:
             raise FieldError("prompt_logprobs", "prompt_logprobs are not available when stream is true")

@@ -1,4 +1,4 @@
-"""Chat messages as clients send them, made into what a chat template reads."""
+"""Chat messages of requests, and their conversion to the input of a chat template."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, get_args
@@ -46,13 +46,13 @@ class ContentPart(RequestBody):
     type: Annotated[TextType, BeforeValidator(_text_only)]
     text: str | None = None
     refusal: str | None = None
-    annotations: list[object] | None = None  # of an output that the client sends back
-    cache_control: dict[str, object] | None = None  # needless, as is the next: all prompts are cached
+    annotations: list[object] | None = None  # in an earlier response that the client sends back
+    cache_control: dict[str, object] | None = None  # unnecessary, like the next field: all prompts are cached
     prompt_cache_breakpoint: dict[str, object] | None = None
 
 
 class ChatMessage(RequestBody):
-    """One message; other fields than these go to the template as they are."""
+    """One message; additional fields are passed to the template unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -65,27 +65,27 @@ class ChatMessage(RequestBody):
 
 
 def _bounded(value: object) -> object:
-    """Refuses conversations with too many parts before any of them is looked at."""
+    """Reject conversations with too many parts before any part is validated."""
     if isinstance(value, list):
         contents = (each.get("content") for each in value if isinstance(each, dict))
         num_parts = len(value) + sum(len(content) for content in contents if isinstance(content, list))
         if num_parts > MAX_PARTS:
             raise PydanticCustomError(
                 "too_many",
-                "has {num} messages and parts of messages, but at most {count} are taken",
+                "has {num} messages and parts of messages, but at most {count} are accepted",
                 {"num": num_parts, "count": MAX_PARTS},
             )
     return value
 
 
-PlainMessage = Mapping[str, str]  # a role and a text alone
+PlainMessage = Mapping[str, str]  # only a role and a text
 PLAIN_KEYS = frozenset({"role", "content"})
 CheckedMessages = Annotated[list[ChatMessage], Field(fail_fast=True), BeforeValidator(_bounded)]
 TemplateOptions = Annotated[dict[str, object], AtMost(MAX_TEMPLATE_OPTIONS)]
 
 
 class PlainOrChecked:
-    """Lets plain messages through as they are: most are such, and there may be many; else all become ChatMessages."""
+    """Validator that returns plain messages unchanged, as most are plain; otherwise all become ChatMessages."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """pydantic: how the field is checked."""
@@ -113,7 +113,7 @@ Messages = Annotated[Sequence[ChatMessage | PlainMessage], PlainOrChecked()]
 
 
 def template_messages(messages: Sequence[ChatMessage | PlainMessage]) -> Sequence[Mapping[str, object]]:
-    """Messages with their content as one text. Raises FieldError for parts that are no text, and for no messages."""
+    """Return the messages with each content as one text. Raises FieldError for an empty list or a part without text."""
     if not messages:
         raise FieldError("messages", "messages is empty; at least one message is needed")
     return [

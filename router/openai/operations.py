@@ -1,4 +1,4 @@
-"""What operators and monitoring ask: models, health, readiness, metrics, workers."""
+"""Routes for operators and monitoring: models, health, readiness, metrics, workers."""
 
 from importlib import metadata
 
@@ -6,6 +6,7 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
+from baton.router.limits import check_model
 from baton.router.openai.errors import RETRY_AFTER_S, error_body
 from baton.router.service import RouterService
 from baton.router.shared_result import SharedResult
@@ -13,9 +14,9 @@ from baton.router.workers.connection import ROLES, ConnectionState, WorkerConnec
 
 
 class OperationsApi:
-    """Serves the router's own state.
+    """Handler of requests for the router's state.
 
-    Anybody may ask for it, often without an API key, so requests share what takes longer with each worker.
+    They often need no API key, so concurrent requests share the results that take longer with more workers.
     """
 
     def __init__(self, service: RouterService) -> None:
@@ -26,24 +27,24 @@ class OperationsApi:
         self._pools = SharedResult(self._read_pools)
 
     async def models(self) -> Response:
-        """The one served model."""
+        """Return the list of the one served model."""
         return _json({"object": "list", "data": [self._model()]})
 
     async def model(self, name: str) -> Response:
-        """The served model, if it has this name."""
-        self._service.check_model(name)
+        """Return the served model. Raises NotFound if it has another name."""
+        check_model(self._service.model.name, name)
         return _json(self._model())
 
     async def health(self) -> Response:
-        """The process is alive."""
+        """Return 200: the process is alive."""
         return Response(status_code=200)
 
     async def version(self) -> Response:
-        """This server's version, as vLLM reports its own."""
+        """Return the server's version, in vLLM's shape."""
         return _json({"version": self._version})
 
     async def ready(self) -> Response:
-        """Whether a request would be served now, and how well: a router that knows too little is degraded."""
+        """Return 200 if a request would be served now, otherwise 503. `degraded`: the router lacks information."""
         content = await self._readiness.get()
         if content is not None:
             return _json(content)
@@ -53,16 +54,16 @@ class OperationsApi:
         return Response(orjson.dumps(body), 503, {"retry-after": RETRY_AFTER_S}, "application/json")
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus text, or OpenMetrics if the client accepts it."""
+        """Return the metrics as Prometheus text, or as OpenMetrics if the client accepts it."""
         page = await self._service.metrics_page.text(request.headers.get("accept", ""))
         return Response(page.content, media_type=page.media_type)
 
     async def workers(self) -> Response:
-        """Every worker as the router knows it."""
+        """Return the state of the router, of every worker and of supervised processes."""
         return Response(await self._workers.get(), media_type="application/json")
 
     async def pools(self) -> Response:
-        """What this router tells of its traffic and its workers, for whoever decides how many there should be."""
+        """Return the router's report on its traffic and its workers, for autoscalers."""
         return Response(await self._pools.get(), media_type="application/json")
 
     async def _read_readiness(self) -> dict[str, object] | None:
@@ -120,7 +121,7 @@ class OperationsApi:
             "listed": connection.is_listed,
         }
         description = connection.description
-        if description is None or connection.state is ConnectionState.CONNECTING:  # it has not told its load yet
+        if description is None or connection.state is ConnectionState.CONNECTING:  # no load report yet
             return {**body, "worker_id": None, "role": None, "last_error": connection.last_error}
         load = connection.load.reported
         fields = load.DESCRIPTOR.fields_by_name

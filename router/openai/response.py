@@ -5,19 +5,20 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 from urllib.parse import quote
 
 import orjson
 
 from baton.protos.common_pb2 import ServedBy
-from baton.router.generation import ChoiceDelta, Generation, cached_tokens
+from baton.router.generation import CompletionDelta, Generation, cached_tokens
 from baton.router.http.event_stream import EventIds, EventStream
 from baton.router.http.exchange import ClientGone, Exchange
+from baton.router.http.headers import RESPONSE_HEADERS, position_of
 from baton.router.limits import check_logprobs
 from baton.router.openai.errors import describe
 from baton.router.openai.fields import GenerationFields, StreamOptions
-from baton.router.openai.headers import RESPONSE_HEADERS, position_of
 from baton.router.pipeline import Pipeline
 from baton.router.resumption.resumption import OutputTally
 from baton.router.stream_merge import StreamMerge
@@ -34,11 +35,11 @@ class Usage:
         self._num_charged = num_prompt_tokens + num_seen if num_seen else 0
         self._cached_tokens: dict[int, int] = {}  # by prompt, of its first completion
 
-    def add(self, delta: ChoiceDelta, num_choices: int) -> None:
-        """Count a delta; `num_choices`: completions of each prompt."""
+    def add(self, delta: CompletionDelta, num_completions: int) -> None:
+        """Count a delta; `num_completions`: completions of each prompt."""
         self._num_completion_tokens += len(delta.token_ids)
-        if delta.served_by is not None and delta.index % num_choices == 0:
-            self._cached_tokens.setdefault(delta.index // num_choices, cached_tokens(delta.served_by))
+        if delta.served_by is not None and delta.index % num_completions == 0:
+            self._cached_tokens.setdefault(delta.index // num_completions, cached_tokens(delta.served_by))
 
     def charge_again(self, num_tokens: int) -> None:
         """Charge again for tokens that the client was charged for, because they are recomputed."""
@@ -60,14 +61,15 @@ class Usage:
         }
 
 
+MAX_CACHED_NAMES = 4096  # of workers, for headers: each response has a few
 DONE = b"data: [DONE]\n\n"
 MAX_INLINE_SIZE = 4096  # tokens and logprobs of a response encoded on the event loop; larger ones use a thread
 
-Deltas = AsyncGenerator[ChoiceDelta, None]
+Deltas = AsyncGenerator[CompletionDelta, None]
 
 
 @dataclass(slots=True)
-class WholeChoice(ChoiceDelta):
+class WholeCompletion(CompletionDelta):
     """The whole output of one completion."""
 
     def size(self) -> int:
@@ -76,10 +78,10 @@ class WholeChoice(ChoiceDelta):
         return len(self.token_ids) + sum(1 + len(position.top) for position in positions)
 
 
-class AnswerShape(Protocol):
+class ResponseShape(Protocol):
     """Encoder of an API's responses."""
 
-    def chunk(self, delta: ChoiceDelta, usage: dict[str, object] | None) -> bytes:
+    def chunk(self, delta: CompletionDelta, usage: dict[str, object] | None) -> bytes:
         """Return the events of a delta, including a completion's opening events; empty if there is nothing to send."""
         ...
 
@@ -91,7 +93,7 @@ class AnswerShape(Protocol):
         """Return the event with the usage at the end of a stream."""
         ...
 
-    def whole(self, choices: Sequence[WholeChoice], usage: dict[str, object]) -> dict[str, object]:
+    def whole(self, completions: Sequence[WholeCompletion], usage: dict[str, object]) -> dict[str, object]:
         """Return the body of a whole response. Called in a thread if it is large."""
         ...
 
@@ -101,12 +103,12 @@ def command_id(request_id: str) -> str:
     return f"{request_id[:64]}-{secrets.token_hex(4)}"
 
 
-async def answer(
+async def send_completions(
     exchange: Exchange,
     pipeline: Pipeline,
     generations: Sequence[Generation],
     fields: GenerationFields,
-    shape: AnswerShape,
+    shape: ResponseShape,
 ) -> None:
     """Run the generations and send the response, with its headers once the workers are known.
 
@@ -126,50 +128,52 @@ async def answer(
                 if count:
                     shape.resume(index)
         deltas = _all_deltas(pipeline, generations, fields.n)
-        tally = OutputTally(len(generations) * fields.n)
-        if position is not None:
-            deltas = pipeline.recall.checked(deltas, position, generations, tally)
+        ids: EventIds | None = None
+        if exchange.resumption is not None:
+            tally = OutputTally(len(generations) * fields.n)
+            ids = EventIds(tally)
+            if position is not None:
+                deltas = pipeline.recall.checked(deltas, position, generations, tally)
         async with aclosing(deltas):
             if fields.stream:
-                ids = None if exchange.resumption is None else EventIds(tally)
-                await _answer_events(exchange, deltas, usage, fields, shape, ids)
+                await _send_stream(exchange, deltas, usage, fields, shape, ids)
             else:
-                await _answer_whole(exchange, deltas, usage, fields, shape)
+                await _send_whole(exchange, deltas, usage, fields, shape)
     finally:
         exchange.client.charge(usage.uncharged())
 
 
-async def _answer_whole(
-    exchange: Exchange, deltas: Deltas, usage: Usage, fields: GenerationFields, shape: AnswerShape
+async def _send_whole(
+    exchange: Exchange, deltas: Deltas, usage: Usage, fields: GenerationFields, shape: ResponseShape
 ) -> None:
-    choices: dict[int, WholeChoice] = {}
+    completions: dict[int, WholeCompletion] = {}
     served_by: ServedBy | None = None
     async for delta in deltas:
         usage.add(delta, fields.n)
-        choices.setdefault(delta.index, WholeChoice(delta.index)).extend(delta)
+        completions.setdefault(delta.index, WholeCompletion(delta.index)).extend(delta)
         served_by = served_by or delta.served_by
     exchange.client.charge(usage.uncharged())  # before the headers, which have the remaining rate
 
     def body() -> bytes:
-        return orjson.dumps(shape.whole([choices[index] for index in sorted(choices)], usage.body()))
+        return orjson.dumps(shape.whole([completions[index] for index in sorted(completions)], usage.body()))
 
-    size = sum(map(WholeChoice.size, choices.values()))
+    size = sum(map(WholeCompletion.size, completions.values()))
     # Encoding thousands of logprobs on the event loop would delay other clients.
     encoded = body() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(body)
-    await exchange.answer(200, encoded, _headers(exchange, served_by))
+    await exchange.respond(200, encoded, _headers(exchange, served_by))
 
 
-async def _answer_events(
+async def _send_stream(
     exchange: Exchange,
     deltas: Deltas,
     usage: Usage,
     fields: GenerationFields,
-    shape: AnswerShape,
+    shape: ResponseShape,
     ids: EventIds | None,
 ) -> None:
     options = fields.stream_options or StreamOptions()
 
-    def event(delta: ChoiceDelta) -> bytes:
+    def event(delta: CompletionDelta) -> bytes:
         events = shape.chunk(delta, usage.body() if options.continuous_usage_stats else None)
         return events if ids is None else ids.stamped(events, delta)
 
@@ -194,17 +198,17 @@ async def _answer_events(
     await exchange.send_events((shape.usage_chunk(usage.body()) if options.include_usage else b"") + DONE, last=True)
 
 
-def _all_deltas(pipeline: Pipeline, generations: Sequence[Generation], num_choices: int) -> Deltas:
+def _all_deltas(pipeline: Pipeline, generations: Sequence[Generation], num_completions: int) -> Deltas:
     """Return the deltas of all prompts' completions, which are numbered consecutively."""
     if len(generations) == 1:
         return pipeline.generate(generations[0])
-    return _merged(pipeline, generations, num_choices)
+    return _merged(pipeline, generations, num_completions)
 
 
-async def _merged(pipeline: Pipeline, generations: Sequence[Generation], num_choices: int) -> Deltas:
-    async with StreamMerge[ChoiceDelta]() as merged:
+async def _merged(pipeline: Pipeline, generations: Sequence[Generation], num_completions: int) -> Deltas:
+    async with StreamMerge[CompletionDelta]() as merged:
         for place, generation in enumerate(generations):
-            merged.add(_renumbered(pipeline.generate(generation), place * num_choices))
+            merged.add(_renumbered(pipeline.generate(generation), place * num_completions))
         async for delta in merged:
             yield delta
 
@@ -235,10 +239,16 @@ def served_headers(served_by: ServedBy | None) -> dict[str, str]:
 
 
 def _header_name(name: str) -> str:
-    """Return a worker's name for a header. Invalid names are truncated and percent-encoded (RFC 3986)."""
+    """Return a worker's name for a header."""
+    return _encoded_name(name[: MAX_NAME_CHARS + 1])  # as invalid as the whole name, and bounds the cache
+
+
+@lru_cache(maxsize=MAX_CACHED_NAMES)
+def _encoded_name(name: str) -> str:
+    """Return a valid name unchanged; otherwise truncate it and percent-encode it (RFC 3986)."""
     return name if not name or is_name(name) else quote(name[:MAX_NAME_CHARS], safe="")
 
 
-def apart(body: dict[str, object]) -> orjson.Fragment:
+def json_fragment(body: dict[str, object]) -> orjson.Fragment:
     """Serialise a large part of a body separately, so that other threads can take the GIL between two parts."""
     return orjson.Fragment(orjson.dumps(body))

@@ -10,8 +10,9 @@ from baton.engine.errors import InvalidRequest
 from baton.router.errors import FieldError
 from baton.router.generation import ChatPrompt
 from baton.router.http.exchange import Exchange
+from baton.router.http.headers import read_context
 from baton.router.inline_work import InlineWork
-from baton.router.openai.headers import read_context
+from baton.router.limits import check_model
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
 from baton.router.openai.prompts import TOKEN_IDS_SCHEMA, read_token_ids
 from baton.router.openai.request_body import RequestBody
@@ -72,34 +73,34 @@ class TokenizeApi:
     async def tokenize(self, body: TokenizeRequest, exchange: Exchange) -> None:
         """Send the tokens of a text or of messages, the same as in a generation request."""
         service = self._service
-        service.check_model(body.model)
+        check_model(service.model.name, body.model)
         client = exchange.client
-        context = read_context(exchange.headers, None, 0, client)
+        context = read_context(exchange.headers, None, 0, client, service.config.default_timeout_s)
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
         async with exchange.watch(), client.hold(1), service.admission.admit(1, context, generates=False):
             cache_salt, key = client.cache_salt(""), context.fairness_key
             tokens = await service.pipeline.tokenize(body.source(), special, cache_salt, key)
             names = await service.tokenizer.token_names(tokens, key) if body.return_token_strs else None
-            answer: dict[str, object] = {
+            content: dict[str, object] = {
                 "count": len(tokens),
                 "max_model_len": service.pool.max_model_len(),  # None without a worker
                 "tokens": tokens,
                 "token_strs": names,
             }
-            await exchange.answer(200, await asyncio.to_thread(orjson.dumps, answer))
+            await exchange.respond(200, await asyncio.to_thread(orjson.dumps, content))
 
     async def detokenize(self, body: DetokenizeRequest, exchange: Exchange) -> None:
         """Send the text of tokens, including special ones."""
         service = self._service
-        service.check_model(body.model)
+        check_model(service.model.name, body.model)
         limit = service.pipeline.context_len()
         if isinstance(body.tokens, list) and len(body.tokens) > limit:
             raise FieldError("tokens", f"tokens has {len(body.tokens)} ids, but a context has at most {limit}")
         client = exchange.client
-        context = read_context(exchange.headers, None, 0, client)
+        context = read_context(exchange.headers, None, 0, client, service.config.default_timeout_s)
         tokens = await self._inline.run_paced(lambda: read_token_ids(body.tokens, "tokens"))
         if tokens and (min(tokens) < 0 or max(tokens) >= service.model.vocab_size):
             raise FieldError("tokens", f"tokens has an id outside 0 to {service.model.vocab_size - 1}")
         async with exchange.watch(), client.hold(1), service.admission.admit(1, context, generates=False):
             text = await service.tokenizer.decode(tokens, False, context.fairness_key)
-            await exchange.answer(200, await asyncio.to_thread(orjson.dumps, {"prompt": text}))
+            await exchange.respond(200, await asyncio.to_thread(orjson.dumps, {"prompt": text}))

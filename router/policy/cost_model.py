@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from baton.router.policy.cluster import RoutedRequest, WorkerSnapshot
-from baton.router.policy.rates import RateBook, WorkerTimes
+from baton.router.policy.estimates import RateBook, WorkerTimes
 from baton.router.policy.targets import SLOPE, Targets
 
 

@@ -3,26 +3,18 @@
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 
-from baton.router.policy.candidates import Candidates, find_candidates
-from baton.router.policy.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
+from baton.router.policy.cluster import (
+    Candidates,
+    ClusterSnapshot,
+    Plan,
+    RoutedRequest,
+    WorkerSnapshot,
+    find_candidates,
+)
 from baton.router.policy.cost_model import CostModel
-from baton.router.policy.policy import MAX_FALLBACKS, Policy, choose
+from baton.router.policy.policy import MAX_FALLBACKS, CostPolicy, Policy, choose
 from baton.router.policy.targets import Targets
 from baton.router.request_context import HintedPlan
-
-
-@dataclass(frozen=True, slots=True)
-class CostPolicy:
-    """The cheapest plan."""
-
-    model: CostModel = field(default_factory=CostModel)
-    local_prefill_below: int | None = (
-        None  # threshold in tokens for local prefill instead of prices; None: prices decide
-    )
-
-    def __call__(self, request: RoutedRequest, cluster: ClusterSnapshot) -> Plan:
-        """Return the plan. Raises NoWorker if no worker can decode, ImpossiblePlan for wrong hints."""
-        return choose(request, cluster, self.model, self.local_prefill_below)
 
 
 @dataclass(frozen=True, slots=True)

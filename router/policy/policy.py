@@ -9,14 +9,20 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import islice
 
-from baton.router.policy.candidates import find_candidates
-from baton.router.policy.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerRole, WorkerSnapshot
+from baton.router.policy.cluster import (
+    ClusterSnapshot,
+    Plan,
+    RoutedRequest,
+    WorkerRole,
+    WorkerSnapshot,
+    find_candidates,
+)
 from baton.router.policy.cost_model import CostModel, PrefillOption, Price
-from baton.router.policy.rates import RateBook
+from baton.router.policy.estimates import RateBook
 from baton.router.request_context import HintedPlan
 
 Policy = Callable[[RoutedRequest, ClusterSnapshot], Plan]
@@ -90,6 +96,20 @@ def choose(
                 price = model.remote(request, times, option, unfair_s)
                 plans.append(Priced(decode, option, price, model.cost(price)))
     return _cheapest(plans, options, cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class CostPolicy:
+    """The cheapest plan."""
+
+    model: CostModel = field(default_factory=CostModel)
+    local_prefill_below: int | None = (
+        None  # threshold in tokens for local prefill instead of prices; None: prices decide
+    )
+
+    def __call__(self, request: RoutedRequest, cluster: ClusterSnapshot) -> Plan:
+        """Return the plan. Raises NoWorker if no worker can decode, ImpossiblePlan for wrong hints."""
+        return choose(request, cluster, self.model, self.local_prefill_below)
 
 
 def find_decoders(

@@ -14,7 +14,7 @@ are long than among arrivals, since they stay longer), and over those that arriv
 from dataclasses import dataclass
 
 from baton.router.policy.cluster import RoutedRequest, WorkerRole
-from baton.router.policy.rates import WorkerTimes
+from baton.router.policy.estimates import WorkerTimes
 
 SLOPE = 0.3
 POWER = 4

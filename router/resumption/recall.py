@@ -1,8 +1,8 @@
-"""Where the choices of a resumed request go on: behind what decode workers remember, or from the prompt.
+"""Recall of the output of a resumed request from the decode workers, which remember it.
 
-1. All decode workers are asked at once for the choices' outputs; one that runs the request gives it up.
-2. Outputs of another prompt or seed do not count. Of the rest, those that agree with the client's position are taken.
-3. What no worker remembers is generated again. It must agree with the position too, before the client gets more.
+1. Ask all decode workers at once for the outputs of the completions. A worker that still runs the request aborts it.
+2. Ignore outputs of another prompt or seed. Of the rest, take those that agree with the client's position.
+3. Generate again what no worker remembers. It must agree with the position, too, before the client gets more.
 """
 
 import asyncio
@@ -14,28 +14,28 @@ from itertools import islice, product
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import RecalledOutput
 from baton.router.errors import ResumeFailed
-from baton.router.generation import DELTA_BYTES, ChoiceDelta, Generation
+from baton.router.generation import DELTA_BYTES, CompletionDelta, Generation
 from baton.router.metrics.metrics import RouterMetrics
-from baton.router.resumption.resumption import ChoiceStart, OutputTally, Position, checksum
+from baton.router.resumption.resumption import CompletionStart, OutputTally, Position, checksum
 from baton.router.workers.pool import WorkerPool
 
-RECALL_TIMEOUT_S = 1.0  # of all workers together: one that is stopped must not hold a client up
-MAX_HELD_BYTES = 64 << 20  # of news of choices that wait for others to come to the client's position
-MAX_COMBINATIONS = 16  # of outputs of several choices that are compared with a position
-TURN_TOKENS = 1 << 14  # of outputs that are compared with a position before other requests have their turn
+RECALL_TIMEOUT_S = 1.0  # of all workers together: a stopped worker must not delay the client
+MAX_HELD_BYTES = 64 << 20  # of deltas of completions that wait until the others reach the client's position
+MAX_COMBINATIONS = 16  # of outputs of several completions that are compared with a position
+TURN_TOKENS = 1 << 14  # of outputs that are compared in one turn of the event loop
 COMPLETE = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Output of a choice, and the fingerprint of the worker that remembered it."""
+    """Output of a completion, and the fingerprint of the worker that remembered it."""
 
     output: RecalledOutput
     fingerprint: str
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the output."""
+        """Number of tokens of the output."""
         return len(self.output.token_ids)
 
 
@@ -43,22 +43,22 @@ NOTHING = Found(RecalledOutput(), "")
 
 
 class Candidates:
-    """Outputs of one choice that workers remember, of which those that the client cannot tell apart count once."""
+    """Remembered outputs of one completion; outputs that the client cannot distinguish count once."""
 
     def __init__(self, num_seen: int) -> None:
-        """`num_seen`: the choice's tokens that the client has."""
+        """`num_seen`: output tokens that the client has."""
         self._num_seen = num_seen
         self._longest: Found | None = None
         self._by_checksum: dict[int, Found] = {}  # of the tokens that the client has: the longest such output
 
     @property
     def longest(self) -> Found:
-        """The longest output, far enough or not."""
+        """The longest output, whether or not it reaches the client's position."""
         return self._longest or NOTHING
 
     @property
     def is_far_enough(self) -> bool:
-        """Whether an output, or none, reaches the client's position."""
+        """Whether the longest output reaches the client's position; an empty one reaches 0."""
         return self.longest.num_tokens >= self._num_seen
 
     def add(self, found: Found) -> None:
@@ -72,9 +72,9 @@ class Candidates:
                 self._by_checksum[begin] = found
 
     def far_enough(self, or_nothing: bool) -> list[tuple[int, Found]]:
-        """Return the outputs that reach the client's position, the longest first, by the checksum of what it has.
+        """Return the outputs that reach the client's position, longest first, with checksums of the seen tokens.
 
-        `or_nothing`: if no worker remembers an output, the client may have none either.
+        `or_nothing`: include an empty output if no worker remembers one and the client has no tokens.
         """
         if or_nothing and self._longest is None and not self._num_seen:
             return [(checksum(()), NOTHING)]
@@ -82,7 +82,7 @@ class Candidates:
 
 
 class Recall:
-    """Finds out where resumed requests go on."""
+    """Finds the positions at which resumed requests continue."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Recall:
         self._max_held_bytes = max_held_bytes
 
     async def resumed(self, generations: Sequence[Generation], position: Position) -> list[Generation]:
-        """Return the generations of one request with their choices' starts. Raises ResumeFailed."""
+        """Return the generations of one request with the starts of their completions. Raises ResumeFailed."""
         outputs = await self._choose(generations, position)
         left = iter(zip(outputs, position.counts, strict=True))
         return [
@@ -110,20 +110,20 @@ class Recall:
 
     async def checked(
         self,
-        news: AsyncGenerator[ChoiceDelta, None],
+        deltas: AsyncGenerator[CompletionDelta, None],
         position: Position,
         generations: Sequence[Generation],
         tally: OutputTally,
-    ) -> AsyncGenerator[ChoiceDelta, None]:
-        """Yield the generations' news once they have come to the position, where the tally is from then on.
+    ) -> AsyncGenerator[CompletionDelta, None]:
+        """Yield the deltas of the generations once they have reached the position, as the tally has then, too.
 
-        Raises ResumeFailed if they do not agree with the position, or if too much would have to be held until then.
+        Raises ResumeFailed if the output differs from the client's, or if too much would be buffered until then.
         """
-        held: list[ChoiceDelta] = []
+        held: list[CompletionDelta] = []
         num_held_bytes = 0
         is_checked = False
-        async with aclosing(news):
-            async for delta in news:
+        async with aclosing(deltas):
+            async for delta in deltas:
                 if is_checked:
                     yield delta
                     continue
@@ -140,12 +140,12 @@ class Recall:
                         yield each
                     held.clear()
                 elif num_held_bytes > self._max_held_bytes:
-                    raise self._failure("its choices are too far apart to be generated again together")
+                    raise self._failure("its completions are too far apart to be generated again together")
         if not is_checked:
-            raise self._failure("the output, generated again, is not what the client has of it")
+            raise self._failure("the regenerated output differs from the client's")
 
     async def _choose(self, generations: Sequence[Generation], position: Position) -> Sequence[Found]:
-        """Return an output for each choice, or NOTHING, that agrees with the position as far as it goes."""
+        """Return a remembered output, or NOTHING, for each completion, such that they agree with the position."""
         wanted = {
             generation.resume_key(index): (generation, index)
             for generation in generations
@@ -156,17 +156,17 @@ class Recall:
             async for response in responses:
                 await _add(response, wanted, candidates)
                 if (chosen := _agreeing(candidates.values(), position)) is not None:
-                    return chosen  # the other workers cannot know more that matters
+                    return chosen  # further outputs could not change the result
         if (chosen := _agreeing(candidates.values(), position, or_nothing=True)) is not None:
             return chosen
         if all(each.is_far_enough for each in candidates.values()):
-            raise self._failure("the output that workers remember is not what the client has of it")
+            raise self._failure("the remembered output differs from the client's")
         if position.digest is None and any(position.counts):
             raise self._failure("no worker remembers the output, and the position has no digest to compare it with")
         return [each.longest for each in candidates.values()]
 
     async def _ask(self, keys: Sequence[bytes]) -> AsyncGenerator[Sequence[Found], None]:
-        """Yield the outputs of each worker, as they come, until the time-out."""
+        """Yield the outputs of each worker as it responds, until the timeout."""
         connections, known = self._pool.reached, set(keys)
         calls = [asyncio.create_task(each.recall(keys, self._timeout_s)) for each in connections]
         fingerprints = [each.description.fingerprint if each.description else "" for each in connections]
@@ -193,7 +193,7 @@ async def _add(
     wanted: Mapping[bytes, tuple[Generation, int]],
     candidates: Mapping[bytes, Candidates],
 ) -> None:
-    """Add the outputs of a worker that follow their prompts, with turns of the event loop in between."""
+    """Add a worker's outputs that belong to their prompts, in several turns of the event loop."""
     num_tokens = 0
     for each in response:
         generation, index = wanted[each.output.resume_key]
@@ -206,7 +206,7 @@ async def _add(
 
 
 def _agreeing(candidates: Iterable[Candidates], position: Position, or_nothing: bool = False) -> Sequence[Found] | None:
-    """Return an output of each choice, the longest that reach the position and agree with it; None: there are none."""
+    """Return the longest outputs of the completions that reach the position and agree with it; None: there are none."""
     far_enough = [each.far_enough(or_nothing) for each in candidates]
     for combination in islice(product(*far_enough), MAX_COMBINATIONS):
         if position.agrees_with([begin for begin, _ in combination]):
@@ -215,13 +215,13 @@ def _agreeing(candidates: Iterable[Candidates], position: Position, or_nothing: 
 
 
 def _is_of(output: RecalledOutput, generation: Generation, index: int) -> bool:
-    """Whether the output follows the prompt as this router tokenises it, with the choice's seed."""
-    seed = generation.choice_sampling(index).seed
+    """Return whether an output has the completion's seed and the prompt's length in this router's tokens."""
+    seed = generation.completion_sampling(index).seed
     return output.num_prompt_tokens == len(generation.token_ids) and output.seed == seed
 
 
-def _has_more(delta: ChoiceDelta) -> bool:
-    """Whether a delta has more than tokens that the client has."""
+def _has_more(delta: CompletionDelta) -> bool:
+    """Return whether a delta has anything but tokens that the client has."""
     return not delta.seen or bool(
         delta.token_ids or delta.prompt_logprobs or delta.finish_reason or delta.served_by is not None
     )
@@ -232,12 +232,12 @@ def _how(generations: Sequence[Generation]) -> str:
     return "recalled" if is_recalled else "regenerated"
 
 
-def _start(generation: Generation, index: int, found: Found, num_seen: int) -> ChoiceStart:
-    """What is taken of a choice's output. Logprobs are not remembered: tokens that need them are generated again."""
-    sampling = generation.choice_sampling(index)
+def _start(generation: Generation, index: int, found: Found, num_seen: int) -> CompletionStart:
+    """Return the usable part of a remembered output. Workers do not remember logprobs: these are computed again."""
+    sampling = generation.completion_sampling(index)
     token_ids = tuple(found.output.token_ids)
     if sampling.prompt_logprobs is not None:
-        return ChoiceStart(num_seen, fingerprint=found.fingerprint)
+        return CompletionStart(num_seen, fingerprint=found.fingerprint)
     taken = token_ids if sampling.logprobs is None else token_ids[:num_seen]
     is_complete = len(taken) == len(token_ids) and found.output.finish_reason in COMPLETE
-    return ChoiceStart(num_seen, taken, found.output.finish_reason if is_complete else 0, found.fingerprint)
+    return CompletionStart(num_seen, taken, found.output.finish_reason if is_complete else 0, found.fingerprint)

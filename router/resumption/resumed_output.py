@@ -1,4 +1,4 @@
-"""The output of a choice whose client has the beginning of it."""
+"""The output of a completion of which the client has the beginning."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,40 +7,40 @@ from typing import Protocol
 
 from baton.protos.common_pb2 import ServedBy
 from baton.protos.worker_pb2 import RequestDelta
-from baton.router.generation import ChoiceDelta
-from baton.router.resumption.resumption import ChoiceStart
+from baton.router.generation import CompletionDelta
+from baton.router.resumption.resumption import CompletionStart
 
-SLICE_TOKENS = 64  # of a remembered output that become text before other requests have their turn
+SLICE_TOKENS = 64  # of a remembered output that are detokenised in one turn of the event loop
 
 
 class Output(Protocol):
-    """Tokens in, text out, up to the choice's end."""
+    """Converter from tokens to text, until the completion finishes."""
 
     @property
     def finished(self) -> bool:
-        """Whether a stop string or the worker ended it."""
+        """Whether a stop string or the worker has ended it."""
         ...
 
-    def push(self, delta: RequestDelta) -> ChoiceDelta:
-        """Return what a worker's news mean for the client."""
+    def push(self, delta: RequestDelta) -> CompletionDelta:
+        """Convert a worker's delta to the client's."""
         ...
 
 
 class ResumedOutput:
-    """Brings the text state of a choice to where its client is, and passes on what comes behind."""
+    """Output that advances the text state past the tokens that the client has, and returns what follows."""
 
-    def __init__(self, output: Output, start: ChoiceStart, num_prompt_tokens: int) -> None:
+    def __init__(self, output: Output, start: CompletionStart, num_prompt_tokens: int) -> None:
         self._output = output
-        self._num_left = start.num_seen  # tokens that the client has, and that have not come here yet
+        self._num_left = start.num_seen  # tokens that the client has and that have not been pushed yet
         self._num_prompt_tokens = num_prompt_tokens
 
     @property
     def finished(self) -> bool:
-        """Whether a stop string or the worker ended it."""
+        """Whether a stop string or the worker has ended it."""
         return self._output.finished
 
-    def push(self, delta: RequestDelta) -> ChoiceDelta:
-        """Return what a worker's news mean for the client; tokens that it has are in `seen` alone."""
+    def push(self, delta: RequestDelta) -> CompletionDelta:
+        """Convert a worker's delta to the client's. Tokens that the client has are only in `seen`."""
         if delta.HasField("served_by"):
             _exclude_output(delta.served_by, self._num_prompt_tokens)
         if not self._num_left:
@@ -49,28 +49,28 @@ class ResumedOutput:
         self._num_left -= len(seen)
         num_new = len(delta.token_ids) - len(seen)
         if num_new:
-            news = self._output.push(RequestDelta(token_ids=seen, prompt_logprobs=delta.prompt_logprobs))
+            output = self._output.push(RequestDelta(token_ids=seen, prompt_logprobs=delta.prompt_logprobs))
         else:
-            news = self._output.push(delta)
-        if num_new and not self._output.finished:  # it may end by a stop string, of which the worker does not know
+            output = self._output.push(delta)
+        if num_new and not self._output.finished:  # a stop string may end it; workers do not check them
             del delta.token_ids[: len(seen)]
             del delta.logprobs[: len(seen)]
-            news = self._output.push(delta)
+            output = self._output.push(delta)
         else:
-            news.text, news.token_ids, news.text_offsets, news.logprobs = "", [], [], []
-        news.seen = seen
-        return news
+            output.text, output.token_ids, output.text_offsets, output.logprobs = "", [], [], []
+        output.seen = seen
+        return output
 
 
 async def recalled_first(
-    start: ChoiceStart, rest: AsyncGenerator[RequestDelta, None]
+    start: CompletionStart, rest: AsyncGenerator[RequestDelta, None]
 ) -> AsyncGenerator[RequestDelta, None]:
-    """Yield what a worker remembered of a choice in slices, and then the rest, if it is not complete.
+    """Yield the remembered output of a completion in slices, and then the rest if it is not complete.
 
-    The event loop has a turn after each slice: remembered outputs are long, and none of their tokens is waited for.
+    The event loop has a turn after each slice: remembered outputs are long, and their tokens are all there already.
     """
     async with aclosing(rest):
-        num_tokens = max(len(start.token_ids), bool(start.finish_reason))  # an end without tokens is passed on too
+        num_tokens = max(len(start.token_ids), bool(start.finish_reason))  # an end without tokens is yielded, too
         for first in range(0, num_tokens, SLICE_TOKENS):
             token_ids = start.token_ids[first : first + SLICE_TOKENS]
             is_last = first + SLICE_TOKENS >= len(start.token_ids)
@@ -83,7 +83,7 @@ async def recalled_first(
 
 
 def _exclude_output(served_by: ServedBy, num_prompt_tokens: int) -> None:
-    """Count no more cached tokens than the prompt has: a worker that goes on finds output in its cache too."""
+    """Limit the cached tokens to the prompt's: a worker that continues a completion has output in its cache, too."""
     served_by.decode_cached_tokens = min(served_by.decode_cached_tokens, num_prompt_tokens)
     served_by.prefill_cached_tokens = min(served_by.prefill_cached_tokens, num_prompt_tokens)
     num_left = num_prompt_tokens - served_by.decode_cached_tokens

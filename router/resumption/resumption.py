@@ -1,7 +1,7 @@
-"""What lets a client go on with a request at another router, after the loss of the one that had it.
+"""Identity and position of a request that a client continues at another router after the loss of the first.
 
-A request is its tokens. A client knows how many output tokens of each choice it has (`Position`). Decode workers
-remember the tokens by a key that every router computes alike from the request (`Resumption`).
+A request is its tokens. A client knows how many output tokens of each completion it has (`Position`). Decode workers
+remember the tokens under a key that every router derives from the request in the same way (`Resumption`).
 """
 
 import struct
@@ -14,22 +14,22 @@ from zlib import crc32
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a client is with its stream: the output tokens that it has of each choice."""
+    """A client's position in its stream: the number of output tokens that it has of each completion."""
 
-    counts: tuple[int, ...]  # by choice, those of several prompts numbered through
-    digest: str | None = None  # 8 hexadecimal digits of these tokens; None: the client does not know
+    counts: tuple[int, ...]  # by completion, numbered consecutively over several prompts
+    digest: str | None = None  # 8 hexadecimal digits, of these tokens; None: unknown
 
     def __str__(self) -> str:
-        """The position as it stands in events and headers: `17,4,0:77ab01cd`."""
+        """Return the position as in event ids and headers: `17,4,0:77ab01cd`."""
         return f"{','.join(map(str, self.counts))}:{self.digest}"
 
     def agrees_with(self, checksums: Sequence[int]) -> bool:
-        """Return whether the choices' first tokens, of which these are the checksums, are those that the client has."""
+        """Return whether the client has the tokens with these checksums, one per completion."""
         return self.digest in (None, _digest(checksums))
 
 
 def checksum(token_ids: Sequence[int], earlier: int = 0) -> int:
-    """Return the checksum of a choice's tokens; `earlier` is that of the tokens in front of them."""
+    """Return the checksum of a completion's tokens. `earlier`: the checksum of the tokens in front of them."""
     return crc32(struct.pack(f"<{len(token_ids)}I", *token_ids), earlier)
 
 
@@ -38,27 +38,27 @@ def _digest(checksums: Sequence[int]) -> str:
 
 
 class OutputTally:
-    """Number and checksum of each choice's output tokens."""
+    """Number and checksum of each completion's output tokens."""
 
-    def __init__(self, num_choices: int) -> None:
-        self._counts = [0] * num_choices
-        self._checksums = [0] * num_choices
+    def __init__(self, num_completions: int) -> None:
+        self._counts = [0] * num_completions
+        self._checksums = [0] * num_completions
 
     def add(self, index: int, token_ids: Sequence[int]) -> None:
-        """Count further tokens of a choice."""
+        """Count further tokens of a completion."""
         self._counts[index] += len(token_ids)
         self._checksums[index] = checksum(token_ids, self._checksums[index])
 
     def position(self) -> Position:
-        """Return the position behind the tokens counted so far."""
+        """Return the position after the tokens counted so far."""
         return Position(tuple(self._counts), _digest(self._checksums))
 
     def has_reached(self, position: Position) -> bool:
-        """Return whether as many tokens were counted as the position has."""
+        """Return whether the position's numbers of tokens have been counted."""
         return tuple(self._counts) == position.counts
 
     def is_at(self, position: Position) -> bool:
-        """Return whether these are the tokens of the position, as far as the client knows them."""
+        """Return whether the counted tokens are the position's, as far as its digest shows."""
         here = self.position()
         return here.counts == position.counts and position.digest in (None, here.digest)
 
@@ -68,11 +68,11 @@ class Resumption:
     """Identity of a resumable request, the same at every router."""
 
     digest: bytes  # 32 bytes
-    position: Position | None = None  # of the client that comes back; None: it asks for the first time
+    position: Position | None = None  # at which the client resumes; None: a new request
 
     @classmethod
     def of(cls, identity: str, request_id: str, body: bytes | bytearray, position: Position | None) -> Self:
-        """Return that of a client's request. No client can name the request of another one."""
+        """Return the identity of a client's request. No client can name another client's request."""
         digest = blake2b(digest_size=32, person=b"baton-resume")
         for part in (identity.encode(), request_id.encode(), body):
             digest.update(len(part).to_bytes(8, "little"))
@@ -80,7 +80,7 @@ class Resumption:
         return cls(digest.digest(), position)
 
     def key(self, place: int) -> bytes:
-        """Return the name of one of the request's prompts at the workers; each choice appends its index."""
+        """Return the workers' key for one of the request's prompts; each completion appends its index."""
         return self.digest[:16] + place.to_bytes(4, "little")
 
     def seed(self, place: int) -> int:
@@ -90,10 +90,10 @@ class Resumption:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceStart:
-    """Where a choice goes on."""
+class CompletionStart:
+    """Point at which a completion continues."""
 
     num_seen: int  # output tokens that the client has
-    token_ids: tuple[int, ...] = ()  # output that a worker remembered: not generated again
-    finish_reason: int = 0  # as in the protocol, if that output is complete
-    fingerprint: str = ""  # of the worker that made it: another model must not go on with it
+    token_ids: tuple[int, ...] = ()  # remembered output, which is not generated again
+    finish_reason: int = 0  # the protocol's number, if that output is complete; 0: it is not
+    fingerprint: str = ""  # of the worker that generated it: another model must not continue it

@@ -143,7 +143,7 @@ class PromptEncoder:
         self._numbers = list(range(last_id + 1))  # one int object per id, shared by all cache entries
 
     def look_up(self, text: str, cache_salt: str = "") -> PromptDraft:
-        """Split a prompt and look its pieces up in the cache."""
+        """Split a prompt, and look up its pieces in the cache."""
         pieces = None if self._segments is None else self._segments.cut(text)
         if pieces is None:
             return PromptDraft([text], {}, {text: False}, BACKEND_CHAR_S * len(text), cache_salt)

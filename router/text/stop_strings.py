@@ -1,7 +1,7 @@
-"""Where an output ends because of a stop string, in time that is linear in its text.
+"""Search for stop strings in an output, in time linear in its length.
 
-Stop strings and outputs are the client's, so every text may repeat itself as much as the stop strings do. Each stop
-string is followed by its Knuth-Morris-Pratt automaton, which never reads a character again.
+Clients control stop strings and outputs, so both may be arbitrarily repetitive. Each stop string has a
+Knuth-Morris-Pratt automaton, which reads each character once.
 """
 
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Text that may be shown, and the stop string that ended it."""
+    """Text that may be sent, and the stop string that ended it."""
 
     text: str
     stop: str | None = None
 
 
 class StopString:
-    """A stop string and its failure function, which all choices of a request share."""
+    """A stop string and its failure function, shared by all completions of a request."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._borders = [0, 0]  # by length of a beginning of the text; computed as far as outputs have matched
+        self._borders = [0, 0]  # by length of the prefix; computed as far as outputs have matched
 
     def border(self, length: int) -> int:
-        """Return the length of the longest true beginning that is also an end of the first `length` characters."""
+        """Return the length of the longest proper prefix that is also a suffix of the first `length` characters."""
         text, borders = self.text, self._borders
         while len(borders) <= length:
             char, border = text[len(borders) - 1], borders[-1]
@@ -35,19 +35,19 @@ class StopString:
 
 
 class _Match:
-    """How much of a stop string the end of an output matches."""
+    """Match of the end of an output with the beginning of a stop string."""
 
     def __init__(self, stop: StopString) -> None:
         self.stop = stop
         self.num_chars = 0  # less than the whole stop string
 
     def advance(self, text: str) -> int | None:
-        """Take new text. Return where in it the stop string ends for the first time; None: nowhere."""
+        """Add new text. Return the index in it at which the stop string first ends; None if it does not."""
         stop, wanted, num_chars = self.stop, self.stop.text, self.num_chars
         end: int | None = None
         place = 0
         while place < len(text):
-            if not num_chars:  # most often: the library searches faster
+            if not num_chars:  # the usual case; `find` is faster
                 place = text.find(wanted[0], place)
                 if place < 0:
                     break
@@ -64,14 +64,14 @@ class _Match:
 
 
 class StopMatcher:
-    """Owns the text of one choice that is held back because it may begin a stop string.
+    """Text of one completion that is held back because it may begin a stop string.
 
-    The match that ends first counts, and among those the one that begins first, so that the result does not depend
-    on how the text is cut into pieces.
+    The match that ends first counts, and among those the one that begins first, so the result does not depend on how
+    the text is split into pieces.
     """
 
     def __init__(self, stops: Sequence[StopString], include: bool) -> None:
-        """`include`: the stop string itself is released too."""
+        """`include`: the stop string itself is released, too."""
         self._matches = [_Match(stop) for stop in stops]
         self._include = include
         self._held = ""
@@ -93,7 +93,7 @@ class StopMatcher:
         return Released(buffer[:num_released])
 
     def flush(self) -> str:
-        """Return what was held back, at the text's end."""
+        """Return the text that was held back, at the end of the output."""
         held, self._held = self._held, ""
         for match in self._matches:
             match.num_chars = 0

@@ -1,1 +1,1 @@
-"""The router's connections to workers: streams, load, addresses that never answered."""
+"""The router's connections to workers: streams, load, addresses that were never reached."""

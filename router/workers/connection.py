@@ -1,9 +1,9 @@
-"""The connection to one worker's address, over all the worker's lives.
+"""The connection to one worker's address, across restarts of the worker.
 
-The life of a connection: Describe says who is there; Watch brings its load and what its prefix cache holds; Attach, to
-a worker that decodes, carries the requests. When any of them ends, everything known of the worker is forgotten, its
-requests fail with WorkerLost (and are sent again by whoever waits for them), and it starts over; unless no registry
-has the worker any more, and it could not be reached for a while.
+Describe returns which worker is at the address. Watch streams its load and the content of its prefix cache. Attach, to
+a decode worker, carries the requests. When a stream ends, the router discards what it knows of the worker, fails the
+worker's requests with WorkerLost (the dispatcher retries them) and starts over, unless the worker is in no registry and
+has been unreachable for `GIVE_UP_S`.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ CLOSED = "the router closed the connection"
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
 RATES = ("step_s", "prefill_tokens_per_s", "decode_step_s", "decode_sequence_s", "read_bytes_per_s")
-GIVE_UP_S = 5.0  # a worker that is listed nowhere and out of reach is given up after this
+GIVE_UP_S = 5.0  # after which a worker that is neither listed nor reachable is given up
 ROLES = {
     RoleNumber.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
     RoleNumber.WORKER_ROLE_DECODE: WorkerRole.DECODE,
@@ -54,26 +54,26 @@ ROLES = {
 
 
 class ConnectionState(Enum):
-    """How far a connection is."""
+    """State of a connection."""
 
     CONNECTING = "connecting"
     READY = "ready"
-    DRAINING = "draining"  # its requests go on, new ones go elsewhere
+    DRAINING = "draining"  # it finishes its requests and takes no new ones
     DRAINED = "drained"  # its requests have ended; it may be stopped or undrained
-    SHORT_OF_RANKS = "short_of_ranks"  # its group waits for more ranks and computes nothing, nor answers its peers
+    SHORT_OF_RANKS = "short_of_ranks"  # its group waits for ranks: it neither computes nor responds to its peers
 
     @property
     def is_draining(self) -> bool:
-        """Whether the worker takes no new requests, though it can be reached."""
+        """Whether the worker is reachable but takes no new requests."""
         return self in (ConnectionState.DRAINING, ConnectionState.DRAINED)
 
 
 class SequenceGap(Exception):
-    """A cache event is missing: the snapshot has to be taken again."""
+    """A cache event is missing, so the router needs a new snapshot."""
 
 
 class WorkerConnection:
-    """Owns what the router knows of one worker, and the streams to it."""
+    """The router's knowledge of one worker, and the streams to it."""
 
     def __init__(
         self,
@@ -87,49 +87,49 @@ class WorkerConnection:
         slots: AttemptSlots,
         given: tuple[str, ...] = (),
     ) -> None:
-        """`check` raises WorkerLost if who is found at the address is not to be used.
+        """`check` raises WorkerLost if the router must not use the worker at the address.
 
-        `given`: addresses of all workers that the router was given, which the worker takes as its peers. Attempts to
-        connect to any other address take one of the `slots`, until it was connected once.
+        `given`: addresses of all workers in the router's options; the worker accepts them as its peers. Attempts to
+        connect to another address take one of the `slots` until the first success.
         """
         self.address = address
         self.state = ConnectionState.CONNECTING
-        self.description: WorkerDescription | None = None  # of the present life; None while there is none
+        self.description: WorkerDescription | None = None  # of the current incarnation; None: not connected
         self.load = LoadEstimate()
         self.attach: AttachStream | None = None
-        self.reached_s = 0.0  # monotonic clock when its first report of this life came
-        self.last_error = ""  # why there was no connection last
+        self.reached_s = 0.0  # time of the first report of this incarnation, on the monotonic clock
+        self.last_error = ""  # reason of the last disconnection
         self.is_listed = True  # the registry has the worker
-        self.has_snapshot = False  # the index has what the worker's cache holds
-        self.losses: Counter[WorkerRole] = Counter()  # lives that ended while ready, by what the worker was for
-        self._alone_since_s = 0.0  # event loop's clock: neither listed nor connected since then
+        self.has_snapshot = False  # the index has the content of the worker's cache
+        self.losses: Counter[WorkerRole] = Counter()  # incarnations that ended while ready, by role
+        self._alone_since_s = 0.0  # event loop time since which it is neither listed nor connected
         self._router_id = router_id
         self._watch_interval_ms = watch_interval_ms
         self._index = index
         self._check = check
         self._changed = changed
         self._security = security
-        self._channel: grpc.aio.Channel | None = None  # of the present life
+        self._channel: grpc.aio.Channel | None = None  # of the current incarnation
         self._given = given
-        self._stranger = Stranger(slots) if address not in given else None  # None: also once it was connected
+        self._stranger = Stranger(slots) if address not in given else None  # None after the first connection, too
 
     @property
     def is_stranger(self) -> bool:
-        """Whether a registry alone says that there is a worker: the router has never found one."""
+        """Whether only a registry lists a worker at the address: the router was never connected to one."""
         return self._stranger is not None and self.description is None
 
     @property
     def is_learning(self) -> bool:
-        """Whether the worker's cache is not known yet but about to be: it is in reach, for all that one knows.
+        """Whether the router expects a snapshot of the worker's cache soon, as nothing shows that it is unreachable.
 
-        A worker that is short of ranks takes no requests, and sends its cache when it does.
+        A worker that is short of ranks takes no requests, and sends its cache once it takes them again.
         """
         if self.has_snapshot or self.state is ConnectionState.SHORT_OF_RANKS:
             return False
         return self.description is not None or not self.last_error
 
     async def run(self) -> None:
-        """Keeps the connection until cancelled, or until the worker is neither listed nor in reach for a while."""
+        """Keep the connection until cancelled, or until the worker is given up."""
         backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         while not self._is_given_up():
             stranger = self._stranger
@@ -148,24 +148,24 @@ class WorkerConnection:
             await (self._stranger.pause() if self._stranger is not None else backoff.wait())
 
     def mark_listed(self, is_listed: bool) -> None:
-        """The registry has the worker, or has it no more."""
+        """Record whether the registry lists the worker."""
         if self.is_listed and not is_listed and not self.is_stranger:
             self._alone_since_s = asyncio.get_running_loop().time()
             logger.info("the worker at %s is not in the registry; it is kept while it can be reached", self.address)
         self.is_listed = is_listed
 
     def fail_requests(self, error: Unavailable) -> None:
-        """Ends every request at the worker with the error, and any that would be sent there in this life of it."""
+        """Fail all current and future requests at this incarnation of the worker with the error."""
         if self.attach is not None:
             self.attach.close(error)
 
     def note_drain(self) -> None:
-        """The worker gave a request away: it drains, though its own report of that may come later."""
+        """Record that the worker handed a request off: it drains, though its own report may arrive later."""
         if self.state is ConnectionState.READY:
             self._enter_state(ConnectionState.DRAINING)
 
     async def recall(self, resume_keys: Sequence[bytes], timeout_s: float) -> Sequence[RecalledOutput]:
-        """Return what the worker remembers of requests; nothing if it does not decode or cannot be asked."""
+        """Return the outputs that the worker remembers; none if it does not decode or is unreachable."""
         if self._channel is None or self.attach is None:
             return ()
         try:
@@ -176,21 +176,21 @@ class WorkerConnection:
             return ()
 
     def snapshot(self) -> WorkerSnapshot | None:
-        """The worker as a policy sees it; None if it takes no requests."""
+        """Return the worker's snapshot for policies; None if it takes no requests."""
         description = self.description
         if self.state is not ConnectionState.READY or description is None:
             return None
         return self.load.snapshot(description, ROLES[description.role])
 
     def as_source(self) -> WorkerSnapshot | None:
-        """The worker as one whose cache others may read, which it is while it drains too; None if it cannot answer."""
+        """Return the worker's snapshot as a prefix source, draining or not; None if it is unavailable."""
         description = self.description
         if self.state in (ConnectionState.CONNECTING, ConnectionState.SHORT_OF_RANKS) or description is None:
             return None
         return self.load.snapshot(description, ROLES[description.role])
 
     async def _session(self) -> None:
-        """One life of the worker, to its end; which is always an error."""
+        """Connect to one incarnation of the worker until it ends, which is always an error."""
         async with self._security.channel(self.address) as channel:
             timeout_s = DESCRIBE_TIMEOUT_S if self._stranger is None else self._stranger.timeout_s
             description = await WorkerStub(channel).Describe(DescribeRequest(), timeout=timeout_s)
@@ -220,31 +220,31 @@ class WorkerConnection:
                 await self._follow(channel, description)
             except SequenceGap as gap:
                 logger.warning("%s: %s; taking a new snapshot", description.worker_id, gap)
-            await backoff.wait()  # a worker that finds us too slow must not get slower by our asking
+            await backoff.wait()  # new snapshots must not slow a worker down further
 
     async def _follow(self, channel: grpc.aio.Channel, description: WorkerDescription) -> None:
-        """Applies updates until a cache event is missing (SequenceGap) or the stream ends (an error)."""
+        """Apply updates. Raises SequenceGap if a cache event is missing, or an error at the end of the stream."""
         request = WatchRequest(interval_ms=self._watch_interval_ms, router_id=self._router_id, workers=self._given)
         call = WorkerStub(channel).Watch(request)
         next_sequence = 0
         try:
             async for update in call:
                 if update.incarnation != description.incarnation:
-                    raise WorkerLost(f"{description.worker_id} is in another life: {update.incarnation}")
+                    raise WorkerLost(f"{description.worker_id} has restarted: its incarnation is {update.incarnation}")
                 if update.HasField("cache"):
                     if update.cache.sequence != next_sequence:
-                        raise SequenceGap(f"cache event {update.cache.sequence} came instead of {next_sequence}")
+                        raise SequenceGap(f"got cache event {update.cache.sequence}, expected {next_sequence}")
                     self._apply_cache(update)
                     next_sequence += 1
                 self._apply_load(update)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                raise SequenceGap(error.details() or "the worker dropped us as too slow") from error
+                raise SequenceGap(error.details() or "the worker dropped this router, which read too slowly") from error
             raise
         finally:
             self.has_snapshot = False
             call.cancel()
-        raise WorkerLost(f"{description.worker_id} ended its reports")
+        raise WorkerLost(f"{description.worker_id} ended its stream of reports")
 
     def _apply_cache(self, update: WorkerUpdate) -> None:
         if update.cache.sequence == 0:
@@ -263,7 +263,7 @@ class WorkerConnection:
         self._enter_state(state)
 
     def _enter_state(self, state: ConnectionState) -> None:
-        """Note what the worker reports of itself."""
+        """Change the state to the reported one."""
         if state is self.state:
             return
         assert self.description is not None
@@ -275,12 +275,12 @@ class WorkerConnection:
         self._changed()
 
     def _count_loss(self) -> None:
-        """A worker that drains says so first: one that was ready until now died, or was cut off."""
+        """Count a loss if the worker was ready: a worker that is shut down reports first that it drains."""
         if self.state is ConnectionState.READY and self.description is not None:
             self.losses[ROLES[self.description.role]] += 1
 
     def _forget(self, reason: str) -> None:
-        """This life of the worker is over for the router; its requests fail."""
+        """Discard the incarnation, and fail its requests."""
         is_new = self.state is not ConnectionState.CONNECTING or not self.last_error
         if is_new and not (self.is_stranger and reason == CLOSED):  # thousands of strangers may be removed at once
             logger.info("no connection to %s: %s", self.address, reason)
@@ -301,10 +301,10 @@ class WorkerConnection:
 
 
 async def _run_to_first_error(streams: list[Coroutine[object, object, None]]) -> None:
-    """Runs streams that end by an error alone: raises the first one's, once all have ended.
+    """Run streams, all of which end with an error, and raise the first error once all have ended.
 
-    This is no TaskGroup: there, up to Python 3.12, an error takes the place of our being cancelled in the same moment;
-    and who takes the error for the end of a session would go on for ever.
+    A TaskGroup would not do: up to Python 3.12 its error replaces a cancellation at the same moment. The caller would
+    treat the error as the end of a session and go on forever.
     """
     tasks = [asyncio.create_task(stream) for stream in streams]
     try:
@@ -318,13 +318,13 @@ async def _run_to_first_error(streams: list[Coroutine[object, object, None]]) ->
 
 
 def check_rates(load: WorkerLoad) -> None:
-    """Raises WorkerLost for rates that are none: with a NaN among them no worker would be the best."""
+    """Raise WorkerLost for invalid rates: with a NaN among the costs, no worker would be the best."""
     for name in RATES:
         if not 0 <= getattr(load, name) < math.inf:
             raise WorkerLost(f"the worker's {name} is {getattr(load, name)}")
 
 
 def _reason(error: Exception) -> str:
-    """What the error says."""
+    """Return the error's text, or its type if it has none."""
     details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
     return details or type(error).__name__

@@ -1,4 +1,4 @@
-"""All workers that the router knows."""
+"""The pool of all workers that the router knows."""
 
 import asyncio
 import logging
@@ -22,16 +22,16 @@ from baton.settings.names import NAME_RULE, is_name
 
 @dataclass(frozen=True, slots=True)
 class WorkerIndex:
-    """Good until a worker comes, goes, or begins to drain."""
+    """The connected workers. A worker that joins, leaves or begins to drain invalidates it."""
 
     by_incarnation: Mapping[str, WorkerConnection]
-    block_sizes: frozenset[int]  # that some worker has
-    max_model_len: int | None  # longest prompt plus output that some decode worker takes; None if none is ready
-    same_ids: Mapping[str, list[str]]  # worker ids that several of them go by, and the addresses of these
+    block_sizes: frozenset[int]  # of any worker
+    max_model_len: int | None  # maximum prompt plus output of any ready decode worker; None: none is ready
+    same_ids: Mapping[str, list[str]]  # addresses of workers that have the same id, by id
 
 
 def make_worker_index(connections: Iterable[WorkerConnection]) -> WorkerIndex:
-    """The roster of those of the connections that have a worker."""
+    """Return the index of the connections that have a worker."""
     by_incarnation, block_sizes, lengths = {}, set(), set()
     addresses: defaultdict[str, list[str]] = defaultdict(list)  # by worker id
     for connection in connections:
@@ -51,22 +51,22 @@ def make_worker_index(connections: Iterable[WorkerConnection]) -> WorkerIndex:
 logger = logging.getLogger(__name__)
 
 MAX_BLOCK_SIZE = 1 << 16  # tokens
-MAX_SHOWN_MODELS = 20  # in a line of the log
+MAX_SHOWN_MODELS = 20  # in a log line
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixSource:
-    """A worker, and how much of a prompt it has cached."""
+    """A worker, and the number of a prompt's tokens that it has cached."""
 
     worker: WorkerSnapshot
     num_tokens: int
 
 
 class WorkerPool:
-    """Owns the connections to the workers, the index of their caches, and what these should have soon.
+    """Connections to the workers, the index of their caches, and the blocks that these should have soon.
 
-    The registry says which workers there are. A worker that is no longer listed is let go only once the connection to
-    it is lost too: a lease that is missing says less of a worker than a stream that it answers.
+    The registry lists the workers. A worker that is no longer listed is removed only once its connection is lost, too:
+    a live stream is better evidence than a missing lease.
     """
 
     def __init__(
@@ -77,29 +77,29 @@ class WorkerPool:
         watch_interval_ms: int,
         security: Security | None = None,
     ) -> None:
-        """Without `security` the connections are plaintext."""
+        """`security` defaults to plaintext."""
         self.index = PrefixIndex()
-        self.expected = ExpectedBlocks()  # which the index does not have yet
+        self.expected = ExpectedBlocks()  # not in the index yet
         self.registry = registry
-        self.view = RegistryView()  # as the registry told it last
+        self.view = RegistryView()  # the registry's last list
         self._model_name = model_name
         self._router_id = router_id
         self._watch_interval_ms = watch_interval_ms
         self._security: Security = security or Plaintext()
         self._connections: dict[str, WorkerConnection] = {}  # by address
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # which run them
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # run the connections, by address
         self._slots = AttemptSlots()
-        self._past_losses: Counter[WorkerRole] = Counter()  # of connections that were given up
-        self._worker_index: WorkerIndex | None = None  # made when it is needed
-        self._told_ids: set[str] = set()  # that several workers go by; the log was told
-        self._told_lives: dict[str, str] = {}  # incarnations that the log was told of by `_check`, by address
+        self._past_losses: Counter[WorkerRole] = Counter()  # of connections that were removed
+        self._worker_index: WorkerIndex | None = None  # None: to be computed
+        self._logged_ids: set[str] = set()  # ids of several workers that were logged
+        self._logged_incarnations: dict[str, str] = {}  # for which `_check` logged a warning, by address
         self._change = asyncio.Event()
         self._turn = 0
         self._seed = crc32(router_id.encode())
         self._ended: Unavailable | None = None
 
     async def run(self) -> None:
-        """Follows the registry, and keeps a connection to each worker, until cancelled."""
+        """Follow the registry and keep a connection to each worker, until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self.registry.follow(lambda view: self._reconcile(view, tasks))
@@ -108,70 +108,70 @@ class WorkerPool:
 
     @property
     def connections(self) -> list[WorkerConnection]:
-        """One a worker, in the order in which they were listed first."""
+        """All connections, in the order in which their addresses were first listed."""
         return list(self._connections.values())
 
     @property
     def reached(self) -> list[WorkerConnection]:
-        """Those that have a worker now: few, however many addresses the registry lists."""
+        """Connections that have a worker now: few, however many addresses the registry lists."""
         return list(self._current().by_incarnation.values())
 
     @property
     def unlearnt(self) -> list[str]:
-        """Addresses of workers whose cache the router is about to learn."""
+        """Addresses of workers whose cache snapshot is expected soon."""
         return [connection.address for connection in self._connections.values() if connection.is_learning]
 
     @property
     def is_degraded(self) -> bool:
-        """Whether requests may miss what is cached: the members, or the snapshot of one in reach, are still to come."""
+        """Whether requests may miss cached prefixes: the member list or a reachable worker's snapshot is missing."""
         return not self.view.is_listed or bool(self.unlearnt)
 
     @property
     def losses(self) -> Counter[WorkerRole]:
-        """How often a worker was lost that had not begun to drain, by what it was for."""
+        """Number of workers lost before they began to drain, by role."""
         lost = (connection.losses for connection in self._connections.values() if connection.losses)
         return sum(lost, self._past_losses)
 
     def snapshot(self) -> ClusterSnapshot:
-        """The workers that take requests now."""
+        """Return the workers that take requests now."""
         snapshots = (connection.snapshot() for connection in self.reached)
         return ClusterSnapshot(tuple(each for each in snapshots if each is not None), self._turn, self._seed)
 
     def take_turn(self) -> None:
-        """A request was routed."""
+        """Count a request that was routed."""
         self._turn += 1
 
     def connection(self, incarnation: str) -> WorkerConnection | None:
-        """The connection to a worker in this life; None if it is gone."""
+        """Return the connection to an incarnation of a worker; None if it was lost."""
         return self._current().by_incarnation.get(incarnation)
 
     def note_drain(self, incarnation: str) -> None:
-        """Send a worker that gave a request away nothing more until it reports that it was undrained."""
+        """Send no more requests to a worker that handed one off, until it reports that it was undrained."""
         if (connection := self.connection(incarnation)) is not None:
             connection.note_drain()
 
     def end(self, error: Unavailable) -> None:
-        """Ends every request at the workers, and every wait for a worker, with the error."""
+        """Fail every request at the workers, and every wait for a worker, with the error."""
         self._ended = error
         for connection in self.reached:
             connection.fail_requests(error)
         self._notify()
 
     def cached_tokens(self, cluster: ClusterSnapshot, hashes: Callable[[int], bytes]) -> dict[str, int]:
-        """How many of a prompt's first tokens each worker has cached or should have, by incarnation; 0 is left out.
+        """Return the length of the prompt's prefix that each worker has cached or should have, by incarnation.
 
-        `hashes` gives the prompt's block hashes for a block size.
+        In tokens; workers without any are omitted. `hashes` returns the prompt's block hashes for a block size.
         """
         routable = {worker.incarnation for worker in cluster.workers}
-        roster = self._current()
+        workers = self._current()
         cached: dict[str, int] = {}
-        for block_size in roster.block_sizes:
+        for block_size in workers.block_sizes:
             packed = hashes(block_size)
             found = self.index.match(packed)
             for incarnation, num_blocks in self.expected.match(packed).items():
                 found[incarnation] = max(num_blocks, found.get(incarnation, 0))
             for incarnation, num_blocks in found.items():
-                connection = roster.by_incarnation.get(incarnation)
+                connection = workers.by_incarnation.get(incarnation)
                 if connection is None or connection.description is None or incarnation not in routable:
                     continue
                 if connection.description.block_size == block_size:
@@ -179,7 +179,7 @@ class WorkerPool:
         return cached
 
     def source(self, incarnation: str, hashes: Callable[[int], bytes]) -> PrefixSource | None:
-        """A worker as one to pull the prompt from, draining or not; None if it is gone or has nothing of it."""
+        """Return a worker as a source of the prompt, draining or not; None if it was lost or has none of it."""
         connection = self.connection(incarnation)
         worker = connection.as_source() if connection is not None else None
         if worker is None:
@@ -187,16 +187,37 @@ class WorkerPool:
         num_blocks = self.index.match(hashes(worker.block_size)).get(incarnation, 0)
         return PrefixSource(worker, num_blocks * worker.block_size) if num_blocks else None
 
+    def num_seqs(self) -> int | None:
+        """Return the sum of the ready decode workers' `max_num_seqs`; None if one does not report it.
+
+        A draining worker counts with the requests that it still runs for this router.
+        """
+        num_seqs, num_ready = 0, 0
+        for connection in self.reached:
+            description = connection.description
+            if description is None or connection.state is ConnectionState.CONNECTING:
+                continue
+            if ROLES[description.role] is WorkerRole.PREFILL:
+                continue
+            if connection.state.is_draining:
+                num_seqs += connection.load.num_own_requests
+            elif not description.max_num_seqs:
+                return None
+            else:
+                num_ready += 1
+                num_seqs += description.max_num_seqs
+        return num_seqs if num_ready else 0
+
     def max_model_len(self) -> int | None:
-        """Longest prompt plus output that some decode worker takes; None if none is ready."""
+        """Return the maximum prompt plus output of any ready decode worker; None if none is ready."""
         return self._current().max_model_len
 
     def is_ambiguous(self, worker_id: str) -> bool:
-        """Whether several workers in reach go by the id."""
+        """Return whether several connected workers have this id."""
         return worker_id in self._current().same_ids
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Returns when a worker came or went, or after the time-out; raises what the pool ended with."""
+        """Wait until a worker joins or leaves, or for the timeout. Raises the error that the pool ended with."""
         if self._ended is not None:
             raise self._ended
         change = self._change
@@ -205,8 +226,8 @@ class WorkerPool:
                 await change.wait()
 
     def _reconcile(self, view: RegistryView, tasks: asyncio.TaskGroup) -> None:
-        """Connects to who is new, and marks who is listed no more."""
-        self._tell_others(view)
+        """Connect to new workers, and mark those that are no longer listed."""
+        self._log_other_models(view)
         known = {member.incarnation for member in self.view.members}
         self.view = view
         members = [member for member in view.members if member.model == self._model_name]
@@ -214,7 +235,7 @@ class WorkerPool:
         renewed = {member.address for member in members if member.incarnation not in known}
         for connection in self.connections:
             connection.mark_listed(connection.address in listed)
-            # A new life at the address of a worker that was never found is a new worker, without past failures.
+            # A new incarnation at an address that was never reached is a new worker, without past failures.
             is_renewed = connection.address in renewed and bool(connection.last_error)
             if connection.is_stranger and (is_renewed or not connection.is_listed):
                 self._tasks[connection.address].cancel()
@@ -241,44 +262,44 @@ class WorkerPool:
     def _remove(self, connection: WorkerConnection) -> None:
         del self._connections[connection.address], self._tasks[connection.address]
         self._past_losses += connection.losses
-        self._told_lives.pop(connection.address, None)
+        self._logged_incarnations.pop(connection.address, None)
 
     async def _keep(self, connection: WorkerConnection) -> None:
-        """Runs the connection; once it has given up, the worker is forgotten."""
+        """Run the connection, and remove it once it gives up."""
         await connection.run()
         if self._connections.get(connection.address) is not connection:
             return
         self._remove(connection)
-        logger.info("the worker at %s is forgotten: it is in no registry and cannot be reached", connection.address)
+        logger.info("the worker at %s is removed: it is in no registry and unreachable", connection.address)
 
     def _check(self, address: str, found: WorkerDescription) -> None:
-        """Raises WorkerLost if this router must not use who was found: the one that was there may have given way."""
-        lives = {each.description.incarnation: each for each in self.connections if each.description is not None}
-        if found.incarnation in lives:
-            reason, is_used = f"it is the one at {lives[found.incarnation].address}", False
+        """Raise WorkerLost if this router must not use the worker: another may have taken over the address."""
+        known = {each.description.incarnation: each for each in self.connections if each.description is not None}
+        if found.incarnation in known:
+            reason, is_used = f"it is the one at {known[found.incarnation].address}", False
         elif not is_name(found.worker_id):
             reason, is_used = f"its id {found.worker_id[:100]!r} must be {NAME_RULE}", False
         elif not 0 < found.block_size <= MAX_BLOCK_SIZE or found.max_model_len < 1:
             reason = f"it has blocks of {found.block_size} and contexts of {found.max_model_len} tokens"
             is_used = False
         elif found.model != self._model_name:
-            # A fixed address was given for this router, which may call the model by a name of its own.
+            # A fixed address was given to this router, which may serve the model under another name.
             reason, is_used = f"it serves {found.model}, not {self._model_name}", address in self.view.fixed
         else:
             return
-        if self._told_lives.get(address) != found.incarnation:
-            self._told_lives[address] = found.incarnation
-            logger.warning("the worker at %s is %s: %s", address, "used all the same" if is_used else "refused", reason)
+        if self._logged_incarnations.get(address) != found.incarnation:
+            self._logged_incarnations[address] = found.incarnation
+            logger.warning("the worker at %s is %s: %s", address, "used anyway" if is_used else "refused", reason)
         if not is_used:
             raise WorkerLost(f"the worker at {address} is refused: {reason}")
 
-    def _tell_others(self, view: RegistryView) -> None:
-        """Says when the registry has workers of other models: a wrong name would else be hard to find."""
+    def _log_other_models(self, view: RegistryView) -> None:
+        """Log when the registry has workers of other models: otherwise a wrong name would be hard to find."""
         others = {member.model for member in view.members} - {self._model_name}
         if others - {member.model for member in self.view.members}:
             names = ", ".join(sorted(others)[:MAX_SHOWN_MODELS])
             logger.info(
-                "workers of other models are left to their own routers: this one serves %s, not %s",
+                "workers of other models are ignored: this router serves %s, not %s",
                 self._model_name,
                 names,
             )
@@ -286,15 +307,15 @@ class WorkerPool:
     def _current(self) -> WorkerIndex:
         if self._worker_index is None:
             self._worker_index = make_worker_index(self._connections.values())
-            self._tell_same_ids(self._worker_index)
+            self._log_same_ids(self._worker_index)
         return self._worker_index
 
-    def _tell_same_ids(self, roster: WorkerIndex) -> None:
-        """Says when workers cannot be told apart by their ids: hints and answers name them so."""
-        for worker_id, addresses in roster.same_ids.items():
-            if worker_id not in self._told_ids:
+    def _log_same_ids(self, workers: WorkerIndex) -> None:
+        """Log when several workers have the same id: hints and responses identify workers by it."""
+        for worker_id, addresses in workers.same_ids.items():
+            if worker_id not in self._logged_ids:
                 logger.warning("the workers at %s all have the id %s", ", ".join(addresses), worker_id)
-        self._told_ids = set(roster.same_ids)
+        self._logged_ids = set(workers.same_ids)
 
     def _notify(self) -> None:
         self._worker_index = None

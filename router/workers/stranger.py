@@ -1,10 +1,10 @@
 """Attempts to connect to addresses that the router was never connected to.
 
 Any program that can write to the registry can list thousands of addresses at which there is no worker. Attempts to
-connect to them are bounded in number and in rate, and take nothing from the workers that were connected once, which
-need no slot. Addresses with the fewest failures go first, so that a worker that registers among thousands of others
-waits for their first attempts, and not for their repetitions. One slot in four goes to the address that has waited
-longest: otherwise addresses that are registered anew all the time would keep out a worker whose first attempt failed.
+connect to them are bounded in number and in rate. Workers that were connected once need no slot and are not affected.
+Addresses with the fewest failures go first, so a worker that registers among thousands of addresses waits for their
+first attempts but not for their repetitions. One slot in four goes to the address that has waited longest: otherwise a
+stream of new addresses would keep out a worker whose first attempt failed.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from collections import OrderedDict
 from baton.rpc.backoff import Backoff
 
 NUM_SLOTS = 64  # attempts in flight
-FIRST_TIMEOUT_S = 1.0  # of an attempt, which keeps its slot until then even if it fails sooner
-LAST_TIMEOUT_S = 5.0  # after it was doubled with each failure
-MAX_FAILURES = 12  # that are counted
+FIRST_TIMEOUT_S = 1.0  # of an attempt, which keeps its slot for that time even if it fails sooner
+LAST_TIMEOUT_S = 5.0  # it doubles with each failure up to this
+MAX_FAILURES = 12  # further ones are not counted
 FIRST_BACKOFF_S = 0.05
 FAIR_EVERY = 4  # freed slots, of which one goes to the address that has waited longest
 MIN_BACKOFF_LIMIT_S = 1.0  # longest pause while no address waits for a slot
@@ -23,11 +23,11 @@ LAST_BACKOFF_S = 60.0
 
 
 class AttemptSlots:
-    """Owns the slots of the attempts in flight, and the queue for them."""
+    """Slots of the attempts in flight, and the queue for them."""
 
     def __init__(self) -> None:
         self._num_free = NUM_SLOTS
-        # By failures, and in each by arrival; the values number the arrivals.
+        # By number of failures; each queue in order of arrival, with the numbers of the arrivals as values.
         self._queues = [OrderedDict[asyncio.Future[None], int]() for _ in range(MAX_FAILURES + 1)]
         self._num_arrivals = self._num_freed = 0
 
@@ -49,7 +49,7 @@ class AttemptSlots:
             await slot
         except asyncio.CancelledError:
             self._queues[num_failures].pop(slot, None)
-            if not slot.cancelled():  # it came in the same moment
+            if not slot.cancelled():  # it was granted at the same moment
                 self.give_back()
             raise
 

@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 
 from baton.router.index.prefix_index import PrefixIndex
 from baton.router.policy.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
-from baton.router.policy.expectations import OutputLength, ReuseShare
+from baton.router.policy.estimates import OutputLength, ReuseShare
 from baton.router.policy.policy import Policy
 from baton.router.workers.load import LoadShare
 from baton.simulation.twin.clock import Clock

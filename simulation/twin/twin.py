@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.router.policy.cluster import WorkerRole
 from baton.router.policy.cost_model import CostModel
-from baton.router.policy.named_policies import CostPolicy
-from baton.router.policy.policy import Policy
+from baton.router.policy.policy import CostPolicy, Policy
 from baton.simulation.twin.autoscaler import Autoscaler
 from baton.simulation.twin.clock import Clock
 from baton.simulation.twin.deployment_plan import DeploymentPlan

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import orjson
 
-from baton.router.openai.headers import RESUMABLE, RESUME
+from baton.router.http.headers import RESUMABLE, RESUME
 
 DONE = "[DONE]"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

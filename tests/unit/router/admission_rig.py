@@ -1,4 +1,4 @@
-"""An admission under a clock of its own, and requests that are sent to it."""
+"""An admission with a test clock, and requests for it."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -8,16 +8,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.router.admission.admission import Admission
-from baton.router.admission.arrivals import Arrivals
 from baton.router.admission.inflight_limit import AdmissionLimits
 from baton.router.admission.metrics import AdmissionMetrics
 from baton.router.errors import Overloaded
+from baton.router.metrics.traffic import Arrivals
 from baton.router.request_context import RequestContext
 from baton.rpc.status import Unavailable
 
 
 class Workers:
-    """Workers that run so many choices at once."""
+    """Workers that run this many sequences at once."""
 
     def __init__(self, num_seqs: int | None = None) -> None:
         self.num = num_seqs
@@ -42,7 +42,7 @@ class Workers:
 
 
 class Rig:
-    """An admission with a clock of its own, and the requests that were sent to it."""
+    """An admission with a test clock, and the requests sent to it."""
 
     def __init__(
         self, max_inflight: int = 2, max_queue: int = 100, workers: Workers | None = None, **limits: float
@@ -67,18 +67,19 @@ class Rig:
     def send(
         self,
         name: str,
-        num_choices: int = 1,
+        num_completions: int = 1,
         *,
         key: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> asyncio.Task[None]:
-        """A request that runs until it is ended."""
-        context = RequestContext(fairness_key=key, priority=priority, timeout_s=timeout_s, arrived_s=self.now_s)
+        """Start a request that runs until `end`."""
+        deadline_s = None if timeout_s is None else self.now_s + timeout_s
+        context = RequestContext(fairness_key=key, priority=priority, deadline_s=deadline_s)
         self._ends[name] = asyncio.Event()
 
         async def request() -> None:
-            async with self.admission.admit(num_choices, context):
+            async with self.admission.admit(num_completions, context):
                 self.order.append(name)
                 await self._ends[name].wait()
 
@@ -94,20 +95,20 @@ class Rig:
         return value
 
     def refusals(self) -> dict[str, float]:
-        """How many there were, by reason."""
+        """Return the counts by reason."""
         samples = (sample for family in self.registry.collect() for sample in family.samples)
         refused = (each for each in samples if each.name == "baton:router_refusals_total" and each.value)
         return {each.labels["reason"]: each.value for each in refused}
 
 
 async def settle() -> None:
-    """Lets all tasks go as far as they can."""
+    """Run all tasks until they wait."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Returns once the condition holds; TimeoutError if it never does."""
+    """Wait until the condition holds. Raises TimeoutError."""
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.001)
@@ -115,7 +116,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @contextmanager
 def overloaded(text: str) -> Iterator[list[int]]:
-    """Expects Overloaded with this text; gives its Retry-After."""
+    """Expect Overloaded with this text; yields a list with its Retry-After."""
     seen: list[int] = []
     with pytest.raises(Overloaded, match=text) as caught:
         yield seen

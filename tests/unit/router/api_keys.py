@@ -1,4 +1,4 @@
-"""API keys for tests, and the file that has them."""
+"""API keys for tests, and their file."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from baton.router.auth.api_key import digest_of, new_key
 
 
 class TestKeys:
-    """A file of keys that changes as operators change it: by another that takes its place."""
+    """A file of keys that is replaced atomically, as operators change it."""
 
     __test__ = False  # no test, despite its name
 
@@ -20,33 +20,33 @@ class TestKeys:
         self.write()
 
     def add(self, name: str, **limits: Any) -> str:
-        """Another key from now on; returns it."""
+        """Add a key and return it."""
         key = new_key()
         self.entries.append({"name": name, "sha256": digest_of(key.encode()).hex(), **limits})
         self.write()
         return key
 
     def remove(self, name: str) -> None:
-        """A key is no more."""
+        """Remove a key."""
         self.entries = [entry for entry in self.entries if entry["name"] != name]
         self.write()
 
     def change(self, name: str, **limits: Any) -> None:
-        """A key has other limits from now on."""
+        """Change the limits of a key."""
         next(entry for entry in self.entries if entry["name"] == name).update(limits)
         self.write()
 
     def write(self) -> None:
-        """Puts the entries in place of the file."""
+        """Replace the file by the entries."""
         self.replace(yaml.safe_dump({"keys": self.entries}))
 
     def replace(self, text: str) -> None:
-        """Puts a text in place of the file."""
+        """Replace the file by a text."""
         new = self.path.with_suffix(".new")
         new.write_text(text)
         os.replace(new, self.path)
 
 
 def bearer(key: str) -> dict[str, str]:
-    """The header that shows a key."""
+    """Return the header with a key."""
     return {"authorization": f"Bearer {key}"}

@@ -1,4 +1,4 @@
-"""A model of a worker's prefix cache: closed under prefixes, of limited size, and in one life after the other."""
+"""A model of a worker's prefix cache: closed under prefixes, of limited size, with restarts."""
 
 import random
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ MAX_BLOCKS = 120
 
 
 def longest_prefix(cached: set[BlockHash], hashes: Sequence[BlockHash]) -> int:
-    """Blocks from the first on that are all cached, by definition."""
+    """Return the length of the cached prefix in blocks, by definition."""
     return next((length for length in range(len(hashes), 0, -1) if cached.issuperset(hashes[:length])), 0)
 
 
 class CachingWorker:
-    """Owns the blocks that a worker has cached, and what it has not told yet."""
+    """The cached blocks of a worker, and the changes that it has not reported yet."""
 
     def __init__(self, name: str, rng: random.Random, prompts: Sequence[Sequence[BlockHash]]) -> None:
         self.cached: set[BlockHash] = set()
@@ -29,16 +29,16 @@ class CachingWorker:
 
     @property
     def incarnation(self) -> str:
-        """Key of this life."""
+        """The key of the current incarnation."""
         return f"{self._name}-{self._life}"
 
     def restart(self) -> None:
-        """Another life, with nothing cached."""
+        """Restart with an empty cache."""
         self._life += 1
         self.cached, self._told = set(), set()
 
     def change(self) -> None:
-        """Caches a few prompts as far as they were computed, and evicts ends until there is room again."""
+        """Cache prefixes of a few prompts, and evict ends until there is room again."""
         for _ in range(self._rng.randint(1, 4)):
             prompt = self._rng.choice(self._prompts)
             self.cached.update(prompt[: self._rng.randint(0, len(prompt))])
@@ -48,7 +48,7 @@ class CachingWorker:
             self.num_evicted += 1
 
     def take_event(self) -> tuple[list[BlockHash], list[BlockHash]]:
-        """What went and what came since the last event; some that did both is told as both."""
+        """Return the removed and stored blocks since the last event; some are both."""
         both = {each for each in self._told & self.cached if self._rng.random() < 0.1}
         removed, stored = self._told - self.cached | both, self.cached - self._told | both
         self._told = set(self.cached)

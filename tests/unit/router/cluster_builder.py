@@ -21,7 +21,7 @@ def worker(
     step_s: float = STEP_S, sequence_s: float = 0.0001, read_bytes_per_s: float = 10e9, done: int = 0,
     recent: RecentRequests = NO_REQUESTS,
 ) -> WorkerSnapshot:  # fmt: skip
-    """A worker of 10,000 prompt tokens a second; its name with "/1" is its incarnation."""
+    """Return a worker with 10,000 prompt tokens per second. Its incarnation is its name with "/1"."""
     return WorkerSnapshot(
         worker_id=name, incarnation=f"{name}/1", address=f"{name}:1", role=role, fingerprint=fingerprint,
         block_size=BLOCK_SIZE, num_requests=requests, num_queued_tokens=queued, num_free_blocks=free, num_blocks=1000,
@@ -42,16 +42,16 @@ def both(name: str, **options: object) -> WorkerSnapshot:
 
 
 def cluster(*workers: WorkerSnapshot, turn: int = 0, seed: int = 0) -> ClusterSnapshot:
-    """These workers."""
+    """Return a snapshot of these workers."""
     return ClusterSnapshot(workers, turn, seed)
 
 
 def request(num_tokens: int, **cached: int) -> RoutedRequest:
-    """A prompt of so many tokens, and how many of them each worker has."""
+    """Return a request with this many prompt tokens, and the number that each worker has cached."""
     return RoutedRequest(num_tokens, {f"{name}/1": count for name, count in cached.items()})
 
 
 def names(plan: Plan) -> tuple[str, str | None, str | None]:
-    """Who decodes, who prefills, and whose prefix is pulled."""
+    """Return the names of the decode worker, the prefill worker and the prefix source."""
     prefill_id = plan.prefill.worker_id if plan.prefill else None
     return plan.decode.worker_id, prefill_id, plan.prefix_source.worker_id if plan.prefix_source else None

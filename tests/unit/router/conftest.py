@@ -1,4 +1,4 @@
-"""The router is tested on the event loop that it runs on."""
+"""The router's tests run on the router's event loop."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -8,5 +8,5 @@ import uvloop
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """libuv's loop: unlike asyncio's own, it makes every descriptor that it watches non-blocking."""
+    """Use libuv's loop: unlike asyncio's, it makes every watched descriptor non-blocking."""
     return {"uvloop": uvloop.new_event_loop}

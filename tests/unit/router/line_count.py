@@ -7,7 +7,7 @@ from typing import Any
 
 
 def count_lines(call: Callable[[], object]) -> int:
-    """Return how many lines the call executes, in all functions that it calls."""
+    """Return the number of lines that the call executes, including the functions that it calls."""
     num_lines = 0
 
     def trace(_frame: FrameType, event: str, _argument: object) -> Any:

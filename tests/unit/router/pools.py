@@ -20,7 +20,7 @@ ROLES: dict[int, Role] = {
 
 
 def member_of(worker: ScriptedWorker, model: str = MODEL_NAME) -> Member:
-    """A scripted worker, in its present life, as a registry has it."""
+    """Return the registry's entry of a scripted worker."""
     return Member(
         worker_id=worker.worker_id,
         incarnation=worker.incarnation,
@@ -35,7 +35,7 @@ def member_of(worker: ScriptedWorker, model: str = MODEL_NAME) -> Member:
 
 @asynccontextmanager
 async def running_pool(registry: Registry) -> AsyncIterator[WorkerPool]:
-    """A pool that follows the registry."""
+    """Run a pool that follows the registry."""
     pool = WorkerPool(registry, MODEL_NAME, "router-1", watch_interval_ms=1)
     task = asyncio.create_task(pool.run())
     try:
@@ -47,5 +47,5 @@ async def running_pool(registry: Registry) -> AsyncIterator[WorkerPool]:
 
 
 def ready(pool: WorkerPool) -> set[str]:
-    """Addresses of the workers that take requests."""
+    """Return the addresses of the workers that take requests."""
     return {each.address for each in pool.connections if each.state is ConnectionState.READY}

@@ -22,7 +22,7 @@ DEADLINE_S = 20.0
 
 @dataclass(frozen=True)
 class RunningRouter:
-    """Where the router is, and a way to end it."""
+    """Addresses of a running router, and the event that ends it."""
 
     url: str
     grpc_address: str
@@ -32,7 +32,7 @@ class RunningRouter:
 
 
 async def read_ready_line(fd: int) -> dict[str, str]:
-    """The router's line on its progress pipe."""
+    """The router's progress message."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb"))
@@ -45,7 +45,7 @@ async def read_ready_line(fd: int) -> dict[str, str]:
 
 @asynccontextmanager
 async def running_router(*workers: ScriptedWorker, **options: object) -> AsyncIterator[RunningRouter]:
-    """Starts the workers and a router in front of them; returns once it is ready, if it can be."""
+    """Start the workers and a router for them, and wait until it is ready if it has a worker."""
     addresses = tuple([await worker.start() for worker in workers])
     read_fd, write_fd = os.pipe()
     config = RouterConfig(
@@ -77,12 +77,12 @@ async def running_router(*workers: ScriptedWorker, **options: object) -> AsyncIt
 
 
 def http_client() -> httpx.AsyncClient:
-    """A client that ignores the machine's proxies."""
+    """Return a client that ignores the machine's proxies."""
     return httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Returns once the condition holds; TimeoutError if it never does."""
+    """Wait until the condition holds. Raises TimeoutError."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             if condition():
@@ -91,12 +91,12 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def worker_states(http: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
-    """What the router says of its workers, by address."""
+    """Return the router's view of its workers, by address."""
     return {worker["address"]: worker for worker in (await http.get("/workers")).json()["workers"]}
 
 
 async def wait_workers(http: httpx.AsyncClient, count: int, state: str | None = None) -> None:
-    """Returns once so many workers are in the state (None: connected)."""
+    """Wait until this many workers are in the state (None: connected)."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             states = [worker["state"] for worker in (await worker_states(http)).values()]
@@ -106,7 +106,7 @@ async def wait_workers(http: httpx.AsyncClient, count: int, state: str | None = 
 
 
 async def wait_cached(http: httpx.AsyncClient, worker: ScriptedWorker, count: int) -> None:
-    """Returns once the router knows of so many cached blocks of a worker."""
+    """Wait until the router knows this many cached blocks of a worker."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             if (await worker_states(http))[worker.address].get("cached_blocks", 0) >= count:

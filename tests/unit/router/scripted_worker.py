@@ -1,4 +1,4 @@
-"""A worker without a model: a real gRPC server whose tokens are a hash of all tokens before them, or a script's."""
+"""A worker without a model: a real gRPC server whose tokens are a hash of all earlier tokens, or scripted."""
 
 import asyncio
 import hashlib
@@ -17,19 +17,19 @@ Script = Callable[[Sequence[int], common_pb2.SamplingParams], int]
 
 
 def hashed_token(token_ids: Sequence[int], sampling: common_pb2.SamplingParams) -> int:
-    """Depends on every token before it, and on the seed unless greedy."""
+    """Return a token that depends on all earlier ones, and on the seed unless greedy."""
     seed = sampling.seed if sampling.temperature else 0
     digest = hashlib.sha256(repr((list(token_ids), seed)).encode()).digest()
     return FIRST_TOKEN + int.from_bytes(digest[:4], "little") % NUM_TOKENS
 
 
 def scripted(output: Sequence[int], num_prompt_tokens: int) -> Script:
-    """Says these tokens after a prompt of this length, and then the last again."""
+    """Return a script: these tokens after a prompt of this length, then the last one repeatedly."""
     return lambda token_ids, _: output[min(len(token_ids) - num_prompt_tokens, len(output) - 1)]
 
 
 class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServicer):
-    """One worker in one life; `restart` begins the next one at the same address."""
+    """A worker; `restart` begins a new incarnation at the same address."""
 
     def __init__(self, worker_id: str = "decode-0", role: int = worker_pb2.WORKER_ROLE_DECODE) -> None:
         self.worker_id = worker_id
@@ -61,7 +61,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> str:
-        """Begins a life; returns the address."""
+        """Start an incarnation and return its address."""
         self.num_lives += 1
         self._cached = set()
         server = self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
@@ -73,14 +73,14 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         return self.address
 
     async def stop(self) -> None:
-        """Ends the life at once: calls break."""
+        """Stop at once; calls break."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
 
     @property
     def incarnation(self) -> str:
-        """Of this life."""
+        """The description of the current incarnation."""
         return f"{self.worker_id}/{self.num_lives}"
 
     async def Describe(self, request: Any, context: Any) -> worker_pb2.WorkerDescription:  # noqa: N802
@@ -134,11 +134,11 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         return worker_pb2.RecallResponse(outputs=outputs)
 
     def news(self) -> None:
-        """Watchers are told now."""
+        """Send updates to the watchers now."""
         self._news.set()
 
     def cache(self, token_ids: Sequence[int], cache_salt: str = "") -> None:
-        """Puts the full blocks of these tokens into the cache."""
+        """Cache the full blocks of these tokens."""
         self._cached.update(hash_blocks(token_ids, BLOCK_SIZE, cache_salt))
         self.news()
 
@@ -212,12 +212,12 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
 
 
 def given_away(command: worker_pb2.GenerateCommand) -> worker_pb2.RequestDelta:
-    """The last news of a request at a worker that drains."""
+    """Return the last delta of a request at a draining worker."""
     return worker_pb2.RequestDelta(request_id=command.request_id, finish_reason=common_pb2.FINISH_REASON_HANDED_OFF)
 
 
 def position_logprobs(token_id: int, num_top: int) -> common_pb2.PositionLogprobs:
-    """The chosen token at -0.5 and the ids after it below."""
+    """Return logprobs: the chosen token at -0.5, and the next ids below."""
     candidates = [
         common_pb2.TokenLogprob(token_id=token_id + index, logprob=-0.5 - index, rank=index + 1)
         for index in range(num_top)

@@ -1,11 +1,11 @@
-"""What a registry tells Prometheus."""
+"""The samples of a Prometheus registry."""
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 
 def read_series(registry: CollectorRegistry) -> dict[str, float]:
-    """Each sample by its name and labels."""
+    """Return each sample by its name and labels."""
     text = generate_latest(registry).decode()
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):

@@ -1,4 +1,4 @@
-"""A router that is told to end."""
+"""The drain of a router."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ BODY = {"prompt": "The cat sat on the mat", "max_tokens": 12}
 
 
 async def is_refused(url: str) -> bool:
-    """Whether nobody listens there."""
+    """Return whether no process listens at the address."""
     async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
         try:
             await client.get("/ready")
@@ -25,7 +25,7 @@ async def is_refused(url: str) -> bool:
     return False
 
 
-async def test_who_is_connected_is_served_and_new_connections_go_elsewhere() -> None:
+async def test_connected_clients_are_served_and_new_connections_go_elsewhere() -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()
     limits = httpx.Limits(max_connections=1)
@@ -49,13 +49,13 @@ async def test_who_is_connected_is_served_and_new_connections_go_elsewhere() -> 
 
 
 async def events(router: RunningRouter) -> list[bytes]:
-    """The data of a streamed completion, to the end of the connection."""
+    """Return the data of a streamed completion."""
     async with router.http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as answer:
         return [line.removeprefix("data: ").encode() async for line in answer.aiter_lines() if line]
 
 
 @pytest.mark.parametrize("num_prompts", [1, 2])
-async def test_clients_are_told_when_the_time_is_over(num_prompts: int) -> None:
+async def test_clients_get_an_error_at_the_drain_timeout(num_prompts: int) -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()
     async with (
@@ -79,7 +79,7 @@ async def test_clients_are_told_when_the_time_is_over(num_prompts: int) -> None:
         assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, error["message"])
 
 
-async def test_a_request_that_waits_for_a_worker_is_told_too() -> None:
+async def test_a_request_that_waits_for_a_worker_fails_at_the_end() -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()
     async with running_router(worker, drain_timeout_s=0.05) as router:

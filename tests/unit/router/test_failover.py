@@ -1,4 +1,4 @@
-"""Requests whose worker or client goes away."""
+"""Requests that lose their worker or their client."""
 
 import asyncio
 from typing import Any
@@ -23,7 +23,7 @@ async def complete(router: RunningRouter, **options: Any) -> dict[str, Any]:
 
 
 async def wait_tokens(router: RunningRouter, count: int) -> None:
-    """Returns once the router has counted so many output tokens."""
+    """Wait until the router has counted this many output tokens."""
     async with asyncio.timeout(20):
         line = f'baton:generation_tokens_total{{model_name="bundled_model"}} {count}.0'
         while line not in (await router.http.get("/metrics")).text:
@@ -31,7 +31,7 @@ async def wait_tokens(router: RunningRouter, count: int) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_lost_workers_request_goes_on_at_another_with_the_same_tokens(stream: bool) -> None:
+async def test_a_request_continues_at_another_worker_with_the_same_tokens(stream: bool) -> None:
     first, second = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     async with running_router(first, second) as router:
         expected = await complete(router, logprobs=0, echo=True)
@@ -61,7 +61,7 @@ async def test_a_lost_workers_request_goes_on_at_another_with_the_same_tokens(st
             assert body["usage"]["completion_tokens"] == 12
 
 
-async def test_no_other_model_goes_on_with_an_answer() -> None:
+async def test_no_other_model_continues_an_output() -> None:
     old, new = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     new.fingerprint = "another"
     pinned = {"x-baton-decode": "decode-0"}
@@ -74,7 +74,7 @@ async def test_no_other_model_goes_on_with_an_answer() -> None:
         assert not new.commands
 
 
-async def test_no_other_model_goes_on_with_the_logprobs_of_a_prompt() -> None:
+async def test_no_other_model_continues_the_logprobs_of_a_prompt() -> None:
     old, new = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     new.fingerprint = "another"
     first = position_logprobs(300, 1)
@@ -112,7 +112,7 @@ async def test_retries_are_bounded() -> None:
         assert "no decode worker" in answer.json()["error"]["message"]
 
 
-async def test_a_worker_that_gives_a_request_up_is_left_alone() -> None:
+async def test_a_request_that_a_worker_aborts_moves_to_another() -> None:
     quitter, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     quitter.refusal = RequestDelta(finish_reason=common_pb2.FINISH_REASON_ABORT)
     async with running_router(quitter, other, policy="round_robin") as router:
@@ -147,7 +147,7 @@ async def test_a_draining_worker_keeps_its_requests_and_gets_no_new_ones() -> No
 
 
 @pytest.mark.parametrize("has_kv", [True, False])
-async def test_what_a_draining_worker_gives_away_goes_on_elsewhere_with_its_kv(has_kv: bool) -> None:
+async def test_a_handed_off_request_continues_elsewhere_with_its_kv(has_kv: bool) -> None:
     async with running_router(ScriptedWorker()) as router:
         expected = await complete(router)
     leaving, staying = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
@@ -173,7 +173,7 @@ async def test_what_a_draining_worker_gives_away_goes_on_elsewhere_with_its_kv(h
         assert f'requests_by_plan_total{{model_name="bundled_model",plan="{plan}"}}' in text
 
 
-async def test_a_request_may_be_given_away_more_often_than_it_may_fail() -> None:
+async def test_hand_offs_do_not_count_as_failures() -> None:
     leaving = [ScriptedWorker(f"decode-{number}") for number in range(3)]
     staying = ScriptedWorker("decode-3")
     for worker in leaving:
@@ -185,7 +185,7 @@ async def test_a_request_may_be_given_away_more_often_than_it_may_fail() -> None
         assert 'baton:requests_handed_off_total{model_name="bundled_model"} 3.0' in text
 
 
-async def test_the_index_forgets_an_earlier_life_and_recovers_from_a_gap() -> None:
+async def test_the_index_discards_an_earlier_incarnation_and_recovers_from_a_gap() -> None:
     worker = ScriptedWorker()
     async with running_router(worker) as router:
         worker.cache(list(range(40)))
@@ -205,24 +205,24 @@ async def test_the_index_forgets_an_earlier_life_and_recovers_from_a_gap() -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("num_choices", [1, 3])
-async def test_a_client_that_goes_away_cancels_its_request(stream: bool, num_choices: int) -> None:
+@pytest.mark.parametrize("num_completions", [1, 3])
+async def test_a_disconnect_cancels_the_request(stream: bool, num_completions: int) -> None:
     worker = ScriptedWorker()
     worker.max_model_len = 10**6
     async with running_router(worker) as router:
-        body = {**BODY, "stream": stream, "max_tokens": 10**5, "n": num_choices, "return_token_ids": False}
+        body = {**BODY, "stream": stream, "max_tokens": 10**5, "n": num_completions, "return_token_ids": False}
         async with httpx.AsyncClient(base_url=router.url, trust_env=False) as client:
             request = asyncio.create_task(client.post("/v1/completions", json=body))
-            await until(lambda: len(worker.commands) == num_choices)
+            await until(lambda: len(worker.commands) == num_completions)
             request.cancel()
             await asyncio.gather(request, return_exceptions=True)
-        await until(lambda: len(worker.aborted) == num_choices)
+        await until(lambda: len(worker.aborted) == num_completions)
         assert sorted(worker.aborted) == sorted(command.request_id for command in worker.commands)
         view = (await router.http.get("/workers")).json()
         assert view["workers"][0]["inflight"] == view["router"]["inflight"] == 0
 
 
-async def test_a_slow_reader_holds_nobody_up_and_gets_everything() -> None:
+async def test_a_slow_reader_delays_no_other_and_gets_everything() -> None:
     worker = ScriptedWorker()
     worker.max_model_len = 10**6
     worker.script = scripted([300, 400, 500], 0)

@@ -11,7 +11,7 @@ from baton.router.app import GarbageCollector
 
 
 class Cycle:
-    """Refers to itself."""
+    """An object that refers to itself."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -26,7 +26,7 @@ def as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("is_idle", [True, False])
-async def test_garbage_goes_while_idle_and_at_last_while_busy(is_idle: bool) -> None:
+async def test_garbage_is_collected_while_idle_and_at_last_while_busy(is_idle: bool) -> None:
     lasting = Cycle()
     collector = GarbageCollector(interval_s=0.01, busy_interval_s=0.05)
     assert gc.get_threshold()[0] > 1000

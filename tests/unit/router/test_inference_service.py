@@ -53,7 +53,7 @@ async def test_token_ids_logprobs_and_stop() -> None:
         assert stopped[-1].finish_reason == common_pb2.FINISH_REASON_STOP
 
 
-async def test_the_last_message_of_each_choice_says_where_it_was_computed() -> None:
+async def test_the_last_message_of_each_completion_names_its_workers() -> None:
     async with running_router(ScriptedWorker()) as router:
         whole = await generate(router.grpc_address, text="a", sampling=SAMPLING, n=3)
         text = "".join(response.text for response in whole if response.index == 0)
@@ -64,7 +64,7 @@ async def test_the_last_message_of_each_choice_says_where_it_was_computed() -> N
             assert all(response.finish_reason and response.served_by.decode_worker for response in last.values())
 
 
-async def test_so_does_that_of_one_that_fails() -> None:
+async def test_the_last_message_of_a_failed_request_names_its_workers() -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()
     async with (
@@ -187,7 +187,7 @@ async def test_messages_count_as_bodies_until_their_calls_end() -> None:
         await until_held(router, 0)
 
 
-async def test_a_connection_has_a_bound_on_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_calls_of_a_connection_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "MAX_CALLS", 2)
     async with (
         running_router(ScriptedWorker()) as router,

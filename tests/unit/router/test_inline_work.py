@@ -1,4 +1,4 @@
-"""Work of many requests on the event loop."""
+"""Bounded work of many requests on the event loop."""
 
 import asyncio
 import math

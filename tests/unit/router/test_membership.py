@@ -1,4 +1,4 @@
-"""Workers that come and go, and what the registry's word counts for."""
+"""Workers that join and leave, with and without the registry's leases."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -8,8 +8,7 @@ import pytest
 from baton.membership.registry.base import Listener, RegistryView
 from baton.membership.registry.memory import MemoryRegistry
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL, WorkerLoad
-from baton.router.policy.candidates import find_candidates
-from baton.router.policy.cluster import RoutedRequest
+from baton.router.policy.cluster import RoutedRequest, find_candidates
 from baton.router.workers.pool import WorkerPool
 from tests.unit.router.pools import member_of, ready, running_pool
 from tests.unit.router.running_router import until
@@ -17,14 +16,14 @@ from tests.unit.router.scripted_worker import ScriptedWorker
 
 
 class ToldRegistry(MemoryRegistry):
-    """Tells what a test says."""
+    """A registry with the views that the test sets."""
 
     def __init__(self) -> None:
         super().__init__()
         self.views: asyncio.Queue[RegistryView] = asyncio.Queue()
 
     async def follow(self, listener: Listener) -> None:
-        """Tells one view after the other, until cancelled."""
+        """Report one view after the other, until cancelled."""
         while True:
             listener(await self.views.get())
 
@@ -59,7 +58,7 @@ async def test_a_registered_worker_is_found_and_one_that_left_is_forgotten(monke
         assert known(pool) == {first.address, second.address}
 
 
-async def test_a_worker_in_reach_outlives_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reachable_worker_outlives_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.router.workers.connection.GIVE_UP_S", 0.05)
     registry = MemoryRegistry()
     async with AsyncExitStack() as stack, running_pool(registry) as pool:
@@ -76,7 +75,7 @@ async def test_a_worker_in_reach_outlives_its_lease(monkeypatch: pytest.MonkeyPa
         await until(lambda: known(pool) == set())
 
 
-async def test_a_listed_worker_is_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_attempts_at_a_listed_worker_never_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.router.workers.connection.GIVE_UP_S", 0.05)
     registry = MemoryRegistry()
     async with AsyncExitStack() as stack, running_pool(registry) as pool:
@@ -121,7 +120,7 @@ async def test_other_models_workers_are_left_alone(caplog: pytest.LogCaptureFixt
         await until(lambda: ready(pool) == {ours.address})
         assert known(pool) == {ours.address}
         assert len(pool.view.members) == 2
-    assert caplog.text.count("this one serves bundled_model, not another") == 1
+    assert caplog.text.count("this router serves bundled_model, not another") == 1
 
 
 async def test_another_models_worker_at_a_listed_address_is_refused(
@@ -144,16 +143,16 @@ async def test_another_models_worker_at_a_listed_address_is_refused(
     assert caplog.text.count("is refused: it serves another, not bundled_model") == 1
 
 
-async def test_a_worker_at_a_fixed_address_may_call_the_model_otherwise(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_at_a_fixed_address_may_have_another_model_name(caplog: pytest.LogCaptureFixture) -> None:
     async with AsyncExitStack() as stack:
         (worker,) = await started(stack, "decode-0")
         worker.model = "another"
         pool = await stack.enter_async_context(running_pool(MemoryRegistry([worker.address])))
         await until(lambda: ready(pool) == {worker.address})
-    assert caplog.text.count("is used all the same: it serves another, not bundled_model") == 1
+    assert caplog.text.count("is used anyway: it serves another, not bundled_model") == 1
 
 
-async def test_a_worker_whose_id_no_header_takes_is_refused() -> None:
+async def test_a_worker_with_an_invalid_id_is_refused() -> None:
     async with AsyncExitStack() as stack:
         (worker,) = await started(stack, "工人-0")
         pool = await stack.enter_async_context(running_pool(MemoryRegistry([worker.address])))
@@ -171,7 +170,7 @@ async def test_a_worker_with_impossible_blocks_is_refused(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
-async def test_a_worker_whose_rates_are_none_is_refused(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_with_invalid_rates_is_refused(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     async with AsyncExitStack() as stack:
         (worker,) = await started(stack, "decode-0")
         monkeypatch.setattr(worker, "_load", lambda: WorkerLoad(num_blocks=10, decode_step_s=rate))
@@ -192,7 +191,7 @@ async def test_a_worker_with_two_addresses_is_one() -> None:
         assert len(pool.snapshot().workers) == 1
 
 
-async def test_workers_of_one_id_are_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_workers_with_the_same_id_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with AsyncExitStack() as stack:
         first, second = await started(stack, "decode-0", "decode-1")
         pool = await stack.enter_async_context(running_pool(MemoryRegistry([first.address, second.address])))

@@ -1,4 +1,4 @@
-"""Requests that move between workers: each moves once for a reason, and waits where waiting helps."""
+"""Requests that move between workers: once per reason, with a wait if that helps."""
 
 import asyncio
 from typing import Any
@@ -30,7 +30,7 @@ async def metrics(router: RunningRouter) -> str:
 
 
 async def leave(router: RunningRouter, worker: ScriptedWorker, is_drain: bool) -> None:
-    """The worker drains and gives everything away, or is gone."""
+    """Let the worker drain and hand off its requests, or stop it."""
     if not is_drain:
         await worker.stop()
         return
@@ -41,7 +41,7 @@ async def leave(router: RunningRouter, worker: ScriptedWorker, is_drain: bool) -
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.1])
-async def test_one_that_must_stay_where_it_was_given_away_fails_once(timeout_s: float) -> None:
+async def test_a_pinned_request_that_is_handed_off_fails_once(timeout_s: float) -> None:
     leaving, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     leaving.refusal = GIVEN_AWAY
     async with running_router(leaving, other, failover_timeout_s=timeout_s) as router:
@@ -53,7 +53,7 @@ async def test_one_that_must_stay_where_it_was_given_away_fails_once(timeout_s: 
         assert not other.commands
 
 
-async def test_one_that_the_only_worker_gave_away_goes_on_there_once_it_is_undrained() -> None:
+async def test_a_request_handed_off_by_the_only_worker_continues_once_it_is_undrained() -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()
     async with running_router(worker, failover_timeout_s=30.0) as router:
@@ -70,7 +70,7 @@ async def test_one_that_the_only_worker_gave_away_goes_on_there_once_it_is_undra
         assert len(worker.commands) == 2
 
 
-async def test_one_may_return_after_another_drain_to_a_worker_that_gave_it_away_before_its_drain_was_known() -> None:
+async def test_a_request_may_return_to_a_worker_that_handed_it_off() -> None:
     first, second = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     first.go_on.clear()
     second.go_on.clear()
@@ -92,7 +92,7 @@ async def test_one_may_return_after_another_drain_to_a_worker_that_gave_it_away_
         assert (len(early.commands), len(late.commands)) == (2, 1)
 
 
-async def test_one_that_must_stay_where_its_worker_died_is_not_said_to_be_sent_again() -> None:
+async def test_a_pinned_request_of_a_dead_worker_fails() -> None:
     first, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     first.go_on.clear()
     async with running_router(first, other, failover_timeout_s=0.1) as router:
@@ -118,7 +118,7 @@ async def test_a_worker_that_was_busy_once_may_have_room_later(is_drain: bool) -
 
 
 @pytest.mark.parametrize("is_drain", [True, False])
-async def test_one_that_lost_its_worker_waits_for_room_at_another(is_drain: bool) -> None:
+async def test_a_request_that_lost_its_worker_waits_for_room_at_another(is_drain: bool) -> None:
     leaving, staying = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     leaving.go_on.clear()
     staying.refusal = BUSY
@@ -131,7 +131,7 @@ async def test_one_that_lost_its_worker_waits_for_room_at_another(is_drain: bool
         assert (await request).json()["usage"]["completion_tokens"] == 12
 
 
-async def test_it_does_not_wait_for_ever() -> None:
+async def test_the_wait_for_a_worker_is_bounded() -> None:
     leaving, staying = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     leaving.refusal, staying.refusal = GIVEN_AWAY, BUSY
     async with running_router(leaving, staying, policy="round_robin", failover_timeout_s=0.3) as router:

@@ -23,7 +23,7 @@ async def complete(router: RunningRouter, **options: Any) -> Any:
     return await router.openai.chat.completions.create(model=MODEL_NAME, messages=HELLO, **options)
 
 
-async def test_streamed_and_whole_answers_agree() -> None:
+async def test_streamed_and_whole_responses_agree() -> None:
     async with running_router(ScriptedWorker()) as router:
         whole = await complete(router, max_tokens=20, seed=5, logprobs=True, top_logprobs=2)
         chunks = await collect(
@@ -55,7 +55,7 @@ async def test_logprobs_have_their_shape() -> None:
         assert [entry.top_logprobs for entry in bare.choices[0].logprobs.content] == [[]] * 6
 
 
-async def test_a_seed_fixes_the_answer_and_the_lack_of_one_does_not() -> None:
+async def test_equal_seeds_repeat_the_output_and_missing_ones_do_not() -> None:
     async with running_router(ScriptedWorker()) as router:
         texts = [(await complete(router, max_tokens=12, seed=3)).choices[0].message.content for _ in range(2)]
         assert texts[0] == texts[1]
@@ -63,7 +63,7 @@ async def test_a_seed_fixes_the_answer_and_the_lack_of_one_does_not() -> None:
         assert free[0] != free[1]
 
 
-async def test_a_second_choice_goes_where_the_first_ones_prompt_is() -> None:
+async def test_a_second_completion_goes_to_the_worker_with_the_prompt() -> None:
     workers = [ScriptedWorker("decode-0"), ScriptedWorker("decode-1")]
     body = {"prompt": list(range(300, 500)), "max_tokens": 8, "n": 2}
     async with running_router(*workers) as router:
@@ -73,7 +73,7 @@ async def test_a_second_choice_goes_where_the_first_ones_prompt_is() -> None:
             assert not any(len(worker.commands) % 2 for worker in workers)
 
 
-async def test_choices_differ() -> None:
+async def test_completions_differ() -> None:
     async with running_router(ScriptedWorker("decode-0"), ScriptedWorker("decode-1")) as router:
         answer = await complete(router, max_tokens=8, n=4, seed=1)
         assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
@@ -88,7 +88,7 @@ async def test_choices_differ() -> None:
         assert [texts[index] for index in range(4)] == [choice.message.content for choice in answer.choices]
 
 
-async def test_the_others_wait_until_the_first_choice_decodes() -> None:
+async def test_the_others_wait_until_the_first_completion_decodes() -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()
     async with running_router(worker) as router:
@@ -100,7 +100,7 @@ async def test_the_others_wait_until_the_first_choice_decodes() -> None:
         assert len(worker.commands) == 3
 
 
-async def test_how_it_was_served_is_in_the_headers() -> None:
+async def test_headers_report_how_a_request_was_served() -> None:
     decode, prefill = ScriptedWorker(), ScriptedWorker("prefill-0", WORKER_ROLE_PREFILL)
     async with running_router(decode, prefill, local_prefill_below=8) as router:
         for stream in (False, True):

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, whatever is wrong."""
+"""Errors in OpenAI's shape."""
 
 import asyncio
 from typing import Any
@@ -30,7 +30,7 @@ def check(answer: httpx.Response, status: int, message: str, param: str | None =
     assert (answer.status_code, body["error"]["param"]) == (status, param)
 
 
-async def test_what_is_wrong_with_a_request_is_said() -> None:
+async def test_errors_name_what_is_wrong_with_a_request() -> None:
     async with running_router(ScriptedWorker(), max_choices=8, max_stop=2) as router:
         cases: list[tuple[str, dict[str, Any], str, str | None]] = [
             (CHAT, {}, "Field required", "messages"),
@@ -88,7 +88,7 @@ async def test_what_is_wrong_with_a_request_is_said() -> None:
             check(await router.http.post(path, json=body), 400, message, param)
 
 
-async def test_harmless_and_neutral_fields_are_taken() -> None:
+async def test_harmless_and_neutral_fields_are_accepted() -> None:
     async with running_router(ScriptedWorker()) as router:
         body = {
             "messages": HELLO, "max_tokens": 2, "user": "me", "store": False, "tools": [], "tool_choice": "none",
@@ -139,7 +139,7 @@ async def test_broken_bodies_and_wrong_paths() -> None:
         check(await http.get("/v1/models/other"), 404, "`other` does not exist")
 
 
-async def test_bodies_that_are_mostly_structure_are_refused_unread() -> None:
+async def test_bodies_of_mostly_structure_are_rejected_unparsed() -> None:
     async with running_router(ScriptedWorker()) as router:
         body = b'{"prompt": [' + b",".join([b"[5]"] * 300_000) + b"]}"
         answer = await router.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
@@ -182,7 +182,7 @@ async def test_too_many_requests_are_429() -> None:
         assert (await first).status_code == 200
 
 
-async def test_what_can_never_be_taken_is_400_and_not_429() -> None:
+async def test_a_request_over_a_hard_limit_is_400_and_not_429() -> None:
     async with running_router(ScriptedWorker(), max_inflight=3) as router:
         check(await router.http.post(CHAT, json={"messages": HELLO, "n": 4}), 400, "limit of 3 completions", "n")
         body = {"prompt": ["a", "b"], "n": 2}
@@ -190,7 +190,7 @@ async def test_what_can_never_be_taken_is_400_and_not_429() -> None:
         assert (await router.http.post(COMPLETIONS, json={**body, "n": 1})).status_code == 200
 
 
-async def test_all_prompts_of_a_request_are_taken_or_none() -> None:
+async def test_all_prompts_of_a_request_are_admitted_or_none() -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()
     async with running_router(worker, max_inflight=3, max_queue=0) as router:
@@ -218,7 +218,7 @@ async def test_a_workers_refusal_has_its_status(code: int, status: int) -> None:
             check(answer, status, "the worker said no")
 
 
-async def test_a_full_worker_hands_on_to_another() -> None:
+async def test_a_request_refused_by_a_full_worker_moves_to_another() -> None:
     full, free = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     full.refusal = refusal(8, "full")
     async with running_router(full, free) as router:

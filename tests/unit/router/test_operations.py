@@ -1,4 +1,4 @@
-"""What operators ask of a router."""
+"""The routes for operators."""
 
 import asyncio
 from collections.abc import Callable
@@ -94,7 +94,7 @@ async def test_metrics_count_what_was_served() -> None:
         assert 'baton:num_requests_running{model_name="bundled_model",worker="decode-0"}' in text
 
 
-async def test_metrics_are_openmetrics_for_who_accepts_that() -> None:
+async def test_metrics_are_openmetrics_for_clients_that_accept_it() -> None:
     async with running_router(ScriptedWorker()) as router:
         assert (await router.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})).status_code == 200
         accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
@@ -134,7 +134,7 @@ async def test_head_is_get_without_a_body() -> None:
             assert head.content == b""
 
 
-async def test_workers_tell_their_state() -> None:
+async def test_workers_report_their_state() -> None:
     decode, prefill = ScriptedWorker(), ScriptedWorker("prefill-0", WORKER_ROLE_PREFILL)
     async with running_router(decode, prefill) as router:
         body = (await router.http.get("/workers")).json()

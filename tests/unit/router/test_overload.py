@@ -1,4 +1,4 @@
-"""A router that has more to do than its workers can run, over HTTP and gRPC."""
+"""An overloaded router, over HTTP and gRPC."""
 
 import asyncio
 from typing import Any
@@ -19,7 +19,7 @@ BODY: dict[str, Any] = {"prompt": "The cat sat on the mat", "max_tokens": 4}
 
 
 class SmallWorker(ScriptedWorker):
-    """A worker that says how many sequences it runs."""
+    """A worker that reports the number of sequences that it runs."""
 
     max_num_seqs = 2
 
@@ -43,14 +43,14 @@ def post(
 
 
 async def wait_metric(router: RunningRouter, name: str, value: float) -> None:
-    """Returns once the router's series has the value."""
+    """Wait until the router's series has the value."""
     async with asyncio.timeout(20):
         while await metric(router, name) != value:
             await asyncio.sleep(0.005)
 
 
 async def metric(router: RunningRouter, name: str) -> float:
-    """The sum of a series over its labels."""
+    """Return the sum of a series over its labels."""
     text = (await router.http.get("/metrics")).text
     lines = [line for line in text.splitlines() if line.startswith((f"baton:{name}{{", f"baton:{name} "))]
     assert lines, name
@@ -71,7 +71,7 @@ async def test_requests_beyond_the_workers_capacity_wait_in_the_router() -> None
         assert await metric(router, "router_waiting") == await metric(router, "router_inflight") == 0
 
 
-async def test_a_draining_worker_counts_as_what_it_still_runs() -> None:
+async def test_a_draining_worker_counts_with_its_remaining_requests() -> None:
     workers = SmallWorker("decode-0"), SmallWorker("decode-1")
     for worker in workers:
         worker.max_num_seqs = 40
@@ -90,7 +90,7 @@ async def test_a_draining_worker_counts_as_what_it_still_runs() -> None:
         await wait_metric(router, "router_capacity", 40 + 10)
 
 
-async def test_a_worker_that_does_not_say_what_it_runs_sets_no_limit() -> None:
+async def test_a_worker_without_a_reported_capacity_sets_no_limit() -> None:
     async with running_router(SmallWorker("decode-0"), ScriptedWorker("decode-1"), max_inflight=77) as router:
         assert await metric(router, "router_capacity") == 77
 
@@ -132,7 +132,7 @@ async def test_a_request_states_its_own_time() -> None:
         assert (await patient).status_code == 200
 
 
-async def test_the_answer_of_a_full_router_says_when_to_come_back() -> None:
+async def test_the_response_of_a_full_router_has_retry_after() -> None:
     worker = held()
     async with running_router(worker, max_inflight=1, max_queue=1) as router:
         requests = [post(router)]
@@ -153,7 +153,7 @@ async def test_the_answer_of_a_full_router_says_when_to_come_back() -> None:
         assert await metric(router, "router_refusals_total") == 2
 
 
-async def test_a_client_that_waits_and_goes_away_leaves_the_queue() -> None:
+async def test_a_waiting_client_that_disconnects_leaves_the_queue() -> None:
     worker = held()
     async with running_router(worker, max_inflight=1) as router:
         first = post(router)
@@ -172,7 +172,7 @@ async def test_a_client_that_waits_and_goes_away_leaves_the_queue() -> None:
         assert len(worker.commands) == 1
 
 
-async def test_time_that_is_over_cancels_at_the_worker_and_is_504() -> None:
+async def test_the_deadline_cancels_at_the_worker_and_returns_504() -> None:
     worker = held()
     async with running_router(worker, default_timeout_s=0.2) as router:
         for shape in ({}, {"n": 2}, {"prompt": ["a", "b"]}):
@@ -185,7 +185,7 @@ async def test_time_that_is_over_cancels_at_the_worker_and_is_504() -> None:
         await wait_metric(router, "router_inflight", 0)
 
 
-async def test_time_that_is_over_in_mid_stream_is_an_event() -> None:
+async def test_a_deadline_in_mid_stream_is_an_event() -> None:
     worker = held()
     async with running_router(worker, default_timeout_s=0.2) as router:
         async with router.http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as answer:
@@ -196,7 +196,7 @@ async def test_time_that_is_over_in_mid_stream_is_an_event() -> None:
         await until(lambda: len(worker.aborted) == 1)
 
 
-async def test_time_that_is_over_is_deadline_exceeded_over_grpc() -> None:
+async def test_the_deadline_is_deadline_exceeded_over_grpc() -> None:
     worker = held()
     async with (
         running_router(worker, default_timeout_s=0.2) as router,
@@ -209,7 +209,7 @@ async def test_time_that_is_over_is_deadline_exceeded_over_grpc() -> None:
         await until(lambda: len(worker.aborted) == 1)
 
 
-async def test_the_drain_serves_those_who_wait() -> None:
+async def test_the_drain_serves_waiting_requests() -> None:
     worker = held()
     async with running_router(worker, max_inflight=1) as router:
         requests = [post(router), post(router)]
@@ -222,7 +222,7 @@ async def test_the_drain_serves_those_who_wait() -> None:
         assert [answer.status_code for answer in await asyncio.gather(*requests)] == [200, 200]
 
 
-async def test_when_the_drains_time_is_over_those_who_wait_are_told() -> None:
+async def test_waiting_requests_fail_at_the_drain_timeout() -> None:
     worker = held()
     async with running_router(worker, max_inflight=1, drain_timeout_s=0.05) as router:
         requests = [post(router), post(router)]

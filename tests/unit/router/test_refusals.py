@@ -1,4 +1,4 @@
-"""Who is refused, and when waiting ends without a turn."""
+"""Rejected requests, and waits that end without admission."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from baton.rpc.status import DeadlineExceeded
 from tests.unit.router.admission_rig import Rig, Workers, overloaded, settle, until
 
 
-async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+async def test_a_full_queue_responds_with_retry_after() -> None:
     rig = Rig(max_inflight=2, max_queue=4)
     running = [rig.send(f"r{place}") for place in range(2)]
     waiting = [rig.send(f"w{place}") for place in range(4)]
@@ -30,7 +30,7 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     await asyncio.gather(*running, *waiting)
 
 
-async def test_without_a_queue_the_refusal_is_at_once() -> None:
+async def test_without_a_queue_requests_are_rejected_at_once() -> None:
     rig = Rig(max_inflight=2, max_queue=0)
     first = rig.send("first", 2)
     await settle()
@@ -62,7 +62,7 @@ async def test_a_flood_is_displaced_by_another_key() -> None:
     assert rig.refusals() == {"displaced": 2, "queue_full": 1}
 
 
-async def test_a_request_that_cannot_be_in_time_is_refused_at_once() -> None:
+async def test_a_request_that_would_miss_its_deadline_is_rejected_at_once() -> None:
     rig = Rig(max_inflight=1)
     tasks = [rig.send(str(place)) for place in range(20)]
     for place in range(10):  # one choice takes 2 s, and ten are to come; an end just counted makes it a little less
@@ -84,10 +84,10 @@ async def test_a_request_that_cannot_be_in_time_is_refused_at_once() -> None:
     await asyncio.gather(*tasks, *in_time)
 
 
-async def test_time_that_is_over_ends_the_waiting() -> None:
-    rig = Rig(max_inflight=1, default_timeout_s=0.02)
+async def test_the_deadline_ends_the_wait() -> None:
+    rig = Rig(max_inflight=1)
     running = rig.send("running", timeout_s=1000)
-    waiting = [rig.send("stated", timeout_s=0.01), rig.send("default")]
+    waiting = [rig.send("first", timeout_s=0.01), rig.send("second", timeout_s=0.02)]
     for each in waiting:
         with pytest.raises(DeadlineExceeded, match="waited in the queue"):
             await asyncio.wait_for(each, 10)
@@ -100,7 +100,7 @@ async def test_time_that_is_over_ends_the_waiting() -> None:
     await running
 
 
-async def test_without_workers_nobody_new_waits() -> None:
+async def test_without_workers_no_new_request_waits() -> None:
     rig = Rig(max_inflight=100, workers=Workers(0))
     tasks = [rig.send(str(place)) for place in range(50)]
     await settle()
@@ -109,7 +109,7 @@ async def test_without_workers_nobody_new_waits() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_those_who_wait_survive_a_pause_without_workers() -> None:
+async def test_waiting_requests_survive_a_pause_without_workers() -> None:
     rig = Rig(max_inflight=100, workers=Workers(1), no_worker_timeout_s=30.0)
     tasks = [rig.send(str(place)) for place in range(12)]
     await settle()
@@ -128,7 +128,7 @@ async def test_those_who_wait_survive_a_pause_without_workers() -> None:
     assert rig.refusals() == {}
 
 
-async def test_those_who_wait_are_told_when_no_worker_comes_back() -> None:
+async def test_waiting_requests_fail_if_no_worker_comes_back() -> None:
     rig = Rig(max_inflight=100, workers=Workers(1), no_worker_timeout_s=30.0)
     tasks = [rig.send(str(place)) for place in range(10)]
     await settle()
@@ -144,7 +144,7 @@ async def test_those_who_wait_are_told_when_no_worker_comes_back() -> None:
     await asyncio.gather(*tasks[:9])
 
 
-async def test_draining_ends_when_those_who_wait_have_been_served() -> None:
+async def test_draining_ends_once_waiting_requests_have_been_served() -> None:
     rig = Rig(max_inflight=1)
     tasks = [rig.send("first"), rig.send("second")]
     await settle()
@@ -161,7 +161,7 @@ async def test_draining_ends_when_those_who_wait_have_been_served() -> None:
     assert rig.refusals() == {"draining": 1}
 
 
-async def test_the_end_of_the_drain_ends_the_waiting() -> None:
+async def test_the_end_of_the_drain_fails_waiting_requests() -> None:
     rig = Rig(max_inflight=1)
     first, second = rig.send("first"), rig.send("second")
     await settle()

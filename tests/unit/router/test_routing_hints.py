@@ -17,7 +17,7 @@ async def post(router: RunningRouter, **headers: str) -> tuple[int, dict[str, An
     return answer.status_code, answer.json()
 
 
-async def test_a_pinned_request_goes_where_it_is_told() -> None:
+async def test_a_pinned_request_goes_to_its_worker() -> None:
     workers = [ScriptedWorker(f"decode-{number}") for number in range(3)]
     prefill = ScriptedWorker("prefill-0", worker_pb2.WORKER_ROLE_PREFILL)
     async with running_router(*workers, prefill) as router:
@@ -31,7 +31,7 @@ async def test_a_pinned_request_goes_where_it_is_told() -> None:
         assert sorted(numbers) == list(range(1, 8))
 
 
-async def test_a_hint_that_cannot_be_followed_is_the_clients_mistake() -> None:
+async def test_an_impossible_hint_is_a_client_error() -> None:
     async with running_router(ScriptedWorker("decode-0")) as router:
         status, body = await post(router, decode="decode-7")
         assert status == 400
@@ -55,7 +55,7 @@ async def test_a_pinned_request_waits_for_its_worker_to_come_back() -> None:
         assert len(worker.commands) == 2
 
 
-async def test_a_pinned_worker_that_is_full_says_so_itself() -> None:
+async def test_a_full_pinned_worker_is_reported_as_full() -> None:
     worker, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     worker.refusal = worker_pb2.RequestDelta(finish_reason=common_pb2.FINISH_REASON_ERROR)
     worker.refusal.error.code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
@@ -67,7 +67,7 @@ async def test_a_pinned_worker_that_is_full_says_so_itself() -> None:
         assert not other.commands
 
 
-async def test_a_pinned_worker_that_gave_up_is_the_servers_failure() -> None:
+async def test_a_failure_of_a_pinned_worker_is_a_server_error() -> None:
     worker, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     worker.refusal = worker_pb2.RequestDelta(finish_reason=common_pb2.FINISH_REASON_ABORT)
     async with running_router(worker, other, failover_timeout_s=0.2) as router:

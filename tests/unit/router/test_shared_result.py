@@ -7,7 +7,7 @@ from baton.router.shared_result import SharedResult
 
 
 class State:
-    """Owns what is reported, and counts the reports."""
+    """Source of results that counts them."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -30,7 +30,7 @@ async def test_concurrent_requests_share_one_computation() -> None:
     assert state.num_reports == 1
 
 
-async def test_a_result_is_of_a_state_behind_the_request() -> None:
+async def test_a_result_is_computed_after_the_request() -> None:
     state = State()
     shared = SharedResult(state.report, interval_s=0.001)
     for value in range(5):
@@ -60,7 +60,7 @@ async def test_a_request_that_ends_leaves_the_computation_to_the_others() -> Non
     assert await second == 0
 
 
-async def test_an_error_is_every_waiting_requests_and_no_later_ones() -> None:
+async def test_an_error_reaches_waiting_requests_and_no_later_ones() -> None:
     errors = [ValueError("no state")]
 
     async def compute() -> str:

@@ -13,7 +13,7 @@ from baton.router.workers.attach_stream import Mailbox
 from baton.rpc.backoff import Backoff
 
 
-async def test_news_that_nobody_took_merge() -> None:
+async def test_unread_deltas_merge() -> None:
     mailbox = Mailbox()
     mailbox.put(RequestDelta(token_ids=[1], served_by=ServedBy(decode_worker="d")))
     for token_id in range(2, 100):
@@ -32,7 +32,7 @@ async def test_a_reader_waits_and_is_woken() -> None:
     assert list((await reader).token_ids) == [5]
 
 
-async def test_an_error_comes_after_the_news() -> None:
+async def test_an_error_follows_the_pending_delta() -> None:
     mailbox = Mailbox()
     mailbox.put(RequestDelta(token_ids=[5]))
     mailbox.fail(WorkerLost("gone"))
@@ -102,7 +102,7 @@ async def test_one_streams_error_ends_the_merge() -> None:
     assert numbers.num_closed == 2
 
 
-async def test_pauses_double_and_are_short_again_after_a_good_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pauses_double_and_reset_after_a_quiet_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses, time_s = [], [100.0]
 
     async def sleep(pause_s: float) -> None:
@@ -137,7 +137,7 @@ async def test_a_patient_reader_gets_the_first_token_and_then_the_rest_at_once()
     assert list((await reader).token_ids) == [2, 3, 4, 5, 6]
 
 
-async def test_a_patient_reader_loses_nothing_with_its_worker() -> None:
+async def test_a_patient_reader_gets_all_output_of_a_lost_worker() -> None:
     mailbox = Mailbox(patient=True)
     for token_id in (1, 2):
         mailbox.put(RequestDelta(token_ids=[token_id]))

@@ -25,7 +25,7 @@ def bundled_parts() -> dict[str, Any]:
 
 
 def split_by(pattern: str) -> dict[str, Any]:
-    """A pre-tokenizer that splits by a pattern."""
+    """Return a pre-tokenizer that splits by a pattern."""
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {"type": "Sequence", "pretokenizers": [split, byte_level]}
@@ -46,6 +46,6 @@ def make_variant(name: str) -> Tokenizer:
 
 
 def added_token(content: str, token_id: int, **flags: bool) -> Mapping[str, object]:
-    """An entry of a tokenizer.json's added tokens."""
+    """Return an entry of a tokenizer.json's added tokens."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {"id": token_id, "content": content, **plain, **flags}

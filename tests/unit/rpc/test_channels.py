@@ -20,7 +20,7 @@ HealthWatch = grpc.aio.UnaryStreamCall[health_pb2.HealthCheckRequest, health_pb2
 
 @asynccontextmanager
 async def workers() -> AsyncIterator[list[str]]:
-    """Yield the addresses of one server; to a client each is another worker."""
+    """Yield several addresses of one server, which a client takes for several workers."""
     server = grpc.aio.server()
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
     port = server.add_insecure_port("0.0.0.0:0")
@@ -87,7 +87,7 @@ async def test_an_unused_channel_is_closed(channels: Channels, monkeypatch: pyte
         await request(channels.get(addresses[0]))
 
 
-async def test_no_call_is_cut_short(channels: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_open_call_is_closed(channels: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.rpc.peers.MAX_CHANNELS", 1)
     monkeypatch.setattr("baton.rpc.peers.IDLE_S", 0.0)
     async with workers() as addresses:
@@ -107,7 +107,7 @@ async def test_no_call_is_cut_short(channels: Channels, monkeypatch: pytest.Monk
         assert channels.get(addresses[0]) is not busy
 
 
-async def test_a_call_that_is_about_to_begin_finds_its_channel_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_channel_stays_open_until_its_call_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.rpc.peers.CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr("baton.rpc.peers.MAX_CHANNELS", 1)
     channels = Channels()
@@ -119,7 +119,7 @@ async def test_a_call_that_is_about_to_begin_finds_its_channel_open(monkeypatch:
 
 
 @pytest.mark.parametrize("ends", ["well", "cancelled", "refused"])
-async def test_every_end_of_a_call_is_noticed(channels: Channels, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+async def test_every_end_of_a_call_is_counted(channels: Channels, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
     monkeypatch.setattr("baton.rpc.peers.IDLE_S", 0.0)
     async with workers() as addresses:
         channel = channels.get(addresses[0])

@@ -27,9 +27,7 @@ def config(device: str, transport: str, kv_port: int = 0, tensor_parallel: int =
 
 
 @pytest.mark.parametrize(("device", "transport"), [("cuda", "tcp"), ("cuda:1", "shared_memory"), ("cpu", "nccl")])
-def test_a_transport_that_does_not_move_this_memory_is_refused_before_anything_is_loaded(
-    device: str, transport: str
-) -> None:
+def test_an_unsuitable_transport_is_rejected_before_the_model_is_loaded(device: str, transport: str) -> None:
     with pytest.raises(
         OptionError, match=rf"transport: {transport} does not move KV that is on {device}; choose one of"
     ):

@@ -1,4 +1,4 @@
-"""A malformed request is the caller's error, in every kind of method."""
+"""A malformed request is INVALID_ARGUMENT in every kind of method."""
 
 import asyncio
 import logging

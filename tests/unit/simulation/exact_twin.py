@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from baton.protos.worker_pb2 import WorkerDescription
 from baton.router.policy.cluster import ClusterSnapshot, RoutedRequest, WorkerRole
-from baton.router.policy.expectations import ReuseShare
+from baton.router.policy.estimates import ReuseShare
 from baton.router.policy.policy import Policy
 from baton.router.workers.load import LoadEstimate, LoadShare
 from baton.simulation.engine.engine import SimulatedEngine

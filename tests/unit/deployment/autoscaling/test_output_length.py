@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from baton.deployment.autoscaling.moments import FIRST_GUESS, Moments, answer_moments
-from baton.router.policy import expectations
+from baton.router.policy import estimates
 
 RATE, TOKENS_PER_S = 20.0, 40.0  # requests, and tokens of each
 LENGTHS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
@@ -55,7 +55,7 @@ def test_estimated_length_is_at_most_the_requested_maximum() -> None:
 def test_default_length_until_an_output_has_ended() -> None:
     assert answer_moments(Moments(), 0, 300.0) == Moments(300.0, 180_000.0)
     assert answer_moments(Moments(), 0, 300.0, 100.0).mean == 100.0
-    assert FIRST_GUESS == expectations.LENGTH_FIRST_GUESS
+    assert FIRST_GUESS == estimates.LENGTH_FIRST_GUESS
     assert answer_moments(Moments(), 0, 0.0).mean == answer_moments(Moments(), 0, 10.0).mean == FIRST_GUESS
 
 

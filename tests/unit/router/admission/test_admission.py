@@ -1,4 +1,4 @@
-"""Who is taken on, and who waits."""
+"""Admission: which requests are admitted, and which wait."""
 
 import asyncio
 import heapq
@@ -30,7 +30,7 @@ async def test_requests_wait_for_their_turn_and_are_counted() -> None:
     assert rig.refusals() == {}
 
 
-async def test_the_urgent_and_then_the_keys_in_turn() -> None:
+async def test_urgent_requests_are_first_and_then_the_keys_in_turn() -> None:
     rig = Rig(max_inflight=1)
     tasks = [rig.send("first")]
     tasks += [rig.send(f"flood{place}", key="flood") for place in range(4)]
@@ -43,7 +43,7 @@ async def test_the_urgent_and_then_the_keys_in_turn() -> None:
     assert rig.order == ["first", "urgent", "flood0", "other", "flood1", "flood2", "flood3", "idle"]
 
 
-async def test_what_the_workers_run_and_a_margin_is_the_limit() -> None:
+async def test_the_limit_is_the_workers_capacity_and_a_margin() -> None:
     rig = Rig(max_inflight=1000, workers=Workers(4))
     tasks = [rig.send(str(place)) for place in range(20)]
     await settle()
@@ -57,7 +57,7 @@ async def test_what_the_workers_run_and_a_margin_is_the_limit() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_what_no_worker_does_says_nothing_of_their_speed() -> None:
+async def test_requests_without_generation_do_not_affect_the_rate() -> None:
     rig = Rig(max_inflight=1, max_queue=1)
     first = rig.send("first")
     await settle()
@@ -65,7 +65,7 @@ async def test_what_no_worker_does_says_nothing_of_their_speed() -> None:
     rig.end("first")
     await first
     for _ in range(50):
-        async with rig.admission.admit(1, RequestContext(arrived_s=rig.now_s), generates=False):
+        async with rig.admission.admit(1, RequestContext(), generates=False):
             rig.now_s += 0.001
     tasks = [rig.send("second"), rig.send("third")]
     await settle()
@@ -90,7 +90,7 @@ async def test_a_request_larger_than_the_workers_gets_in() -> None:
     assert rig.order[13:] == ["next"]
 
 
-async def test_a_client_that_goes_away_leaves_the_queue() -> None:
+async def test_a_disconnect_removes_the_request_from_the_queue() -> None:
     rig = Rig(max_inflight=2)
     first = rig.send("first", 1)
     large, small = rig.send("large", 2), rig.send("small", 1)
@@ -107,7 +107,7 @@ async def test_a_client_that_goes_away_leaves_the_queue() -> None:
 
 
 @pytest.mark.parametrize("is_cancelled_first", [False, True])
-async def test_a_client_that_goes_away_as_its_turn_comes_takes_no_room(is_cancelled_first: bool) -> None:
+async def test_a_client_that_disconnects_at_its_turn_holds_no_room(is_cancelled_first: bool) -> None:
     rig = Rig(max_inflight=1)
     first = rig.admission.admit(1, RequestContext())
     await first.__aenter__()
@@ -135,7 +135,7 @@ async def test_the_expected_wait_is_about_the_real_one(seed: int) -> None:
     num_seen = 0
 
     async def until_admitted(name: str) -> None:
-        """Lets requests end, after two seconds each in the mean, until this one is admitted."""
+        """End requests, after two seconds each on average, until this one is admitted."""
         nonlocal num_seen
         while name not in rig.order:
             for each in rig.order[num_seen:]:
@@ -166,7 +166,7 @@ async def test_the_expected_wait_is_about_the_real_one(seed: int) -> None:
     assert rig.refusals() == {"deadline": 3}
 
 
-async def test_nobody_waits_for_longer_than_anybody_should() -> None:
+async def test_no_request_waits_longer_than_the_limit() -> None:
     rig = Rig(max_inflight=1, max_wait_s=0.05)
     first = rig.send("first")
     await settle()
@@ -178,7 +178,7 @@ async def test_nobody_waits_for_longer_than_anybody_should() -> None:
     assert rig.refusals() == {"wait": 1}
 
 
-async def test_nobody_waits_longer_at_the_workers_either() -> None:
+async def test_the_wait_at_the_workers_is_limited_too() -> None:
     rig = Rig(max_inflight=100, workers=Workers(4), max_wait_s=2.0)
     tasks = [rig.send(str(place)) for place in range(20)]
     await settle()
@@ -193,7 +193,7 @@ async def test_nobody_waits_longer_at_the_workers_either() -> None:
         await settle()
 
 
-async def test_who_would_wait_for_too_long_is_told_at_once() -> None:
+async def test_a_request_that_would_wait_too_long_is_rejected_at_once() -> None:
     rig = Rig(max_inflight=2, max_wait_s=5.0)
     tasks = [rig.send(str(place)) for place in range(8)]
     await settle()
@@ -227,8 +227,8 @@ async def test_random_events_lose_no_room_and_no_request(seed: int) -> None:
         if action < 0.5:
             timeout_s = rng.choice((None, None, None, 0.0005, 10.0))
             key, priority = rng.choice("abc"), rng.choice((-1, 0, 0, 2))
-            num_choices = rng.choice((1, 1, 2, 12))
-            tasks[str(place)] = rig.send(str(place), num_choices, key=key, priority=priority, timeout_s=timeout_s)
+            num_completions = rng.choice((1, 1, 2, 12))
+            tasks[str(place)] = rig.send(str(place), num_completions, key=key, priority=priority, timeout_s=timeout_s)
         elif action < 0.75 and rig.order:
             rig.end(rng.choice(rig.order))
         elif action < 0.9 and tasks:

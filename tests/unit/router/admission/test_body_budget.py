@@ -1,4 +1,4 @@
-"""Bytes of request bodies within bounds: by client and in all, each given back exactly once."""
+"""Limits on the bytes of request bodies, per client and in total; each byte is released exactly once."""
 
 import random
 from contextlib import suppress
@@ -17,7 +17,7 @@ def holder(name: str, max_inflight: int | None = None) -> Client:
     return Client(key, KeyMeter(key))
 
 
-def test_a_client_has_a_bound() -> None:
+def test_the_bytes_of_a_client_are_limited() -> None:
     budget = BodyBudget(max_bytes=1000, max_client_bytes=100)
     first, second = budget.begin(ANONYMOUS, "10.0.0.1"), budget.begin(ANONYMOUS, "10.0.0.1")
     first.add(60)
@@ -31,7 +31,7 @@ def test_a_client_has_a_bound() -> None:
     second.add(60)
 
 
-def test_a_key_has_a_bound_wherever_its_requests_come_from() -> None:
+def test_the_bytes_of_a_key_are_limited_over_all_addresses() -> None:
     budget, team = BodyBudget(max_bytes=1000, max_client_bytes=100), holder("team")
     budget.begin(team, "10.0.0.1").add(60)
     with pytest.raises(KeyLimitReached, match="the API key is over the limit of 100 bytes"):
@@ -74,7 +74,7 @@ def test_a_few_clients_cannot_use_up_the_budget() -> None:
         late.add(1)
 
 
-def test_a_client_whose_body_became_empty_has_no_share() -> None:
+def test_a_client_without_bytes_gets_no_share_of_the_budget() -> None:
     budget = BodyBudget(max_bytes=1000, max_client_bytes=1000)
     for place in range(100):
         upload = budget.begin(ANONYMOUS, f"10.0.1.{place}")
@@ -85,7 +85,7 @@ def test_a_client_whose_body_became_empty_has_no_share() -> None:
     budget.begin(ANONYMOUS, "10.0.0.2").add(200)
 
 
-def test_uploads_count_as_choices_of_their_key() -> None:
+def test_uploads_count_as_completions_of_their_key() -> None:
     budget, team = BodyBudget(1000, 1000), holder("team", max_inflight=2)
     first, second = budget.begin(team, ""), budget.begin(team, "")
     with pytest.raises(
@@ -101,7 +101,7 @@ def test_uploads_count_as_choices_of_their_key() -> None:
     second.release()
 
 
-def test_whatever_happens_all_is_given_back() -> None:
+def test_every_outcome_releases_all_bytes() -> None:
     rng = random.Random(5)
     budget = BodyBudget(max_bytes=3000, max_client_bytes=900)
     team = holder("team", max_inflight=8)

@@ -1,4 +1,4 @@
-"""The end of what takes too long."""
+"""Enforcement of deadlines."""
 
 import asyncio
 import time
@@ -7,13 +7,12 @@ from contextlib import aclosing
 
 import pytest
 
-from baton.router.admission.deadline import deadline_of, items_within, result_within
-from baton.router.request_context import RequestContext
+from baton.router.admission.deadline import deadline_after, items_within, result_within
 from baton.rpc.status import DeadlineExceeded
 
 
 class News:
-    """A stream whose next item comes when it is let go on; records that it was closed."""
+    """A stream whose next item waits for `go_on`; records that it was closed."""
 
     def __init__(self, num_at_once: int) -> None:
         self.go_on = asyncio.Event()
@@ -35,22 +34,22 @@ def soon(delay_s: float = 0.03) -> float:
     return time.monotonic() + delay_s
 
 
-def test_the_default_holds_for_those_who_state_nothing() -> None:
-    context = RequestContext(timeout_s=3.0, arrived_s=10.0)
-    assert deadline_of(context, 5.0) == deadline_of(context, None) == 13.0
-    assert deadline_of(RequestContext(arrived_s=10.0), 5.0) == 15.0
-    assert deadline_of(RequestContext(), None) is None
-    assert deadline_of(RequestContext(timeout_s=1e300), 5.0) is None
+def test_a_timeout_beyond_the_clock_is_no_deadline() -> None:
+    now_s = time.monotonic()
+    deadline_s = deadline_after(3.0)
+    assert deadline_s is not None
+    assert now_s + 3 <= deadline_s <= time.monotonic() + 3
+    assert deadline_after(1e300) is None
 
 
-async def test_news_in_time_are_untouched() -> None:
+async def test_deltas_before_the_deadline_are_unchanged() -> None:
     news = News(5)
     news.go_on.set()
     assert [each async for each in items_within(soon(60), news.stream())] == [0, 1, 2, 3, 4, -1]
     assert news.closed.is_set()
 
 
-async def test_one_who_waits_for_news_is_told() -> None:
+async def test_a_waiting_reader_gets_deadline_exceeded() -> None:
     news = News(2)
     limited = items_within(soon(), news.stream())
     assert [await anext(limited), await anext(limited)] == [0, 1]
@@ -62,7 +61,7 @@ async def test_one_who_waits_for_news_is_told() -> None:
     assert task.cancelling() == 0
 
 
-async def test_a_reader_in_another_task_is_told() -> None:
+async def test_a_reader_in_another_task_gets_deadline_exceeded() -> None:
     news = News(1)
     async with aclosing(items_within(soon(), news.stream())) as limited:
         assert await asyncio.create_task(anext(limited)) == 0
@@ -71,7 +70,7 @@ async def test_a_reader_in_another_task_is_told() -> None:
     assert news.closed.is_set()
 
 
-async def test_the_source_is_closed_at_once_though_nobody_reads() -> None:
+async def test_the_stream_is_closed_at_the_deadline_without_a_reader() -> None:
     news = News(2)
     limited = items_within(soon(), news.stream())
     assert await anext(limited) == 0
@@ -82,7 +81,7 @@ async def test_the_source_is_closed_at_once_though_nobody_reads() -> None:
         await anext(limited)
 
 
-async def test_a_cancellation_of_ones_own_stays_one() -> None:
+async def test_a_cancellation_by_the_caller_is_not_a_deadline() -> None:
     news = News(1)
 
     async def read() -> None:
@@ -110,7 +109,7 @@ async def test_a_cancellation_at_the_same_moment_wins() -> None:
     await limited.aclose()
 
 
-async def test_an_error_of_the_source_stays_one() -> None:
+async def test_an_error_of_the_stream_is_not_a_deadline() -> None:
     async def broken() -> AsyncGenerator[int, None]:
         yield 1
         raise ValueError("broken")
@@ -119,7 +118,7 @@ async def test_an_error_of_the_source_stays_one() -> None:
         [each async for each in items_within(soon(60), broken())]
 
 
-async def test_a_result_in_time_or_not() -> None:
+async def test_a_result_after_the_deadline_is_deadline_exceeded() -> None:
     async def work(pause_s: float) -> int:
         await asyncio.sleep(pause_s)
         return 5
@@ -129,7 +128,7 @@ async def test_a_result_in_time_or_not() -> None:
         await result_within(soon(), work(60), "was worked on")
 
 
-async def test_a_timeout_of_the_works_own_stays_one() -> None:
+async def test_a_timeout_inside_the_work_is_not_a_deadline() -> None:
     async def work() -> int:
         raise TimeoutError("its own")
 

@@ -1,4 +1,4 @@
-"""Whose turn it is."""
+"""The order of the fair queue."""
 
 import random
 from collections import Counter
@@ -8,8 +8,8 @@ import pytest
 from baton.router.admission.fair_queue import FairQueue, Ticket
 
 
-def ticket(key: str = "", num_choices: int = 1, priority: int = 0) -> Ticket:
-    return Ticket(num_choices, priority, key)
+def ticket(key: str = "", num_completions: int = 1, priority: int = 0) -> Ticket:
+    return Ticket(num_completions, priority, key)
 
 
 def filled(*tickets: Ticket) -> FairQueue[Ticket]:
@@ -20,16 +20,16 @@ def filled(*tickets: Ticket) -> FairQueue[Ticket]:
 
 
 def served(queue: FairQueue[Ticket], count: int | None = None) -> list[Ticket]:
-    """The next so many tickets (None: all), taken out in their order."""
+    """Take the next `count` tickets (None: all) and return them in order."""
     order: list[Ticket] = []
-    while queue and (count is None or len(order) < count):
+    while queue.num_completions and (count is None or len(order) < count):
         order.append(queue.head())
         queue.take(order[-1])
     return order
 
 
 def test_one_key_is_served_by_arrival() -> None:
-    tickets = [ticket(num_choices=size) for size in (3, 1, 128, 2)]
+    tickets = [ticket(num_completions=size) for size in (3, 1, 128, 2)]
     assert served(filled(*tickets)) == tickets
 
 
@@ -44,16 +44,16 @@ def test_keys_take_turns_however_many_requests_they_have() -> None:
     assert [each.fairness_key for each in served(queue)] == ["flood"] * 97
 
 
-def test_keys_share_choices_and_not_requests() -> None:
+def test_keys_share_completions_and_not_requests() -> None:
     queue = filled(*(ticket("large", 10) for _ in range(30)), *(ticket("small", 1) for _ in range(300)))
     shares: Counter[str] = Counter()
     for each in served(queue, 110):
-        shares[each.fairness_key] += each.num_choices
+        shares[each.fairness_key] += each.num_completions
         assert abs(shares["large"] - shares["small"]) <= 10
     assert shares == {"large": 100, "small": 100}
 
 
-def test_a_key_that_comes_later_gets_no_more_than_its_share() -> None:
+def test_a_later_key_gets_no_more_than_its_share() -> None:
     queue = filled(*(ticket("early") for _ in range(20)))
     served(queue, 10)
     for _ in range(20):
@@ -74,22 +74,22 @@ def test_the_head_stays_the_head_until_it_leaves() -> None:
     assert queue.head() is head
 
 
-def test_large_requests_of_many_keys_need_few_steps() -> None:
+def test_many_keys_with_large_requests_need_few_steps() -> None:
     queue = filled(*(ticket(str(key), 10**9) for key in range(50)))
     assert [each.fairness_key for each in served(queue)] == [str(key) for key in range(50)]
 
 
-def test_who_is_ahead() -> None:
+def test_requests_ahead_are_counted() -> None:
     queue = filled(
         ticket("a", 3), ticket("a", 4), ticket("b", 10), ticket("c", 1), ticket("a", 50, 1), ticket("b", 7, -1)
     )
     assert queue.num_ahead(ticket("a", 1)) == 7 + (3 + 4) + 8 + 1  # of b only as much as a is served meanwhile
     assert queue.num_ahead(ticket("d", 2)) == 7 + 2 + 2 + 1
     assert queue.num_ahead(ticket("d", 2, priority=-2)) == 0
-    assert queue.num_ahead(ticket("d", 2, priority=2)) == queue.num_choices == 75
+    assert queue.num_ahead(ticket("d", 2, priority=2)) == queue.num_completions == 75
 
 
-def test_a_flood_gives_way_to_another_key_until_they_are_equal() -> None:
+def test_a_flood_is_displaced_until_the_keys_are_equal() -> None:
     flood = [ticket("flood") for _ in range(4)]
     queue = filled(*flood)
     assert queue.displaced_by(ticket("flood"), 1) == []
@@ -102,7 +102,7 @@ def test_a_flood_gives_way_to_another_key_until_they_are_equal() -> None:
     assert queue.displaced_by(ticket("other"), 1) == [flood[1]]
 
 
-def test_the_least_urgent_give_way() -> None:
+def test_the_least_urgent_are_displaced() -> None:
     idle = [ticket("a", 2, 9), ticket("a", 2, 9)]
     queue = filled(*(ticket("a") for _ in range(9)), *idle)
     assert queue.displaced_by(ticket("a"), 1) == [idle[1]]
@@ -124,7 +124,7 @@ def test_room_is_made_in_several_lines() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_random_operations_lose_nobody_and_count_right(seed: int) -> None:
+def test_random_operations_lose_no_request_and_keep_exact_counts(seed: int) -> None:
     rng = random.Random(seed)
     queue = FairQueue[Ticket]()
     waiting: list[Ticket] = []
@@ -145,6 +145,5 @@ def test_random_operations_lose_nobody_and_count_right(seed: int) -> None:
             gone = rng.choice(waiting)
             waiting.remove(gone)
             queue.remove(gone)
-        assert queue.num_choices == sum(each.num_choices for each in waiting)
-        assert bool(queue) == bool(waiting)
+        assert queue.num_completions == sum(each.num_completions for each in waiting)
     assert sorted(map(id, queue.tickets())) == sorted(map(id, waiting))

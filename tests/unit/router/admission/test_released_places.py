@@ -1,4 +1,4 @@
-"""Each place of a request is given back exactly once, however the request and its client end."""
+"""Each place of a request is released exactly once, however the request and its client end."""
 
 import asyncio
 import random
@@ -44,11 +44,11 @@ async def test_all_places_come_back(seed: int, monkeypatch: pytest.MonkeyPatch) 
     draw, num_left = random.Random(seed), 0
     leave = Admission.leave
 
-    def counted(admission: Admission, num_choices: int, *options: float) -> None:
+    def counted(admission: Admission, num_completions: int, *options: float) -> None:
         nonlocal num_left
-        leave(admission, num_choices, *options)
+        leave(admission, num_completions, *options)
         assert admission.num_inflight >= 0
-        num_left += num_choices
+        num_left += num_completions
 
     monkeypatch.setattr(Admission, "leave", counted)
     workers = quick_worker(), ScriptedWorker("decode-1")

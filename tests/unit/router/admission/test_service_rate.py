@@ -1,4 +1,4 @@
-"""How fast choices end."""
+"""The measured rate at which completions end."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_nothing_is_known_at_first() -> None:
     assert rate.per_s(2.0, 5) is None
 
 
-def test_before_anybody_waited_it_is_littles_law() -> None:
+def test_without_a_queue_the_rate_follows_littles_law() -> None:
     rate = ServiceRate()
     for second in range(100):
         rate.ended(float(second), 1, held_s=2.0)  # one a second: the arrivals' rate, and not the workers'
@@ -36,7 +36,7 @@ def test_while_requests_wait_the_ends_are_counted() -> None:
     assert rate.per_s(120.0, 10) == pytest.approx(5.0, rel=0.05)
 
 
-def test_time_in_which_nobody_waits_does_not_count() -> None:
+def test_time_without_a_queue_does_not_count() -> None:
     rate = ServiceRate()
     rate.busy(0.0)
     for second in range(60):
@@ -48,7 +48,7 @@ def test_time_in_which_nobody_waits_does_not_count() -> None:
     assert rate.per_s(600.0, 40) == pytest.approx(20.0, rel=0.05)
 
 
-def test_workers_that_hang_have_a_falling_rate() -> None:
+def test_stopped_workers_have_a_falling_rate() -> None:
     rate = ServiceRate()
     rate.busy(0.0)
     for second in range(60):

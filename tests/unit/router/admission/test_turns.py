@@ -31,7 +31,7 @@ async def test_two_threads_have_two_turns_at_once() -> None:
     await third
 
 
-async def test_whoever_is_cancelled_the_others_have_their_turns() -> None:
+async def test_cancelled_waiters_do_not_take_turns() -> None:
     rng = random.Random(3)
     for _ in range(200):
         turns, order = Turns(), list[str]()

@@ -1,4 +1,4 @@
-"""Clients that do not read: their requests hold no places, and their output is bounded."""
+"""Clients that do not read: their requests hold no places, and their unread output is limited."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ SEND_BYTES = 1 << 13  # of the kernel's buffer of a connection: little of an ans
 
 
 class BulkWorker(ScriptedWorker):
-    """A worker that sends a choice's second and all later tokens at once."""
+    """A worker that sends the second and all later tokens of a completion at once."""
 
     def _step(self, command: worker_pb2.GenerateCommand, tokens: list[int], is_first: bool) -> worker_pb2.RequestDelta:
         delta = super()._step(command, tokens, is_first)
@@ -53,7 +53,7 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def metric(router: RunningRouter, name: str, **labels: str) -> float:
-    """The sum of a metric's samples with these labels."""
+    """Return the sum of a metric's samples with these labels."""
     text = (await router.http.get("/metrics")).text
     lines = (line for line in text.splitlines() if line.startswith((f"baton:{name}{{", f"baton:{name} ")))
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
@@ -73,7 +73,7 @@ async def until_idle(router: RunningRouter) -> None:
 
 
 @ALL_PATHS
-async def test_clients_that_do_not_read_stop_nobody(path: Path) -> None:
+async def test_clients_that_do_not_read_block_no_other_request(path: Path) -> None:
     worker = quick_worker()
     async with (
         running_router(worker, max_inflight=2 * NUM_CHOICES) as router,
@@ -89,7 +89,7 @@ async def test_clients_that_do_not_read_stop_nobody(path: Path) -> None:
 
 
 @ALL_PATHS
-async def test_time_that_is_over_gives_places_back_though_nobody_reads(path: Path) -> None:
+async def test_the_deadline_releases_places_of_unread_requests(path: Path) -> None:
     worker = ScriptedWorker()
     worker.max_model_len, worker.script = 100_000, lambda token_ids, sampling: 300
     async with (
@@ -117,7 +117,7 @@ async def test_unread_output_of_one_request_is_bounded(path: Path) -> None:
 
 @STREAMS
 @pytest.mark.parametrize("option", ["max_key_unread_bytes", "max_unread_bytes"])
-async def test_unread_output_of_all_requests_is_bounded(path: Path, option: str) -> None:
+async def test_unread_output_of_all_requests_is_limited(path: Path, option: str) -> None:
     options = {option: 1 << 18, "api_key": ("secret",)}
     reason = "key" if "key" in option else "router"
     async with running_router(quick_worker(), **options) as router, AsyncExitStack() as stack:
@@ -131,7 +131,7 @@ async def test_unread_output_of_all_requests_is_bounded(path: Path, option: str)
 
 
 @ALL_PATHS
-async def test_a_client_that_takes_nothing_is_ended(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_reads_nothing_is_aborted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.router.admission.unread_output.STALL_S", 0.2)
     monkeypatch.setattr("baton.router.admission.unread_output.LEAST_BYTES_PER_S", 1 << 20)
     async with (

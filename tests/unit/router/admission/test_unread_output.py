@@ -1,4 +1,4 @@
-"""The bounds on unread output, and deltas that merge while it waits."""
+"""Limits on unread output, and merging of deltas that wait."""
 
 import random
 from collections.abc import Callable
@@ -7,11 +7,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.router.admission.unread_output import UnreadLimits, UnreadMetrics, UnreadOutput, UnreadShare
-from baton.router.generation import ChoiceDelta, MergedDeltas
+from baton.router.generation import CompletionDelta, MergedDeltas
 
 
 class Rig:
-    """Unread output with its series, and the requests that it ended."""
+    """Unread output with its series, and the requests that it aborted."""
 
     def __init__(self, request: int = 1000, key: int = 1000, router: int = 1000) -> None:
         self.registry = CollectorRegistry()
@@ -44,7 +44,7 @@ async def test_a_request_over_its_bound_ends() -> None:
     assert rig.output.num_bytes == 0
 
 
-async def test_of_a_keys_requests_the_one_with_most_ends() -> None:
+async def test_the_request_of_a_key_with_most_unread_output_is_aborted() -> None:
     rig = Rig(key=100)
     shares = {name: rig.begin(name, key) for name, key in (("a", "x"), ("b", "x"), ("c", "y"), ("d", None))}
     for name, num_bytes in (("d", 300), ("c", 90), ("a", 70), ("b", 40)):
@@ -54,7 +54,7 @@ async def test_of_a_keys_requests_the_one_with_most_ends() -> None:
     assert rig.output.num_bytes == 430
 
 
-async def test_over_the_routers_bound_the_key_with_most_gives_way() -> None:
+async def test_over_the_routers_limit_the_key_with_most_is_aborted() -> None:
     rig = Rig(router=100)
     shares = {name: rig.begin(name, key) for name, key in (("a", "x"), ("b", "x"), ("c", "y"), ("d", "y"))}
     for name, num_bytes in (("c", 40), ("a", 30), ("b", 25), ("d", 6)):
@@ -63,7 +63,7 @@ async def test_over_the_routers_bound_the_key_with_most_gives_way() -> None:
     assert rig.num_ended("router") == 1
 
 
-async def test_nothing_is_counted_of_shares_that_are_closed() -> None:
+async def test_closed_shares_count_nothing() -> None:
     rig = Rig()
     share = rig.begin("a", "x")
     assert not await rig.output.wait_delivered(0.001)
@@ -103,19 +103,21 @@ async def test_counts_stay_exact_whatever_happens(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_merged_deltas_are_the_deltas(seed: int) -> None:
     draw = random.Random(seed)
-    merged, expected, taken = MergedDeltas(), dict[int, ChoiceDelta](), dict[int, ChoiceDelta]()
+    merged, expected, taken = MergedDeltas(), dict[int, CompletionDelta](), dict[int, CompletionDelta]()
     for number in range(100):
-        made = [ChoiceDelta(number % 7, text=f"{number}", token_ids=[number], text_offsets=[number]) for _ in range(2)]
+        made = [
+            CompletionDelta(number % 7, text=f"{number}", token_ids=[number], text_offsets=[number]) for _ in range(2)
+        ]
         if draw.random() < 0.1:
             for delta in made:
                 delta.finish_reason = "stop"
-        expected.setdefault(number % 7, ChoiceDelta(number % 7)).extend(made[0])
+        expected.setdefault(number % 7, CompletionDelta(number % 7)).extend(made[0])
         merged.add(made[1])
         assert merged.num_bytes > 0
         if draw.random() < 0.2:
             for delta in merged.take():
-                taken.setdefault(delta.index, ChoiceDelta(delta.index)).extend(delta)
+                taken.setdefault(delta.index, CompletionDelta(delta.index)).extend(delta)
             assert merged.num_bytes == 0
     for delta in merged.take():
-        taken.setdefault(delta.index, ChoiceDelta(delta.index)).extend(delta)
+        taken.setdefault(delta.index, CompletionDelta(delta.index)).extend(delta)
     assert taken == expected

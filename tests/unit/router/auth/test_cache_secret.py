@@ -1,4 +1,4 @@
-"""Cache salts follow from a secret that all routers of a cluster have, and that is shown nowhere."""
+"""Cache salts are derived from a secret that all routers of a cluster share and that appears nowhere."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ def salt(secret: CacheSecret) -> str:
     return Tenant("key:a", secret).salt("")
 
 
-def test_a_name_alone_gives_no_salt() -> None:
+def test_salts_depend_on_the_secret_and_on_both_names() -> None:
     assert salt(CacheSecret()) != salt(CacheSecret())
     assert salt(CacheSecret(SECRET)) == salt(CacheSecret(SECRET)) != salt(CacheSecret(SECRET + "!"))
     pairs = [("ab", ""), ("a", "b"), ("", "ab"), ("b", "a")]
@@ -38,7 +38,7 @@ def test_a_name_alone_gives_no_salt() -> None:
 async def test_routers_of_a_registry_agree_and_its_loss_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_secret, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(cache_secret, "CHECK_INTERVAL_S", 0.01)
     first, second, late, given = CacheSecret(), CacheSecret(), CacheSecret(), CacheSecret(SECRET)
     async with (
         redis_server(tmp_path) as server,
@@ -56,10 +56,10 @@ async def test_routers_of_a_registry_agree_and_its_loss_changes_nothing(
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff\xfe", b"\x00", b"x" * (1 << 16), None])
-async def test_what_is_no_secret_is_replaced_in_the_registry(
+async def test_an_invalid_secret_in_the_registry_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, garbage: bytes | None
 ) -> None:
-    monkeypatch.setattr(cache_secret, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(cache_secret, "CHECK_INTERVAL_S", 0.01)
     running, started = CacheSecret(), CacheSecret()
     async with (
         redis_server(tmp_path) as server,
@@ -81,7 +81,7 @@ async def test_what_is_no_secret_is_replaced_in_the_registry(
             assert await client.pttl(KEY) > 0
 
 
-async def test_an_account_with_the_documented_commands_is_enough(tmp_path: Path) -> None:
+async def test_the_documented_redis_commands_are_enough(tmp_path: Path) -> None:
     commands = re.findall(r"`([A-Z]+)`", (DOCS / "registry.md").read_text().partition("needs the commands")[2])
     allowed = [f"+{command.lower()}" for command in commands[: commands.index("SUBSCRIBE") + 1]]
     first, second = CacheSecret(), CacheSecret()
@@ -111,7 +111,7 @@ def test_a_short_secret_is_refused_and_not_repeated() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_no_command_line_and_no_text_has_it() -> None:
+def test_the_secret_is_in_no_command_line_and_no_text() -> None:
     config = RouterConfig(model="m", cache_secret=SECRET, registry="redis://:pass@h:1/0")
     told, env = without_secrets(config)
     assert env == {"BATON_CACHE_SECRET": SECRET, "BATON_REGISTRY": "redis://:pass@h:1/0"}

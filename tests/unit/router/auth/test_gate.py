@@ -1,4 +1,4 @@
-"""Who may ask what, over HTTP and gRPC."""
+"""Authentication and authorization over HTTP and gRPC."""
 
 import asyncio
 import time
@@ -28,8 +28,8 @@ SALTS = CacheSecret(SECRET)
 
 @pytest.fixture
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TestKeys:
-    """A file of keys that routers look at with every request."""
-    monkeypatch.setattr("baton.router.auth.gate.LOOK_INTERVAL_S", 0.0)
+    """A file of keys that routers check at every request."""
+    monkeypatch.setattr("baton.router.auth.client.CHECK_INTERVAL_S", 0.0)
     return TestKeys(tmp_path)
 
 
@@ -46,7 +46,7 @@ async def generate(router: RunningRouter, key: str | None, **fields: Any) -> lis
         return [response async for response in call]
 
 
-async def test_without_a_key_only_what_is_open_answers(keys: TestKeys) -> None:
+async def test_without_a_key_only_open_paths_are_served(keys: TestKeys) -> None:
     key = keys.add("a")
     async with running_router(ScriptedWorker(), api_keys_file=str(keys.path)) as router:
         shown = (key, f"Basic {key}", "Bearer")
@@ -74,7 +74,7 @@ async def test_without_a_key_only_what_is_open_answers(keys: TestKeys) -> None:
 
 
 @pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 200), ("0.0.0.0", 401)])
-async def test_operations_need_a_key_where_other_machines_come(keys: TestKeys, host: str, status: int) -> None:
+async def test_operations_require_a_key_if_other_machines_can_connect(keys: TestKeys, host: str, status: int) -> None:
     key = keys.add("a")
     async with running_router(host=host, api_keys_file=str(keys.path)) as router, http_client() as client:
         url = router.url.replace("0.0.0.0", "127.0.0.1")
@@ -84,7 +84,7 @@ async def test_operations_need_a_key_where_other_machines_come(keys: TestKeys, h
         assert (await client.get(f"{url}/health")).status_code == 200
 
 
-async def test_operations_can_need_a_key_too(keys: TestKeys) -> None:
+async def test_operations_can_require_a_key(keys: TestKeys) -> None:
     key = keys.add("a")
     async with running_router(api_keys_file=str(keys.path), protect_operations=True) as router:
         for path in ("/metrics", "/workers", "/pools", "/version", "/openapi.json", "/docs"):
@@ -95,7 +95,7 @@ async def test_operations_can_need_a_key_too(keys: TestKeys) -> None:
         assert set((await router.http.get("/ready")).json()) == {"error"}  # it has no worker, and tells of none
 
 
-async def test_the_openai_client_is_told_so(keys: TestKeys) -> None:
+async def test_the_openai_client_raises_the_error(keys: TestKeys) -> None:
     key = keys.add("a")
     async with running_router(ScriptedWorker(), api_keys_file=str(keys.path)) as router:
         with pytest.raises(openai.AuthenticationError) as caught:
@@ -116,7 +116,7 @@ async def test_a_key_of_the_command_line() -> None:
         assert await generate(router, "token-abc", text="a")
 
 
-async def test_without_keys_everybody_may_ask() -> None:
+async def test_without_keys_every_request_is_served() -> None:
     worker = ScriptedWorker()
     async with running_router(worker) as router:
         for headers in ({}, bearer("none"), {"authorization": "Basic x"}):
@@ -128,7 +128,7 @@ async def test_without_keys_everybody_may_ask() -> None:
 
 
 @pytest.mark.parametrize("more", ["", "?a=1"])
-async def test_the_answer_comes_before_the_body(keys: TestKeys, more: str) -> None:
+async def test_the_response_precedes_the_body(keys: TestKeys, more: str) -> None:
     keys.add("a")
     async with running_router(ScriptedWorker(), api_keys_file=str(keys.path)) as router, asyncio.timeout(20):
         host, _, port = router.url.removeprefix("http://").rpartition(":")
@@ -163,7 +163,7 @@ async def test_grpc_asks_for_the_key_in_its_metadata(keys: TestKeys) -> None:
     assert (command.cache_salt, command.priority) == (SALTS.salt("key:a", "mine"), 0)
 
 
-async def test_a_key_that_left_the_file_is_refused_at_once(keys: TestKeys) -> None:
+async def test_a_removed_key_is_rejected_at_once(keys: TestKeys) -> None:
     key, other = keys.add("a"), keys.add("b")
     async with running_router(ScriptedWorker(), api_keys_file=str(keys.path)) as router:
         assert (await router.http.post(CHAT, json=BODY, headers=bearer(key))).status_code == 200
@@ -250,7 +250,7 @@ async def test_tokens_of_prompts_and_outputs_are_charged(keys: TestKeys) -> None
         assert 6 <= int(answer.headers["retry-after"]) <= 12  # three too many, and one to begin with
 
 
-async def test_what_a_client_that_went_away_had_is_charged(keys: TestKeys) -> None:
+async def test_output_of_a_disconnected_client_is_charged(keys: TestKeys) -> None:
     key = keys.add("a", tokens_per_minute=1000)
     async with running_router(ScriptedWorker(), api_keys_file=str(keys.path)) as router:
         started_s = time.monotonic()
@@ -268,7 +268,7 @@ async def test_what_a_client_that_went_away_had_is_charged(keys: TestKeys) -> No
         assert int(answer.headers["x-ratelimit-remaining-tokens"]) <= 1000 - 54 - 10 + refilled
 
 
-async def test_choices_in_flight_are_counted(keys: TestKeys) -> None:
+async def test_completions_in_flight_are_counted(keys: TestKeys) -> None:
     key, other = keys.add("a", max_inflight=2), keys.add("b", max_inflight=2)
     worker = ScriptedWorker()
     worker.go_on.clear()
@@ -287,7 +287,7 @@ async def test_choices_in_flight_are_counted(keys: TestKeys) -> None:
         assert (await router.http.post(CHAT, json={**BODY, "n": 2}, headers=bearer(key))).status_code == 200
 
 
-async def test_a_key_behind_the_body_is_none(keys: TestKeys) -> None:
+async def test_a_key_in_a_trailer_is_ignored(keys: TestKeys) -> None:
     key = keys.add("team")
     async with running_router(ScriptedWorker(), api_keys_file=str(keys.path)) as router:
         for line in (b"GET /v1/models", b"POST /v1/chat/completions"):

@@ -1,4 +1,4 @@
-"""What one key has used, against its own limits."""
+"""The usage of one key, compared with its limits."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from baton.router.errors import FieldError, KeyLimitReached
 
 
 class Clock:
-    """A time that stands still until it is set."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -52,7 +52,7 @@ def test_tokens_are_overdrawn_by_the_last_request_and_no_other() -> None:
     meter.begin()
 
 
-def test_a_request_that_is_refused_takes_nothing() -> None:
+def test_a_rejected_request_holds_nothing() -> None:
     clock = Clock()
     meter = KeyMeter(key(requests_per_minute=60, tokens_per_minute=60), clock)
     meter.charge(61)
@@ -61,7 +61,7 @@ def test_a_request_that_is_refused_takes_nothing() -> None:
     assert meter.headers()["x-ratelimit-remaining-requests"] == "60"
 
 
-def test_choices_in_flight() -> None:
+def test_completions_in_flight() -> None:
     meter = KeyMeter(key(max_inflight=3))
     meter.enter(2)
     with pytest.raises(KeyLimitReached, match="2 completions in flight, and its limit is 3"):
@@ -74,7 +74,7 @@ def test_choices_in_flight() -> None:
     assert caught.value.field == "n"
 
 
-def test_what_is_left_is_told_as_openai_does() -> None:
+def test_headers_have_the_remaining_rate_in_openais_format() -> None:
     clock = Clock()
     meter = KeyMeter(key(requests_per_minute=600, tokens_per_minute=6000), clock)
     meter.begin()
@@ -87,7 +87,7 @@ def test_what_is_left_is_told_as_openai_does() -> None:
     assert dict(KeyMeter(key(max_inflight=1)).headers()) == {}
 
 
-def test_counts_outlive_other_limits() -> None:
+def test_counts_survive_a_change_of_limits() -> None:
     clock = Clock()
     meter = KeyMeter(key(requests_per_minute=1, tokens_per_minute=10, max_inflight=2), clock)
     meter.begin()

@@ -1,4 +1,4 @@
-"""The keys that a router takes, while their file changes."""
+"""The keys that a router accepts while their file changes."""
 
 import logging
 import time
@@ -8,8 +8,7 @@ import pytest
 
 from baton.router.auth.api_key import ApiKey, digest_of, hidden, unnamed_key
 from baton.router.auth.cache_secret import CacheSecret
-from baton.router.auth.client import Client
-from baton.router.auth.gate import KeyRing
+from baton.router.auth.client import Client, KeyRing
 from baton.router.auth.keys_file import InvalidKeysFile, KeysFile
 from baton.router.errors import KeyLimitReached
 from tests.unit.router.api_keys import TestKeys
@@ -18,7 +17,7 @@ SECRET = "of all routers in this test"
 
 
 class Ring:
-    """A ring with a file, at a time that the test sets."""
+    """A ring with a file and a test clock."""
 
     def __init__(self, keys: TestKeys, *fixed: ApiKey, shared_cache: bool = False) -> None:
         self.now_s = 0.0
@@ -29,12 +28,12 @@ class Ring:
         return self.ring.find(digest_of(key.encode()))
 
     def name(self, key: str) -> str | None:
-        """Of the key that was found."""
+        """Return the name of the found key."""
         client = self.find(key)
         return client.key.name if client is not None and client.key is not None else None
 
 
-def test_keys_come_and_go(tmp_path: Path) -> None:
+def test_keys_are_added_and_removed(tmp_path: Path) -> None:
     keys = TestKeys(tmp_path)
     first = keys.add("first")
     ring = Ring(keys, unnamed_key(hidden("from the command line")))
@@ -51,7 +50,7 @@ def test_keys_come_and_go(tmp_path: Path) -> None:
     assert len(ring.ring) == 2
 
 
-def test_a_file_that_is_broken_or_gone_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_or_missing_file_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keys = TestKeys(tmp_path)
     key = keys.add("a")
     ring = Ring(keys)
@@ -71,7 +70,7 @@ def test_a_file_that_is_broken_or_gone_changes_nothing(tmp_path: Path, caplog: p
     assert (ring.name(key), ring.name(other)) == (None, "b")
 
 
-def test_a_file_that_is_broken_at_the_start_is_an_error(tmp_path: Path) -> None:
+def test_a_damaged_file_at_start_is_an_error(tmp_path: Path) -> None:
     keys = TestKeys(tmp_path)
     keys.replace("keys: [")
     with pytest.raises(InvalidKeysFile, match="is not YAML"):
@@ -81,7 +80,7 @@ def test_a_file_that_is_broken_at_the_start_is_an_error(tmp_path: Path) -> None:
         Ring(keys)
 
 
-def test_an_expired_key_is_no_key(tmp_path: Path) -> None:
+def test_an_expired_key_is_rejected(tmp_path: Path) -> None:
     keys = TestKeys(tmp_path)
     old, new = keys.add("old", expires="2020-01-01T00:00:00Z"), keys.add("new", expires="2999-01-01T00:00:00Z")
     ring = Ring(keys)
@@ -97,7 +96,7 @@ def test_a_key_expires_while_the_file_stays(tmp_path: Path, monkeypatch: pytest.
     assert ring.name(key) is None
 
 
-def test_counts_go_on_when_a_file_is_read_again(tmp_path: Path) -> None:
+def test_counts_continue_after_the_file_is_reloaded(tmp_path: Path) -> None:
     keys = TestKeys(tmp_path)
     key = keys.add("a", requests_per_minute=1)
     ring = Ring(keys)
@@ -118,7 +117,7 @@ def test_counts_go_on_when_a_file_is_read_again(tmp_path: Path) -> None:
     client.begin()
 
 
-def test_tenants_are_apart_and_scopes_together(tmp_path: Path) -> None:
+def test_salts_differ_between_tenants_and_agree_within_scopes(tmp_path: Path) -> None:
     keys = TestKeys(tmp_path)
     given = [keys.add("a"), keys.add("b", cache_salt="team"), keys.add("c", cache_salt="team"), keys.add("team")]
     salts = [client.cache_salt("") for client in map(Ring(keys).find, given) if client is not None]
@@ -131,7 +130,7 @@ def test_tenants_are_apart_and_scopes_together(tmp_path: Path) -> None:
     assert shared == ["x"] * 4
 
 
-def test_a_key_of_the_command_line_is_called_alike_everywhere_and_tells_nothing() -> None:
+def test_a_command_line_key_has_the_same_name_at_every_router() -> None:
     key = unnamed_key(hidden("secret"))
     assert key == unnamed_key(hidden(hidden("secret")))
     assert key.digest == digest_of(b"secret")

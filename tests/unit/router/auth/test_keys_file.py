@@ -1,4 +1,4 @@
-"""The file that has the API keys, good and bad."""
+"""Valid and invalid files of API keys."""
 
 import os
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ def test_an_entry_with_everything() -> None:
     ]  # fmt: skip
 
 
-def test_a_name_and_a_digest_are_enough_and_no_key_is_right_too() -> None:
+def test_minimal_entries_and_an_empty_file_are_valid() -> None:
     assert read_keys(entry(), "file") == [ApiKey(name="a", digest=bytes.fromhex(DIGEST))]
     assert read_keys(b"keys: []", "file") == []
 
@@ -72,7 +72,7 @@ def test_times_of_all_kinds(time: str) -> None:
         (b"- " * 200_000, "is not YAML"),
     ],
 )
-def test_what_is_wrong_is_named_and_no_secret_repeated(text: bytes, message: str) -> None:
+def test_errors_name_the_problem_and_repeat_no_secret(text: bytes, message: str) -> None:
     with pytest.raises(InvalidKeysFile) as caught:
         read_keys(text, "the file")
     assert str(caught.value).startswith("the file: ")
@@ -80,7 +80,7 @@ def test_what_is_wrong_is_named_and_no_secret_repeated(text: bytes, message: str
     assert "secret" not in str(caught.value)
 
 
-def test_another_file_under_the_name_is_seen(tmp_path: Path) -> None:
+def test_another_file_of_the_same_name_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     path.write_bytes(entry())
     file = KeysFile(str(path))
@@ -101,7 +101,7 @@ def test_another_file_under_the_name_is_seen(tmp_path: Path) -> None:
     assert file.has_changed()
 
 
-def test_a_directory_that_is_swapped_by_its_link_is_seen(tmp_path: Path) -> None:
+def test_a_directory_replaced_through_its_symbolic_link_is_detected(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "keys.yaml").write_bytes(entry(name=name))
@@ -116,7 +116,7 @@ def test_a_directory_that_is_swapped_by_its_link_is_seen(tmp_path: Path) -> None
     assert [key.name for key in file.read()] == ["second"]
 
 
-def test_a_file_that_is_broken_is_seen_once(tmp_path: Path) -> None:
+def test_a_damaged_file_is_logged_once(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     path.write_text("keys: [")
     file = KeysFile(str(path))

@@ -1,11 +1,11 @@
-"""A rate, kept by a bucket."""
+"""The token bucket of a rate."""
 
 import pytest
 
 from baton.router.auth.key_meter import RateBucket
 
 
-def test_a_minutes_worth_is_there_at_first_and_never_more() -> None:
+def test_a_bucket_starts_full_and_holds_a_minutes_worth() -> None:
     bucket = RateBucket(60, now_s=100.0)
     assert bucket.level(100.0) == 60
     assert bucket.level(1000.0) == 60
@@ -22,7 +22,7 @@ def test_it_is_refilled_steadily() -> None:
     assert bucket.full_s(1.0) == 59.0
 
 
-def test_the_last_taker_may_overdraw_it() -> None:
+def test_the_level_may_become_negative() -> None:
     bucket = RateBucket(120, now_s=0.0)
     bucket.take(360, 0.0)
     assert bucket.level(0.0) == -240
@@ -31,7 +31,7 @@ def test_the_last_taker_may_overdraw_it() -> None:
     assert bucket.wait_s(120.5) == 0
 
 
-def test_a_clock_that_stands_still_gives_nothing() -> None:
+def test_a_stopped_clock_refills_nothing() -> None:
     bucket = RateBucket(60, now_s=5.0)
     bucket.take(1, 5.0)
     assert [bucket.level(now_s) for now_s in (5.0, 4.0, 5.0)] == [59, 59, 59]

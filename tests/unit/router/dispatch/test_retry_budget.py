@@ -1,4 +1,4 @@
-"""Refused requests are sent again for a share of all requests, and no more."""
+"""Retries of refused requests are limited to a share of all requests."""
 
 from baton.router.dispatch.attempt import MAX_SAVED_RETRIES, RETRY_SHARE, RetryBudget
 
@@ -7,7 +7,7 @@ def num_taken(budget: RetryBudget, num_tries: int) -> int:
     return sum(budget.take() for _ in range(num_tries))
 
 
-def test_what_is_saved_is_spent_once() -> None:
+def test_saved_retries_are_spent_once() -> None:
     budget = RetryBudget()
     assert num_taken(budget, 1000) == MAX_SAVED_RETRIES
     assert not budget.take()
@@ -23,7 +23,7 @@ def test_under_lasting_overload_a_share_is_left() -> None:
     assert abs(taken - 1000 * RETRY_SHARE) <= 1
 
 
-def test_quiet_times_save_no_more_than_the_bound() -> None:
+def test_quiet_times_save_retries_up_to_the_limit() -> None:
     budget = RetryBudget()
     for _ in range(10_000):
         budget.note_request()

@@ -1,4 +1,4 @@
-"""Calls without a key are ended before their message is read."""
+"""Calls without a key are rejected before their message is read."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ from grpc_health.v1._async import HealthServicer
 from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
 from baton.protos.router_pb2_grpc import InferenceServicer, InferenceStub, add_InferenceServicer_to_server
 from baton.router.auth.api_key import hidden, unnamed_key
-from baton.router.auth.gate import Gate, KeyRing
+from baton.router.auth.client import Gate, KeyRing
 from baton.router.grpc.auth_interceptor import GateInterceptor
 from tests.unit.router.api_keys import bearer
 
@@ -20,7 +20,7 @@ KEY = "sk-a"
 
 
 class Echo(InferenceServicer):
-    """Says what it is asked."""
+    """Return its argument."""
 
     async def Generate(self, request: GenerateRequest, context: Any) -> AsyncIterator[GenerateResponse]:  # noqa: N802
         yield GenerateResponse(text=request.text)
@@ -42,7 +42,7 @@ async def served() -> AsyncIterator[grpc.aio.Channel]:
         await server.stop(None)
 
 
-async def test_who_has_no_key_is_refused_whatever_is_sent() -> None:
+async def test_requests_without_a_key_are_rejected_whatever_they_send() -> None:
     async with served() as channel:
         for text in ("a", "a" * 100_000):  # too large to be read: that it is not even seen shows that nothing was
             for metadata in ((), tuple(bearer("other").items())):
@@ -51,7 +51,7 @@ async def test_who_has_no_key_is_refused_whatever_is_sent() -> None:
                 assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_who_has_one_is_served_and_health_is_open() -> None:
+async def test_requests_with_a_key_are_served_and_health_needs_none() -> None:
     async with served() as channel:
         metadata = tuple(bearer(KEY).items())
         call = InferenceStub(channel).Generate(GenerateRequest(text="a"), metadata=metadata)

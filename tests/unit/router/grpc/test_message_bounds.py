@@ -1,4 +1,4 @@
-"""Messages that would take the parser long are refused before it sees them; all others pass."""
+"""Messages that would take long to parse are rejected unparsed; all others pass."""
 
 import random
 from contextlib import suppress
@@ -19,7 +19,7 @@ MANY = 4_000_000
 
 
 def delimited(number: int, content: bytes) -> bytes:
-    """A field of bytes as protobuf writes it."""
+    """Return a field of bytes in protobuf's encoding."""
     size, varint = len(content), bytearray()
     while size > 0x7F:
         varint.append(size & 0x7F | 0x80)
@@ -47,7 +47,7 @@ def test_a_heavy_message_is_refused_after_few_fields(name: str, monkeypatch: pyt
     assert 0 < read.call_count <= 2 * (MAX_FIELDS + 1)
 
 
-def test_what_a_request_may_have_passes() -> None:
+def test_requests_at_the_limits_pass() -> None:
     large_ids = range(1 << 31, (1 << 31) + 4096)
     sampling = SamplingParams(logit_bias=dict.fromkeys(large_ids, 1.5), stop_token_ids=large_ids)
     options = {"sampling": sampling, "stop": ["\U0001f389" * 1024] * 16, "cache_salt": "x" * 1024, "priority": -1}
@@ -56,7 +56,7 @@ def test_what_a_request_may_have_passes() -> None:
         BOUNDS.check(GENERATE, request.SerializeToString())
 
 
-def test_what_the_parser_takes_passes() -> None:
+def test_parsable_messages_pass() -> None:
     rng = random.Random(2)
     whole = GenerateRequest(text="hello", stop=["a", "b"], timeout_s=2.5, sampling=SamplingParams(seed=1 << 60))
     message, num_taken = whole.SerializeToString(), 0

@@ -1,4 +1,4 @@
-"""Which bodies the event loop reads itself, and for how long."""
+"""Which bodies are parsed on the event loop, and for how long."""
 
 import asyncio
 import math
@@ -39,15 +39,15 @@ LISTS = ["tools", "stop", "stop_token_ids", "modalities", "functions", "bad_word
 
 
 @pytest.mark.parametrize("field", [*LISTS, "messages"])
-def test_a_list_is_refused_at_its_first_wrong_element(field: str) -> None:
-    """Otherwise each wrong element becomes an error of its own."""
+def test_validation_of_a_list_stops_at_its_first_invalid_element(field: str) -> None:
+    """Otherwise pydantic makes an error for each invalid element."""
     with pytest.raises(ValidationError) as caught:
         ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}], field: [b""] * 1000})
     assert caught.value.error_count() == 1
 
 
 class Recorded(BaseModel):
-    """A body that records by which thread it is read."""
+    """A body that records the thread that parses it."""
 
     thread: Annotated[int, BeforeValidator(lambda _: threading.get_ident())]
 

@@ -1,4 +1,4 @@
-"""The HTTP server's certificate: replaced while the server runs, and refused at the start if it cannot serve."""
+"""The HTTP server's certificate: replaced while the server runs, and validated at start."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ NAME = "router.baton.test"
 
 @asynccontextmanager
 async def serving(certificate: Certificate) -> AsyncIterator[int]:
-    """A server that repeats lines; its port."""
+    """Run an echo server; yields its port."""
 
     async def repeat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
@@ -43,7 +43,7 @@ async def serving(certificate: Certificate) -> AsyncIterator[int]:
 
 
 class Client:
-    """A connection that has had its first answer."""
+    """A connection that has received its first response."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -52,12 +52,12 @@ class Client:
 
     @property
     def may_resume(self) -> bool:
-        """Whether a later connection could do without a whole handshake."""
+        """Whether a later connection could resume the TLS session."""
         session = self._writer.get_extra_info("ssl_object").session
         return session is not None and session.has_ticket
 
     async def ask(self) -> None:
-        """The connection works."""
+        """Check that the connection works."""
         self._writer.write(b"hello\n")
         assert await asyncio.wait_for(self._reader.readline(), DEADLINE_S) == b"hello\n"
 
@@ -66,7 +66,7 @@ class Client:
 async def connected(
     port: int, authority: trustme.CA, name: str | None = NAME, shown: trustme.LeafCert | None = None
 ) -> AsyncIterator[Client]:
-    """Who trusts the authority; `name` is what the server is asked for, and `shown` the client's own certificate."""
+    """Return a context that trusts the authority. `name`: expected server name; `shown`: the client's certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = name is not None
     authority.configure_trust(context)
@@ -86,7 +86,7 @@ def https(files: TlsFiles, ca_certs: str | None = None, cert_reqs: ssl.VerifyMod
 
 
 @pytest.mark.parametrize("name", [NAME, None])
-async def test_each_connection_gets_the_certificate_of_its_time(tmp_path: Path, name: str | None) -> None:
+async def test_each_connection_gets_the_current_certificate(tmp_path: Path, name: str | None) -> None:
     authority = trustme.CA()
     certificate = https(write(tmp_path, authority, NAME))
     async with serving(certificate) as port, connected(port, authority, name) as first:
@@ -98,7 +98,7 @@ async def test_each_connection_gets_the_certificate_of_its_time(tmp_path: Path, 
         await first.ask()
 
 
-async def test_a_change_that_is_half_done_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_half_written_change_is_read_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     authority = trustme.CA()
     files = write(tmp_path / "files", authority, NAME)
@@ -120,7 +120,7 @@ async def test_a_change_that_is_half_done_is_waited_for(tmp_path: Path, caplog: 
     assert caplog.text.count("certificates for HTTPS were replaced") == 1
 
 
-async def test_clients_show_certificates_of_the_authority_of_now(tmp_path: Path) -> None:
+async def test_client_certificates_are_checked_against_the_current_authority(tmp_path: Path) -> None:
     authority, old, new = trustme.CA(), trustme.CA(), trustme.CA()
     clients = tmp_path / "clients.pem"
     clients.write_bytes(old.cert_pem.bytes())
@@ -137,12 +137,12 @@ async def test_clients_show_certificates_of_the_authority_of_now(tmp_path: Path)
 
 
 def encrypted(key: trustme.Blob) -> bytes:
-    """The key, with a password that nobody is told."""
+    """Return the key, encrypted with an unknown password."""
     loaded = load_pem_private_key(key.bytes(), None)
     return loaded.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
 
 
-def test_what_cannot_serve_is_said_at_the_start(tmp_path: Path) -> None:
+def test_an_unusable_certificate_is_an_error_at_start(tmp_path: Path) -> None:
     authority = trustme.CA()
     files = write(tmp_path, authority, NAME)
     paths = {"ssl_certfile": files.cert, "ssl_keyfile": files.key}
@@ -181,6 +181,6 @@ def test_what_cannot_serve_is_said_at_the_start(tmp_path: Path) -> None:
         {"ssl_certfile": "cert.pem", "ssl_keyfile": "key.pem", "ssl_cert_reqs": 1},
     ],
 )
-def test_nothing_protects_by_halves(options: dict[str, str]) -> None:
+def test_incomplete_tls_options_are_rejected(options: dict[str, str]) -> None:
     with pytest.raises(OptionError, match=r"given together|requires"):
         RouterConfig(model=MODEL, **options)  # type: ignore[arg-type]  # a test's own choice of options

@@ -1,4 +1,4 @@
-"""Compressed bodies: gzip within the bound, everything else refused."""
+"""Compressed bodies: gzip within the limit is accepted, everything else is rejected."""
 
 import gzip
 import tracemalloc
@@ -34,7 +34,7 @@ async def test_gzip_is_the_same_request(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_what_cannot_be_decoded_is_refused(path: str) -> None:
+async def test_undecodable_bodies_are_rejected(path: str) -> None:
     async with running_router(ScriptedWorker()) as router:
         for encoding in ("br", "zstd", "deflate", "gzip, gzip", "rot13"):
             answer = await post(router.http, path, PACKED, encoding)
@@ -56,7 +56,7 @@ async def test_the_bound_is_that_of_the_decompressed_body(path: str) -> None:
         assert "limit of 2000 bytes" in answer.json()["error"]["message"]
 
 
-def test_a_bomb_is_not_unpacked_beyond_the_bound() -> None:
+def test_a_gzip_bomb_is_not_decompressed_beyond_the_limit() -> None:
     bomb = gzip.compress(bytes(200 << 20))
     tracemalloc.start()
     try:

@@ -26,7 +26,7 @@ REQUESTS = [
 ]
 
 
-async def test_without_the_option_no_page_may_read_anything() -> None:
+async def test_without_the_option_no_origin_is_allowed() -> None:
     async with running_router(ScriptedWorker()) as router:
         assert (await router.http.options(CHAT, headers=ASKED)).status_code == 405
         for method, path, body, status in REQUESTS:
@@ -49,14 +49,14 @@ async def test_every_response_names_the_page_that_may_read_it() -> None:
                 assert answer.headers["vary"] == "Origin"
 
 
-async def test_a_star_lets_every_page_read() -> None:
+async def test_an_asterisk_allows_every_origin() -> None:
     async with running_router(ScriptedWorker(), cors_origins=("*",)) as router:
         for method, path, body, status in REQUESTS:
             answer = await router.http.request(method, path, json=body, headers={"origin": OTHER})
             assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, "*")
 
 
-async def test_a_browser_may_ask_first_and_needs_no_key_for_that() -> None:
+async def test_a_cors_preflight_needs_no_key() -> None:
     async with running_router(ScriptedWorker(), cors_origins=(PAGE,), api_key=("sk-a",)) as router:
         allowed = await router.http.options(CHAT, headers=ASKED)
         assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, PAGE)
@@ -68,7 +68,7 @@ async def test_a_browser_may_ask_first_and_needs_no_key_for_that() -> None:
 
 
 @pytest.mark.parametrize("origin", ["http://[::1]:3000", "https://a.org:8443", "chrome-extension://abc", "null", "*"])
-def test_origins_are_what_browsers_send(origin: str) -> None:
+def test_origins_have_the_form_that_browsers_send(origin: str) -> None:
     assert RouterConfig(model=MODEL, cors_origins=(origin,)).cors_origins == (origin,)
 
 
@@ -79,6 +79,6 @@ def test_origins_are_what_browsers_send(origin: str) -> None:
         "https://a.org:443", "http://a.org:80", "https://user@a.org",
     ],
 )  # fmt: skip
-def test_what_is_no_origin_is_refused(origin: str) -> None:
+def test_invalid_origins_are_rejected(origin: str) -> None:
     with pytest.raises(OptionError, match=r"cors_origins: .* must be"):
         RouterConfig(model=MODEL, cors_origins=(origin,))

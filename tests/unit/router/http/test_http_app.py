@@ -1,4 +1,4 @@
-"""Which path is served by whom, and what every answer has."""
+"""The handlers of the paths, and headers that every response has."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Counts of a JSON text's parts against those of a parser."""
+"""Counts of the parts of a JSON text, compared with a parser's."""
 
 import random
 from typing import Any
@@ -13,7 +13,7 @@ MANY = 1 << 30
 
 
 def parts_of(value: Any) -> tuple[int, int]:
-    """Lists, objects and keys, and commas."""
+    """Return the number of lists, objects and keys, and of commas."""
     if isinstance(value, list):
         inner = [parts_of(each) for each in value]
         return 1 + sum(each[0] for each in inner), max(0, len(value) - 1) + sum(each[1] for each in inner)
@@ -35,7 +35,7 @@ def some(rng: random.Random, depth: int) -> Any:
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 7, 64, 1 << 18])
-def test_they_are_a_parsers(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
+def test_counts_equal_those_of_a_parser(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
     monkeypatch.setattr(json_parts, "CHUNK_BYTES", chunk_bytes)
     rng = random.Random(chunk_bytes)
     for _ in range(100):
@@ -45,7 +45,7 @@ def test_they_are_a_parsers(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -
         assert (found.num_objects, found.num_elements) == parts_of(value), text
 
 
-def test_they_end_with_what_is_too_many() -> None:
+def test_counting_stops_above_the_limit() -> None:
     found = count_parts(b"[" + b"1," * (1 << 20), MANY, 100)
     assert 100 < found.num_elements < 1 << 18
     assert count_parts(b"[" * (1 << 20), 100, MANY).num_objects <= 1 << 18

@@ -1,4 +1,4 @@
-"""Comments in the pauses of a resumable stream."""
+"""Keep-alive comments of resumable streams."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,10 +8,9 @@ import pytest
 
 from baton.router.auth.client import ANONYMOUS
 from baton.router.errors import Draining, Overloaded
-from baton.router.http.event_stream import EventStream
+from baton.router.http.event_stream import COMMENT, EventStream, kept_alive
 from baton.router.http.exchange import ClientGone
-from baton.router.http.keep_alive import COMMENT, kept_alive
-from baton.router.openai.headers import RESPONSE_HEADERS
+from baton.router.http.headers import RESPONSE_HEADERS
 from baton.router.resumption.resumption import Resumption
 from tests.unit.router.running_router import until
 
@@ -19,7 +18,7 @@ SOON_S, NEVER_S = 0.005, 1000.0
 
 
 class RecordingExchange:
-    """An exchange that keeps what is sent, to a client that is never behind."""
+    """An exchange that records what is sent; its client never lags."""
 
     is_behind = False
 
@@ -43,7 +42,7 @@ class RecordingExchange:
         self.is_over = last
 
 
-async def test_a_silent_stream_has_comments_its_head_first() -> None:
+async def test_a_silent_stream_has_headers_and_then_comments() -> None:
     exchange = RecordingExchange(Resumption(b""))
     async with kept_alive(exchange, True, SOON_S) as alive:  # type: ignore[arg-type]  # it needs no body
         await until(lambda: len(exchange.sent) >= 3)
@@ -58,7 +57,7 @@ async def test_a_silent_stream_has_comments_its_head_first() -> None:
     assert exchange.sent[0] == COMMENT
 
 
-async def test_an_error_is_an_event_only_once_the_head_is_out() -> None:
+async def test_an_error_is_an_event_only_after_the_headers() -> None:
     exchange = RecordingExchange(Resumption(b""))
     with pytest.raises(Overloaded):
         async with kept_alive(exchange, True, NEVER_S):  # type: ignore[arg-type]  # it needs no body
@@ -71,7 +70,7 @@ async def test_an_error_is_an_event_only_once_the_head_is_out() -> None:
     assert orjson.loads(exchange.sent[-1].removeprefix(b"data: "))["error"]["code"] == "router_draining"
 
 
-async def test_a_client_that_went_away_is_no_error_of_the_stream() -> None:
+async def test_a_disconnect_is_not_reported_as_an_error_of_the_stream() -> None:
     exchange = RecordingExchange(Resumption(b""))
 
     async def leave() -> None:

@@ -1,4 +1,4 @@
-"""One of several router processes gives up the port that they share: who is connected already loses nothing."""
+"""One of several router processes leaves their shared port: connected clients lose nothing."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ JSON = {"content-type": "application/json"}
 
 
 def listener() -> socket.socket:
-    """One that listens, and whose connections nobody accepts yet."""
+    """A listening socket whose connections are not accepted."""
     shared = shared_socket("127.0.0.1", 0)
     shared.listen()
     return shared
@@ -31,7 +31,7 @@ def clients_of(shared: socket.socket, count: int) -> list[socket.socket]:
     return [socket.create_connection(shared.getsockname(), DEADLINE_S) for _ in range(count)]
 
 
-def test_connections_that_wait_are_accepted() -> None:
+def test_waiting_connections_are_accepted() -> None:
     with listener() as shared:
         clients = clients_of(shared, 3)
         waiting = accept_waiting(shared)
@@ -42,7 +42,7 @@ def test_connections_that_wait_are_accepted() -> None:
         each.close()
 
 
-async def test_connections_that_wait_are_served() -> None:
+async def test_waiting_connections_are_served() -> None:
     server, shared = HttpServer(HttpApp({}, FastAPI(), unread_output())), listener()
     serving = asyncio.create_task(server.serve([shared]))
     await server.listening.wait()
@@ -60,7 +60,7 @@ async def test_connections_that_wait_are_served() -> None:
 
 
 async def until_left(router: RunningRouter) -> None:
-    """Returns once nobody listens at the router's port."""
+    """Wait until no process listens at the router's port."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             try:
@@ -71,12 +71,12 @@ async def until_left(router: RunningRouter) -> None:
 
 
 def process(directory: Path) -> dict[str, object]:
-    """Options that make a router one of two processes; it is the only one that runs."""
+    """Return options of one of two router processes, of which only this one runs."""
     return {"process": 0, "processes": 2, "group_dir": str(directory)}
 
 
 @pytest.mark.parametrize("message", [request(), request(STREAM), HEALTH])
-async def test_who_is_connected_is_answered_once_more(
+async def test_connected_clients_get_one_more_response(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: bytes
 ) -> None:
     monkeypatch.setattr(post_protocol, "LINGER_S", DEADLINE_S)
@@ -98,7 +98,7 @@ async def test_who_is_connected_is_answered_once_more(
             assert await connection.reader.read() == b""
 
 
-async def test_who_asks_nothing_does_not_keep_it(tmp_path: Path) -> None:
+async def test_an_idle_connection_is_closed_while_requests_finish(tmp_path: Path) -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()
     async with running_router(worker, **process(tmp_path)) as router, connected(router) as idle:

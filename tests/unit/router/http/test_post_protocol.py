@@ -16,7 +16,7 @@ STREAM = orjson.dumps({"messages": [{"role": "user", "content": "hello"}], "max_
 
 
 def request(body: bytes = BODY, version: str = "1.1", length: int | None = None, **headers: str) -> bytes:
-    """A chat request; underscores in names of headers become dashes."""
+    """Return a chat request; underscores in header names become dashes."""
     lines = [f"POST /v1/chat/completions HTTP/{version}", "host: test", "content-type: application/json"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     if "transfer_encoding" not in headers:
@@ -32,12 +32,12 @@ class Connection:
         self.writer = writer
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        """Status and headers of the next answer."""
+        """Return the status and headers of the next response."""
         lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[:-2]
         return int(lines[0].split()[1]), dict(line.split(": ", 1) for line in lines[1:])
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """The next answer, whole."""
+        """Return the next response: status, headers, body."""
         status, headers = await self.head()
         if "content-length" in headers:
             return status, headers, await self.reader.readexactly(int(headers["content-length"]))
@@ -74,7 +74,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n"
 UPGRADE = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAMAAABkAAQAAP__"}
 
 
-async def test_who_does_not_wait_for_the_answer_gets_no_other() -> None:
+async def test_a_pipelined_request_ends_the_connection() -> None:
     worker = ScriptedWorker()
     async with running_router(worker) as router:
         for first in (request(), request(STREAM), HEALTH):
@@ -87,7 +87,7 @@ async def test_who_does_not_wait_for_the_answer_gets_no_other() -> None:
     assert len(worker.commands) == 6
 
 
-async def test_a_line_end_after_a_body_is_no_request() -> None:
+async def test_a_line_break_after_a_body_is_not_a_request() -> None:
     async with running_router(ScriptedWorker()) as router, connected(router) as connection:
         for _ in range(2):
             connection.writer.write(request() + b"\r\n")
@@ -96,7 +96,7 @@ async def test_a_line_end_after_a_body_is_no_request() -> None:
             assert "connection" not in headers
 
 
-async def test_a_wish_for_another_protocol_is_not_heard() -> None:
+async def test_an_upgrade_header_is_ignored() -> None:
     async with running_router(ScriptedWorker()) as router, connected(router) as connection:
         chunked = request(b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY), transfer_encoding="chunked", **UPGRADE)
         for message in (request(**UPGRADE), request(STREAM, **UPGRADE), chunked, request(), chunked):
@@ -122,7 +122,7 @@ async def test_a_body_in_chunks_and_in_single_bytes() -> None:
             assert (await connection.answer())[0] == 200
 
 
-async def test_a_body_that_is_too_large_is_refused_before_it_is_here() -> None:
+async def test_a_body_over_the_limit_is_rejected_before_it_is_received() -> None:
     async with running_router(ScriptedWorker(), max_body_bytes=2000) as router:
         async with connected(router) as connection:
             connection.writer.write(request(b" " * 10, length=3000))
@@ -134,7 +134,7 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_here() -> None:
             assert (await connection.answer())[0] == 413
 
 
-async def test_who_asks_whether_to_go_on_is_told_so() -> None:
+async def test_expect_100_continue_is_answered() -> None:
     async with running_router(ScriptedWorker()) as router, connected(router) as connection:
         connection.writer.write(request(b"", length=len(BODY), expect="100-continue"))
         assert (await connection.head())[0] == 100
@@ -142,7 +142,7 @@ async def test_who_asks_whether_to_go_on_is_told_so() -> None:
         assert (await connection.answer())[0] == 200
 
 
-async def test_a_connection_ends_when_the_client_says_so() -> None:
+async def test_connection_close_ends_the_connection() -> None:
     async with running_router(ScriptedWorker()) as router:
         for message in (request(connection="close"), request(STREAM, connection="close"), request(version="1.0")):
             async with connected(router) as connection:
@@ -174,7 +174,7 @@ async def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_the_connection
             assert len(await connection.reader.read()) == int(headers["content-length"])
 
 
-async def test_a_client_that_goes_away_is_not_served_on() -> None:
+async def test_a_disconnect_ends_the_stream() -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()
     async with running_router(worker) as router:
@@ -188,7 +188,7 @@ async def test_a_client_that_goes_away_is_not_served_on() -> None:
     assert len(worker.commands) == len(worker.aborted) == 6
 
 
-async def test_a_query_is_served_too() -> None:
+async def test_a_path_with_a_query_is_served() -> None:
     async with running_router(ScriptedWorker()) as router:
         answer = await router.http.post(
             "/v1/chat/completions?version=1", content=BODY, headers={"content-type": "application/json"}
@@ -197,7 +197,7 @@ async def test_a_query_is_served_too() -> None:
         assert answer.json()["choices"][0]["finish_reason"] == "length"
 
 
-async def test_a_client_that_takes_nothing_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_reads_nothing_releases_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.router.admission.unread_output.STALL_S", 0.2)
     worker = ScriptedWorker()
     worker.max_model_len, worker.script = 100_000, lambda token_ids, sampling: 300
@@ -212,7 +212,7 @@ async def test_a_client_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
             assert [worker["inflight"] for worker in view["workers"]] == [0]
 
 
-async def test_who_sends_nothing_more_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stalled_upload_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.router.http.server.KEEP_ALIVE_S", 0.2)
     async with running_router(ScriptedWorker(), max_body_bytes=2000) as router:
         for sent in (b"", request()[:20], request()[:-5], request(BODY, length=3000)):

@@ -1,4 +1,4 @@
-"""What a request may hold: each bound is told by its name, over HTTP and gRPC."""
+"""Limits of a request: each error names its limit, over HTTP and gRPC."""
 
 import asyncio
 from typing import Any
@@ -82,7 +82,7 @@ async def test_over_http() -> None:
     assert not worker.commands
 
 
-async def test_a_text_that_is_repeated_is_cut() -> None:
+async def test_repeated_text_is_truncated() -> None:
     async with running_router(ScriptedWorker()) as router:
         long = "m" * 1_000_000
         answers = [
@@ -117,7 +117,7 @@ async def test_over_grpc() -> None:
 
 
 async def ask(router: RunningRouter, *parts: bytes) -> bytes:
-    """What the router answers, to the connection's end."""
+    """Return all that the router sends until it closes the connection."""
     host, _, port = router.url.removeprefix("http://").rpartition(":")
     async with asyncio.timeout(20):
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -132,7 +132,7 @@ async def ask(router: RunningRouter, *parts: bytes) -> bytes:
             writer.close()
 
 
-async def test_a_head_has_a_bound() -> None:
+async def test_headers_are_limited() -> None:
     async with running_router(ScriptedWorker()) as router:
         begin = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
         large = b"x-more: " + b"a" * MAX_HEAD_BYTES + b"\r\n"
@@ -154,7 +154,7 @@ async def test_a_head_has_a_bound() -> None:
         assert (await router.http.get("/health")).status_code == 200
 
 
-async def test_large_options_of_many_choices_end_no_stream() -> None:
+async def test_large_options_of_many_completions_break_no_stream() -> None:
     worker = ScriptedWorker()  # takes messages of up to 4 MB
     async with running_router(worker) as router:
         bias = {str(token_id): 1.5 for token_id in range(4096)}
@@ -166,7 +166,7 @@ async def test_large_options_of_many_choices_end_no_stream() -> None:
         assert sum(command.ByteSize() for command in worker.commands) > 4 << 20
 
 
-async def test_a_prompt_that_no_worker_can_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prompt_too_large_for_a_command_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attach_stream, "MAX_COMMAND_BYTES", 2000)
     worker = ScriptedWorker()
     async with running_router(worker) as router:

@@ -1,4 +1,4 @@
-"""Clients that take a large answer slowly get all of it; those that take nothing, or have all, hold nothing."""
+"""Clients that read a large response slowly get all of it; those that read nothing, or have all of it, hold nothing."""
 
 import asyncio
 import socket
@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from baton.router.admission import unread_output as unread
 from baton.router.admission.unread_output import UnreadLimits, UnreadMetrics, UnreadOutput
-from baton.router.generation import ChoiceDelta
+from baton.router.generation import CompletionDelta
 from baton.router.http import post_protocol, stall_watch
 from baton.router.http import server as http_server
 from baton.router.http.app import HttpApp
@@ -34,7 +34,7 @@ REQUEST = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncon
 
 
 class LargeAnswer:
-    """A route that answers at once, all in one or in two events."""
+    """A route that responds at once, whole or in two events."""
 
     max_body_bytes = 1 << 20
 
@@ -46,7 +46,7 @@ class LargeAnswer:
 
     async def serve(self, exchange: Exchange) -> None:
         if not self._is_streamed:
-            await exchange.answer(200, b"x" * NUM_BYTES)
+            await exchange.respond(200, b"x" * NUM_BYTES)
             return
         await exchange.begin_events({}, EventStream(exchange, lambda delta: delta.text.encode()))
         await exchange.send_events(b"x" * NUM_BYTES)
@@ -54,19 +54,19 @@ class LargeAnswer:
 
 
 class SlowStream(LargeAnswer):
-    """A route whose stream has an event now and then."""
+    """A route with a slow stream of events."""
 
     async def serve(self, exchange: Exchange) -> None:
         stream = EventStream(exchange, lambda delta: delta.text.encode())
         await exchange.begin_events({}, stream)
         for number in range(NUM_EVENTS):
             await asyncio.sleep(SHORT_S / 2)
-            await stream.add(ChoiceDelta(0, text=f"{number};"))
+            await stream.add(CompletionDelta(0, text=f"{number};"))
         await exchange.send_events(b"end", last=True)
 
 
 class Served:
-    """A server of large answers, and how one connects to it."""
+    """A server of large responses, with its address and options."""
 
     def __init__(self, server: HttpServer, listener: socket.socket, trust: ssl.SSLContext | None) -> None:
         self.server = server
@@ -126,7 +126,7 @@ async def serving(
 
 
 async def read_slowly(reader: asyncio.StreamReader, over_s: float) -> int:
-    """Bytes of the answer's body, read evenly over so long at least."""
+    """Read the response evenly over at least this time; return the bytes of its body."""
     await reader.readuntil(b"\r\n\r\n")
     num_bytes, start_s = 0, asyncio.get_running_loop().time()
     while num_bytes < NUM_BYTES:
@@ -143,7 +143,7 @@ async def read_slowly(reader: asyncio.StreamReader, over_s: float) -> int:
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 1)
     monkeypatch.setattr(post_protocol, "LINGER_S", SHORT_S)
-    monkeypatch.setattr(stall_watch, "LOOK_INTERVAL_S", SHORT_S)
+    monkeypatch.setattr(stall_watch, "CHECK_INTERVAL_S", SHORT_S)
     monkeypatch.setattr(unread, "STALL_S", 2 * SHORT_S)
 
 
@@ -177,7 +177,9 @@ async def test_a_slow_client_gets_the_whole_answer_of_a_server_that_leaves(tmp_p
 
 @pytest.mark.parametrize("is_tls", [False, True])
 @pytest.mark.parametrize("headers", [(), (b"connection: close",)], ids=["kept", "closed"])
-async def test_a_client_that_takes_nothing_is_left(tmp_path: Path, is_tls: bool, headers: tuple[bytes, ...]) -> None:
+async def test_a_client_that_reads_nothing_is_disconnected(
+    tmp_path: Path, is_tls: bool, headers: tuple[bytes, ...]
+) -> None:
     async with serving(tmp_path, is_tls) as served, asyncio.timeout(DEADLINE_S):
         reader, writer = await served.ask(*headers)
         await reader.readuntil(b"\r\n\r\n")
@@ -189,7 +191,7 @@ async def test_a_client_that_takes_nothing_is_left(tmp_path: Path, is_tls: bool,
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
-async def test_nobody_waits_for_a_client_that_has_its_answer(tmp_path: Path, is_tls: bool) -> None:
+async def test_the_drain_ignores_clients_that_have_their_response(tmp_path: Path, is_tls: bool) -> None:
     async with serving(tmp_path, is_tls) as served, asyncio.timeout(DEADLINE_S):
         reader, writer = await served.ask(b"connection: close")
         assert await read_slowly(reader, over_s=0) == NUM_BYTES
@@ -201,7 +203,7 @@ async def test_nobody_waits_for_a_client_that_has_its_answer(tmp_path: Path, is_
 
 @pytest.mark.parametrize("is_tls", [False, True])
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
-async def test_a_client_below_the_least_rate_is_left(
+async def test_a_client_below_the_minimum_rate_is_disconnected(
     tmp_path: Path, is_tls: bool, is_streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unread, "LEAST_BYTES_PER_S", 1 << 30)  # it takes some all the time
@@ -214,7 +216,7 @@ async def test_a_client_below_the_least_rate_is_left(
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
-async def test_a_client_that_keeps_up_with_a_slow_stream_has_no_least_rate(
+async def test_a_slow_stream_has_no_minimum_rate_if_the_client_keeps_up(
     tmp_path: Path, is_tls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unread, "LEAST_BYTES_PER_S", 1 << 30)
@@ -226,7 +228,7 @@ async def test_a_client_that_keeps_up_with_a_slow_stream_has_no_least_rate(
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
-async def test_a_client_that_does_not_read_a_large_page_is_left(tmp_path: Path, is_tls: bool) -> None:
+async def test_a_client_that_does_not_read_a_large_page_is_disconnected(tmp_path: Path, is_tls: bool) -> None:
     async with serving(tmp_path, is_tls) as served, asyncio.timeout(DEADLINE_S):
         reader, writer = await served.ask(request=PAGE)
         await reader.readuntil(b"\r\n\r\n")

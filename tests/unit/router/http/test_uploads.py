@@ -1,4 +1,4 @@
-"""Bodies on their way to the router: what they hold, for how long, and what is left of them."""
+"""Uploads: what they hold, and when it is released."""
 
 import asyncio
 import gc
@@ -97,7 +97,7 @@ async def test_an_exchange_ends_with_its_connection(
         await until_held(router, 0)
 
 
-async def test_bodies_over_a_clients_budget_are_refused_while_they_come() -> None:
+async def test_bodies_over_a_clients_budget_are_rejected_during_the_upload() -> None:
     async with running_router(
         ScriptedWorker(), max_body_bytes=100 * KIB, max_client_body_bytes_in_flight=400 * KIB
     ) as router:
@@ -110,7 +110,7 @@ async def test_bodies_over_a_clients_budget_are_refused_while_they_come() -> Non
 
 @asynccontextmanager
 async def over_budget() -> AsyncIterator[Attacker]:
-    """A client whose body was refused before it was whole: 50 of 100 KiB are still to come."""
+    """A client whose body was rejected early: it has sent 50 of 100 KiB."""
     options = {"max_body_bytes": 100 * KIB, "max_client_body_bytes_in_flight": 100 * KIB}
     async with asyncio.timeout(DEADLINE_S), running_router(ScriptedWorker(), **options) as router:
         address = address_of(router)
@@ -132,7 +132,7 @@ async def test_a_refused_body_is_discarded_until_the_client_can_read_the_respons
         assert orjson.loads(body)["error"]["message"].startswith("the client's address is over the limit")
 
 
-async def test_a_refused_body_that_does_not_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rejected_body_that_does_not_end_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(post_protocol, "DISCARD_S", 0.05)
     async with over_budget() as client:
         assert b"429" in await client.reader.read()
@@ -154,7 +154,7 @@ async def test_decompressed_bytes_count() -> None:
         assert answer.status_code == 400  # 1,000,000 characters of a user
 
 
-async def test_a_client_with_many_bodies_to_unpack_delays_no_other(
+async def test_many_compressed_bodies_of_one_client_delay_no_other_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, go_on = TestKeys(tmp_path), threading.Event()
@@ -241,7 +241,7 @@ async def test_a_slow_head_is_refused() -> None:
         assert await status == 408
 
 
-async def test_a_large_body_on_a_slow_link_has_its_time() -> None:
+async def test_a_large_body_on_a_slow_link_is_accepted() -> None:
     async with (
         asyncio.timeout(DEADLINE_S),
         running_router(ScriptedWorker(), body_timeout_s=0.2) as router,
@@ -255,7 +255,7 @@ async def test_a_large_body_on_a_slow_link_has_its_time() -> None:
         assert await connection.status() == 200
 
 
-async def test_attacks_leave_nothing() -> None:
+async def test_attacks_leave_nothing_in_memory() -> None:
     async with running_router(ScriptedWorker()) as router:
         await aborted_uploads(address_of(router), num_uploads=3)
         statuses = await poison_bodies(address_of(router), ["token ids", "a field of lists", "invalid biases"])

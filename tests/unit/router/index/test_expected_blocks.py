@@ -1,4 +1,4 @@
-"""The next turn goes where the last one left its blocks, though no worker has reported them yet."""
+"""The next turn of a chat goes to the worker that has the last one, before the worker has reported the blocks."""
 
 import random
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ NUM_TURNS = 6
 
 
 class Clock:
-    """A time that a test sets."""
+    """A clock that the test sets."""
 
     now_s = 100.0
 
@@ -29,7 +29,7 @@ def hashes(token_ids: Sequence[int], salt: str = "") -> bytes:
 
 
 async def test_the_next_turn_goes_to_the_worker_that_has_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its prompt is the last prompt, the answer and more; nothing is reported meanwhile."""
+    """Its prompt is the last prompt, the output and more; workers report nothing in between."""
     monkeypatch.setattr(expected_blocks, "LIFE_S", 60.0)  # a busy machine may be long about a turn
     workers = [ScriptedWorker(f"decode-{index}") for index in range(4)]
     rng = random.Random(1)
@@ -77,7 +77,7 @@ def test_the_longest_chain_of_each_worker_is_found_and_other_prompts_find_nothin
     assert expected.match(b"") == {}
 
 
-def test_what_is_expected_is_forgotten_after_a_while() -> None:
+def test_expected_blocks_expire() -> None:
     clock = Clock()
     expected, prompt = ExpectedBlocks(clock), list(range(8))
     expected.note("a", hashes(prompt))
@@ -93,7 +93,7 @@ def test_what_is_expected_is_forgotten_after_a_while() -> None:
 
 
 @pytest.mark.parametrize("num_noted", [MAX_CHAINS, MAX_CHAINS + 10])
-def test_the_oldest_give_way(num_noted: int) -> None:
+def test_the_oldest_entries_are_evicted(num_noted: int) -> None:
     expected = ExpectedBlocks(Clock())
     chains = [hashes([index, 1, 2, 3]) for index in range(num_noted)]
     for chain in chains:

@@ -1,4 +1,4 @@
-"""Both indexes against the plain definition of a longest cached prefix."""
+"""Both indexes, compared with the definition of the longest cached prefix."""
 
 import logging
 import random
@@ -27,7 +27,7 @@ def pack(hashes: Sequence[bytes]) -> bytes:
 
 
 def branching_prompts(rng: random.Random, count: int) -> list[list[BlockHash]]:
-    """Over two letters: most share a beginning with others, and end somewhere else."""
+    """Use an alphabet of two letters, so that most prompts share prefixes."""
     return [hash_blocks([rng.randrange(2) for _ in range(rng.randint(2, 60))], 2) for _ in range(count)]
 
 
@@ -59,11 +59,11 @@ def test_the_index_equals_brute_force_under_events_gaps_restarts_and_evictions(i
 
 
 def crowded_key(number: int) -> bytes:
-    """Few first halves for many keys: they crowd into a few runs of slots; zero is one of them."""
+    """Many keys share a few first halves, zero among them, so they collide in a few runs of slots."""
     return (number % 7).to_bytes(8, "little") + (number // 7).to_bytes(8, "little")
 
 
-def test_crowded_keys_come_and_go(index: PrefixIndex) -> None:
+def test_colliding_keys_are_added_and_removed(index: PrefixIndex) -> None:
     rng = random.Random(1)
     cached: set[bytes] = set()
     for _ in range(300):
@@ -103,8 +103,8 @@ def test_blocks_that_many_workers_hold(index: PrefixIndex, num_workers: int) -> 
     assert index.match(pack(prompt)) == {name: length for name, length in lengths.items() if length}
 
 
-def test_many_lives_of_many_workers(index: PrefixIndex) -> None:
-    """Workers that are gone are forgotten while others come, and leave nothing to those who come after them."""
+def test_many_incarnations_of_many_workers(index: PrefixIndex) -> None:
+    """Lost workers are removed while others join, and leave no blocks to later workers."""
     rng = random.Random(4)
     keys = [rng.randbytes(16) for _ in range(3_000)]
     cached: dict[str, set[bytes]] = {}
@@ -122,7 +122,7 @@ def test_many_lives_of_many_workers(index: PrefixIndex) -> None:
 
 
 @NOT_COMPILED
-def test_what_workers_left_behind_is_cleared_by_later_events() -> None:
+def test_blocks_of_lost_workers_are_removed_by_later_events() -> None:
     rng = random.Random(5)
     index = CompiledIndex()
     for life in range(200):
@@ -132,7 +132,7 @@ def test_what_workers_left_behind_is_cleared_by_later_events() -> None:
     assert index.num_bytes < 5_000_000
 
 
-def test_workers_that_leave_do_not_disturb_others(index: PrefixIndex) -> None:
+def test_workers_that_leave_do_not_affect_others(index: PrefixIndex) -> None:
     rng = random.Random(3)
     names = [f"{number}" for number in range(60)]
     for name in names:
@@ -157,7 +157,7 @@ def test_no_blocks_match_nothing(index: PrefixIndex) -> None:
     assert index.match(b"") == {}
 
 
-def test_a_cut_hash_is_an_error_and_changes_nothing(index: PrefixIndex) -> None:
+def test_a_truncated_hash_is_an_error_and_changes_nothing(index: PrefixIndex) -> None:
     index.update("a", b"", b"x" * 16)
     with pytest.raises(ValueError, match="17 bytes"):
         index.update("a", b"x" * 16, b"y" * 17)
@@ -169,14 +169,14 @@ def test_a_cut_hash_is_an_error_and_changes_nothing(index: PrefixIndex) -> None:
     assert index.match(b"y" * 16) == {}
 
 
-def test_another_salt_finds_nothing(index: PrefixIndex) -> None:
+def test_another_salt_has_no_cache_hits(index: PrefixIndex) -> None:
     tokens = list(range(64))
     index.update("a", b"", pack(hash_blocks(tokens, 16, "one tenant")))
     assert index.match(PromptHashes(tokens, "one tenant").extended(tokens, 16)) == {"a": 4}
     assert index.match(PromptHashes(tokens, "another").extended(tokens, 16)) == {}
 
 
-def test_the_log_says_when_the_index_is_not_compiled(
+def test_the_log_reports_an_index_that_is_not_compiled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(baton.router.index.prefix_index, "CompiledIndex", None)

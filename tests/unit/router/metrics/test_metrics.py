@@ -1,12 +1,12 @@
 """The router's own series."""
 
-from baton.router.metrics.metrics import ChoiceMeter, RouterMetrics
+from baton.router.metrics.metrics import CompletionMeter, RouterMetrics
 from tests.unit.router.series import read_series
 
 
 def test_tokens_that_come_together_count_one_by_one() -> None:
     metrics = RouterMetrics("m", 60)
-    meter = ChoiceMeter(metrics)
+    meter = CompletionMeter(metrics)
     for num_tokens in (1, 3, 0, 4):
         meter.tokens(num_tokens)
     meter.ended("stop")
@@ -29,7 +29,7 @@ def test_counts_by_a_label_begin_with_their_first_value() -> None:
     }
 
 
-def test_no_series_says_when_another_was_made() -> None:
+def test_no_series_of_creation_times() -> None:
     metrics = RouterMetrics("m", 60)
     metrics.planned("local")
     assert not [key for key in read_series(metrics.registry) if "_created" in key]

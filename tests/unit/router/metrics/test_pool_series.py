@@ -1,4 +1,4 @@
-"""What a router tells Prometheus of its pool as a whole."""
+"""Prometheus series of the pool as a whole."""
 
 from contextlib import AsyncExitStack
 
@@ -15,7 +15,7 @@ from tests.unit.router.series import read_series
 
 
 def workers(registry: CollectorRegistry) -> dict[tuple[str, str], float]:
-    """How many there are by role and state; those that there are none of are left out."""
+    """Return the numbers of workers by role and state, without zeros."""
     found = {}
     for role, state in (
         (role, state) for role in ("prefill", "decode", "both", "unknown") for state in ConnectionState
@@ -27,7 +27,7 @@ def workers(registry: CollectorRegistry) -> dict[tuple[str, str], float]:
 
 
 def lost(registry: CollectorRegistry, role: str) -> float:
-    """How many of this role were lost."""
+    """Return the number of lost workers of this role."""
     return read_series(registry)[f'baton:workers_lost_total{{model_name="{MODEL_NAME}",role="{role}"}}']
 
 
@@ -71,7 +71,7 @@ async def test_a_worker_that_dies_is_lost_and_one_that_drained_is_not() -> None:
         assert lost(registry, "prefill") == 0
 
 
-async def test_losses_outlive_the_connection_that_saw_them() -> None:
+async def test_losses_outlive_their_connection() -> None:
     worker, registry = ScriptedWorker(), CollectorRegistry()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(worker.stop)

@@ -1,4 +1,4 @@
-"""What a router tells of its traffic and its workers."""
+"""The router's report on its traffic and its workers."""
 
 import asyncio
 from pathlib import Path
@@ -23,8 +23,8 @@ async def report_of(router: RunningRouter) -> RouterReport:
 async def test_a_report_of_what_was_served() -> None:
     worker = ScriptedWorker()
     async with running_router(worker) as router:
-        for num_choices in (1, 1, 2):
-            body = {**BODY, "n": num_choices}
+        for num_completions in (1, 1, 2):
+            body = {**BODY, "n": num_completions}
             assert (await router.http.post("/v1/completions", json=body)).status_code == 200
         for broken in ({**BODY, "prompt": [1 << 30]}, {**BODY, "max_tokens": 10_000}):
             assert (await router.http.post("/v1/completions", json=broken)).status_code == 400
@@ -47,7 +47,7 @@ async def test_a_report_of_what_was_served() -> None:
         assert sum(seen.latency.values()) == 4
 
 
-async def test_what_is_older_than_the_window_is_forgotten() -> None:
+async def test_samples_leave_the_window() -> None:
     worker = ScriptedWorker()
     async with running_router(worker, traffic_window_s=1) as router, asyncio.timeout(20):
         assert (await router.http.post("/v1/completions", json=BODY)).status_code == 200
@@ -57,7 +57,7 @@ async def test_what_is_older_than_the_window_is_forgotten() -> None:
         assert report.traffic.window_s == pytest.approx(1.0)
 
 
-async def test_a_prefill_worker_answers_for_what_it_computed() -> None:
+async def test_a_prefill_worker_is_measured_by_the_prompts_that_it_computed() -> None:
     decode, prefill = ScriptedWorker(), ScriptedWorker("prefill-0", WORKER_ROLE_PREFILL)
     async with running_router(decode, prefill) as router:
         pinned = {"x-baton-prefill": "prefill-0"}
@@ -71,7 +71,7 @@ async def test_a_prefill_worker_answers_for_what_it_computed() -> None:
         assert report.traffic.remote_tokens == report.traffic.uncached_tokens
 
 
-async def test_a_refused_request_is_load_and_a_gone_worker_is_none() -> None:
+async def test_a_refused_request_counts_as_load_and_a_lost_worker_does_not() -> None:
     worker = ScriptedWorker()
     async with running_router(worker) as router:
         worker.draining = True
@@ -86,7 +86,7 @@ async def test_a_refused_request_is_load_and_a_gone_worker_is_none() -> None:
         assert (await report_of(router)).workers == ()
 
 
-async def test_operators_only(tmp_path: Path) -> None:
+async def test_the_report_of_pools_can_require_a_key(tmp_path: Path) -> None:
     keys = TestKeys(tmp_path)
     key = keys.add("a")
     async with running_router(api_keys_file=str(keys.path), protect_operations=True) as router:

@@ -1,4 +1,4 @@
-"""The series of several processes on one page, and a process that does not answer."""
+"""The series of several processes on one page, and a process that does not respond."""
 
 import asyncio
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ def registry_of(requests: int, generated: int | None) -> CollectorRegistry:
 
 
 def values(page: Collector) -> dict[tuple[str, ...], float]:
-    """Each series' value by its name and its labels' values, in order."""
+    """Return the value of each series by its name and the values of its labels."""
     families = list(text_string_to_metric_families(generate_latest(page).decode()))
     assert len({family.name for family in families}) == len(families), "a family stands there twice"
     return {(one.name, *sorted(one.labels.values())): one.value for family in families for one in family.samples}
@@ -51,7 +51,7 @@ async def test_the_page_has_every_process_and_each_worker_once(tmp_path: Path) -
             assert found["tokens_total", "decode-0"] == 10 + asked
 
 
-async def test_the_page_of_several_processes_is_openmetrics_for_who_accepts_that(tmp_path: Path) -> None:
+async def test_the_page_of_several_processes_is_openmetrics_for_clients_that_accept_it(tmp_path: Path) -> None:
     registries = [registry_of(number + 1, 10) for number in range(2)]
     groups = [ProcessGroup(tmp_path, number, 2, registry) for number, registry in enumerate(registries)]
     async with groups[0], groups[1]:
@@ -88,14 +88,14 @@ async def test_concurrent_processes_share_the_series_of_another_one(tmp_path: Pa
         assert registry.num_reads < len(groups)
 
 
-def test_values_without_bound_survive_the_way() -> None:
+def test_unbounded_values_survive_the_transfer() -> None:
     registry = CollectorRegistry()
     Gauge("left", "Left.", registry=registry).set(float("inf"))
     [family] = unpack_series(pack_series(registry.collect()))
     assert [sample.value for sample in family.samples] == [float("inf")]
 
 
-async def test_a_process_that_knows_no_worker_hides_nobody_elses(tmp_path: Path) -> None:
+async def test_a_process_without_workers_hides_no_series_of_other_processes(tmp_path: Path) -> None:
     knowing = ProcessGroup(tmp_path, 0, 2, registry_of(1, 5))
     other = ProcessGroup(tmp_path, 1, 2, registry_of(1, None))
     async with knowing, other:
@@ -103,7 +103,9 @@ async def test_a_process_that_knows_no_worker_hides_nobody_elses(tmp_path: Path)
         assert values(await other.page())["requests_total", "0", 'a "stop"'] == 1
 
 
-async def test_who_does_not_answer_is_down_until_the_next_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_does_not_respond_is_down_until_it_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("baton.router.metrics.page.PEER_TIMEOUT_S", 0.05)
     group = ProcessGroup(tmp_path, 0, 3, registry_of(1, None))
     # One stands still, as if stopped: it listens and says nothing. Of the other only a dead life's socket is left.
@@ -126,7 +128,7 @@ async def test_who_does_not_answer_is_down_until_the_next_life(tmp_path: Path, m
     assert not (tmp_path / "router-0.sock").exists()
 
 
-def test_series_cut_short_are_an_error() -> None:
+def test_truncated_series_are_an_error() -> None:
     packed = pack_series(registry_of(1, 1).collect())
     assert [each.name for each in unpack_series(packed)] == ["requests", "inflight", "seconds", "tokens"]
     with pytest.raises(ValueError, match="unexpected end of data"):

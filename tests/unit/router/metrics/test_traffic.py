@@ -1,4 +1,4 @@
-"""Lengths and times of late."""
+"""Recent lengths and latencies."""
 
 from collections import Counter
 from dataclasses import replace
@@ -13,8 +13,8 @@ from baton.protos.worker_pb2 import RequestDelta
 from baton.router.dispatch.attempt import AttemptTimes
 from baton.router.metrics.traffic import SPANS, Traffic, uncached_tokens
 from baton.router.policy.cluster import Plan
-from tests.unit.router.admission.test_arrivals import Clock
 from tests.unit.router.cluster_builder import prefill, request, worker
+from tests.unit.router.metrics.test_arrivals import Clock
 
 WINDOW_S = 60
 TIMES = st.lists(st.tuples(st.floats(0, 40), st.sampled_from(["a", "b"]), st.floats(1e-4, 10)), max_size=50)
@@ -77,7 +77,7 @@ def test_tokens_are_of_the_span_in_which_they_came() -> None:
     assert (traffic.lengths.num_generated, traffic.lengths.asked) == (0, sums())
 
 
-def test_workers_that_are_gone_take_no_memory() -> None:
+def test_lost_workers_take_no_memory() -> None:
     clock = Clock()
     traffic = Traffic(WINDOW_S, clock)
     for number in range(1000):
@@ -86,7 +86,7 @@ def test_workers_that_are_gone_take_no_memory() -> None:
     assert len(traffic._latencies) <= WINDOW_S + WINDOW_S / SPANS + 1
 
 
-def test_what_is_cached_or_pulled_is_not_computed() -> None:
+def test_cached_and_pulled_tokens_are_not_computed() -> None:
     decode, computes, source = worker("d"), prefill("p"), worker("s")
     routed = request(100, d=32, p=48, s=80)
     assert uncached_tokens(Plan(decode, None, None, ""), routed) == 68
@@ -95,7 +95,7 @@ def test_what_is_cached_or_pulled_is_not_computed() -> None:
     assert uncached_tokens(Plan(decode, None, source, ""), request(80, s=80)) == 1  # for its logits
 
 
-def test_each_worker_answers_for_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_worker_is_measured_by_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("baton.router.dispatch.attempt.time.perf_counter", clock)
     traffic, decode = Traffic(WINDOW_S), worker("d")

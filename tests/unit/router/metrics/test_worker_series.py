@@ -1,4 +1,4 @@
-"""What a router tells Prometheus of its workers."""
+"""Prometheus series of the workers."""
 
 from contextlib import AsyncExitStack
 
@@ -13,7 +13,7 @@ from tests.unit.router.series import read_series
 
 
 def handovers(registry: CollectorRegistry) -> dict[str, float]:
-    """The counter of each worker."""
+    """Return the counter's value by worker."""
     prefix = f'baton:handovers_total{{model_name="{MODEL_NAME}",worker="'
     series = read_series(registry).items()
     return {name.removeprefix(prefix).rstrip('"}'): value for name, value in series if name.startswith(prefix)}
@@ -37,7 +37,7 @@ async def test_a_counter_does_not_begin_before_the_first_report() -> None:
         assert read_series(registry)[f"baton:worker_info{{{info}}}"] == 1
 
 
-async def test_workers_of_one_id_have_series_each() -> None:
+async def test_workers_with_the_same_id_have_separate_series() -> None:
     workers, registry = [ScriptedWorker(), ScriptedWorker()], CollectorRegistry()
     workers[1].num_lives = 7  # so that their lives have different names
     async with AsyncExitStack() as stack:

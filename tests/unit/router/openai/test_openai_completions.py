@@ -101,7 +101,7 @@ async def test_echo_with_logprobs_begins_with_the_prompt(stream: bool) -> None:
         assert [text[start:end] for start, end in pairwise(starts)] == block["tokens"]
 
 
-async def test_large_answers_are_worded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_responses_are_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
     word = CompletionShape.whole
 
@@ -120,7 +120,7 @@ async def test_large_answers_are_worded_off_the_event_loop(monkeypatch: pytest.M
         assert threads[1] is threading.main_thread()  # a thread would cost more than the little there is to word
 
 
-async def test_echo_of_the_prompt_alone() -> None:
+async def test_echo_of_only_the_prompt() -> None:
     async with running_router(ScriptedWorker()) as router:
         tokens = await tokenize(router, PROMPT)
         answer = await complete(router, tokens, max_tokens=0, echo=True, logprobs=0)
@@ -130,7 +130,7 @@ async def test_echo_of_the_prompt_alone() -> None:
         assert answer.usage.completion_tokens == 0
 
 
-async def test_logprobs_of_an_echo_are_worded_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_logprobs_of_an_echo_are_encoded_once_for_all_completions(monkeypatch: pytest.MonkeyPatch) -> None:
     num_worded = 0
 
     def counted(token_ids: Any, positions: Any, *rest: Any) -> Any:
@@ -150,7 +150,7 @@ async def test_logprobs_of_an_echo_are_worded_once_for_all_choices(monkeypatch: 
         assert num_worded == num_prompt - 1 + 4 * 2
 
 
-async def test_every_choice_echoes_its_prompts_logprobs() -> None:
+async def test_every_completion_echoes_the_logprobs_of_its_prompt() -> None:
     async with running_router(ScriptedWorker()) as router:
         answer = await complete(router, max_tokens=2, echo=True, logprobs=0, n=3)
         blocks = [choice.logprobs for choice in answer.choices]
@@ -158,7 +158,7 @@ async def test_every_choice_echoes_its_prompts_logprobs() -> None:
         assert [block.token_logprobs for block in blocks] == [[None, *[-0.5] * (num_prompt + 1)]] * 3
 
 
-async def test_token_ids_and_prompt_logprobs_belong_to_each_choice() -> None:
+async def test_each_completion_has_token_ids_and_prompt_logprobs() -> None:
     async with running_router(ScriptedWorker()) as router:
         extra = {"return_token_ids": True, "prompt_logprobs": 0}
         answer = (await complete(router, ["a b c", "d e"], max_tokens=2, extra_body=extra)).model_dump()

@@ -1,4 +1,4 @@
-"""Prompts as clients send them."""
+"""The kinds of prompts in request bodies."""
 
 import math
 
@@ -9,7 +9,7 @@ from baton.router.openai.prompts import SLICE_IDS, Prompt, read_prompts, read_to
 
 
 class Unread(list[object]):
-    """A list whose length may be asked for, and its first element, but no more."""
+    """A list of which only the length and the first element may be read."""
 
     def __getitem__(self, place: object) -> object:
         assert place == 0
@@ -49,7 +49,7 @@ def test_the_four_kinds(given: object, prompts: list[Prompt]) -> None:
         ([[1], [2, 3.5]], r"prompt\[1\]\[1\] is 3.5, but must be a token id"),
     ],
 )
-def test_what_is_none_of_them_is_named(given: object, message: str) -> None:
+def test_an_unknown_kind_of_prompt_is_named(given: object, message: str) -> None:
     with pytest.raises(FieldError, match=message) as caught:
         read_prompts(given, max_prompts=2, context_len=4)
     assert caught.value.field == "prompt"
@@ -64,7 +64,7 @@ def test_what_is_none_of_them_is_named(given: object, message: str) -> None:
         ([Unread([1] * 4)], "4 input tokens"),
     ],
 )
-def test_what_is_too_long_is_not_looked_at(given: object, message: str) -> None:
+def test_overlong_lists_are_rejected_unread(given: object, message: str) -> None:
     with pytest.raises(FieldError, match=message):
         read_prompts(given, max_prompts=2, context_len=4)
 

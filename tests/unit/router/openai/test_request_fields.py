@@ -1,4 +1,4 @@
-"""Fields of requests: unknown ones are refused by name, null is the default, values have OpenAI's bounds."""
+"""Fields of requests: unknown ones are rejected by name, null is the default, values have OpenAI's limits."""
 
 import asyncio
 import tracemalloc
@@ -71,8 +71,8 @@ async def test_unknown_fields_are_refused_with_what_to_do_instead() -> None:
     assert not worker.commands
 
 
-def test_a_name_of_megabytes_is_not_compared_with_others() -> None:
-    """It would take seconds in which no other request is served, and memory for each of its characters."""
+def test_a_very_long_name_is_not_compared_with_others() -> None:
+    """The comparison would block the event loop for seconds and take memory for each character."""
     name = "temperature" * 100_000
     tracemalloc.start()
     try:
@@ -145,7 +145,7 @@ async def test_every_field_of_openais_client_may_be_null(
 
 
 async def test_a_request_with_all_of_vllms_defaults_is_served() -> None:
-    """Clients that make requests with vLLM's own models send every field."""
+    """Clients that build requests with vLLM's models send every field."""
     nulls = (
         "reasoning_effort", "response_format", "structured_outputs", "truncate_prompt_tokens", "allowed_token_ids",
         "prompt_logprobs", "documents", "chat_template", "chat_template_kwargs", "mm_processor_kwargs", "request_id",
@@ -210,7 +210,7 @@ async def test_a_developers_message_is_a_system_message_for_a_template_without_t
         assert tokens[0] == tokens[1] != tokens[2]
 
 
-async def test_what_is_too_long_for_the_context_has_openais_code() -> None:
+async def test_a_context_overflow_has_openais_code() -> None:
     async with running_router(ScriptedWorker()) as router:
         cases: list[tuple[str, dict[str, Any], str]] = [
             (COMPLETIONS, {"prompt": [5] * 256}, "your request has 256 input tokens"),
@@ -262,7 +262,7 @@ async def post(router: RunningRouter, version: bytes, query: bytes, body: dict[s
     return head.split()[1], orjson.loads(content)
 
 
-async def test_both_paths_to_a_route_refuse_alike() -> None:
+async def test_both_paths_to_a_route_reject_the_same() -> None:
     bodies: list[dict[str, Any]] = [
         {"messages": HELLO, "regex": "a"},
         {"messages": HELLO, "temperature": 3},

@@ -1,4 +1,4 @@
-"""What workers say of themselves, as an answer's headers have it."""
+"""Response headers that name the workers."""
 
 from urllib.parse import unquote
 
@@ -14,7 +14,7 @@ BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 
 
 class OddWorker(ScriptedWorker):
-    """Says of a request that workers of odd names served it; its own name is in order."""
+    """A worker that reports that workers with invalid names served a request; its own name is valid."""
 
     said = ""
 
@@ -23,7 +23,7 @@ class OddWorker(ScriptedWorker):
 
 
 @pytest.mark.parametrize("name", ODD)
-async def test_any_name_makes_a_header(name: str) -> None:
+async def test_any_worker_name_becomes_a_valid_header(name: str) -> None:
     worker = OddWorker()
     worker.said = name
     async with running_router(worker) as router:
@@ -37,7 +37,7 @@ async def test_any_name_makes_a_header(name: str) -> None:
                 assert "x-injected" not in answer.headers
 
 
-def test_names_in_order_stand_as_they_are() -> None:
+def test_valid_names_are_unchanged() -> None:
     told = common_pb2.ServedBy(decode_worker="decode-0/a%20b", prefill_worker="", kv_transport="tcp")
     headers = served_headers(told)
     assert headers["x-baton-decode"] == "decode-0/a%20b"

@@ -1,13 +1,13 @@
-"""How long answers are."""
+"""The expected length of outputs."""
 
 import pytest
 
-from baton.router.policy.expectations import LENGTH_FIRST_GUESS, OutputLength
+from baton.router.policy.estimates import LENGTH_FIRST_GUESS, OutputLength
 from tests.unit.router.running_router import running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 
 
-def test_it_is_guessed_first_and_learnt_from_the_last_answers() -> None:
+def test_it_starts_as_a_guess_and_follows_recent_outputs() -> None:
     length = OutputLength()
     assert length.mean == LENGTH_FIRST_GUESS
     for _ in range(1000):
@@ -18,7 +18,7 @@ def test_it_is_guessed_first_and_learnt_from_the_last_answers() -> None:
     assert length.mean == pytest.approx(40, rel=0.02)
 
 
-def test_a_few_lengths_tell_how_far_answers_are_from_each_other() -> None:
+def test_typical_lengths_show_the_spread_of_outputs() -> None:
     length = OutputLength()
     assert set(length.typical) == {LENGTH_FIRST_GUESS}
     for number in range(200):
@@ -30,7 +30,7 @@ def test_a_few_lengths_tell_how_far_answers_are_from_each_other() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_router_learns_it_from_every_answer(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_output_updates_the_expected_length(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[int] = []
     note = OutputLength.note
     monkeypatch.setattr(OutputLength, "note", lambda self, count: (noted.append(count), note(self, count)))
@@ -41,7 +41,7 @@ async def test_a_router_learns_it_from_every_answer(stream: bool, monkeypatch: p
     assert noted == [5, 7]
 
 
-def test_answers_of_nothing_have_one_token() -> None:
+def test_empty_outputs_count_as_one_token() -> None:
     length = OutputLength()
     for _ in range(2000):
         length.note(0)

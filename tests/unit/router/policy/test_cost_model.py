@@ -15,12 +15,12 @@ from baton.router.policy.cluster import (
     fair_count,
 )
 from baton.router.policy.cost_model import CostModel, PrefillOption, Price
-from baton.router.policy.expectations import ReuseShare
-from baton.router.policy.rates import (
+from baton.router.policy.estimates import (
     DEFAULT_DECODE_STEP_S,
     DEFAULT_PREFILL_TOKENS_PER_S,
     DEFAULT_READ_BYTES_PER_S,
     RateBook,
+    ReuseShare,
 )
 from tests.unit.router.cluster_builder import cluster, prefill, request, worker
 
@@ -48,7 +48,7 @@ def test_an_idle_worker_takes_the_prompt_and_a_step() -> None:
     assert price.evicted_s == pytest.approx(0.5 * 0.1)
 
 
-def test_what_is_cached_is_not_computed_but_for_the_last_token() -> None:
+def test_cached_tokens_are_not_computed_except_the_last() -> None:
     assert local(request(1000, d=900), worker("d")).ttft_s == pytest.approx(0.01 + 0.01)
     assert local(request(1000, d=1000), worker("d")).ttft_s == pytest.approx(0.0001 + 0.01)
 
@@ -95,7 +95,7 @@ def test_only_what_the_computation_does_not_hide_of_a_transfer_is_harm() -> None
     assert cached.harm_s == pytest.approx(0.001 + 0.17)
 
 
-def test_a_pull_is_waited_for_beside_the_queue_and_saves_computation() -> None:
+def test_a_pull_overlaps_with_the_queue_and_saves_computation() -> None:
     asked, source = request(5000, s=4800), worker("s")
     slow = prefill("p", read_bytes_per_s=(1 << 20) * 1000)
     pulled = option(asked, slow, source)
@@ -105,7 +105,7 @@ def test_a_pull_is_waited_for_beside_the_queue_and_saves_computation() -> None:
     assert option(asked, replace(slow, num_requests=1, num_queued_tokens=9000), source).wait_s > 0.9
 
 
-def test_who_says_nothing_is_like_others_of_the_role_then_like_all() -> None:
+def test_missing_rates_follow_the_role_and_then_all_workers() -> None:
     silent = worker("d0", rate=0, step_s=0, sequence_s=0, read_bytes_per_s=0)
     fast, slow, slower = (worker(f"d{rate}", rate=rate) for rate in (4000, 2000, 1000))
     assert RateBook(cluster(silent, fast, slow, slower)).of(silent).prefill_tokens_per_s == 2000
@@ -116,12 +116,12 @@ def test_who_says_nothing_is_like_others_of_the_role_then_like_all() -> None:
     assert (rates.decode_step_s, rates.read_bytes_per_s) == (DEFAULT_DECODE_STEP_S, DEFAULT_READ_BYTES_PER_S)
 
 
-def test_a_free_sequence_is_known_to_be_free_and_not_unknown() -> None:
+def test_a_sequence_without_cost_is_not_an_unknown_rate() -> None:
     known = worker("d0", sequence_s=0.0, read_bytes_per_s=0)
     assert RateBook(cluster(known, worker("d1"))).of(known).decode_sequence_s == 0
 
 
-def test_a_worker_with_more_than_its_share_pays_what_its_cache_is_worth() -> None:
+def test_a_worker_with_excess_requests_pays_the_worth_of_its_cache() -> None:
     turn = 10_000
     fair = fair_count(turn, 2)
     much = RecentRequests(fair + (fair + FAIRNESS_SLACK), turn)  # twice the share, the slack apart
@@ -132,7 +132,7 @@ def test_a_worker_with_more_than_its_share_pays_what_its_cache_is_worth() -> Non
     assert MODEL.unfair_s(asked, other, book) == 0
 
 
-def test_requests_are_forgotten_in_time() -> None:
+def test_requests_leave_the_window() -> None:
     count = RecentRequests()
     for turn in range(1, 20 * WINDOW):
         if turn % 4 == 0:
@@ -144,7 +144,7 @@ def test_requests_are_forgotten_in_time() -> None:
     assert count.at(turn + 10 * WINDOW) < 0.01
 
 
-def test_the_first_requests_mean_nothing() -> None:
+def test_the_first_requests_have_no_fairness_penalty() -> None:
     assert excess(RecentRequests().with_one(1), 1, fair_count(1, 8)) < 1 / FAIRNESS_SLACK
 
 

@@ -1,8 +1,9 @@
-"""The policies that look at less than the price."""
+"""The baseline policies."""
 
 import pytest
 
-from baton.router.policy.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
+from baton.router.policy.named_policies import LeastLoadedPolicy, RoundRobinPolicy, make_policy
+from baton.router.policy.policy import CostPolicy
 from tests.unit.router.cluster_builder import cluster, names, prefill, request, worker
 
 
@@ -13,7 +14,7 @@ def test_round_robin_takes_turns() -> None:
     assert names(RoundRobinPolicy(64)(request(63), cluster(*workers)))[:2] == ("d1", None)
 
 
-def test_least_loaded_looks_at_work_alone() -> None:
+def test_least_loaded_considers_only_work() -> None:
     workers = (worker("d1", queued=10), worker("d2", requests=3), prefill("p1", queued=20), prefill("p2", queued=10))
     plan = LeastLoadedPolicy(None)(request(500, d1=500, p1=500), cluster(*workers))
     assert names(plan) == ("d2", "p2", None)

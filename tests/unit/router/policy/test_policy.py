@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from baton.router.errors import NoWorker
-from baton.router.policy.candidates import ImpossiblePlan
-from baton.router.policy.cluster import PlanKind, RoutedRequest
-from baton.router.policy.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
-from baton.router.policy.policy import MAX_DECODERS, chance
+from baton.router.policy.cluster import ImpossiblePlan, PlanKind, RoutedRequest
+from baton.router.policy.named_policies import LeastLoadedPolicy, RoundRobinPolicy, make_policy
+from baton.router.policy.policy import MAX_DECODERS, CostPolicy, chance
 from baton.router.policy.targets import Targets
 from baton.router.request_context import RoutingHints
 from tests.unit.router.cluster_builder import both, cluster, names, prefill, request, worker
@@ -37,7 +36,7 @@ def test_a_short_or_well_cached_prompt_is_prefilled_where_it_is_decoded() -> Non
     assert "; instead of remote at d through p with the prefix of d: " in str(plan.reason)
 
 
-def test_an_idle_decode_worker_computes_what_prefill_workers_would_let_wait() -> None:
+def test_an_idle_decode_worker_computes_prompts_that_would_wait_elsewhere() -> None:
     plan = COST(request(2000), cluster(worker("d"), prefill("p", requests=5, queued=20_000)))
     assert names(plan) == ("d", None, None)
 
@@ -47,7 +46,7 @@ def test_without_prefill_workers_and_at_colocated_ones_it_is_local() -> None:
     assert names(COST(request(5000), cluster(both("b", requests=20), prefill("p")))) == ("b", None, None)
 
 
-def test_workers_of_both_roles_prefill_for_decode_workers() -> None:
+def test_colocated_workers_prefill_for_decode_workers() -> None:
     decode = worker("d", requests=20)
     assert names(COST(request(2000), cluster(decode, both("b")))) == ("d", "b", None)
     assert names(COST(request(2000), cluster(decode, both("b"), prefill("p", requests=5, queued=20_000))))[1] == "b"
@@ -55,7 +54,7 @@ def test_workers_of_both_roles_prefill_for_decode_workers() -> None:
     assert names(COST(request(2000), cluster(both("b1"), both("b2", requests=9))))[1] is None  # nobody else decodes
 
 
-def test_workers_of_both_roles_decode_what_decode_workers_have_no_room_for() -> None:
+def test_colocated_workers_decode_if_decode_workers_are_full() -> None:
     promised = make_policy("cost", None, Targets(ttft_s=1.0, tpot_s=0.02))
     roomy = worker("d", requests=60, max_num_seqs=99)  # 16 ms of the 20
     assert names(promised(request(2000), cluster(roomy, both("b")))) == ("d", "b", None)
@@ -75,7 +74,7 @@ def test_a_decode_worker_with_room_is_found_among_many() -> None:
     assert names(promised(request(1000, **cached), cluster(*near, both("b"))))[0] == "b"
 
 
-def test_the_longest_prefill_queue_is_left_even_when_it_is_hopeless() -> None:
+def test_even_hopeless_prompts_avoid_the_longest_prefill_queue() -> None:
     promised = make_policy("cost", None, Targets(ttft_s=0.5, tpot_s=0.02))
     for queued in (5_000, 50_000, 500_000):
         snapshot = cluster(worker("d", requests=30), prefill("p", requests=9, queued=queued))
@@ -84,7 +83,7 @@ def test_the_longest_prefill_queue_is_left_even_when_it_is_hopeless() -> None:
     assert names(promised(request(2000), two))[1] == "b"
 
 
-def test_what_is_promised_decides_who_computes_a_prompt() -> None:
+def test_targets_decide_which_worker_computes_a_prompt() -> None:
     """The same cluster: 30 sequences decode, and the prefill worker has a second's queue."""
     workers = cluster(worker("d", requests=30), prefill("p", requests=5, queued=10_000))
     tokens_first = make_policy("cost", None, Targets(ttft_s=5.0, tpot_s=0.015))
@@ -142,7 +141,7 @@ def test_a_worker_without_room_is_avoided() -> None:
     assert COST(request(500), cluster(full, worker("d2", requests=20))).decode.worker_id == "d2"
 
 
-def test_a_slower_worker_gets_what_it_can_do() -> None:
+def test_a_slower_worker_gets_fewer_requests() -> None:
     assert COST(request(4000), cluster(worker("d1", rate=1000), worker("d2", requests=3))).decode.worker_id == "d2"
 
 
@@ -162,7 +161,7 @@ def test_a_prefix_over_a_slow_link_is_computed_anew() -> None:
     assert names(plan) == ("d1", "p", None)
 
 
-def test_a_little_more_of_the_prefix_makes_no_source() -> None:
+def test_a_slightly_longer_prefix_is_not_pulled() -> None:
     free = prefill("p", read_bytes_per_s=1e15)
     workers = (worker("d1", requests=30), worker("d2", requests=60, queued=90_000), free)
     assert COST(request(5000, d2=4032, p=4000), cluster(*workers)).prefix_source is None
@@ -179,7 +178,7 @@ def test_requests_just_sent_spread_over_equal_workers() -> None:
     assert max(counts.values()) - min(counts.values()) <= 2
 
 
-def test_equal_plans_are_told_apart_by_chance_that_differs_between_routers() -> None:
+def test_ties_are_broken_differently_by_each_router() -> None:
     workers = [worker(f"d{number}") for number in range(4)]
     chosen = [
         [COST(request(100), cluster(*workers, turn=turn, seed=seed)).decode.worker_id for turn in range(200)]
@@ -190,24 +189,24 @@ def test_equal_plans_are_told_apart_by_chance_that_differs_between_routers() -> 
     assert all(30 <= count <= 70 for count in Counter(chosen[0]).values())
 
 
-def test_of_equal_plans_the_worker_that_did_less_is_preferred() -> None:
+def test_among_equal_plans_the_less_used_worker_wins() -> None:
     workers = (worker("d1", done=10**6), worker("d2"))
     assert {COST(request(100), cluster(*workers, turn=turn)).decode.worker_id for turn in range(20)} == {"d2"}
 
 
-def test_chance_is_even() -> None:
+def test_pseudorandom_numbers_are_uniform() -> None:
     counts = Counter(chance(number) % 8 for number in range(8000))
     assert all(850 < count < 1150 for count in counts.values())
 
 
-def test_of_many_workers_the_promising_ones_are_priced() -> None:
+def test_only_promising_workers_are_priced() -> None:
     workers = [worker(f"d{number}", requests=20, queued=8000) for number in range(20 * MAX_DECODERS)]
     workers[70] = worker("d70", requests=1)
     assert COST(request(1000), cluster(*workers)).decode.worker_id == "d70"
     assert COST(request(8000, d90=7990), cluster(*workers[80:])).decode.worker_id == "d90"
 
 
-def test_nobody_to_decode() -> None:
+def test_without_decode_workers_there_is_no_plan() -> None:
     for policy in (COST, RoundRobinPolicy(64), LeastLoadedPolicy(64)):
         with pytest.raises(NoWorker, match="no decode worker is ready"):
             policy(request(10), cluster(prefill("p")))
@@ -228,7 +227,7 @@ def test_a_size_decides_where_the_prompt_is_computed(missing: int, plan: str) ->
     assert (chosen.prefill is not None) is (plan == "remote")
 
 
-def test_the_next_best_prefill_workers_stand_by() -> None:
+def test_the_next_best_prefill_workers_are_fallbacks() -> None:
     workers = [prefill(f"p{number}", requests=number, queued=3000 * number) for number in (3, 1, 0, 2)]
     for policy in (COST, LeastLoadedPolicy(None)):
         plan = policy(request(3000), cluster(worker("d", requests=40), *workers))
@@ -237,7 +236,7 @@ def test_the_next_best_prefill_workers_stand_by() -> None:
         assert [each.worker_id for each in plan.prefill_fallbacks] == ["p1", "p2"]
 
 
-def test_nobody_stands_by_for_another_model_nor_for_a_prefill_worker_that_was_asked_for() -> None:
+def test_fallbacks_have_the_same_model_and_pinned_requests_have_none() -> None:
     workers = (worker("d", requests=40), prefill("p"), prefill("q", fingerprint="g"))
     assert COST(request(3000), cluster(*workers)).prefill_fallbacks == ()
     pinned = replace(request(3000), hints=RoutingHints(prefill_worker="p"))

@@ -1,12 +1,13 @@
-"""A request may ask for workers and for a plan."""
+"""Hints for workers and plans."""
 
 from dataclasses import replace
 
 import pytest
 
 from baton.engine.errors import InvalidRequest
-from baton.router.policy.candidates import ImpossiblePlan
-from baton.router.policy.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
+from baton.router.policy.cluster import ImpossiblePlan
+from baton.router.policy.named_policies import LeastLoadedPolicy, RoundRobinPolicy, make_policy
+from baton.router.policy.policy import CostPolicy
 from baton.router.request_context import RoutingHints
 from tests.unit.router.cluster_builder import both, cluster, prefill, request, worker
 
@@ -54,7 +55,7 @@ def test_hints_are_followed(policy: CostPolicy, hints: RoutingHints, decode: str
         (RoutingHints(decode_worker="b", prefill_worker="p1"), "remote, but p1 cannot prefill for b"),
     ],
 )
-def test_hints_that_cannot_be_followed_are_refused_by_name(hints: RoutingHints, text: str) -> None:
+def test_impossible_hints_are_rejected_by_name(hints: RoutingHints, text: str) -> None:
     with pytest.raises(ImpossiblePlan, match=text) as caught:
         COST(replace(request(500), hints=hints), HINTED)
     assert isinstance(caught.value, InvalidRequest)

@@ -1,4 +1,4 @@
-"""What it costs to come near the times that are promised."""
+"""The cost of coming close to the latency targets."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -7,8 +7,8 @@ import pytest
 
 from baton.router.policy.cluster import WorkerSnapshot
 from baton.router.policy.cost_model import CostModel, Price
+from baton.router.policy.estimates import RateBook, WorkerTimes
 from baton.router.policy.policy import choose
-from baton.router.policy.rates import RateBook, WorkerTimes
 from baton.router.policy.targets import LOST_SHARE, LOST_SLOPE, MOST_PROMPT_SHARE, POWER, SLOPE, STEEP_SHARE, Targets
 from tests.unit.router.cluster_builder import both, cluster, prefill, request, worker
 
@@ -47,13 +47,13 @@ def test_a_token_takes_a_step_in_what_prompts_leave() -> None:
     assert TARGETS.token_share(times(replace(idle, prompt_share=0.5)), 1) == pytest.approx(0.5)  # that is over
 
 
-def test_who_joins_pays_for_itself_and_for_all_others() -> None:
+def test_one_more_sequence_costs_its_own_and_all_others_tokens() -> None:
     assert TARGETS.joining_s(ASKED, times(worker("d"))) == pytest.approx(cost(0.5))
     expected = 12 * cost(0.555) - 11 * cost(0.55)
     assert TARGETS.joining_s(ASKED, times(worker("d", requests=11))) == pytest.approx(expected)
 
 
-def test_who_stays_for_a_short_while_slows_others_for_as_long() -> None:
+def test_a_short_request_slows_others_for_a_short_time() -> None:
     short = replace(ASKED, num_final_tokens=1010)
     expected = cost(0.555) + 11 * 0.1 * (cost(0.555) - cost(0.55))
     assert TARGETS.joining_s(short, times(worker("d", requests=11))) == pytest.approx(expected)
@@ -62,7 +62,7 @@ def test_who_stays_for_a_short_while_slows_others_for_as_long() -> None:
     assert replace(ASKED, num_final_tokens=1000).expected_output_tokens == 100.0  # as if it were not known
 
 
-def test_a_prompt_disturbs_who_decodes_there_and_who_comes() -> None:
+def test_a_prompt_delays_running_and_arriving_requests() -> None:
     delay = 0.2 / (100 * 0.02)
     alone = SLOPE * delay  # of the next prompt
     assert TARGETS.disturbing_s(ASKED, times(both("b")), 0.2, 0) == pytest.approx(alone)
@@ -76,13 +76,13 @@ def test_a_prompt_disturbs_who_decodes_there_and_who_comes() -> None:
     assert TARGETS.pause_s(ASKED, 0.2) == pytest.approx(alone)
 
 
-def test_a_pause_is_felt_by_a_short_answer() -> None:
+def test_a_pause_delays_a_short_response_most() -> None:
     short = replace(ASKED, num_final_tokens=1008)
     assert TARGETS.pause_s(short, 0.2) == pytest.approx(100 / 8 * TARGETS.pause_s(ASKED, 0.2))
 
 
 def test_short_answers_are_lost_to_a_prompt_that_long_ones_do_not_feel() -> None:
-    """The mean answer has 100 tokens either way, and feels little of a prompt of 0.135 s."""
+    """The mean output has 100 tokens either way, and a prompt of 0.135 s hardly delays it."""
     alike = TARGETS.disturbing_s(ASKED, times(worker("d", requests=3)), 0.135, 0)
     mixed = replace(ASKED, typical_output_tokens=(8.0, 8.0, 192.0, 192.0))
     assert TARGETS.disturbing_s(mixed, times(worker("d", requests=3)), 0.135, 0) > 2 * alike
@@ -114,8 +114,8 @@ def test_prompts_for_others_do_not_decode_where_they_are_computed() -> None:
     assert TARGETS.disturbing_s(ASKED, times(computing), 0.2, 0) == TARGETS.disturbing_s(ASKED, times(decoding), 0.2, 0)
 
 
-def test_prompts_that_wait_for_a_place_do_not_hide_who_decodes() -> None:
-    """Of 90 requests 70 are prompts for others: 20 decode, though no more than 64 of the 90 have a place."""
+def test_waiting_prompts_do_not_hide_running_sequences() -> None:
+    """70 of 90 requests are prompts for other workers: 20 decode, although only 64 of the 90 have a place."""
     crowded, decoding = replace(both("b", requests=90), num_prefills=70), both("b", requests=20)
     assert TARGETS.token_share(times(crowded), 0) == TARGETS.token_share(times(decoding), 0)
     assert TARGETS.joining_s(ASKED, times(crowded)) == TARGETS.joining_s(ASKED, times(decoding))
@@ -136,22 +136,22 @@ def test_the_busiest_worker_never_becomes_the_cheapest() -> None:
             assert all(after > before - 1e-9 for before, after in pairwise(costs))
 
 
-def test_a_token_that_is_too_late_is_lost_once() -> None:
-    """The cost of being disturbed is bounded, but for what it adds in seconds."""
+def test_the_cost_of_late_tokens_is_bounded() -> None:
+    """The cost of a disturbance is bounded, except for the added seconds."""
     slow = times(replace(worker("d", requests=30, step_s=0.03), prompt_share=0.5))
     once, twice = (TARGETS.disturbing_s(ASKED, slow, work_s, 0) for work_s in (20.0, 21.0))
     assert once > 0
     assert twice / once < 21 / 20 * 1.06
 
 
-def test_a_worker_is_tight_when_decoding_alone_takes_what_is_promised() -> None:
+def test_a_worker_is_tight_if_decoding_alone_takes_the_target() -> None:
     assert not TARGETS.is_tight(times(worker("d", requests=83, max_num_seqs=200)))
     assert TARGETS.is_tight(times(worker("d", requests=86, max_num_seqs=200)))
     assert not TARGETS.is_tight(times(replace(worker("d", requests=11), prompt_share=0.8)))  # these can go elsewhere
 
 
-def test_a_first_token_that_is_early_is_worth_no_more_than_tokens_that_are() -> None:
-    """A short prompt does not hurry past a queue, within what is promised, at the cost of short answers beside it."""
+def test_an_early_first_token_is_worth_no_more_than_other_early_tokens() -> None:
+    """Within the targets, a short prompt does not bypass a queue at the cost of short outputs."""
     price = Price(ttft_s=1.0, harm_s=0.0, evicted_s=0.0, unfair_s=0.0)
     assert CostModel().cost(price) == 1.0
     assert CostModel(targets=TARGETS).cost(price) == SLOPE

@@ -1,4 +1,4 @@
-"""Output that is generated again up to its client's position, and what is held until then."""
+"""Regeneration of output up to the client's position, and the output buffered until then."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ import pytest
 from baton.engine.sampling.params import SamplingParams
 from baton.protos.worker_pb2 import RecalledOutput
 from baton.router.errors import ResumeFailed
-from baton.router.generation import ChoiceDelta, Generation, GenerationRequest
+from baton.router.generation import CompletionDelta, Generation, GenerationRequest
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.resumption import resumption
 from baton.router.resumption.recall import MAX_COMBINATIONS, TURN_TOKENS, Recall
@@ -26,12 +26,12 @@ GENERATION = Generation(REQUEST, [1], SamplingParams())
 NUM_AHEAD = 1000  # tokens of a choice before the other one has any
 
 
-async def _news(num_seen: Sequence[int]) -> AsyncGenerator[ChoiceDelta, None]:
-    """One token at a time, all of the first choice's in front of the second's."""
+async def _news(num_seen: Sequence[int]) -> AsyncGenerator[CompletionDelta, None]:
+    """Yield one token at a time, all of the first completion's before the second's."""
     for index in range(2):
         for count in range(NUM_AHEAD):
             is_seen = count < num_seen[index]
-            yield ChoiceDelta(index, token_ids=[] if is_seen else [7], seen=[7] if is_seen else [])
+            yield CompletionDelta(index, token_ids=[] if is_seen else [7], seen=[7] if is_seen else [])
 
 
 def _position(*counts: int) -> Position:
@@ -52,7 +52,7 @@ async def test_tokens_that_the_client_has_are_not_held() -> None:
     assert await _num_deltas(10_000, NUM_AHEAD - 3, 5) == NUM_AHEAD - 5 + 3
 
 
-async def test_what_is_held_for_a_position_is_bounded() -> None:
+async def test_output_buffered_for_a_position_is_bounded() -> None:
     assert await _num_deltas(1_000_000, 0, 5) == 2 * NUM_AHEAD - 5
     with pytest.raises(ResumeFailed, match="too far apart"):
         await _num_deltas(10_000, 0, 5)
@@ -61,16 +61,16 @@ async def test_what_is_held_for_a_position_is_bounded() -> None:
 PROMPT = [1, 2, 3]
 
 
-def _generation(num_choices: int) -> Generation:
+def _generation(num_completions: int) -> Generation:
     request = GenerationRequest(
-        request_id="r", prompt=(), sampling=SamplingParams(seed=1), n=num_choices, resume_key=b"k" * 20
+        request_id="r", prompt=(), sampling=SamplingParams(seed=1), n=num_completions, resume_key=b"k" * 20
     )
     return Generation(request, PROMPT, SamplingParams(seed=1))
 
 
 @dataclass(frozen=True, slots=True)
 class Remembering:
-    """A worker's connection that returns these outputs, by choice; None: it does not remember the choice."""
+    """A worker's connection that returns these outputs, by completion; None: it does not remember the completion."""
 
     generation: Generation
     outputs: Sequence[Sequence[int] | None]
@@ -86,7 +86,7 @@ class Remembering:
                 resume_key=key,
                 token_ids=token_ids,
                 num_prompt_tokens=len(PROMPT),
-                seed=self.generation.choice_sampling(index).seed,
+                seed=self.generation.completion_sampling(index).seed,
             )
             for index, (key, token_ids) in enumerate(zip(keys, self.outputs, strict=True))
             if token_ids is not None
@@ -98,9 +98,9 @@ def _recall(workers: Sequence[Remembering]) -> Recall:
 
 
 async def test_each_remembered_token_is_compared_with_a_position_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_choices, num_tokens = 8, 500
-    generation = _generation(num_choices)
-    workers = [Remembering(generation, [[worker] * num_tokens] * num_choices) for worker in (5, 6)]
+    num_completions, num_tokens = 8, 500
+    generation = _generation(num_completions)
+    workers = [Remembering(generation, [[worker] * num_tokens] * num_completions) for worker in (5, 6)]
     num_bytes = 0
 
     def counted(data: bytes, start: int = 0) -> int:
@@ -109,15 +109,15 @@ async def test_each_remembered_token_is_compared_with_a_position_once(monkeypatc
         return crc32(data, start)
 
     monkeypatch.setattr(resumption, "crc32", counted)
-    with pytest.raises(ResumeFailed, match="not what the client has"):
-        await _recall(workers).resumed([generation], Position((num_tokens,) * num_choices, "00000000"))
-    num_combining = 4 * num_choices * (MAX_COMBINATIONS * 2 + 1)
-    assert num_bytes <= 4 * num_tokens * num_choices * len(workers) + num_combining
+    with pytest.raises(ResumeFailed, match="remembered output differs"):
+        await _recall(workers).resumed([generation], Position((num_tokens,) * num_completions, "00000000"))
+    num_combining = 4 * num_completions * (MAX_COMBINATIONS * 2 + 1)
+    assert num_bytes <= 4 * num_tokens * num_completions * len(workers) + num_combining
 
 
 async def test_other_tasks_have_turns_while_outputs_are_compared() -> None:
-    num_choices, num_turns = 16, 0
-    generation = _generation(num_choices)
+    num_completions, num_turns = 16, 0
+    generation = _generation(num_completions)
     token_ids = [7] * (TURN_TOKENS // 2)
 
     async def other() -> None:
@@ -127,11 +127,11 @@ async def test_other_tasks_have_turns_while_outputs_are_compared() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    recall = _recall([Remembering(generation, [token_ids] * num_choices)] * 4)
+    recall = _recall([Remembering(generation, [token_ids] * num_completions)] * 4)
     with pytest.raises(ResumeFailed):
-        await recall.resumed([generation], Position((len(token_ids),) * num_choices, "00000000"))
+        await recall.resumed([generation], Position((len(token_ids),) * num_completions, "00000000"))
     task.cancel()
-    assert num_turns >= 4 * num_choices // 2
+    assert num_turns >= 4 * num_completions // 2
 
 
 def _expected(workers: Sequence[Remembering], client: Sequence[Sequence[int]]) -> list[tuple[int, ...]] | None:
@@ -150,15 +150,15 @@ async def test_the_longest_outputs_that_agree_are_chosen() -> None:
     rng = random.Random(3)
     num_chosen = 0
     for _ in range(300):
-        num_choices = rng.randint(1, 3)
-        generation = _generation(num_choices)
+        num_completions = rng.randint(1, 3)
+        generation = _generation(num_completions)
 
         def output() -> list[int] | None:
             return [rng.choice((5, 5, 5, 6)) for _ in range(rng.randint(1, 4))] if rng.random() < 0.8 else None
 
-        outputs = [[output() for _ in range(num_choices)] for _ in range(rng.randint(1, 2))]
-        client = [[5] * rng.randint(0, 3) for _ in range(num_choices)]
-        tally = OutputTally(num_choices)
+        outputs = [[output() for _ in range(num_completions)] for _ in range(rng.randint(1, 2))]
+        client = [[5] * rng.randint(0, 3) for _ in range(num_completions)]
+        tally = OutputTally(num_completions)
         for index, tokens in enumerate(client):
             tally.add(index, tokens)
         workers = [Remembering(generation, each) for each in outputs]

@@ -1,4 +1,4 @@
-"""Requests that are resumed, in front of workers that remember something, nothing or something else."""
+"""Resumed requests, with workers that remember the output, none or a different one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from baton.protos import common_pb2, worker_pb2
 from baton.protos.worker_pb2 import RecalledOutput, RequestDelta
 from baton.router.auth.key_meter import KeyMeter
-from baton.router.generation import ChoiceDelta
+from baton.router.generation import CompletionDelta
 from baton.router.openai.response import Usage
 from baton.router.resumption.resumption import OutputTally
 from baton.rpc.status import Conflict, code_number
@@ -39,7 +39,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 async def tokens(router: RunningRouter, headers: dict[str, str]) -> tuple[list[int], dict[str, int]]:
-    """The output of a stream and its usage."""
+    """Return the output of a stream and its usage."""
     answer = await router.http.post("/v1/completions", json=BODY, headers=headers)
     assert answer.status_code == 200, answer.text
     events = events_of(answer.text)
@@ -78,7 +78,7 @@ async def test_only_resumable_requests_are_remembered_and_have_ids() -> None:
         assert second.sampling.seed == third.sampling.seed != first.sampling.seed
 
 
-async def test_workers_that_know_no_recall_remember_nothing() -> None:
+async def test_workers_without_recall_remember_nothing() -> None:
     worker = ScriptedWorker()
     async with running_router(worker) as router:
         expected, usage = await tokens(router, FIRST)
@@ -125,7 +125,7 @@ async def test_an_output_of_another_prompt_or_seed_does_not_count(changes: dict[
         assert await tokens(router, again(0)) == (expected, usage)
 
 
-async def test_of_several_outputs_the_one_that_the_client_saw_is_taken() -> None:
+async def test_the_output_that_the_client_saw_is_chosen() -> None:
     one, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     async with running_router(one, other) as router:
         expected, usage = await tokens(router, FIRST)
@@ -135,7 +135,7 @@ async def test_of_several_outputs_the_one_that_the_client_saw_is_taken() -> None
         assert await tokens(router, again(position_behind(expected[:5]))) == (expected[5:], usage)
 
 
-async def test_no_other_model_goes_on_with_a_remembered_output() -> None:
+async def test_no_other_model_continues_a_remembered_output() -> None:
     old, new = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     new.fingerprint = "another"
     async with running_router(old, new) as router:
@@ -149,7 +149,7 @@ async def test_no_other_model_goes_on_with_a_remembered_output() -> None:
         assert not new.commands
 
 
-async def test_a_worker_that_hangs_holds_nobody_up() -> None:
+async def test_a_stopped_worker_delays_no_request() -> None:
     hanging, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     hanging.may_recall.clear()
     pinned = {"x-baton-decode": "decode-1"}
@@ -161,7 +161,7 @@ async def test_a_worker_that_hangs_holds_nobody_up() -> None:
         assert len(other.commands[-1].token_ids) == other.commands[-1].num_prompt_tokens + 6
 
 
-async def test_what_another_router_took_over_is_not_sent_again() -> None:
+async def test_a_request_taken_over_by_another_router_is_not_retried() -> None:
     one, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     error = common_pb2.RequestError(code=code_number(Conflict("")), message="taken over by another router")
     one.refusal = other.refusal = RequestDelta(
@@ -234,7 +234,7 @@ async def test_an_echo_comes_with_the_first_token_even_if_that_has_no_text_yet()
         assert "".join(choice["text"] for event in events_of(rest) for choice in event["choices"]) == output
 
 
-async def test_headers_that_make_no_sense_are_refused() -> None:
+async def test_contradictory_headers_are_rejected() -> None:
     async with running_router(ScriptedWorker()) as router:
         for headers in ({"x-baton-resumable": "true"}, again("1,2:00000000"), again("x")):
             answer = await router.http.post("/v1/completions", json=BODY, headers=headers)
@@ -247,11 +247,11 @@ async def test_headers_that_make_no_sense_are_refused() -> None:
 def test_a_key_is_charged_for_each_token_once() -> None:
     first = Usage(10)
     assert first.uncharged() == 10
-    first.add(ChoiceDelta(0, token_ids=[1, 2, 3]), 1)
+    first.add(CompletionDelta(0, token_ids=[1, 2, 3]), 1)
     assert first.uncharged() == 3
     second = Usage(10, num_seen=3)
     assert second.uncharged() == 0
-    second.add(ChoiceDelta(0, token_ids=[4, 5]), 1)
+    second.add(CompletionDelta(0, token_ids=[4, 5]), 1)
     assert second.uncharged() == 2
     assert second.body()["completion_tokens"] == 5
     assert second.body()["total_tokens"] == 15
@@ -259,13 +259,13 @@ def test_a_key_is_charged_for_each_token_once() -> None:
 
 @pytest.fixture
 def charges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """All that is charged to any key."""
+    """Record all charges."""
     charged: list[int] = []
     monkeypatch.setattr(KeyMeter, "charge", lambda _, num_tokens: charged.append(num_tokens))
     return charged
 
 
-async def test_what_is_computed_again_is_charged_again(tmp_path: Path, charges: list[int]) -> None:
+async def test_recomputed_tokens_are_charged_again(tmp_path: Path, charges: list[int]) -> None:
     worker = ScriptedWorker()
     keys = TestKeys(tmp_path)
     secret = {"authorization": f"Bearer {keys.add('a', tokens_per_minute=10_000)}"}
@@ -289,7 +289,7 @@ async def test_what_is_computed_again_is_charged_again(tmp_path: Path, charges: 
         assert await charged(position_behind(expected)) == 0
 
 
-async def test_all_choices_that_a_worker_remembers_are_recalled() -> None:
+async def test_all_remembered_completions_are_recalled() -> None:
     worker = ScriptedWorker()
     async with running_router(worker) as router:
         body = {**BODY, "n": 3, "stream": False, "stream_options": None}

@@ -1,4 +1,4 @@
-"""The output of a choice whose client has the beginning of it."""
+"""The output of a completion of which the client has the beginning."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -10,10 +10,10 @@ from baton.protos import common_pb2
 from baton.protos.common_pb2 import ServedBy
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.completion import CompletionOutput
-from baton.router.generation import ChoiceDelta, Generation, GenerationRequest
+from baton.router.generation import CompletionDelta, Generation, GenerationRequest
 from baton.router.http.event_stream import EventIds
 from baton.router.resumption.resumed_output import SLICE_TOKENS, ResumedOutput, recalled_first
-from baton.router.resumption.resumption import ChoiceStart, OutputTally
+from baton.router.resumption.resumption import CompletionStart, OutputTally
 from baton.router.text.tokenizer import Tokenizer
 from tests.unit.router.running_router import MODEL
 
@@ -33,9 +33,9 @@ def output(tokenizer: Tokenizer, **options: object) -> CompletionOutput:
     return CompletionOutput(0, Generation(request, [300], SamplingParams(logprobs=0)), tokenizer)
 
 
-def pushed(made: CompletionOutput | ResumedOutput, token_ids: Sequence[int], size: int) -> list[ChoiceDelta]:
-    """News of the tokens, so many at a time, up to the choice's end."""
-    news: list[ChoiceDelta] = []
+def pushed(made: CompletionOutput | ResumedOutput, token_ids: Sequence[int], size: int) -> list[CompletionDelta]:
+    """Push the tokens, `size` at a time, until the completion finishes; return the deltas."""
+    news: list[CompletionDelta] = []
     for start in range(0, len(token_ids), size):
         part = token_ids[start : start + size]
         delta = RequestDelta(token_ids=part)
@@ -49,13 +49,13 @@ def pushed(made: CompletionOutput | ResumedOutput, token_ids: Sequence[int], siz
 
 @pytest.mark.parametrize("stop", [(), ("three", "zz"), ("two!th", "five")])
 @pytest.mark.parametrize("size", [1, 3, 100])
-async def test_what_comes_behind_every_position_is_what_would_have_come(
+async def test_a_resumed_output_continues_as_the_original(
     tokenizer: Tokenizer, stop: tuple[str, ...], size: int
 ) -> None:
     token_ids = await tokenizer.encode(TEXT, add_special_tokens=False)
     expected = pushed(output(tokenizer, stop=stop), token_ids, 1)
     for num_seen in range(1, len(expected) + 1):
-        resumed = ResumedOutput(output(tokenizer, stop=stop), ChoiceStart(num_seen), 1)
+        resumed = ResumedOutput(output(tokenizer, stop=stop), CompletionStart(num_seen), 1)
         news = pushed(resumed, token_ids, size)
         assert resumed.finished
         seen = [token_id for each in news for token_id in each.seen]
@@ -70,22 +70,22 @@ async def test_what_comes_behind_every_position_is_what_would_have_come(
 
 
 def test_cached_tokens_are_those_of_the_prompt(tokenizer: Tokenizer) -> None:
-    resumed = ResumedOutput(output(tokenizer), ChoiceStart(0), num_prompt_tokens=10)
+    resumed = ResumedOutput(output(tokenizer), CompletionStart(0), num_prompt_tokens=10)
     served_by = ServedBy(decode_cached_tokens=8, prefix_pulled_tokens=16, prefill_cached_tokens=24)
     news = resumed.push(RequestDelta(token_ids=[300], served_by=served_by))
     assert news.served_by == ServedBy(decode_cached_tokens=8, prefix_pulled_tokens=2, prefill_cached_tokens=10)
 
 
-def test_the_last_event_for_news_has_the_position() -> None:
+def test_the_last_event_of_a_delta_has_the_position() -> None:
     ids = EventIds(OutputTally(2))
     opening, text = b'data: {"text": "data: "}\n\n', b'data: {"text": "\\n\\ndata: "}\n\n'
-    assert ids.stamped(opening, ChoiceDelta(1)) == opening
-    first = ids.stamped(opening + text, ChoiceDelta(1, token_ids=[5]))
+    assert ids.stamped(opening, CompletionDelta(1)) == opening
+    first = ids.stamped(opening + text, CompletionDelta(1, token_ids=[5]))
     assert first.startswith(opening + b"id: 0,1:")
     assert first.endswith(b"\n" + text)
-    assert ids.stamped(b"", ChoiceDelta(0, token_ids=[6])) == b""  # held back; the next event counts it
-    assert ids.stamped(text, ChoiceDelta(1, token_ids=[7])).startswith(b"id: 1,2:")
-    assert ids.stamped(text, ChoiceDelta(1, seen=[7], finish_reason="stop")) == b""  # the client has that end
+    assert ids.stamped(b"", CompletionDelta(0, token_ids=[6])) == b""  # held back; the next event counts it
+    assert ids.stamped(text, CompletionDelta(1, token_ids=[7])).startswith(b"id: 1,2:")
+    assert ids.stamped(text, CompletionDelta(1, seen=[7], finish_reason="stop")) == b""  # the client has that end
 
 
 async def nothing() -> AsyncGenerator[RequestDelta, None]:
@@ -104,7 +104,7 @@ async def test_other_tasks_have_turns_between_the_slices_of_a_remembered_output(
 
     task = asyncio.create_task(other())
     token_ids = tuple(range(10 * SLICE_TOKENS + 1))
-    start = ChoiceStart(0, token_ids, finish_reason=LENGTH)
+    start = CompletionStart(0, token_ids, finish_reason=LENGTH)
     deltas = [delta async for delta in recalled_first(start, nothing())]
     task.cancel()
     assert [token_id for delta in deltas for token_id in delta.token_ids] == list(token_ids)
@@ -118,5 +118,5 @@ async def test_a_remembered_end_without_tokens_is_passed_on() -> None:
         raise AssertionError("the output is complete")
         yield
 
-    deltas = [delta async for delta in recalled_first(ChoiceStart(0, (), finish_reason=LENGTH), nothing())]
+    deltas = [delta async for delta in recalled_first(CompletionStart(0, (), finish_reason=LENGTH), nothing())]
     assert [(list(delta.token_ids), delta.finish_reason) for delta in deltas] == [([], LENGTH)]

@@ -1,11 +1,11 @@
-"""What a client has of a request, and what every router calls that request."""
+"""Positions of clients, and identities of resumable requests."""
 
 import pytest
 
 from baton.engine.errors import InvalidRequest
 from baton.router.auth.api_key import ApiKey
 from baton.router.auth.client import ANONYMOUS, Client
-from baton.router.openai.headers import position_of, read_resumption
+from baton.router.http.headers import position_of, read_resumption
 from baton.router.resumption.resumption import OutputTally, Position, Resumption, checksum
 
 BODY = b'{"prompt": "a"}'
@@ -16,7 +16,7 @@ def again(value: str, request_id: str = "r-1") -> dict[str, str]:
     return {**FIRST, "x-request-id": request_id, "x-baton-resume": value}
 
 
-def test_a_position_does_not_depend_on_how_the_tokens_came() -> None:
+def test_a_position_does_not_depend_on_the_split_into_deltas() -> None:
     one, other = OutputTally(2), OutputTally(2)
     one.add(0, [1, 2, 70000])
     one.add(1, [5])
@@ -96,8 +96,8 @@ def test_requests_of_different_clients_have_different_names() -> None:
 
 
 def test_a_position_must_fit_the_request() -> None:
-    def position(counts: tuple[int, ...], num_choices: int = 2, stream: bool = True) -> Position | None:
-        return position_of(Resumption(b"", Position(counts, "00000000")), num_choices, stream)
+    def position(counts: tuple[int, ...], num_completions: int = 2, stream: bool = True) -> Position | None:
+        return position_of(Resumption(b"", Position(counts, "00000000")), num_completions, stream)
 
     assert position_of(None, 2, True) is None
     assert position_of(Resumption(b""), 2, True) is None

@@ -1,4 +1,4 @@
-"""A library's Rust code that breaks off ends one request and nothing else."""
+"""A panic in a library's Rust code fails one request and nothing else."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ COMPLETIONS = "/v1/completions"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model whose tokenizer serves, but for some texts."""
+    """A model whose tokenizer panics on some texts."""
     directory = tmp_path_factory.mktemp("models") / "bundled_model"
     shutil.copytree(MODEL, directory)
     make_tokenizer(pre_tokenizer=split_by("(x+x+)+y")).save(str(directory / "tokenizer.json"))
@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def panic(model: str) -> BaseException:
-    """One that the library raised."""
+    """Return a panic raised by the library."""
     backend = make_tokenizer(pre_tokenizer=split_by("(x+x+)+y"))
     try:
         backend.encode(BREAKING)
@@ -50,7 +50,7 @@ def tokenizer(model: str) -> Iterator[Tokenizer]:
     tokenizer.close()
 
 
-def test_a_panic_is_told_from_other_ends(panic: BaseException) -> None:
+def test_a_panic_is_distinguished_from_other_errors(panic: BaseException) -> None:
     assert not isinstance(panic, Exception)
     assert is_panic(panic)
     with pytest.raises(InvalidRequest, match="tokenizer failed on"), INPUT_PANICS:
@@ -61,7 +61,7 @@ def test_a_panic_is_told_from_other_ends(panic: BaseException) -> None:
             raise other
 
 
-async def test_every_way_into_the_tokenizer_says_so(tokenizer: Tokenizer) -> None:
+async def test_every_use_of_the_tokenizer_converts_panics(tokenizer: Tokenizer) -> None:
     for text in (BREAKING, BREAKING + "z" * (1 << 16)):
         for add_special_tokens in (False, True):
             with pytest.raises(InvalidRequest, match="tokenizer failed on"):
@@ -69,7 +69,7 @@ async def test_every_way_into_the_tokenizer_says_so(tokenizer: Tokenizer) -> Non
     assert await tokenizer.encode("hello", add_special_tokens=False)
 
 
-async def test_only_its_own_request_fails(model: str) -> None:
+async def test_a_panic_fails_only_its_own_request(model: str) -> None:
     worker = ScriptedWorker()
     async with running_router(worker, model=model) as router, connected(router) as connection:
         for prompt, status in ((BREAKING, 400), ("hello", 200), ([BREAKING, "hello"], 400), ("hello", 200)):
@@ -106,30 +106,30 @@ async def code_over_grpc(router: RunningRouter, text: str) -> grpc.StatusCode:
 
 
 class BreakingDetokenizer:
-    """Takes so many tokens."""
+    """Fails after this many tokens."""
 
     def __init__(self, panic: BaseException, num_tokens: int) -> None:
         self._panic = panic
         self._num_left = num_tokens
 
     def push(self, token_id: int) -> str:
-        """A letter for a token."""
+        """Return a letter for the token."""
         self._num_left -= 1
         if self._num_left < 0:
             raise self._panic
         return "a"
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        """A letter for each token."""
+        """Return a letter for each token."""
         return "".join(map(self.push, token_ids))
 
     def flush(self) -> str:
-        """Nothing is held back."""
+        """Return no text."""
         return ""
 
 
 @pytest.mark.parametrize("extra", [{}, {"n": 3}, {"stop": ["no"]}])
-async def test_output_that_cannot_be_worded_ends_its_request_alone(
+async def test_output_that_cannot_be_encoded_fails_only_its_request(
     monkeypatch: pytest.MonkeyPatch, panic: BaseException, extra: dict[str, object]
 ) -> None:
     async with running_router(ScriptedWorker()) as router:
@@ -148,9 +148,7 @@ async def test_output_that_cannot_be_worded_ends_its_request_alone(
         assert (await router.http.get("/workers")).json()["router"]["inflight"] == 0
 
 
-async def test_any_other_library_that_breaks_off_is_answered_for_too(
-    monkeypatch: pytest.MonkeyPatch, panic: BaseException
-) -> None:
+async def test_a_panic_of_any_library_is_a_500(monkeypatch: pytest.MonkeyPatch, panic: BaseException) -> None:
     async with running_router(ScriptedWorker()) as router:
         with monkeypatch.context() as patch:
 
@@ -166,7 +164,7 @@ async def test_any_other_library_that_breaks_off_is_answered_for_too(
         assert (await router.http.post(COMPLETIONS, json={"prompt": "hello", "max_tokens": 1})).status_code == 200
 
 
-async def test_nothing_of_the_text_is_in_our_own_words(tokenizer: Tokenizer) -> None:
+async def test_error_messages_do_not_repeat_the_text(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await tokenizer.encode(BREAKING, add_special_tokens=False)
     assert caught.value.__suppress_context__

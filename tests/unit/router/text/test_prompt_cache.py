@@ -1,11 +1,11 @@
-"""The cache of token ids: what was used last stays, within its bound."""
+"""The LRU cache of token ids, within its limit."""
 
 import random
 
 from baton.router.text.prompt_encoder import ENTRY_BYTES, PromptCache
 
 
-def test_what_was_used_least_recently_goes_first() -> None:
+def test_the_least_recently_used_entry_is_evicted_first() -> None:
     cache = PromptCache(5 * (ENTRY_BYTES + 150))
     for name in "abcde":
         cache.put(("", name), [1])
@@ -29,7 +29,7 @@ def test_it_stays_within_its_bound() -> None:
     assert len(cache) > 10
 
 
-def test_one_large_text_does_not_drive_out_the_others() -> None:
+def test_one_large_text_does_not_evict_the_others() -> None:
     cache = PromptCache(100_000)
     cache.put(("", "small"), [1])
     cache.put(("", "x" * 50_000), [1])

@@ -100,7 +100,7 @@ def test_a_text_of_too_many_pieces_is_left_to_the_tokenizer() -> None:
 
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
-def test_added_tokens_that_look_around_are_left_to_the_tokenizer(flag: str) -> None:
+def test_added_tokens_that_depend_on_neighbours_are_left_to_the_tokenizer(flag: str) -> None:
     added = [*bundled_parts()["added_tokens"], added_token("<x>", 4000, **{flag: True})]
     tokenizer = make_tokenizer(added_tokens=added)
     assert make_text_segments(tokenizer) is None
@@ -117,7 +117,7 @@ def test_the_longest_of_several_added_tokens_counts() -> None:
         assert encode(encoder, text) == expected(tokenizer, text), text
 
 
-def test_tokenizers_that_tiktoken_might_read_otherwise_are_left_alone() -> None:
+def test_tokenizers_that_may_differ_from_tiktoken_do_not_use_it() -> None:
     parts = bundled_parts()
     for changes in (
         {"pre_tokenizer": split_by(r"\p{L}++|\P{L}")},
@@ -145,7 +145,7 @@ def test_merges_are_ignored_where_the_tokenizer_says_so() -> None:
         assert encoder.encode(text) == expected(tokenizer, text)
 
 
-def test_special_tokens_that_are_to_be_read_as_text() -> None:
+def test_special_tokens_that_are_encoded_as_text() -> None:
     tokenizer = make_tokenizer()
     tokenizer.encode_special_tokens = True
     text = "a<|im_end|>b"
@@ -163,7 +163,7 @@ def test_a_vocabulary_with_holes() -> None:
         assert encode(PromptEncoder(tokenizer, 1 << 16), "hello <|im_end|>") == expected(tokenizer, "hello <|im_end|>")
 
 
-def test_what_came_with_a_salt_is_found_with_it_alone() -> None:
+def test_entries_are_found_only_with_their_salt() -> None:
     encoder = PromptEncoder(make_tokenizer(), 1 << 16)
     for salt in ("", "a"):
         draft = encoder.look_up("a secret", salt)

@@ -1,4 +1,4 @@
-"""Stop strings, however the text is cut."""
+"""Stop strings in text that is split in any way."""
 
 import random
 
@@ -24,7 +24,7 @@ def run(stops: list[str], pieces: list[str], include: bool = False) -> tuple[str
 
 
 def expected(stops: list[str], text: str, include: bool) -> tuple[str, str | None]:
-    """The definition: the match that ends first, of those the one that begins first."""
+    """Return the result by definition: the match that ends first, of those the one that begins first."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -34,7 +34,7 @@ def expected(stops: list[str], text: str, include: bool) -> tuple[str, str | Non
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_cutting_the_text_changes_nothing(include: bool) -> None:
+def test_splitting_the_text_changes_nothing(include: bool) -> None:
     rng = random.Random(1)
     for _ in range(3000):
         text = "".join(rng.choice("abc") for _ in range(rng.randrange(1, 25)))
@@ -60,7 +60,7 @@ def test_unchecked_text_ends_nothing_but_may_begin_a_stop_string() -> None:
 
 
 class SlowMatcher:
-    """The definition: of the released text nothing can belong to a stop string that ends later."""
+    """Check the definition: no part of the released text can belong to a stop string that ends later."""
 
     def __init__(self, stops: list[str], include: bool) -> None:
         self._stops = stops

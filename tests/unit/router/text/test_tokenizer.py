@@ -35,7 +35,7 @@ def tokenizer() -> Iterator[Tokenizer]:
 
 
 def byte_fallback_tokenizer() -> FastTokenizer:
-    """A vocabulary as sentencepiece makes it: pieces with a mark for the space, and bytes."""
+    """Return a vocabulary like sentencepiece's: pieces with a mark for the space, and bytes."""
     vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
     for piece in ("▁hello", "▁world", "!", "wide"):
         vocabulary[piece] = len(vocabulary)
@@ -47,7 +47,7 @@ def byte_fallback_tokenizer() -> FastTokenizer:
 
 
 @pytest.mark.parametrize("size", [1, LONG_SIZE])
-async def test_a_client_with_many_texts_delays_no_other(tokenizer: Tokenizer, size: int) -> None:
+async def test_many_texts_of_one_client_delay_no_other_client(tokenizer: Tokenizer, size: int) -> None:
     order: list[str] = []
 
     async def decode(client: str) -> None:
@@ -119,7 +119,7 @@ def test_random_tokens_give_the_text_of_the_whole(tokenizer: Tokenizer) -> None:
         assert text == tokenizer.backend.decode(token_ids, skip_special_tokens=True)
 
 
-def test_both_detokenizers_say_the_same_of_bytes(tokenizer: Tokenizer) -> None:
+def test_both_detokenizers_return_the_same_text(tokenizer: Tokenizer) -> None:
     rng = random.Random(4)
     for _ in range(50):
         token_ids = [rng.randrange(3, 400) for _ in range(40)]  # bytes, mostly
@@ -135,7 +135,7 @@ def test_special_tokens_are_shown_or_not(tokenizer: Tokenizer) -> None:
         assert detokenizer.push(2) + detokenizer.flush() == expected
 
 
-def test_endless_silence_and_endless_fragments_stay_bounded(tokenizer: Tokenizer) -> None:
+def test_memory_stays_bounded_without_text_and_with_fragments(tokenizer: Tokenizer) -> None:
     silent = tokenizer.detokenizer([], skip_special_tokens=True)
     assert "".join(silent.push(2) for _ in range(5000)) == ""
     [fragment] = [token for token in range(300) if tokenizer.token_bytes(token) == b"\x9f"]
@@ -193,14 +193,14 @@ async def test_chat_template(tokenizer: Tokenizer) -> None:
     assert continued == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nWell"
 
 
-async def test_template_options_must_not_change_how_it_is_called(tokenizer: Tokenizer) -> None:
+async def test_template_options_must_not_override_the_calls_arguments(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="must not set tokenize"):
         await tokenizer.render([{"role": "user", "content": "hi"}], True, False, {"tokenize": True})
     with pytest.raises(InvalidRequest, match="must not set conversations, self"):
         await tokenizer.render([{"role": "user", "content": "hi"}], True, False, {"self": 1, "conversations": []})
 
 
-async def test_what_the_template_refuses_is_the_clients_error(tokenizer: Tokenizer) -> None:
+async def test_a_template_error_is_a_client_error(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="chat template rejects"):
         await tokenizer.render([{"role": "user", "content": {"not": "text"}}], True, False, {})
 
@@ -218,7 +218,7 @@ async def test_a_template_may_fail_in_any_way(template: str, tmp_path: Path) -> 
     tokenizer.close()
 
 
-async def test_a_long_text_holds_up_neither_the_loop_nor_short_texts(tokenizer: Tokenizer) -> None:
+async def test_a_long_text_delays_neither_the_loop_nor_short_texts(tokenizer: Tokenizer) -> None:
     long = asyncio.gather(*(tokenizer.encode(f"{place} é The cat sat. " * 20_000, False) for place in range(2)))
     num_short = 0
     while not long.done():

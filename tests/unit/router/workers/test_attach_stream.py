@@ -1,4 +1,4 @@
-"""Commands to a decode worker, over real gRPC: in messages of bounded size, and not faster than they are read."""
+"""Commands to a decode worker over real gRPC, in messages of bounded size and with backpressure."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,14 +22,14 @@ MAX_TAKEN_BYTES = 2 << 20  # of a message, by the test's server
 
 
 def command(number: int, **fields: Any) -> worker_pb2.GenerateCommand:
-    """A command of 45 KB."""
+    """Return a command of 45 KB."""
     sampling = common_pb2.SamplingParams(logit_bias=BIAS)
     return worker_pb2.GenerateCommand(request_id=f"r{number}", sampling=sampling, **{"token_ids": [1, 2], **fields})
 
 
 @dataclass
 class Reader(worker_pb2_grpc.DecodeServicer):
-    """A worker that notes what comes, and reads only while it may."""
+    """A worker that records what it receives, and reads only while it may."""
 
     may_read: asyncio.Event = field(default_factory=asyncio.Event)
     messages: list[worker_pb2.RouterMessage] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Reader(worker_pb2_grpc.DecodeServicer):
 
 @asynccontextmanager
 async def attached(reader: Reader) -> AsyncIterator[tuple[AttachStream, "asyncio.Task[None]"]]:
-    """A stream to the worker, and the task that runs it."""
+    """Run a stream to the worker; yields it and its task."""
     options = [(name, MAX_TAKEN_BYTES if "receive" in name else value) for name, value in SERVER_OPTIONS]
     server = grpc.aio.server(options=options)
     worker_pb2_grpc.add_DecodeServicer_to_server(reader, server)
@@ -64,7 +64,7 @@ async def attached(reader: Reader) -> AsyncIterator[tuple[AttachStream, "asyncio
             await server.stop(None)
 
 
-async def test_many_large_commands_at_once_end_no_stream() -> None:
+async def test_many_large_commands_break_no_stream() -> None:
     reader = Reader()
     async with attached(reader) as (stream, running):
         for number in range(100):
@@ -102,7 +102,7 @@ async def test_a_worker_that_does_not_read_costs_bounded_memory(monkeypatch: pyt
         await asyncio.gather(*tasks)
 
 
-async def test_who_waits_for_room_hears_that_the_stream_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_for_room_fails_with_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attach_stream, "MAX_UNSENT_BYTES", 1)
     stream = AttachStream("decode-0")
     await stream.room()
@@ -116,7 +116,7 @@ async def test_who_waits_for_room_hears_that_the_stream_is_lost(monkeypatch: pyt
             await task
 
 
-async def test_a_command_that_no_worker_takes_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_command_that_is_too_large_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attach_stream, "MAX_COMMAND_BYTES", 100_000)
     reader = Reader()
     reader.may_read.set()

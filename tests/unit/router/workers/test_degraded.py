@@ -1,4 +1,4 @@
-"""What a router says while it does not know everything: a snapshot is missing, or the registry is lost."""
+"""The state of a router that lacks information: a snapshot is missing, or the registry is lost."""
 
 import asyncio
 import socket
@@ -24,20 +24,20 @@ NUM_WORKERS, NUM_CACHED_BLOCKS = 8, 5_000
 
 
 async def metric(router: RunningRouter, name: str) -> float:
-    """One of the router's own gauges."""
+    """Return one of the router's gauges."""
     lines = (await router.http.get("/metrics")).text.splitlines()
     (line,) = [line for line in lines if line.startswith(f"baton:{name}{{")]
     return float(line.rsplit(" ", 1)[1])
 
 
 async def told(router: RunningRouter) -> dict[str, Any]:
-    """What GET /workers says of the router."""
+    """Return the router's part of `/workers`."""
     body: dict[str, Any] = (await router.http.get("/workers")).json()["router"]
     return body
 
 
 async def wait_told(router: RunningRouter, name: str, value: object) -> None:
-    """Returns once /workers says so of the router or its registry."""
+    """Wait until `/workers` reports these values of the router or its registry."""
     async with asyncio.timeout(20):
         while {**(body := await told(router)), **body["registry"]}[name] != value:
             await asyncio.sleep(0.01)
@@ -72,7 +72,7 @@ async def test_an_unreachable_worker_does_not_degrade_for_ever() -> None:
         assert not pool.is_degraded
 
 
-async def test_a_worker_that_says_nothing_does_not_degrade_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_worker_does_not_degrade_the_router_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_connection, "DESCRIBE_TIMEOUT_S", 0.3)
     worker = ScriptedWorker()
     await worker.start()
@@ -97,7 +97,7 @@ async def test_a_worker_that_is_short_of_ranks_does_not_degrade() -> None:
         await wait_workers(router.http, 2, "ready")
 
 
-async def test_a_restarted_router_has_its_full_index_soon() -> None:
+async def test_a_restarted_router_rebuilds_its_index() -> None:
     registry = MemoryRegistry()
     workers = [ScriptedWorker(f"decode-{index}") for index in range(NUM_WORKERS)]
     for index, worker in enumerate(workers):
@@ -116,7 +116,7 @@ async def test_a_restarted_router_has_its_full_index_soon() -> None:
         await worker.stop()
 
 
-async def test_redis_lost_and_back_is_told_and_nobody_notices(tmp_path: Path) -> None:
+async def test_the_loss_of_redis_is_reported_and_disturbs_no_request(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         server: RedisServer = await stack.enter_async_context(redis_server(tmp_path))
         registry = open_registry(server.url)
@@ -149,7 +149,7 @@ async def test_redis_lost_and_back_is_told_and_nobody_notices(tmp_path: Path) ->
         assert worker.num_watches == 1  # it was never connected to anew
 
 
-async def test_a_router_that_never_saw_the_registry_is_degraded_and_not_ready(tmp_path: Path) -> None:
+async def test_without_a_first_list_a_router_is_degraded_and_not_ready(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
     async with running_router(registry=server.url) as router:
         await wait_told(router, "connected", False)

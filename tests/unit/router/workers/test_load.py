@@ -1,4 +1,4 @@
-"""Load estimates: reports, and what they cannot know."""
+"""Load estimates: reports, and commands that they do not include."""
 
 import random
 
@@ -27,7 +27,7 @@ def test_a_command_counts_once_before_and_after_the_report_that_includes_it() ->
     assert (load.num_requests, load.num_queued_tokens) == (3, 30)
 
 
-def test_prompts_for_other_workers_are_counted_apart() -> None:
+def test_prompts_for_other_workers_are_counted_separately() -> None:
     load = LoadEstimate()
     load.report(WorkerLoad(num_running=3, num_prefills=2), taken=[])
     load.add(1, 100, is_prefill=True)
@@ -41,7 +41,7 @@ def test_prompts_for_other_workers_are_counted_apart() -> None:
     assert (load.num_requests, load.num_prefills) == (4, 2)
 
 
-def test_a_place_that_an_end_made_free_is_known_before_the_next_report() -> None:
+def test_an_ended_request_frees_its_place_before_the_next_report() -> None:
     load = LoadEstimate()
     load.add(1, 100)
     load.add(2, 100)
@@ -57,7 +57,7 @@ def test_a_place_that_an_end_made_free_is_known_before_the_next_report() -> None
     assert load.num_requests == 3
 
 
-def test_an_end_that_the_report_knows_of_already_takes_away_no_request_of_our_own() -> None:
+def test_an_end_included_in_the_report_hides_no_own_request() -> None:
     load = LoadEstimate()
     for number in (1, 2):
         load.add(number, 100)
@@ -101,7 +101,7 @@ def test_the_first_report_includes_all_that_had_come() -> None:
 
 
 def test_estimates_equal_the_worker_when_messages_are_late() -> None:
-    """Commands arrive in order and reports late: the sum is what is there or on its way."""
+    """Commands arrive in order, reports late: the estimate is what the worker has plus what is in transit."""
     rng = random.Random(5)
     load, sent, at_worker, untold = LoadEstimate(), list[int](), dict[int, int](), list[int]()
     reports: list[tuple[WorkerLoad, list[int]]] = []
@@ -129,7 +129,7 @@ def test_estimates_equal_the_worker_when_messages_are_late() -> None:
     assert load.num_queued_tokens == sum(at_worker.values()) + sum(number % 50 for number in sent)
 
 
-def test_a_snapshot_has_all_and_is_made_anew_only_after_news() -> None:
+def test_a_snapshot_is_cached_until_a_change() -> None:
     load = LoadEstimate()
     load.report(
         WorkerLoad(

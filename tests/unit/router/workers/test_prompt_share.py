@@ -1,4 +1,4 @@
-"""How much of its time a worker computed prompts."""
+"""The share of its time that a worker spent on prompts."""
 
 from math import exp
 
@@ -23,7 +23,7 @@ def test_it_is_averaged_over_the_last_seconds() -> None:
     assert share.value == pytest.approx(0.0, abs=1e-4)
 
 
-def test_an_unknown_rate_says_nothing() -> None:
+def test_an_unknown_rate_changes_nothing() -> None:
     share = PromptShare()
     share.note(0, 0.0, 0.0)
     share.note(500, 0.0, 1.0)

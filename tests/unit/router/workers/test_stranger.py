@@ -24,25 +24,25 @@ FOREVER_S = 3600.0
 
 
 class ListedRegistry(MemoryRegistry):
-    """Lists what a test lists, all at once."""
+    """A registry that lists what the test sets."""
 
     def __init__(self) -> None:
         super().__init__()
         self.views: asyncio.Queue[RegistryView] = asyncio.Queue()
 
     async def follow(self, listener: Listener) -> None:
-        """Tell one view after the other, until cancelled."""
+        """Report one view after the other, until cancelled."""
         while True:
             listener(await self.views.get())
 
     def list(self, *members: Member) -> None:
-        """List these from now on."""
+        """Replace the list."""
         self.views.put_nowait(RegistryView(members, is_listed=True))
 
 
 @pytest.fixture(autouse=True)
 def few_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few slots, that failed attempts keep for the whole test."""
+    """Use few slots, which failed attempts keep for the whole test."""
     monkeypatch.setattr(strangers, "NUM_SLOTS", NUM_SLOTS)
     monkeypatch.setattr(strangers, "FIRST_TIMEOUT_S", FOREVER_S)
     monkeypatch.setattr(strangers, "LAST_TIMEOUT_S", FOREVER_S)
@@ -50,7 +50,7 @@ def few_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def channels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Addresses to which channels were made."""
+    """Record the addresses of new channels."""
     made: list[str] = []
     channel = Plaintext.channel
 
@@ -64,13 +64,13 @@ def channels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @contextmanager
 def silent_address() -> Iterator[str]:
-    """An address at which connections are never answered."""
+    """Yield an address at which connections are not accepted."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def false_members(worker: ScriptedWorker, address: str, count: int = NUM_FALSE) -> list[Member]:
-    """Members like the worker, all at hosts of their own with the address's port."""
+    """Return members like the worker, each at another host with the address's port."""
     port = address.rsplit(":", 1)[1]
     like = member_of(worker)
     names = [f"false-{number}" for number in range(count)]
@@ -86,7 +86,7 @@ async def taken(slots: AttemptSlots, count: int) -> None:
 
 
 async def queued(slots: AttemptSlots, num_failures: int) -> asyncio.Task[None]:
-    """A wait for a slot, in the queue."""
+    """Start to wait for a slot."""
     task = asyncio.create_task(slots.take(num_failures))
     await asyncio.sleep(0)
     assert not task.done()
@@ -191,7 +191,7 @@ async def test_false_members_take_a_few_attempts_and_nothing_from_a_worker_that_
         assert sum(each != worker.address for each in channels) == NUM_SLOTS
 
 
-async def test_a_stranger_that_is_listed_no_more_is_forgotten_at_once(channels: list[str]) -> None:
+async def test_an_unreached_address_is_removed_once_it_is_not_listed(channels: list[str]) -> None:
     registry = ListedRegistry()
     with silent_address() as address:
         async with running_pool(registry) as pool:
@@ -203,7 +203,7 @@ async def test_a_stranger_that_is_listed_no_more_is_forgotten_at_once(channels: 
             await until(lambda: not [each for each in asyncio.all_tasks() if each.get_name().startswith("worker ")])
 
 
-async def test_a_new_life_at_a_strangers_address_has_no_past_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_incarnation_at_an_unreached_address_has_no_past_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers, "FIRST_BACKOFF_S", FOREVER_S)
     monkeypatch.setattr(strangers, "LAST_BACKOFF_S", FOREVER_S)
     registry, worker = ListedRegistry(), ScriptedWorker()

@@ -1,4 +1,4 @@
-"""The end of a connection."""
+"""Cancellation and loss of connections."""
 
 import asyncio
 from typing import Any
@@ -22,7 +22,7 @@ async def test_a_connection_that_breaks_as_it_is_cancelled_ends(breaks: str, mon
         return task
 
     async def run(stream: AttachStream, channel: Any, hello: Any) -> None:
-        """Has the connection cancelled once, as this stream breaks or as it is ended because the other one broke."""
+        """A stream during whose end the connection is cancelled once."""
         try:
             await may_break.wait()
         finally:

@@ -7,7 +7,7 @@ import pytest
 
 from baton.router.policy.cluster import WorkerRole
 from baton.router.policy.cost_model import CostModel
-from baton.router.policy.named_policies import CostPolicy
+from baton.router.policy.policy import CostPolicy
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.twin.deployment_plan import DeploymentPlan
 from baton.simulation.twin.machine import Machine

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from baton.deployment.autoscaling.settings import SLO, ScalingSettings
 from baton.router.policy.cost_model import CostModel
-from baton.router.policy.named_policies import CostPolicy, make_policy
+from baton.router.policy.named_policies import make_policy
+from baton.router.policy.policy import CostPolicy
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.twin.deployment_plan import DeploymentPlan
 from baton.simulation.twin.machine import Machine

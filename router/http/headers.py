@@ -1,11 +1,15 @@
-"""Request headers: routing hints, time limit, tenant, and resumption."""
+"""Request headers: id, type and size of the body, routing hints, deadline, tenant, and resumption."""
 
 import math
 import re
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 
+from starlette.exceptions import HTTPException
+
+from baton.router.admission.deadline import deadline_after
 from baton.router.auth.client import ANONYMOUS, Client
 from baton.router.errors import FieldError
 from baton.router.generation import GenerationRequest
@@ -14,24 +18,70 @@ from baton.router.request_context import NO_HINTS, PLANS, RequestContext, Routin
 from baton.router.resumption.resumption import Position, Resumption
 from baton.settings.names import NAME_RULE, is_name
 
+GZIP_NAMES = ("gzip", "x-gzip")  # the second is an alias of the first (RFC 9110, 8.4.1.3)
+
+
+def new_id(given: str) -> str:
+    """Return the id of a request: the client's if it is a valid name, otherwise a random one."""
+    return given if given and is_name(given) else uuid.uuid4().hex
+
+
+def read_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Decode headers with lower-case names; keeps the first one of duplicates."""
+    headers: dict[str, str] = {}
+    for name, value in raw:
+        headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+    return headers
+
+
+def announced_size(headers: Mapping[str, str]) -> int:
+    """Return the body's length from `content-length`; 0 if it is absent or malformed."""
+    announced = headers.get("content-length", "0")
+    return int(announced) if announced.isdecimal() else 0
+
+
+def is_json(content_type: str) -> bool:
+    """Return whether a content type is JSON's."""
+    if content_type == "application/json":
+        return True
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json"))
+
+
+def is_gzip(content_encoding: str) -> bool:
+    """Return whether a body is compressed. Raises HTTPException (415) for any encoding but gzip."""
+    name = content_encoding.strip().lower()
+    if name in ("", "identity"):
+        return False
+    if name in GZIP_NAMES:
+        return True
+    text = f"content-encoding is {name[:50]!r}, but must be gzip or left out"
+    raise HTTPException(415, text, {"accept-encoding": "gzip"})
+
+
 DECODE, PREFILL, PLAN, TIMEOUT = "x-baton-decode", "x-baton-prefill", "x-baton-plan", "x-baton-timeout"
 
 
 def read_context(
-    headers: Mapping[str, str], user: str | None, priority: int, client: Client = ANONYMOUS
+    headers: Mapping[str, str],
+    user: str | None,
+    priority: int,
+    client: Client = ANONYMOUS,
+    default_timeout_s: float | None = None,
 ) -> RequestContext:
     """Return the request's context from its headers, by lower-case name. Raises FieldError for invalid ones.
 
     The fairness key is the API key, also if the router needs none; without a key it is `user`.
     """
     timeout = headers.get(TIMEOUT)
+    timeout_s = default_timeout_s if timeout is None else _seconds(timeout)
     fairness_key = client.fairness_key
     if fairness_key is None:
         fairness_key = _fairness_key(headers.get("authorization", ""), user)
     return RequestContext(
         hints=_hints(headers),
         fairness_key=fairness_key,
-        timeout_s=None if timeout is None else _seconds(timeout),
+        deadline_s=None if timeout_s is None else deadline_after(timeout_s),
         priority=client.priority(priority),
     )
 
@@ -68,7 +118,7 @@ def _fairness_key(authorization: str, user: str | None) -> str:
 REQUEST_ID, RESUMABLE, RESUME = "x-request-id", "x-baton-resumable", "x-baton-resume"
 RESPONSE_HEADERS: Mapping[str, str] = {RESUMABLE: "true"}  # of resumable responses
 POSITION = re.compile(r"tokens=([0-9]{1,9}(?:,[0-9]{1,9})*)(?::([0-9a-f]{8}))?")
-MAX_CHOICES = 1 << 16
+MAX_COMPLETIONS = 1 << 16
 
 
 def is_resumable(headers: Mapping[str, str]) -> bool:
@@ -105,8 +155,8 @@ def resumable(request: GenerationRequest, resumption: Resumption | None, place: 
     return replace(request, seed=seed, resume_key=resumption.key(place))
 
 
-def position_of(resumption: Resumption | None, num_choices: int, stream: bool) -> Position | None:
-    """Return the client's position in a response of `num_choices` completions; None if the request is not resumed.
+def position_of(resumption: Resumption | None, num_completions: int, stream: bool) -> Position | None:
+    """Return the client's position in a response of `num_completions` completions; None if the request is not resumed.
 
     Raises FieldError for a position that the response cannot have.
     """
@@ -114,18 +164,20 @@ def position_of(resumption: Resumption | None, num_choices: int, stream: bool) -
         return None
     counts, digest = resumption.position.counts, resumption.position.digest
     if counts == (0,):
-        return Position((0,) * num_choices)
+        return Position((0,) * num_completions)
     if not stream and any(counts):
         raise FieldError(RESUME, f"{RESUME} must have tokens=0 unless stream is true")
-    if len(counts) != num_choices:
-        raise FieldError(RESUME, f"{RESUME} has tokens of {len(counts)} completions, but the request has {num_choices}")
+    if len(counts) != num_completions:
+        raise FieldError(
+            RESUME, f"{RESUME} has tokens of {len(counts)} completions, but the request has {num_completions}"
+        )
     return Position(counts, digest)
 
 
 def _position(value: str, request_id: str) -> Position:
     given_id, _, tokens = value.rpartition(";")
     match = POSITION.fullmatch(tokens.strip())
-    if match is None or match[1].count(",") >= MAX_CHOICES:
+    if match is None or match[1].count(",") >= MAX_COMPLETIONS:
         text = f"{RESUME} is {value[:100]!r}, but must be 'ID; tokens=POSITION', with an event's id as the position"
         raise FieldError(RESUME, text)
     if given_id.strip() != request_id:

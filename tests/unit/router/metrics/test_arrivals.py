@@ -1,4 +1,4 @@
-"""What came lately, against all that ever came."""
+"""Arrivals within the window, compared with a full history."""
 
 from math import floor
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton.deployment.ray.observed_pools import gaps_cv2
 from baton.membership.registry.router_report import SampleSums
-from baton.router.admission.arrivals import Arrivals, SlidingWindow
+from baton.router.metrics.traffic import Arrivals, SlidingWindow
 from tests.unit.router.admission_rig import Rig, overloaded, settle
 
 WINDOW_S = 60
@@ -16,7 +16,7 @@ EVENTS = st.lists(st.tuples(st.floats(0, 90), st.integers(1, 4)), max_size=60)  
 
 
 class Clock:
-    """A clock that is set."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 1000.5
@@ -29,15 +29,15 @@ class Clock:
 def test_the_window_forgets_exactly_what_is_old(events: list[tuple[float, int]], rest_s: float, longest_s: int) -> None:
     clock = Clock()
     began_s, arrivals, came = clock(), Arrivals(longest_s, clock), list[tuple[float, float | None, int]]()
-    for pause_s, num_choices in events:
+    for pause_s, num_completions in events:
         clock.now_s += pause_s
-        came.append((clock(), pause_s if came else None, num_choices))
-        arrivals.add(num_choices)
+        came.append((clock(), pause_s if came else None, num_completions))
+        arrivals.add(num_completions)
     clock.now_s += rest_s
     first = floor(clock()) - longest_s + 1
     live = [each for each in came if floor(each[0]) >= first]
     gaps = [gap for _, gap, num in live for gap in (gap, *[0.0] * (num - 1)) if gap is not None and gap < longest_s]
-    assert arrivals.num_choices == sum(num for _, _, num in live)
+    assert arrivals.num_completions == sum(num for _, _, num in live)
     assert arrivals.gaps_s.num == len(gaps)
     assert arrivals.gaps_s.total == pytest.approx(sum(gaps), abs=1e-6)
     assert arrivals.gaps_s.squares == pytest.approx(sum(gap * gap for gap in gaps), abs=1e-6)
@@ -58,7 +58,7 @@ def test_a_sliding_window_has_the_last_spans(pauses: list[float], num_spans: int
         assert window.begins_s(now_s) == first * span_s
 
 
-def test_an_hour_of_silence_is_no_gap() -> None:
+def test_an_hour_of_silence_does_not_count_as_a_gap() -> None:
     clock = Clock()
     arrivals = Arrivals(WINDOW_S, clock)
     for pause_s in (0.0, 3600.0, 1.0):
@@ -66,27 +66,27 @@ def test_an_hour_of_silence_is_no_gap() -> None:
         arrivals.add(1)
     assert arrivals.gaps_s == SampleSums(1, 1.0, 1.0)
     clock.now_s += 3600.0
-    assert (arrivals.num_choices, arrivals.gaps_s) == (0, SampleSums())
+    assert (arrivals.num_completions, arrivals.gaps_s) == (0, SampleSums())
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 4), st.booleans(), st.floats(0, 90)), max_size=40))
-def test_invalid_requests_might_as_well_not_have_come(events: list[tuple[float, int, bool, float]]) -> None:
+def test_invalid_requests_leave_no_trace_in_the_counts(events: list[tuple[float, int, bool, float]]) -> None:
     clock = Clock()
     both, valid = Arrivals(WINDOW_S, clock), Arrivals(WINDOW_S, clock)
-    for pause_s, num_choices, is_valid, checked_after_s in events:
+    for pause_s, num_completions, is_valid, checked_after_s in events:
         clock.now_s += pause_s
-        arrival = both.add(num_choices)
+        arrival = both.add(num_completions)
         if is_valid:
-            valid.add(num_choices)
+            valid.add(num_completions)
         else:
             clock.now_s += checked_after_s
             both.remove(arrival)
-    assert (both.num_choices, both.gaps_s.num) == (valid.num_choices, valid.gaps_s.num)
+    assert (both.num_completions, both.gaps_s.num) == (valid.num_completions, valid.gaps_s.num)
     assert both.gaps_s.total == pytest.approx(valid.gaps_s.total, abs=1e-6)
     assert both.gaps_s.squares == pytest.approx(valid.gaps_s.squares, abs=1e-6)
 
 
-def test_a_burst_of_invalid_requests_is_no_variation() -> None:
+def test_invalid_requests_do_not_count_as_variation() -> None:
     clock = Clock()
     arrivals = Arrivals(WINDOW_S, clock)
     for _ in range(40):
@@ -99,24 +99,24 @@ def test_a_burst_of_invalid_requests_is_no_variation() -> None:
         burst.append(arrivals.add(1))
     for arrival in burst:
         arrivals.remove(arrival)
-    assert (arrivals.num_choices, arrivals.gaps_s.num) == (40, 39)
+    assert (arrivals.num_completions, arrivals.gaps_s.num) == (40, 39)
     assert gaps_cv2(arrivals.gaps_s) == pytest.approx(0.0, abs=1e-6)
 
 
-async def test_requests_count_as_they_come_whatever_becomes_of_them() -> None:
+async def test_requests_count_on_arrival_whatever_their_outcome() -> None:
     rig = Rig(max_inflight=1, max_queue=1)
     running, waiting = rig.send("a"), rig.send("b")
     await settle()
     rig.now_s += 2.0
     with overloaded("no room"):
         await rig.send("c")
-    assert (rig.admission.arrivals.num_choices, rig.admission.oldest_wait_s) == (3, 2.0)
+    assert (rig.admission.arrivals.num_completions, rig.admission.oldest_wait_s) == (3, 2.0)
     rig.end("a", "b")
     await running
     await waiting
-    assert (rig.admission.arrivals.num_choices, rig.admission.oldest_wait_s) == (3, 0.0)
+    assert (rig.admission.arrivals.num_completions, rig.admission.oldest_wait_s) == (3, 0.0)
     rig.admission.draining = True  # they go to other routers, and count there
     await settle()
     with pytest.raises(Exception, match="shutting down"):
         await rig.send("d")
-    assert rig.admission.arrivals.num_choices == 3
+    assert rig.admission.arrivals.num_completions == 3
