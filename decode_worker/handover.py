@@ -20,11 +20,11 @@ from baton.engine.outputs import SampledToken
 from baton.engine.request import Request
 from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import PeerRefused, TransferDeadline
+from baton.kvtransfer.receiver import BlockReceiver, GroupReceiver
 from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels, next_event
 from baton.rpc.requests import logprobs_from_proto
 from baton.worker.engine_host import EngineHost
-from baton.worker.ranks.ranks import GroupReceiver
 
 MAX_ANNOUNCE_S = 10.0  # from computed to announced; a longer time means that the two clocks are of different hosts
 
@@ -108,7 +108,7 @@ class Handover:
         self._num_tokens = request.num_tokens
         self._blocks: list[int] = list(request.block_table)
         self._num_known_blocks = known.num_tokens // host.config.block_size
-        self._receiver: GroupReceiver | None = None
+        self._receiver: BlockReceiver | GroupReceiver | None = None
         self._announced: asyncio.Queue[worker_pb2.BlocksReady] = asyncio.Queue(len(self._blocks) + 1)
         self._all_expected = asyncio.Event()  # every block's checksum is known
         if self._num_known_blocks == len(self._blocks):
@@ -220,7 +220,7 @@ class Handover:
         except TimeoutError as error:
             raise TransferDeadline(f"checksums missing {self._deadline_s:.3f} s after the last block") from error
 
-    def _connected(self) -> GroupReceiver:
+    def _connected(self) -> BlockReceiver | GroupReceiver:
         if self._receiver is None:
             raise PeerRefused("the prefill worker announced blocks before it accepted")
         return self._receiver

@@ -8,10 +8,10 @@ import grpc
 from baton.engine.request import Request
 from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import ChecksumMismatch, PeerRefused, TransferError
+from baton.kvtransfer.receiver import BlockReceiver, GroupReceiver
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels, next_event
 from baton.worker.engine_host import EngineHost
-from baton.worker.ranks.ranks import GroupReceiver
 from baton.worker.reporting import WorkerCounters
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class PrefixPull:
         self._hashes = request.block_hashes[:num_full_blocks]
         self._blocks: list[int] = list(request.block_table[:num_full_blocks])
         self._num_known_blocks = request.num_computed_tokens // block_size
-        self._receiver: GroupReceiver | None = None
+        self._receiver: BlockReceiver | GroupReceiver | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -89,6 +89,7 @@ class PrefixPull:
                 await self._receiver.read(event.blocks.first_index, event.blocks.block_ids)
             else:
                 self._receiver.expect(event.checksums.first_index, event.checksums.checksums)
-            if self._receiver is not None and self._receiver.num_blocks_announced >= num_leased:
-                return await self._receiver.settled()
+            receiver = self._receiver
+            if min(receiver.num_blocks_read, receiver.num_blocks_expected) >= num_leased:
+                return await receiver.settled()
         raise PeerRefused("the peer ended the call before it had announced all leased blocks")

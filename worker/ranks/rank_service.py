@@ -13,7 +13,7 @@ from baton.protos import rank_pb2, rank_pb2_grpc, worker_pb2
 from baton.rpc.peers import Context
 from baton.rpc.pool_description import pool_to_proto
 from baton.worker.ranks.rank_receive import RankReceive
-from baton.worker.ranks.ranks import InProcessRank
+from baton.worker.ranks.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ FIELDS = {
 class RankService(rank_pb2_grpc.RankServicer):
     """The first rank's commands in progress. There is one stream, which lives as long as the worker."""
 
-    def __init__(self, load: Callable[[str], Awaitable[InProcessRank]]) -> None:
+    def __init__(self, load: Callable[[str], Awaitable[Ranks]]) -> None:
         """`load` joins the group at the first rank's store, and returns when this rank has loaded its shard."""
         self._load = load
         self._results: asyncio.Queue[rank_pb2.RankNews] = asyncio.Queue()  # bounded by the commands in progress
@@ -79,7 +79,7 @@ class RankService(rank_pb2_grpc.RankServicer):
         async for command in commands:
             self._execute(rank, command)
 
-    def _execute(self, rank: InProcessRank, command: rank_pb2.RankCommand) -> None:
+    def _execute(self, rank: Ranks, command: rank_pb2.RankCommand) -> None:
         number = command.number
         match command.WhichOneof("command"):
             case "receive":
@@ -96,11 +96,11 @@ class RankService(rank_pb2_grpc.RankServicer):
             case kind:
                 logger.error("unknown command from the first rank: %s", kind)
 
-    async def _make_checksums(self, rank: InProcessRank, number: int, command: rank_pb2.MakeChecksums) -> None:
+    async def _make_checksums(self, rank: Ranks, number: int, command: rank_pb2.MakeChecksums) -> None:
         checksums = await rank.checksums(command.block_ids, command.units_per_block)
         self._send(number, worker_pb2.BlockChecksums(checksums=checksums))
 
-    async def _clear(self, rank: InProcessRank, number: int, command: rank_pb2.ClearBlocks) -> None:
+    async def _clear(self, rank: Ranks, number: int, command: rank_pb2.ClearBlocks) -> None:
         cleared = frozenset(command.block_ids)
         ending = [each.task for each in self._receives.values() if not each.blocks.isdisjoint(cleared)]
         for task in ending:

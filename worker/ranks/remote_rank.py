@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.errors import PeerLost
 from baton.protos import rank_pb2, rank_pb2_grpc, worker_pb2
-from baton.rpc.pool_description import pool_from_proto, pool_to_proto
+from baton.rpc.pool_description import pool_from_proto
 from baton.worker.ranks.remote_receiver import RemoteReceiver, error_of
 
 RESPONSE_TIMEOUT_S = 60.0  # of a command; abandoned reads end long before
@@ -66,14 +66,14 @@ class RemoteRank:
         await asyncio.shield(self._pool)
 
     async def receive(
-        self, sources: Sequence[PoolDescription], block_table: Sequence[int], num_known_blocks: int, deadline_s: float
+        self, pools: Sequence[worker_pb2.KVPool], block_table: Sequence[int], num_known_blocks: int, deadline_s: float
     ) -> RemoteReceiver:
         """Connect to a peer's ranks; see Rank. Raises TransferError."""
         number = next(self._numbers)
         receiver = RemoteReceiver(block_table, num_known_blocks, deadline_s, partial(self._send, number))
         self._receivers[number] = receiver
         message = rank_pb2.ReceiveBlocks(
-            pools=map(pool_to_proto, sources),
+            pools=pools,
             block_ids=block_table,
             num_known_blocks=num_known_blocks,
             deadline_s=deadline_s,

@@ -15,7 +15,7 @@ from baton.prefill_worker.service import PrefillJob, PrefillStep
 from baton.process.progress import HEARTBEAT_S
 from baton.protos import common_pb2, worker_pb2
 from baton.worker.kv.source import Announcements
-from baton.worker.ranks.ranks import InProcessRank, Ranks
+from baton.worker.ranks.ranks import Ranks
 
 BLOCK_SIZE = 4
 
@@ -34,7 +34,7 @@ def make_job(num_tokens: int, num_prompt_tokens: int, num_cached_tokens: int = 0
 def announcements_of(pool: torch.Tensor) -> Announcements:
     """Return announcements of a worker with one rank, to one reader."""
     transport = InMemoryTransport(PoolIdentity("prefill", "model"), InMemoryNetwork())
-    return Announcements(Ranks(InProcessRank(transport, pool, PartGroup(1, 1)), [], 1), 1)
+    return Announcements(Ranks(transport, pool, PartGroup(1, 1)), 1)
 
 
 def test_it_samples_one_token_after_the_known_ones() -> None:

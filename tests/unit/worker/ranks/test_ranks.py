@@ -19,7 +19,7 @@ from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
 from baton.protos import rank_pb2_grpc
 from baton.rpc.pool_description import pool_to_proto
 from baton.worker.ranks.rank_service import RankService
-from baton.worker.ranks.ranks import InProcessRank, Ranks
+from baton.worker.ranks.ranks import Ranks
 from baton.worker.ranks.remote_rank import RemoteRank
 
 NUM_BLOCKS, NUM_PARTS, WORDS = 8, 4, 16
@@ -56,20 +56,19 @@ def share(blocks: Tensor, ranks: PartGroup, rank: int) -> Tensor:
     return blocks[:, first : first + ranks.parts_per_rank].contiguous()
 
 
-def local_rank(name: str, rank: int, network: InMemoryNetwork) -> tuple[InProcessRank, Tensor]:
+def local_rank(rank: int, network: InMemoryNetwork, *followers: RemoteRank) -> tuple[Ranks, Tensor]:
     pool = torch.full((NUM_BLOCKS, NUM_PARTS // 2, WORDS), -1)
-    transport = InMemoryTransport(PoolIdentity(f"{name}-{rank}", "model"), network)
-    return InProcessRank(transport, pool, PartGroup(NUM_PARTS, 2), rank), pool
+    transport = InMemoryTransport(PoolIdentity(f"ours-{rank}", "model"), network)
+    return Ranks(transport, pool, PartGroup(NUM_PARTS, 2), rank, followers), pool
 
 
 @asynccontextmanager
 async def worker(directory: Path) -> AsyncIterator[Worker]:
     network = InMemoryNetwork()
-    first, first_pool = local_rank("ours", 0, network)
-    second, second_pool = local_rank("ours", 1, network)
+    second, second_pool = local_rank(1, network)
     stores = []
 
-    async def load(store: str) -> InProcessRank:
+    async def load(store: str) -> Ranks:
         stores.append(store)
         return second
 
@@ -94,7 +93,7 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
     descriptions = [
         pool_to_proto(transport.register_pool(pool)) for transport, pool in zip(transports, pools, strict=True)
     ]
-    ranks = Ranks(first, [follower], NUM_PARTS)
+    ranks, first_pool = local_rank(0, network, follower)
     try:
         yield Worker(
             network,
@@ -120,11 +119,11 @@ async def test_a_block_is_received_by_every_rank(tmp_path: Path) -> None:
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         intake = await it.ranks.receive(it.descriptions, [6, 2, 3], 1, 5.0)
         await intake.read(1, [4])
-        assert (intake.num_blocks_read, intake.num_blocks_announced, intake.num_blocks_received) == (2, 1, 1)
+        assert (intake.num_blocks_read, intake.num_blocks_expected, intake.num_blocks_received) == (2, 1, 1)
         intake.expect(1, it.announced([4, 7]))
         await intake.read(2, [7])
         await intake.settled()
-        assert (intake.num_blocks_announced, intake.num_blocks_received) == (3, 3)
+        assert (intake.num_blocks_expected, intake.num_blocks_received) == (3, 3)
         assert torch.equal(it.ours(2), it.peer_blocks[4])
         assert torch.equal(it.ours(3), it.peer_blocks[7])
         assert torch.equal(it.ours(6), torch.full_like(it.ours(6), -1))  # known from the start
