@@ -64,8 +64,9 @@ class InMemoryTransport:
     def register_pool(self, pool: Tensor) -> PoolDescription:
         """Add the pool to the network; see KVTransport."""
         self._pool = LocalPool.of(pool, self._identity)
+        self._pool.require_host_memory()
         self._network.pools[self._identity.incarnation] = self._pool
-        return self._pool.describe(NAME, b"")
+        return self._pool.describe({NAME: b""})
 
     async def connect(self, peer: PoolDescription) -> PeerId:
         """Check the peer's pool against its description; see KVTransport."""

@@ -1,6 +1,6 @@
 """The pool that is registered with a transport, and runs of units in it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,21 +32,25 @@ class LocalPool:
     block_bytes: int
 
     @classmethod
-    def of(cls, tensor: Tensor, identity: PoolIdentity, on_gpu: bool = False) -> "LocalPool":
+    def of(cls, tensor: Tensor, identity: PoolIdentity) -> "LocalPool":
         """Wrap a pool, [num_blocks, ...].
 
-        Raises ValueError for a tensor that is empty, not contiguous or without a block dimension, and for one that is
-        not in host memory, unless `on_gpu` permits a CUDA tensor.
+        Raises ValueError for a tensor that is empty, not contiguous, without a block dimension, or neither in host
+        memory nor on a CUDA GPU.
         """
-        if tensor.device.type not in (("cpu", "cuda") if on_gpu else ("cpu",)):
-            others = "" if on_gpu else "; nixl, nccl, staged and auto serve one on a GPU"
-            raise ValueError(f"a pool must be on the CPU for this transport, this one is on {tensor.device}{others}")
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise _wrong_device(tensor)
         if tensor.dim() < 2 or tensor.numel() == 0:
             raise ValueError(f"a pool must have blocks along dim 0, this one has shape {tuple(tensor.shape)}")
         if not tensor.is_contiguous():
             raise ValueError(f"a pool must be contiguous, this one has strides {tensor.stride()}")
         num_blocks = tensor.shape[0]
         return cls(tensor, identity, num_blocks, tensor.numel() * tensor.element_size() // num_blocks)
+
+    def require_host_memory(self) -> None:
+        """Raise ValueError for a pool that is not in host memory."""
+        if self.tensor.device.type != "cpu":
+            raise _wrong_device(self.tensor)
 
     @property
     def address(self) -> int:
@@ -74,14 +78,14 @@ class LocalPool:
         """Return a flat view of the bytes; host memory only."""
         return self.as_bytes().reshape(-1).data
 
-    def describe(self, transport: str, endpoint: bytes) -> PoolDescription:
-        """Return the description of this pool that is sent to peers."""
+    def describe(self, endpoints: Mapping[str, bytes]) -> PoolDescription:
+        """Return the description of this pool that is sent to peers; endpoints: by transport."""
         return PoolDescription(
             self.identity.incarnation,
             self.identity.fingerprint,
             self.num_blocks,
             self.block_bytes,
-            {transport: endpoint},
+            endpoints,
             "xxh3" if self.tensor.device.type == "cpu" else "words",
         )
 
@@ -93,6 +97,11 @@ class LocalPool:
                 f"{self.identity.fingerprint!r}"
             )
         return Units.of(self.num_blocks, self.block_bytes, peer)
+
+
+def _wrong_device(tensor: Tensor) -> ValueError:
+    others = "nixl, nccl, staged and auto serve one on a GPU"
+    return ValueError(f"a pool must be on the CPU for this transport, this one is on {tensor.device}; {others}")
 
 
 def block_bytes_of(pool: Tensor) -> NDArray[np.uint8]:

@@ -24,8 +24,7 @@ class CommunicatorLimit:
 
         Raises TransportUnavailable if none has been idle for 5 s.
         """
-        if len(self._evict) >= self._max_communicators:
-            self._evict_idle()
+        self.require_room()
         self._evict[peer] = evict
 
     def mark_busy(self, peer: Hashable) -> None:
@@ -43,7 +42,10 @@ class CommunicatorLimit:
         self._evict.pop(peer, None)
         self._idle_since_s.pop(peer, None)
 
-    def _evict_idle(self) -> None:
+    def require_room(self) -> None:
+        """Evict the communicator that is idle for longest if the limit is reached; see `acquire`."""
+        if len(self._evict) < self._max_communicators:
+            return
         peer = next(iter(self._idle_since_s), None)
         if peer is None or asyncio.get_running_loop().time() - self._idle_since_s[peer] < IDLE_S:
             raise TransportUnavailable(f"all {self._max_communicators} communicators are in use")

@@ -68,7 +68,7 @@ class PairOwner:
         """Create the communicator; None if that fails, which the reader has noticed. Raises PeerLost if it ends."""
         try:
             self.factory.require_room()
-            self.limit.acquire(sock, partial(_disconnect, sock))
+            self.limit.acquire(sock, partial(disconnect, sock))
             store, port = own_store(self.host, self.timeout_s)
         except (TransportUnavailable, RuntimeError, OSError) as error:
             logger.warning("no communicator for a reader of the KV pool: %s", first_line(error))
@@ -160,7 +160,7 @@ class PairOwner:
                 del sending
 
 
-def _disconnect(sock: socket.socket) -> None:
+def disconnect(sock: socket.socket) -> None:
     """Close a connection whose communicator is evicted; its reader reconnects when it needs one again."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
