@@ -108,7 +108,7 @@ class PairOwner:
                 await asyncio.get_running_loop().sock_recv(sock, 1)
 
     async def _serve_requests(self, sock: socket.socket, group: PairGroup, unit_bytes: int) -> None:
-        requests: asyncio.Queue[Sequence[int]] = asyncio.Queue()
+        requests: asyncio.Queue[Sequence[int]] = asyncio.Queue(MAX_ASKED)
         tasks = [
             asyncio.ensure_future(self._receive_requests(sock, requests, unit_bytes)),
             asyncio.ensure_future(self._send(sock, requests, group, unit_bytes)),
@@ -137,8 +137,10 @@ class PairOwner:
         while True:
             count = await receive_word(sock)
             self.limit.mark_busy(sock)
-            if not 0 < count <= max_units or requests.qsize() >= MAX_ASKED:
+            if not 0 < count <= max_units:
                 raise PeerRefused(f"a caller requested {count} units, at most {max_units} are sent at once")
+            if requests.full():
+                raise PeerRefused(f"a caller requested more than {MAX_ASKED} chunks ahead")
             units: list[int] = np.frombuffer(await receive_bytes(sock, 4 * count), "<u4").tolist()
             if max(units) >= num_units:
                 raise PeerRefused(f"a caller requested unit {max(units)} of {num_units}")

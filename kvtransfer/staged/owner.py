@@ -69,7 +69,7 @@ class _Connection:
         self._frames = frames
         self._unit_bytes = unit_bytes
         self._per_block = owner.pool.block_bytes // unit_bytes
-        self._requests: asyncio.Queue[Sequence[int]] = asyncio.Queue()
+        self._requests: asyncio.Queue[Sequence[int]] = asyncio.Queue(MAX_STAGED)
         self._lent: deque[tuple[int, asyncio.TimerHandle]] = deque()
         self._num_staged = 0  # frames lent or requested
         self._send_lock = asyncio.Lock()

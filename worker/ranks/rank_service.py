@@ -17,6 +17,7 @@ from baton.worker.ranks.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
+MAX_UNSENT = 1 << 16  # results that the first rank has not read; far more than its requests in progress need
 FIELDS = {
     worker_pb2.KVPool: "pool",
     rank_pb2.ReceiveProgress: "progress",
@@ -32,7 +33,7 @@ class RankService(rank_pb2_grpc.RankServicer):
     def __init__(self, load: Callable[[str], Awaitable[Ranks]]) -> None:
         """`load` joins the group at the first rank's store, and returns when this rank has loaded its shard."""
         self._load = load
-        self._results: asyncio.Queue[rank_pb2.RankNews] = asyncio.Queue()  # bounded by the commands in progress
+        self._results: asyncio.Queue[rank_pb2.RankNews] = asyncio.Queue(MAX_UNSENT)
         self._receives: dict[int, RankReceive] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_followed = False  # the first rank's stream is open
@@ -45,7 +46,7 @@ class RankService(rank_pb2_grpc.RankServicer):
         self.is_followed = True
         await context.send_initial_metadata(())  # connected: the first rank may send its store's address
         following = asyncio.create_task(self._follow(request_iterator))
-        following.add_done_callback(lambda _: self._results.put_nowait(rank_pb2.RankNews()))
+        following.add_done_callback(lambda _: self._put(rank_pb2.RankNews()))  # wakes the loop below
         try:
             while True:
                 result = await self._results.get()
@@ -60,8 +61,7 @@ class RankService(rank_pb2_grpc.RankServicer):
         finally:
             self.is_followed = False
             following.cancel()
-            if not self.ended.done():
-                self.ended.set_result(None)
+            self._end()
 
     async def close(self) -> None:
         """Cancel all commands in progress, and wait for their end."""
@@ -124,4 +124,15 @@ class RankService(rank_pb2_grpc.RankServicer):
 
     def _send(self, number: int, message: Message) -> None:
         field = FIELDS[type(message)]
-        self._results.put_nowait(rank_pb2.RankNews(number=number, **{field: message}))  # type: ignore[arg-type]
+        self._put(rank_pb2.RankNews(number=number, **{field: message}))  # type: ignore[arg-type]
+
+    def _put(self, result: rank_pb2.RankNews) -> None:
+        try:
+            self._results.put_nowait(result)
+        except asyncio.QueueFull:
+            logger.error("the first rank has not read the last %d results: this rank ends", MAX_UNSENT)
+            self._end()  # the end of the process ends the stream, so no result is lost unnoticed
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)

@@ -71,6 +71,28 @@ async def test_each_block_is_announced_once_and_checksums_keep_no_step_waiting()
     assert said[1].first_token.token_id == 42
 
 
+async def test_keep_alives_are_sent_while_a_slow_rank_computes_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(4, 4)
+    job.request.block_table = [BlockId(3)]
+    job.steps.put_nowait(PrefillStep(RequestOutput(RequestId("r"), 4, SampledToken(42)), 1.0))
+    announcements = announcements_of(torch.zeros(8, 32))
+    compute = announcements.next_checksums
+
+    async def compute_slowly() -> worker_pb2.BlockChecksums:
+        await asyncio.sleep(3 * HEARTBEAT_S)
+        return await compute()
+
+    monkeypatch.setattr(announcements, "next_checksums", compute_slowly)
+    async with asyncio.timeout(10):
+        announced, *keep_alives, checked = [
+            event async for event in job.events(announcements, BLOCK_SIZE, lambda: False)
+        ]
+    assert announced.HasField("first_token")
+    assert keep_alives
+    assert set(map(repr, keep_alives)) == {repr(worker_pb2.PrefillEvent())}
+    assert checked.HasField("checksums")
+
+
 @pytest.mark.parametrize("is_stuck", [False, True])
 async def test_keep_alives_are_sent_only_while_the_engine_steps(is_stuck: bool) -> None:
     job = make_job(18, 18, num_cached_tokens=0)

@@ -16,7 +16,7 @@ from baton.kvtransfer.block_slice import PartGroup
 from baton.kvtransfer.checksum.block_checksum import block_checksums
 from baton.kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused, TransferDeadline, TransferError
 from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
-from baton.protos import rank_pb2_grpc
+from baton.protos import rank_pb2, rank_pb2_grpc
 from baton.rpc.pool_description import pool_to_proto
 from baton.worker.ranks.rank_service import RankService
 from baton.worker.ranks.ranks import Ranks
@@ -243,6 +243,25 @@ async def test_nothing_is_kept_of_ended_receives(tmp_path: Path) -> None:
         await it.ranks.clear([4, 5])
         assert not it.follower._receivers
         assert not it.service._receives
+
+
+async def test_a_rank_that_reads_no_commands_is_lost(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        it.follower._unsent = asyncio.Queue(1)  # nothing reads it
+        it.follower.join("here:1")
+        with pytest.raises(PeerLost, match="rank 1 of this worker has not read the last"):
+            await it.follower.checksums([2], 1)
+        assert len(it.lost) == 1
+        it.follower.gone.set()
+
+
+async def test_a_rank_whose_results_are_not_read_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        it.service._results = asyncio.Queue(1)  # nothing reads it
+        for _ in range(2):
+            it.service._send(1, rank_pb2.BlocksCleared())
+        await it.service.ended
+        assert "the first rank has not read the last" in caplog.text
 
 
 async def test_a_failed_command_loses_the_rank(tmp_path: Path) -> None:
