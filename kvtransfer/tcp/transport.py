@@ -120,6 +120,7 @@ class TcpConnection:
             sock.close()
 
     async def _open_and_receive(self, transfer: Transfer) -> None:
+        transfer.check()
         opening = asyncio.ensure_future(self._open())
         transfer.interrupt = opening.cancel
         try:
