@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
-from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.local_pool import LocalPool, Units
 from baton.kvtransfer.transfers import Transfer
-from baton.kvtransfer.units import Units
 
 MAX_READS = 1024  # at once from one peer, unless a backend has a lower limit
 

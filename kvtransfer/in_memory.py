@@ -8,9 +8,8 @@ from torch import Tensor
 
 from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, ignore_landed
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable
-from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.local_pool import LocalPool, Units
 from baton.kvtransfer.quarantine import Quarantine
-from baton.kvtransfer.units import Units
 
 NAME = "in_memory"
 

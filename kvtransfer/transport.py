@@ -12,11 +12,10 @@ from torch import Tensor
 from baton.kvtransfer.backend import Backend, Connection, Unavailable
 from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, ignore_landed
 from baton.kvtransfer.errors import PeerLost, TransferDeadline, TransportUnavailable
-from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.local_pool import LocalPool, Units
 from baton.kvtransfer.quarantine import Quarantine
 from baton.kvtransfer.refusals import Refusals
 from baton.kvtransfer.transfers import Transfer
-from baton.kvtransfer.units import Units
 
 logger = logging.getLogger(__name__)
 

@@ -20,14 +20,12 @@ from baton.kvtransfer.errors import (
 )
 from baton.kvtransfer.handshake import Caller
 from baton.kvtransfer.listener import ended
-from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.local_pool import LocalPool, unit_bytes_of
 from baton.kvtransfer.nccl.communicator import OWNER, PairGroup, own_store
-from baton.kvtransfer.nccl.communicator_factory import END_S, CommunicatorFactory
-from baton.kvtransfer.nccl.communicator_limit import CommunicatorLimit
+from baton.kvtransfer.nccl.communicators import END_S, CommunicatorFactory, CommunicatorLimit
 from baton.kvtransfer.staged.control import receive_bytes, receive_word, send_words
 from baton.kvtransfer.tcp.connection import keep_alive
 from baton.kvtransfer.threads import run_in_thread, settled
-from baton.kvtransfer.units import unit_bytes_of
 
 logger = logging.getLogger(__name__)
 

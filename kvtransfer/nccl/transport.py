@@ -26,7 +26,7 @@ from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.cuda_streams import SideStreams
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable, first_line
 from baton.kvtransfer.listener import Listener, is_open
-from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.local_pool import LocalPool, Units
 from baton.kvtransfer.nccl.communicator import (
     READER,
     PairGroup,
@@ -35,15 +35,13 @@ from baton.kvtransfer.nccl.communicator import (
     peers_store,
     require_blocking_wait,
 )
-from baton.kvtransfer.nccl.communicator_factory import CommunicatorFactory
-from baton.kvtransfer.nccl.communicator_limit import CommunicatorLimit
+from baton.kvtransfer.nccl.communicators import CommunicatorFactory, CommunicatorLimit
 from baton.kvtransfer.nccl.owner import NO_STORE, PairOwner, disconnect
 from baton.kvtransfer.nccl.read import PairRead
 from baton.kvtransfer.refusals import Refusals
 from baton.kvtransfer.staged.control import receive_word
 from baton.kvtransfer.tcp.connection import listening_socket, open_connection
 from baton.kvtransfer.transfers import Transfer
-from baton.kvtransfer.units import Units
 
 NAME = "nccl"
 CHUNK_BYTES = 8 << 20  # per message

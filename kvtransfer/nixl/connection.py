@@ -10,12 +10,12 @@ from baton.kvtransfer.backend import MAX_READS
 from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.errors import PeerLost
 from baton.kvtransfer.listener import is_open
+from baton.kvtransfer.local_pool import Units
 from baton.kvtransfer.nixl.agent import NixlAgent
 from baton.kvtransfer.nixl.owner import COUNT, COUNT_BYTES, POLL, REST
 from baton.kvtransfer.nixl.read import ASK_AFTER_S, Read
 from baton.kvtransfer.staged.control import receive_bytes
 from baton.kvtransfer.transfers import Transfer
-from baton.kvtransfer.units import Units
 
 
 class NixlConnection:

@@ -27,7 +27,7 @@ from baton.kvtransfer.backend import Lose
 from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable, truncated_repr
 from baton.kvtransfer.listener import Listener, is_open
-from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.local_pool import LocalPool, Units
 from baton.kvtransfer.nixl.agent import NixlAgent
 from baton.kvtransfer.nixl.connection import NixlConnection
 from baton.kvtransfer.nixl.gpu_memory import MemoryPlace, gpu_number
@@ -37,7 +37,6 @@ from baton.kvtransfer.nixl.rdma import has_rdma_device
 from baton.kvtransfer.nixl.read import MAX_GPU_STEP_BYTES, MAX_STEP_BYTES, Region
 from baton.kvtransfer.tcp.connection import listening_socket, open_connection
 from baton.kvtransfer.threads import run_in_thread
-from baton.kvtransfer.units import Units
 
 NAME = "nixl"
 HOST = torch.device("cpu")

@@ -24,11 +24,10 @@ from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
 from baton.kvtransfer.handshake import Caller, greet
 from baton.kvtransfer.listener import Listener, is_open, readable
-from baton.kvtransfer.local_pool import LocalPool, runs
+from baton.kvtransfer.local_pool import LocalPool, Units, runs
 from baton.kvtransfer.shared_memory.pool import MADV_POPULATE_READ, SEALS, SharedPool, populate
 from baton.kvtransfer.threads import run_in_thread
 from baton.kvtransfer.transfers import CopyThreads, Transfer
-from baton.kvtransfer.units import Units
 
 NAME = "shared_memory"
 MAX_STEP_BYTES = 1 << 20  # copied between two checks for an abort; fits a core's private cache

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton.kvtransfer.base import KVTransport
-from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.local_pool import LocalPool, Units
 from baton.kvtransfer.staged.control import StagingControl
 from baton.kvtransfer.staged.copy import StagingCopy
 from baton.kvtransfer.staged.window import StagingWindow
 from baton.kvtransfer.threads import run_by, settled
 from baton.kvtransfer.transfers import Transfer
-from baton.kvtransfer.units import Units
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from baton.kvtransfer.backend import MAX_READS, Lose
 from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.errors import PeerLost, PeerRefused
 from baton.kvtransfer.listener import Listener, is_open
-from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.local_pool import LocalPool, Units
 from baton.kvtransfer.shared_memory.pool import SharedPool
 from baton.kvtransfer.staged.control import StagingControl
 from baton.kvtransfer.staged.copy import StagingCopy
@@ -32,7 +32,6 @@ from baton.kvtransfer.staged.read import Local, StagedRead
 from baton.kvtransfer.staged.window import WINDOW_BYTES, ReadersFrames, StagingWindow
 from baton.kvtransfer.tcp.connection import listening_socket, open_connection
 from baton.kvtransfer.transfers import Transfer
-from baton.kvtransfer.units import Units
 
 NAME = "staged"
 MAX_COPIES = 4  # at once; PCIe has two directions

@@ -9,13 +9,13 @@ import torch
 from baton.kvtransfer.backend import Lose, Unavailable
 from baton.kvtransfer.base import PoolDescription, PoolIdentity
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
+from baton.kvtransfer.local_pool import Units
 from baton.kvtransfer.nixl.agent import NixlAgent
 from baton.kvtransfer.nixl.transport import NixlBackend
 from baton.kvtransfer.shared_memory.pool import SharedPool
 from baton.kvtransfer.shared_memory.transport import SharedMemoryBackend, SharedMemoryConnection
 from baton.kvtransfer.tcp.transport import TcpBackend
 from baton.kvtransfer.transport import Transport
-from baton.kvtransfer.units import Units
 
 
 class Side:

@@ -12,10 +12,12 @@ import torch
 from baton.kvtransfer import endpoint
 from baton.kvtransfer.base import KVTransport, PoolIdentity
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
-from baton.kvtransfer.nccl import communicator, communicator_factory, communicator_limit, owner
+from baton.kvtransfer.nccl import communicator, owner
+from baton.kvtransfer.nccl import communicators as communicator_factory
+from baton.kvtransfer.nccl import communicators as communicator_limit
 from baton.kvtransfer.nccl import transport as nccl
 from baton.kvtransfer.nccl.communicator import PairGroup
-from baton.kvtransfer.nccl.communicator_limit import CommunicatorLimit
+from baton.kvtransfer.nccl.communicators import CommunicatorLimit
 from baton.kvtransfer.nccl.transport import Endpoint, PairBackend
 from baton.kvtransfer.tcp.connection import open_connection
 from baton.kvtransfer.tcp.transport import TcpBackend
