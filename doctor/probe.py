@@ -27,9 +27,9 @@ from baton.doctor.rdma import received_bytes
 from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, PoolIdentity
 from baton.kvtransfer.errors import PeerLost, TransferError, TransportUnavailable
 from baton.kvtransfer.factory import TRANSPORTS, create_transport
+from baton.kvtransfer.local_pool import unit_bytes_of
 from baton.kvtransfer.nixl.rdma import has_rdma_device
 from baton.kvtransfer.shared_memory.pool import SharedPool
-from baton.kvtransfer.units import unit_bytes_of
 
 ROUND_BYTES = 8 << 20
 NUM_ROUNDS = 5  # after one warm-up round

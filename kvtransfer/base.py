@@ -49,7 +49,7 @@ class KVTransport(Protocol):
 
     Pools with equal block sizes are read in blocks. If the sizes differ, as between ranks that hold different shares of
     a model's blocks, pools are read in units whose size is the greatest common divisor of the two block sizes. Units
-    are numbered through the pool: a block of `n` units is units `n * block` to `n * block + n - 1`. See `units`.
+    are numbered through the pool: a block of `n` units is units `n * block` to `n * block + n - 1`. See `local_pool`.
 
     All coroutines run on one event loop. `quarantine` names the local blocks into which a write may still land.
     """

@@ -22,7 +22,7 @@ class UnitPairs:
 class BlockSlice:
     """The contiguous units of each block that a rank reads from one rank of another group.
 
-    They are contiguous on both sides. Their size follows from the block sizes of these two ranks; see `units`.
+    They are contiguous on both sides. Their size follows from the block sizes of these two ranks; see `local_pool`.
     """
 
     source: int  # the rank that is read

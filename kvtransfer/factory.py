@@ -5,19 +5,18 @@ import logging
 import torch
 
 from baton.extras import NIXL
-from baton.kvtransfer.auto import AutoTransport, Backend, Unavailable
+from baton.kvtransfer.backend import Backend, Unavailable
 from baton.kvtransfer.base import KVTransport, PoolIdentity
 from baton.kvtransfer.errors import TransportUnavailable
 from baton.kvtransfer.nixl.rdma import has_rdma_device
-from baton.kvtransfer.quarantine import Quarantine
 from baton.kvtransfer.shared_memory.pool import SharedPool
+from baton.kvtransfer.transport import Transport
 
 logger = logging.getLogger(__name__)
 
 TRANSPORTS = ("auto", "shared_memory", "tcp", "nixl")  # for pools in host memory
 GPU_TRANSPORTS = ("auto", "nixl", "nccl", "staged")
 HOST = torch.device("cpu")
-STAGING_COSTS = "which takes each byte twice over PCIe and twice through host memory"
 
 
 def create_transport(
@@ -29,51 +28,44 @@ def create_transport(
     `port + 1`, staged on `port + 2` and nccl on `port + 3`. Shared memory needs no port. Raises TransportUnavailable if
     the named transport does not work here, ValueError for an unknown name.
     """
-    quarantine = Quarantine()
     if name == "auto" and not NIXL.is_installed:
         level = logging.INFO if device.type == "cpu" and not has_rdma_device() else logging.WARNING
         logger.log(level, "%s", NIXL.missing("KV transfer over RDMA or between GPUs"))
-    if name == "auto" and device.type != "cpu":
-        return _create_gpu_auto(identity, memory, host, port, quarantine, device)
-    if name == "auto":
-        return _create_auto(identity, memory, host, port, quarantine)
-    return _create(name, identity, memory, host, port, quarantine, device)
+    if name != "auto":
+        return Transport(identity, [_backend(name, identity, memory, host, port, device)])
+    backends = _host_backends if device.type == "cpu" else _gpu_backends
+    return Transport(identity, backends(identity, memory, host, port, device))
 
 
-def _create(
-    name: str,
-    identity: PoolIdentity,
-    memory: SharedPool,
-    host: str,
-    port: int,
-    quarantine: Quarantine,
-    device: torch.device = HOST,
-) -> KVTransport:
+def _backend(
+    name: str, identity: PoolIdentity, memory: SharedPool, host: str, port: int, device: torch.device
+) -> Backend:
     if name == "shared_memory":
-        from baton.kvtransfer.shared_memory.transport import SharedMemoryTransport
+        from baton.kvtransfer.shared_memory.transport import SharedMemoryBackend
 
-        return SharedMemoryTransport(identity, memory, quarantine)
+        return SharedMemoryBackend(memory)
     if name == "tcp":
-        from baton.kvtransfer.tcp.transport import TcpTransport
+        from baton.kvtransfer.tcp.transport import TcpBackend
 
-        return TcpTransport(identity, host, quarantine, port=port)
+        return TcpBackend(host, port)
     if name == "nixl":
-        from baton.kvtransfer.nixl.transport import NixlTransport
+        from baton.kvtransfer.nixl.transport import NixlBackend
 
-        return NixlTransport(identity, host, quarantine, port=port, device=device)
+        return NixlBackend(identity.incarnation, host, port, device=device)
     if name == "nccl":
-        from baton.kvtransfer.nccl.transport import PairTransport
+        from baton.kvtransfer.nccl.transport import PairBackend
 
-        return PairTransport(identity, host, quarantine, port=port)
+        return PairBackend(host, port)
     if name == "staged":
-        return _create_staged(identity, host, port, quarantine)
+        return _staged(identity, host, port)
     known = ", ".join(dict.fromkeys(TRANSPORTS + GPU_TRANSPORTS))
     raise ValueError(f"unknown KV transport {name!r}, known are {known}")
 
 
-def _create_auto(
-    identity: PoolIdentity, memory: SharedPool, host: str, port: int, quarantine: Quarantine
-) -> AutoTransport:
+def _host_backends(
+    identity: PoolIdentity, memory: SharedPool, host: str, port: int, device: torch.device
+) -> list[Backend | Unavailable]:
+    """Return the backends of `auto` for host memory."""
     ports = {"shared_memory": 0, "tcp": port, "nixl": port + 1 if port else 0}
     backends: list[Backend | Unavailable] = []
     for name in ("shared_memory", "nixl", "tcp"):
@@ -85,31 +77,30 @@ def _create_auto(
             backends.append(Unavailable(name, "no RDMA device on this host"))
             continue
         try:
-            backends.append(Backend(name, _create(name, identity, memory, host, ports[name], quarantine)))
+            backends.append(_backend(name, identity, memory, host, ports[name], device))
         except TransportUnavailable as error:
             backends.append(Unavailable(name, str(error)))
-    return AutoTransport(backends, quarantine)
+    return backends
 
 
-def _create_staged(identity: PoolIdentity, host: str, port: int, quarantine: Quarantine) -> KVTransport:
+def _staged(identity: PoolIdentity, host: str, port: int) -> Backend:
     """Create `staged` over `auto` for host memory; its listener uses `port + 2`."""
-    from baton.kvtransfer.staged.transport import StagedTransport
+    from baton.kvtransfer.staged.transport import StagedBackend
 
     window = SharedPool()
-    underneath = _create_auto(identity, window, host, port, Quarantine())
-    return StagedTransport(identity, underneath, window, host, quarantine, port=port + 2 if port else 0)
+    underneath = Transport(identity, _host_backends(identity, window, host, port, HOST))
+    return StagedBackend(underneath, window, host, port + 2 if port else 0)
 
 
-def _create_gpu_auto(
-    identity: PoolIdentity, memory: SharedPool, host: str, port: int, quarantine: Quarantine, device: torch.device
-) -> AutoTransport:
-    """Create `auto` for a GPU pool: from GPU to GPU by NIXL or NCCL, otherwise through host memory with a warning."""
+def _gpu_backends(
+    identity: PoolIdentity, memory: SharedPool, host: str, port: int, device: torch.device
+) -> list[Backend | Unavailable]:
+    """Return the backends of `auto` for a GPU: NIXL or NCCL from GPU to GPU, otherwise host memory with a warning."""
     backends: list[Backend | Unavailable] = []
     for name, place in (("nixl", 1), ("nccl", 3)):
         try:
-            own_port = port + place if port else 0
-            backends.append(Backend(name, _create(name, identity, memory, host, own_port, quarantine, device)))
+            backends.append(_backend(name, identity, memory, host, port + place if port else 0, device))
         except TransportUnavailable as error:
             backends.append(Unavailable(name, str(error)))
-    backends.append(Backend("staged", _create_staged(identity, host, port, quarantine), STAGING_COSTS))
-    return AutoTransport(backends, quarantine)
+    backends.append(_staged(identity, host, port))
+    return backends

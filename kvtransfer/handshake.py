@@ -12,8 +12,7 @@ from typing import Any
 
 from baton.kvtransfer.base import PoolDescription
 from baton.kvtransfer.errors import PeerLost, PeerRefused, truncated_repr, truncated_text
-from baton.kvtransfer.local_pool import LocalPool
-from baton.kvtransfer.units import unit_bytes_of
+from baton.kvtransfer.local_pool import LocalPool, unit_bytes_of
 
 PROTOCOL = "baton-kv/2"
 MAX_FRAME_BYTES = 64 << 10

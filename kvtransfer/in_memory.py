@@ -8,9 +8,8 @@ from torch import Tensor
 
 from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, ignore_landed
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable
-from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.local_pool import LocalPool, Units
 from baton.kvtransfer.quarantine import Quarantine
-from baton.kvtransfer.units import Units
 
 NAME = "in_memory"
 
@@ -64,8 +63,9 @@ class InMemoryTransport:
     def register_pool(self, pool: Tensor) -> PoolDescription:
         """Add the pool to the network; see KVTransport."""
         self._pool = LocalPool.of(pool, self._identity)
+        self._pool.require_host_memory()
         self._network.pools[self._identity.incarnation] = self._pool
-        return self._pool.describe(NAME, b"")
+        return self._pool.describe({NAME: b""})
 
     async def connect(self, peer: PoolDescription) -> PeerId:
         """Check the peer's pool against its description; see KVTransport."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -45,22 +46,28 @@ HANDSHAKE_DEADLINE_S = 10.0
 
 
 class Listener:
-    """A listening socket that greets callers on the event loop and passes those it admits to `serve`.
+    """A listening socket that greets callers with the key on the event loop, and passes those it admits to `serve`.
 
     `serve` owns the connection while it runs; afterwards the listener closes the socket.
     """
 
     def __init__(
-        self, sock: socket.socket, pool: LocalPool, key: str, serve: Callable[[socket.socket, Caller], Awaitable[None]]
+        self, sock: socket.socket, pool: LocalPool, serve: Callable[[socket.socket, Caller], Awaitable[None]]
     ) -> None:
+        self.key = secrets.token_hex(16)  # sent to peers with the address
         sock.setblocking(False)
         sock.listen(128)
         self._sock = sock
         self._pool = pool
-        self._key = key
         self._serve = serve
         self._tasks: set[asyncio.Task[None]] = set()  # one that accepts, and one per caller
         self._begin(self._accept())
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port at which peers reach a TCP socket."""
+        host, port = self._sock.getsockname()[:2]
+        return host, port
 
     async def close(self) -> None:
         """Close the listening socket and every accepted connection."""
@@ -92,7 +99,7 @@ class Listener:
             sock.setblocking(False)
             try:
                 async with asyncio.timeout(HANDSHAKE_DEADLINE_S):
-                    caller = await admit(sock, self._pool, self._key)
+                    caller = await admit(sock, self._pool, self.key)
             except (TransferError, TimeoutError) as error:
                 logger.warning("refused a connection to the KV pool: %s", error or "the caller sent no greeting")
                 return

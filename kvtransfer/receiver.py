@@ -1,8 +1,9 @@
-"""Receivers that pull a request's blocks into one rank's pool from all ranks of a peer that hold parts of them."""
+"""Receivers that pull a request's blocks from a peer's ranks, and verify them by checksums."""
 
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
@@ -15,8 +16,44 @@ from baton.kvtransfer.threads import all_or_none
 MAX_READ_BYTES = 64 << 20  # per read; the deadline applies to one read, and a failure loses no more than this
 
 
+class Receiver(Protocol):
+    """The receive of one request's blocks, or of one rank's parts of them; the errors are those of `BlockReceiver`."""
+
+    @property
+    def transport(self) -> str:
+        """Names of the transports in use, joined by `+`."""
+        ...
+
+    @property
+    def num_blocks_read(self) -> int:
+        """Blocks read, checked or not."""
+        ...
+
+    @property
+    def num_blocks_received(self) -> int:
+        """Blocks read and checked."""
+        ...
+
+    @property
+    def transfer_s(self) -> float:
+        """Seconds spent in reads, checksums excluded."""
+        ...
+
+    async def read(self, first_index: int, remote: Sequence[int]) -> None:
+        """Read the peer's blocks `remote`, whose ids are the same on all of its ranks, from `first_index` on."""
+        ...
+
+    def expect(self, first_index: int, checksums: Sequence[int]) -> None:
+        """Record checksums of the blocks from `first_index` on: all of the peer's rank 0, then all of rank 1, etc."""
+        ...
+
+    async def settled(self) -> None:
+        """Return when all blocks that are read and have a checksum have been compared. Raises TransferError."""
+        ...
+
+
 class BlockReceiver:
-    """A pull of one peer's announced blocks into a request's blocks, verified by checksums.
+    """A Receiver from one rank of a peer into one rank's pool.
 
     The checksum of a unit is computed as it arrives, on a GPU once a whole read of up to 64 MiB has arrived. The peer's
     checksum may be announced before or after that. The blocks before `num_blocks_received` are complete and verified,
@@ -35,15 +72,22 @@ class BlockReceiver:
         num_blocks_received: int = 0,
         block_slice: BlockSlice = WHOLE_BLOCK,
         checksum_kind: str = XXH3,
+        num_sources: int = 1,
     ) -> None:
         """`block_table`: ids of the request's blocks in `pool`; the first `num_blocks_received` are already there.
 
         `deadline_s`: for each read of up to 64 MiB; `block_slice`: the units to read of each block; `checksum_kind`:
-        the kind that the peer computes. Raises PeerRefused for a kind that cannot be computed for our pool.
+        the kind that the peer computes; `num_sources`: ranks of the peer, whose checksums arrive together. Raises
+        PeerRefused for a kind that cannot be computed for our pool, and PeerLost if `peer` is not connected any more.
         """
+        choice = transport.choices.get(peer)
+        if choice is None:
+            raise PeerLost("the peer ended as soon as it was connected")
+        self.transport = choice.transport
         self._transport = transport
         self._peer = peer
         self._slice = block_slice
+        self._num_sources = num_sources
         self._unit_bytes = pool.nbytes // len(pool) // block_slice.local_per_block
         self._checksums = UnitChecksums(pool, self._unit_bytes, checksum_kind)
         self._block_table = list(block_table)
@@ -53,11 +97,6 @@ class BlockReceiver:
         self._announced: list[int] = []  # the peer's checksums of the same units
         self.num_blocks_received = num_blocks_received
         self.transfer_s = 0.0  # spent in reads, checksums excluded
-
-    @property
-    def peer(self) -> PeerId:
-        """The peer that is read."""
-        return self._peer
 
     @property
     def num_blocks_read(self) -> int:
@@ -85,17 +124,23 @@ class BlockReceiver:
     def expect(self, first_index: int, checksums: Sequence[int]) -> None:
         """Record the announced checksums of the blocks from `first_index` on, one per unit of the peer's blocks.
 
-        Raises PeerRefused if they leave a gap or exceed the block table, and ChecksumMismatch.
+        Those of all blocks on the peer's rank 0 are followed by those on rank 1, etc. Raises PeerRefused if they leave
+        a gap or exceed the block table, and ChecksumMismatch.
         """
-        count, rest = divmod(len(checksums), self._slice.remote_per_block)
+        num_units, rest = divmod(len(checksums), self._num_sources)
         if rest:
-            raise PeerRefused(
-                f"received {len(checksums)} checksums of blocks of {self._slice.remote_per_block} units each"
-            )
+            raise PeerRefused(f"received {len(checksums)} checksums of blocks on {self._num_sources} ranks")
+        count, rest = divmod(num_units, self._slice.remote_per_block)
+        if rest:
+            raise PeerRefused(f"received {num_units} checksums of blocks of {self._slice.remote_per_block} units each")
         num_here = self._num_here(first_index, count, self.num_blocks_expected)
         part = self._slice.pairs(range(num_here, count), ())
-        self._announced += [checksums[unit] for unit in part.remote]
+        first = self._slice.source * num_units
+        self._announced += [checksums[first + unit] for unit in part.remote]
         self._compare()
+
+    async def settled(self) -> None:
+        """Return at once: `read` and `expect` have compared the blocks already."""
 
     def _num_here(self, first_index: int, count: int, num_blocks: int) -> int:
         """Return how many of the announced blocks come before block `num_blocks`, the next one needed."""
@@ -143,96 +188,96 @@ class BlockReceiver:
             self.num_blocks_received += 1
 
 
-class KVReceiver:
-    """A receiver per rank of the peer from which this rank reads; a block is received once all of its parts are.
+class GroupReceiver:
+    """Receivers of the parts of the same blocks, on one rank or several; a block counts once all of its parts do.
 
     After an error it is unusable; see `BlockReceiver`.
     """
 
-    def __init__(
-        self, receivers: Sequence[BlockReceiver], slices: Sequence[BlockSlice], num_sources: int, transport: str
-    ) -> None:
-        """receivers, slices: pairwise; num_sources: ranks of the peer; transport: names in use, joined by "+"."""
-        self.transport = transport
-        self._receivers = list(receivers)
-        self._slices = list(slices)
-        self._num_sources = num_sources
+    def __init__(self, own: "BlockReceiver | GroupReceiver", others: Sequence[Receiver]) -> None:
+        """`own`: a receiver in this process."""
+        self._own = own
+        self._all: list[Receiver] = [own, *others]
 
-    @classmethod
-    async def connect(
-        cls,
-        transport: KVTransport,
-        pool: Tensor,
-        sources: Sequence[PoolDescription],
-        readers: PartGroup,
-        rank: int,
-        block_table: Sequence[int],
-        num_known_blocks: int,
-        deadline_s: float,
-    ) -> "KVReceiver":
-        """Connect to `sources`, the pools of the peer's ranks, to read them into the pool of rank `rank` of `readers`.
-
-        The first `num_known_blocks` of the block table are in the pool already; `deadline_s`: for each read of up to
-        64 MiB. Raises what `KVTransport.connect` raises.
-        """
-        try:
-            slices = slices_of(PartGroup(readers.num_parts, len(sources)), readers, rank)
-        except ValueError as error:
-            raise PeerRefused(f"the peer's pools cannot be read: {error}") from error
-        ours = pool.nbytes // len(pool)
-        for each in slices:
-            theirs = sources[each.source].block_bytes
-            if theirs * each.local_per_block != ours * each.remote_per_block:
-                raise PeerRefused(
-                    f"a block of rank {each.source} of {len(sources)} has {theirs} bytes, which does not match our "
-                    f"{ours} on rank {rank} of {readers.num_ranks}"
-                )
-        peers = await asyncio.gather(*(transport.connect(sources[each.source]) for each in slices))
-        receivers = [
-            BlockReceiver(
-                transport, peer, pool, block_table, deadline_s, num_known_blocks, each, sources[each.source].checksum
-            )
-            for peer, each in zip(peers, slices, strict=True)
-        ]
-        if any(peer not in transport.choices for peer in peers):
-            raise PeerLost("the peer ended as soon as it was connected")
-        names = {transport.choices[peer].transport for peer in peers}
-        return cls(receivers, slices, len(sources), "+".join(sorted(names)))
+    @property
+    def transport(self) -> str:
+        """Names of the transports in use, joined by `+`."""
+        return "+".join(sorted({name for each in self._all for name in each.transport.split("+")}))
 
     @property
     def num_blocks_read(self) -> int:
-        """Number of blocks in our pool, verified or not."""
-        return min(each.num_blocks_read for each in self._receivers)
+        """Blocks of which every part is read, checked or not."""
+        return min(each.num_blocks_read for each in self._all)
 
     @property
     def num_blocks_expected(self) -> int:
-        """Number of blocks whose checksums were announced."""
-        return min(each.num_blocks_expected for each in self._receivers)
+        """Number of blocks whose checksums were announced; all receivers get them at the same time."""
+        return self._own.num_blocks_expected
 
     @property
     def num_blocks_received(self) -> int:
-        """Number of blocks that are complete and verified."""
-        return min(each.num_blocks_received for each in self._receivers)
+        """Blocks of which every part is read and checked."""
+        return min(each.num_blocks_received for each in self._all)
 
     @property
     def transfer_s(self) -> float:
-        """Longest time that one of the receivers spent in reads, checksums excluded."""
-        return max(each.transfer_s for each in self._receivers)
+        """Seconds that the slowest receiver spent in reads, checksums excluded."""
+        return max(each.transfer_s for each in self._all)
 
     async def read(self, first_index: int, remote: Sequence[int]) -> None:
-        """Read the peer's blocks `remote`, whose ids are the same on all of its ranks; see `BlockReceiver.read`."""
-        await all_or_none(*(each.read(first_index, remote) for each in self._receivers))
+        """Read all parts of blocks; see Receiver."""
+        await all_or_none(*(each.read(first_index, remote) for each in self._all))
 
     def expect(self, first_index: int, checksums: Sequence[int]) -> None:
-        """Record checksums of the blocks from `first_index` on: all of the peer's rank 0, then all of rank 1, etc.
-
-        Raises PeerRefused and ChecksumMismatch as `BlockReceiver.expect` does.
-        """
-        count, rest = divmod(len(checksums), self._num_sources)
-        if rest:
-            raise PeerRefused(f"received {len(checksums)} checksums of blocks on {self._num_sources} ranks")
-        for each, part in zip(self._receivers, self._slices, strict=True):
-            each.expect(first_index, checksums[part.source * count : (part.source + 1) * count])
+        """Record the checksums of all parts of blocks; see Receiver."""
+        for each in self._all:
+            each.expect(first_index, checksums)
 
     async def settled(self) -> None:
-        """Wait until the blocks read so far are compared, which here `read` and `expect` have done already."""
+        """Return when all parts have been compared. Raises TransferError."""
+        await all_or_none(*(each.settled() for each in self._all))
+
+
+async def open_receiver(
+    transport: KVTransport,
+    pool: Tensor,
+    sources: Sequence[PoolDescription],
+    readers: PartGroup,
+    rank: int,
+    block_table: Sequence[int],
+    num_known_blocks: int,
+    deadline_s: float,
+) -> BlockReceiver | GroupReceiver:
+    """Connect to `sources`, the pools of the peer's ranks, to read them into the pool of rank `rank` of `readers`.
+
+    The first `num_known_blocks` of the block table are in the pool already; `deadline_s`: for each read of up to
+    64 MiB. Raises what `KVTransport.connect` raises.
+    """
+    try:
+        slices = slices_of(PartGroup(readers.num_parts, len(sources)), readers, rank)
+    except ValueError as error:
+        raise PeerRefused(f"the peer's pools cannot be read: {error}") from error
+    ours = pool.nbytes // len(pool)
+    for each in slices:
+        theirs = sources[each.source].block_bytes
+        if theirs * each.local_per_block != ours * each.remote_per_block:
+            raise PeerRefused(
+                f"a block of rank {each.source} of {len(sources)} has {theirs} bytes, which does not match our "
+                f"{ours} on rank {rank} of {readers.num_ranks}"
+            )
+    peers = await asyncio.gather(*(transport.connect(sources[each.source]) for each in slices))
+    own, *others = (
+        BlockReceiver(
+            transport,
+            peer,
+            pool,
+            block_table,
+            deadline_s,
+            num_known_blocks,
+            each,
+            sources[each.source].checksum,
+            len(sources),
+        )
+        for peer, each in zip(peers, slices, strict=True)
+    )
+    return GroupReceiver(own, others) if others else own

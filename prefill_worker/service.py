@@ -83,7 +83,13 @@ class PrefillJob:
         is_last = False
         while not is_last or announcements.has_unchecked:
             if announcements.has_unchecked and self.steps.empty():
-                yield worker_pb2.PrefillEvent(checksums=await announcements.next_checksums())
+                computing = asyncio.ensure_future(announcements.next_checksums())
+                try:
+                    async for _ in beats_until(computing, is_stuck):  # a rank may be slow
+                        yield worker_pb2.PrefillEvent()
+                    yield worker_pb2.PrefillEvent(checksums=await computing)
+                finally:
+                    computing.cancel()
                 continue
             getting = asyncio.ensure_future(self.steps.get())
             try:

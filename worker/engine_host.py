@@ -13,7 +13,7 @@ from baton.engine.loop import EngineLoop
 from baton.engine.outputs import EngineStats, ExpertFigures, StepOutput
 from baton.kvtransfer.base import KVTransport, PoolDescription
 from baton.kvtransfer.block_slice import PartGroup
-from baton.worker.ranks.ranks import InProcessRank, Rank, Ranks
+from baton.worker.ranks.ranks import Rank, Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +36,13 @@ class EngineHost:
 
         max_step_s: an engine whose step takes longer is stuck; followers: ranks with the other shards of the KV.
         """
-        own = InProcessRank(transport, engine.pool, PartGroup(engine.kv_parts, 1 + len(followers)))
         self.config: EngineConfig = engine.config
         self.fingerprint = engine.fingerprint
         self.finish_rule = engine.finish_rule
         self.vocab_size = engine.model_config.vocab_size
-        self.ranks = Ranks(own, followers, engine.kv_parts)
+        self.ranks = Ranks(transport, engine.pool, PartGroup(engine.kv_parts, 1 + len(followers)), followers=followers)
         self.block_bytes = self.ranks.block_bytes  # on all ranks
-        self.pool: PoolDescription = own.pool
+        self.pool: PoolDescription = self.ranks.pool
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.max_step_s = max_step_s
         self._loop = asyncio.get_running_loop()

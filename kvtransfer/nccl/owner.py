@@ -20,14 +20,12 @@ from baton.kvtransfer.errors import (
 )
 from baton.kvtransfer.handshake import Caller
 from baton.kvtransfer.listener import ended
-from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.local_pool import LocalPool, unit_bytes_of
 from baton.kvtransfer.nccl.communicator import OWNER, PairGroup, own_store
-from baton.kvtransfer.nccl.communicator_factory import END_S, CommunicatorFactory
-from baton.kvtransfer.nccl.communicator_limit import CommunicatorLimit
+from baton.kvtransfer.nccl.communicators import END_S, CommunicatorFactory, CommunicatorLimit
 from baton.kvtransfer.staged.control import receive_bytes, receive_word, send_words
 from baton.kvtransfer.tcp.connection import keep_alive
 from baton.kvtransfer.threads import run_in_thread, settled
-from baton.kvtransfer.units import unit_bytes_of
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +66,7 @@ class PairOwner:
         """Create the communicator; None if that fails, which the reader has noticed. Raises PeerLost if it ends."""
         try:
             self.factory.require_room()
-            self.limit.acquire(sock, partial(_disconnect, sock))
+            self.limit.acquire(sock, partial(disconnect, sock))
             store, port = own_store(self.host, self.timeout_s)
         except (TransportUnavailable, RuntimeError, OSError) as error:
             logger.warning("no communicator for a reader of the KV pool: %s", first_line(error))
@@ -108,7 +106,7 @@ class PairOwner:
                 await asyncio.get_running_loop().sock_recv(sock, 1)
 
     async def _serve_requests(self, sock: socket.socket, group: PairGroup, unit_bytes: int) -> None:
-        requests: asyncio.Queue[Sequence[int]] = asyncio.Queue()
+        requests: asyncio.Queue[Sequence[int]] = asyncio.Queue(MAX_ASKED)
         tasks = [
             asyncio.ensure_future(self._receive_requests(sock, requests, unit_bytes)),
             asyncio.ensure_future(self._send(sock, requests, group, unit_bytes)),
@@ -137,8 +135,10 @@ class PairOwner:
         while True:
             count = await receive_word(sock)
             self.limit.mark_busy(sock)
-            if not 0 < count <= max_units or requests.qsize() >= MAX_ASKED:
+            if not 0 < count <= max_units:
                 raise PeerRefused(f"a caller requested {count} units, at most {max_units} are sent at once")
+            if requests.full():
+                raise PeerRefused(f"a caller requested more than {MAX_ASKED} chunks ahead")
             units: list[int] = np.frombuffer(await receive_bytes(sock, 4 * count), "<u4").tolist()
             if max(units) >= num_units:
                 raise PeerRefused(f"a caller requested unit {max(units)} of {num_units}")
@@ -160,7 +160,7 @@ class PairOwner:
                 del sending
 
 
-def _disconnect(sock: socket.socket) -> None:
+def disconnect(sock: socket.socket) -> None:
     """Close a connection whose communicator is evicted; its reader reconnects when it needs one again."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from baton.kvtransfer.base import Landed
 from baton.kvtransfer.errors import PeerLost, TransferError
 from baton.kvtransfer.nccl.communicator import PairGroup
 from baton.kvtransfer.threads import run_in_thread, settled
@@ -25,24 +24,21 @@ class PairRead:
     would get them. `is_drained` is True if that succeeded; if not, the communicator must be aborted.
     """
 
-    def __init__(
-        self, sock: socket.socket, group: PairGroup, rows: Tensor, step: int, transfer: Transfer, landed: Landed
-    ) -> None:
+    def __init__(self, sock: socket.socket, group: PairGroup, rows: Tensor, step: int, transfer: Transfer) -> None:
         """rows: our pool, [num_units, unit_bytes]; step: units per chunk."""
         self._sock = sock
         self._group = group
         self._rows = rows
         self._step = step
         self._transfer = transfer
-        self._landed = landed
         self._requested: deque[Sequence[int]] = deque()  # our units of the chunks still to be received
         self._were_requests_sent = True
         self.is_drained = False
 
-    async def run(self, remote: Sequence[int], local: Sequence[int]) -> None:
+    async def run(self) -> None:
         """Return when all units are in our pool."""
         try:
-            await self._receive_all(remote, local)
+            await self._receive_all(self._transfer.remote, self._transfer.local)
         except PeerLost:
             raise
         except TransferError:
@@ -87,5 +83,5 @@ class PairRead:
             return
         self._transfer.check()
         self._group.scatter(chunk, self._rows, units)
-        self._landed(len(units))
+        self._transfer.landed(len(units))
         self._transfer.check()

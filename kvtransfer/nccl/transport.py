@@ -14,22 +14,19 @@ Between pools in host memory the same code runs over gloo. The tests use it; in 
 """
 
 import asyncio
-import logging
-import secrets
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
 from baton.kvtransfer import endpoint
-from baton.kvtransfer.auto import Refusals
-from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, ignore_landed
+from baton.kvtransfer.backend import Lose
+from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.cuda_streams import SideStreams
-from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable, first_line
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable, first_line
 from baton.kvtransfer.listener import Listener, is_open
-from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.local_pool import LocalPool, Units
 from baton.kvtransfer.nccl.communicator import (
     READER,
     PairGroup,
@@ -38,23 +35,17 @@ from baton.kvtransfer.nccl.communicator import (
     peers_store,
     require_blocking_wait,
 )
-from baton.kvtransfer.nccl.communicator_factory import END_S, CommunicatorFactory
-from baton.kvtransfer.nccl.communicator_limit import CommunicatorLimit
-from baton.kvtransfer.nccl.owner import NO_STORE, PairOwner
+from baton.kvtransfer.nccl.communicators import CommunicatorFactory, CommunicatorLimit
+from baton.kvtransfer.nccl.owner import NO_STORE, PairOwner, disconnect
 from baton.kvtransfer.nccl.read import PairRead
-from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.refusals import Refusals
 from baton.kvtransfer.staged.control import receive_word
 from baton.kvtransfer.tcp.connection import listening_socket, open_connection
-from baton.kvtransfer.transfers import Connections, Transfer, Transfers
-from baton.kvtransfer.units import Units
-
-logger = logging.getLogger(__name__)
+from baton.kvtransfer.transfers import Transfer
 
 NAME = "nccl"
-GLOO = "gloo"
 CHUNK_BYTES = 8 << 20  # per message
-CHUNK_TIMEOUT_S = 5.0  # for one chunk, and for the two sides to connect
-GRACE_S = 0.5  # for an aborted read to drain its requested chunks before the communicator is aborted
+CHUNK_TIMEOUT_S = 5.0  # for one chunk, for the two sides to connect, and for an aborted read to drain its chunks
 MAKING_SHARE = 2 / 3  # share of the connect deadline for creating the communicator
 MAX_PORT = (1 << 16) - 1
 
@@ -69,196 +60,86 @@ class Endpoint:
     chunk_bytes: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Peer:
-    """A peer, the connection that carries requests, and the communicator that carries units."""
+class PairBackend:
+    """The Backend over NCCL or gloo, with one communicator per peer."""
 
-    description: PoolDescription
-    units: Units
-    chunk_bytes: int
-    sock: socket.socket
-    group: PairGroup
-    read_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one read at a time
-
-    @property
-    def peer_id(self) -> PeerId:
-        """The peer's incarnation."""
-        return PeerId(self.description.incarnation)
-
-
-class PairTransport:
-    """KVTransport over NCCL or gloo, with one communicator per peer."""
+    costs = ""
 
     def __init__(
         self,
-        identity: PoolIdentity,
         host: str,
-        quarantine: Quarantine | None = None,
-        connect_deadline_s: float = 15.0,
         port: int = 0,
-        backend: str = NAME,
+        connect_deadline_s: float = 15.0,
+        name: str = NAME,
         chunk_timeout_s: float = CHUNK_TIMEOUT_S,
     ) -> None:
-        """`port`: listens here for peers, 0: any free port; `backend`: nccl, or gloo for pools in host memory.
+        """`port`: listens here for peers, 0: any free port; `name`: nccl, or gloo for pools in host memory.
 
         `chunk_timeout_s`: for each chunk. Raises TransportUnavailable if torch has no NCCL, or is configured to end the
         process when NCCL is late.
         """
-        if backend == NAME:
+        if name == NAME:
             nccl_type()
             require_blocking_wait()
-        self.quarantine = quarantine if quarantine is not None else Quarantine()
-        self._identity = identity
+        self.name = name
+        self.connect_deadline_s = connect_deadline_s
         self._host = host
         self._port = port
-        self._backend = backend
         self._chunk_timeout_s = chunk_timeout_s
         self._making_deadline_s = connect_deadline_s * MAKING_SHARE
-        self._pool: LocalPool | None = None
         self._owner: PairOwner | None = None
         self._listener: Listener | None = None
-        self._streams: SideStreams | None = None
-        self._transfers = Transfers(self.quarantine)
-        self._connections: Connections[Peer] = Connections(connect_deadline_s, self._transfers, self._dispose)
         self._factory = CommunicatorFactory()
         self._limit = CommunicatorLimit()
         self._timed_out = Refusals(retry_s=None)
 
-    @property
-    def choices(self) -> Mapping[PeerId, TransportChoice]:
-        """NCCL or gloo, for every connected peer."""
-        reason = "two-sided: the peer's CPU sends"
-        return {peer: TransportChoice(self._backend, reason) for peer in self._connections.peers()}
+    def register_pool(self, pool: LocalPool) -> bytes:
+        """Listen for peers; see Backend. Raises OSError if the given port is not available."""
+        if self.name != NAME:
+            pool.require_host_memory()
+        elif not pool.tensor.is_cuda:
+            raise TransportUnavailable(f"NCCL transfers GPU memory, this pool is on {pool.tensor.device}")
+        else:
+            load_kernels(pool.rows(pool.block_bytes))
+        streams = SideStreams(pool.tensor.device)
+        self._owner = PairOwner(pool, self._host, self._chunk_timeout_s, CHUNK_BYTES, streams)
+        self._listener = Listener(listening_socket(self._host, self._port), pool, self._owner.serve)
+        return endpoint.encode(Endpoint(*self._listener.address, self._listener.key, CHUNK_BYTES))
 
-    def register_pool(self, pool: Tensor) -> PoolDescription:
-        """Listen for peers; see KVTransport. Raises OSError if the given port is not available."""
-        is_nccl = self._backend == NAME
-        local = LocalPool.of(pool, self._identity, on_gpu=is_nccl)
-        if is_nccl and not pool.is_cuda:
-            raise TransportUnavailable(f"NCCL transfers GPU memory, this pool is on {pool.device}")
-        if pool.is_cuda:
-            load_kernels(local.rows(local.block_bytes))
-        self._pool = local
-        self._streams = SideStreams(pool.device)
-        sock = listening_socket(self._host, self._port)
-        host, port = sock.getsockname()[:2]
-        address = Endpoint(host, port, secrets.token_hex(16), CHUNK_BYTES)
-        self._owner = PairOwner(local, self._host, self._chunk_timeout_s, CHUNK_BYTES, self._streams)
-        self._listener = Listener(sock, local, address.key, self._owner.serve)
-        return local.describe(self._backend, endpoint.encode(address))
-
-    async def connect(self, peer: PoolDescription) -> PeerId:
-        """Greet the peer and create the communicator; see KVTransport."""
-        units = self._require_pool().units(peer)
-        peer_id = PeerId(peer.incarnation)
-        await self._connections.ensure(peer_id, lambda: self._open(peer, units))
-        return peer_id
-
-    async def read(
-        self,
-        peer: PeerId,
-        remote: Sequence[int],
-        local: Sequence[int],
-        deadline_s: float,
-        landed: Landed = ignore_landed,
-    ) -> None:
-        """Receive chunk by chunk; see KVTransport."""
-        connected = self._connections.get(peer)
-        connected.units.check(peer, remote, local)
-        if not local:
-            return
-        end_s = asyncio.get_running_loop().time() + deadline_s
-        try:
-            async with asyncio.timeout_at(end_s):
-                await connected.read_lock.acquire()
-        except TimeoutError as error:
-            raise TransferDeadline(f"peer {peer} is still busy with earlier reads") from error
-        await self._read(connected, remote, local, end_s, landed)
-        if not self._connections.is_current(peer, connected):
-            raise PeerLost(f"peer {peer} ended during the read")
-
-    async def _read(
-        self, connected: Peer, remote: Sequence[int], local: Sequence[int], end_s: float, landed: Landed
-    ) -> None:
-        """Read while holding the read lock, which is released when the read has really ended."""
-        peer, units = connected.peer_id, connected.units
-        loop = asyncio.get_running_loop()
-        if not self._connections.is_current(peer, connected):
-            connected.read_lock.release()
-            raise PeerLost(f"peer {peer} was forgotten")
-        step = max(1, min(connected.chunk_bytes, CHUNK_BYTES) // units.unit_bytes)
-        rows = self._require_pool().rows(units.unit_bytes)
-        lose = partial(self._connections.lose, peer, connected)
-        timers: list[asyncio.TimerHandle] = []
-        reads: list[PairRead] = []
-
-        def start(transfer: Transfer) -> "asyncio.Future[None]":
-            reads.append(PairRead(connected.sock, connected.group, rows, step, transfer, landed))
-            return loop.create_task(reads[0].run(remote, local))
-
-        def interrupt() -> None:
-            timers.append(loop.call_later(GRACE_S, lose))
-
-        def ended(_: bool) -> None:
-            for timer in timers:
-                timer.cancel()
-            if not reads.pop().is_drained:  # before the next read acquires the lock
-                lose()
-            self._limit.mark_idle(peer)
-            connected.read_lock.release()
-
-        held = units.local_blocks(local)
-        self._limit.mark_busy(peer)
-        try:
-            await self._transfers.run(peer, held, start, max(0.0, end_s - loop.time()), interrupt, ended)
-        except PeerLost:
-            lose()
-            raise
-
-    def forget(self, peer: PeerId) -> None:
-        """Close the connection and abort the communicator; see KVTransport."""
-        self._connections.forget(peer)
-
-    async def close(self) -> None:
-        """Abort every communicator; see KVTransport."""
-        if self._listener is not None:
-            await self._listener.close()
-        await self._connections.close()
-        try:
-            async with asyncio.timeout(END_S):
-                await self._transfers.close()
-        except TimeoutError:  # nothing can land any more: data from an aborted communicator is dropped
-            logger.warning("reads over %s hang; their threads are leaked", self._backend)
-        for factory in (self._factory, self._owner.factory if self._owner is not None else self._factory):
-            await factory.all_ended()
-
-    def _require_pool(self) -> LocalPool:
-        if self._pool is None:
-            raise ValueError("no pool was registered")
-        return self._pool
-
-    async def _open(self, peer: PoolDescription, units: Units) -> Peer:
-        address, peer_id = endpoint.decode(Endpoint, peer, self._backend), PeerId(peer.incarnation)
-        if (reason := self._timed_out.reason(self._backend, peer_id)) is not None:
+    async def open(self, peer: PoolDescription, units: Units, lose: Lose) -> "PairConnection":
+        """Greet the peer and create the communicator; see Backend."""
+        address, peer_id = endpoint.decode(Endpoint, peer, self.name), PeerId(peer.incarnation)
+        if (reason := self._timed_out.reason(self.name, peer_id)) is not None:
             raise TransportUnavailable(reason)
-        self._limit.acquire(peer_id, lambda: self.forget(peer_id))
+        owner = self._owner
+        assert owner is not None
+        self._limit.require_room()  # before the owner creates a communicator in vain
+        sock = await open_connection(address.host, address.port, address.key, owner.pool, peer)
         try:
-            sock = await open_connection(address.host, address.port, address.key, self._require_pool(), peer)
-            try:
-                group = await self._connect_group(sock, address.host, peer_id)
-            except BaseException:
-                sock.close()
-                raise
+            self._limit.acquire(peer_id, partial(disconnect, sock))
+            group = await self._connect_group(sock, address.host, peer_id, owner)
         except BaseException:
             self._limit.release(peer_id)
+            sock.close()
             raise
-        connected = Peer(peer, units, address.chunk_bytes, sock, group)
         self._limit.mark_idle(peer_id)
-        loop, lose = asyncio.get_running_loop(), self._connections.lose
-        loop.add_reader(sock.fileno(), lose, peer_id, connected)  # the owner sends nothing more: readable means closed
-        return connected
+        connection = PairConnection(
+            peer_id,
+            TransportChoice(self.name, "two-sided: the peer's CPU sends"),
+            sock,
+            group,
+            rows=owner.pool.rows(units.unit_bytes),
+            step=max(1, min(address.chunk_bytes, CHUNK_BYTES) // units.unit_bytes),
+            grace_s=self._chunk_timeout_s,
+            limit=self._limit,
+            factory=self._factory,
+            lose=lose,
+        )
+        # The owner sends nothing more: readable means closed.
+        asyncio.get_running_loop().add_reader(sock.fileno(), lose, peer_id, connection)
+        return connection
 
-    async def _connect_group(self, sock: socket.socket, host: str, peer: PeerId) -> PairGroup:
+    async def _connect_group(self, sock: socket.socket, host: str, peer: PeerId, owner: PairOwner) -> PairGroup:
         """Create the communicator with a greeted peer.
 
         Raises PeerLost if the peer has ended, TransportUnavailable if it is alive but the creation fails or is late.
@@ -270,27 +151,75 @@ class PairTransport:
             if port > MAX_PORT:
                 raise PeerRefused(f"peer {peer} claims to listen on port {port}")
             async with asyncio.timeout(self._making_deadline_s):
-                return await self._make_group(host, port)
+                return await self._factory.make(partial(_join, owner, host, port))
         except (OSError, RuntimeError) as error:
             if not is_open(sock):
                 raise PeerLost(f"peer {peer} ended while it was being connected: {first_line(error)}") from error
             reason = f"no communicator with peer {peer}: {first_line(error)}"
             if isinstance(error, TimeoutError):
                 reason = f"no communicator with peer {peer} within {self._making_deadline_s:g} s"
-                self._timed_out.note(self._backend, peer, reason)
+                self._timed_out.note(self.name, peer, reason)
             raise TransportUnavailable(reason) from error
 
-    async def _make_group(self, host: str, port: int) -> PairGroup:
-        device, timeout_s, streams = self._require_pool().tensor.device, self._chunk_timeout_s, self._streams
-        assert streams is not None
+    async def stop(self) -> None:
+        """Stop serving; see Backend."""
+        if self._listener is not None:
+            await self._listener.close()
 
-        def make() -> PairGroup:
-            return PairGroup(peers_store(host, port, timeout_s), READER, self._host, device, timeout_s, streams)
+    async def close(self) -> None:
+        """Wait for the ends of all communicators; see Backend."""
+        await self._factory.all_ended()
+        if self._owner is not None:
+            await self._owner.factory.all_ended()
 
-        return await self._factory.make(make)
 
-    def _dispose(self, peer: PeerId, connected: Peer) -> None:
-        self._limit.release(peer)
-        asyncio.get_running_loop().remove_reader(connected.sock.fileno())
-        connected.sock.close()
-        self._factory.end(connected.group)
+def _join(owner: PairOwner, host: str, port: int) -> PairGroup:
+    """Create our side of the communicator at the peer's store; blocks."""
+    store = peers_store(host, port, owner.timeout_s)
+    return PairGroup(store, READER, owner.host, owner.pool.tensor.device, owner.timeout_s, owner.streams)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairConnection:
+    """The connection to a peer that carries requests, and the communicator that carries units."""
+
+    peer: PeerId
+    choice: TransportChoice
+    sock: socket.socket
+    group: PairGroup
+    rows: Tensor  # our pool, [num_units, unit_bytes]
+    step: int  # units per chunk
+    grace_s: float  # for an aborted read to drain its requested chunks before the communicator is aborted
+    limit: CommunicatorLimit
+    factory: CommunicatorFactory
+    lose: Lose
+    max_reads: int = 1
+
+    def is_open(self) -> bool:
+        """Return whether the peer is still connected."""
+        return is_open(self.sock)
+
+    def start(self, transfer: Transfer) -> "asyncio.Future[None]":
+        """Receive chunk by chunk; see Connection."""
+        loop, lose = asyncio.get_running_loop(), partial(self.lose, self.peer, self)
+        read = PairRead(self.sock, self.group, self.rows, self.step, transfer)
+        timers: list[asyncio.TimerHandle] = []
+
+        def ended(_: bool) -> None:
+            for timer in timers:
+                timer.cancel()
+            if not read.is_drained:  # before the next read starts
+                lose()
+            self.limit.mark_idle(self.peer)
+
+        transfer.interrupt = lambda: timers.append(loop.call_later(self.grace_s, lose))
+        transfer.ended = ended
+        self.limit.mark_busy(self.peer)
+        return loop.create_task(read.run())
+
+    def close(self) -> None:
+        """Close the connection and abort the communicator."""
+        self.limit.release(self.peer)
+        asyncio.get_running_loop().remove_reader(self.sock.fileno())
+        self.sock.close()
+        self.factory.end(self.group)

@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable
 
 from baton.kvtransfer.errors import TransportUnavailable
+from baton.kvtransfer.nixl.connection import NixlConnection
 from baton.kvtransfer.nixl.gpu_memory import EXPANDABLE
-from baton.kvtransfer.nixl.peer import NixlPeer
 from baton.kvtransfer.nixl.read import ASK_AFTER_S, Read
 
 # While UCX sets up a connection, which may continue after the first reads, some reads need the peer to poll.
@@ -28,7 +28,7 @@ async def ends_immediately(run: RunProbe) -> bool:
     return False
 
 
-async def is_one_sided(peer: NixlPeer, run: RunProbe) -> bool:
+async def is_one_sided(peer: NixlConnection, run: RunProbe) -> bool:
     """Return whether reads end while the peer does not poll; reads that UCX emulates or stages need it to poll.
 
     The peer must be polling for us at the call, and is again afterwards. Whether it really pauses is verified: it
@@ -53,7 +53,7 @@ async def is_one_sided(peer: NixlPeer, run: RunProbe) -> bool:
     )
 
 
-async def host_path(run: RunProbe, peer: NixlPeer, have_rdma: bool, one_sided_only: bool) -> str:
+async def host_path(run: RunProbe, peer: NixlConnection, have_rdma: bool, one_sided_only: bool) -> str:
     """Describe how host memory is read. Raises TransportUnavailable if UCX emulates it and `one_sided_only` is set."""
     if await ends_immediately(run):
         return "cross-memory attach on one host"
@@ -67,7 +67,7 @@ async def host_path(run: RunProbe, peer: NixlPeer, have_rdma: bool, one_sided_on
     return "reads emulated over TCP"
 
 
-async def device_path(run: RunProbe, peer: NixlPeer, is_same_host: bool, one_sided_only: bool) -> str:
+async def device_path(run: RunProbe, peer: NixlConnection, is_same_host: bool, one_sided_only: bool) -> str:
     """Describe how GPU memory is read.
 
     Raises TransportUnavailable if UCX stages it through host memory and `one_sided_only` is set.

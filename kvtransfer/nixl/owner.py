@@ -6,8 +6,13 @@ from contextlib import suppress
 
 from baton.kvtransfer.handshake import Caller
 from baton.kvtransfer.nixl.agent import NixlAgent
-from baton.kvtransfer.nixl.peer import COUNT, COUNT_BYTES, POLL
 from baton.kvtransfer.tcp.connection import keep_alive
+
+# Commands of a reader to the owner.
+POLL = b"+"  # poll from now on
+REST = b"-"  # stop polling
+COUNT = b"?"  # once idle, that is, polling for no peer, report the number of polls so far
+COUNT_BYTES = 8
 
 
 class NixlOwner:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kvtransfer.base import Landed, ignore_landed
 from baton.kvtransfer.nixl.gpu_memory import MemoryPlace
 from baton.kvtransfer.threads import Failed, end_soon
 from baton.kvtransfer.transfers import Transfer
@@ -41,34 +40,29 @@ class Read:
 
     def __init__(
         self,
-        peer: str,
-        region: int,
-        ours: Sequence[int],
-        theirs: Sequence[int],
-        piece_bytes: int,
         transfer: Transfer,
+        region: int,
+        piece_bytes: int,
         ended: "asyncio.Future[None]",
         ask: Callable[[], object],
-        landed: Landed = ignore_landed,
-        max_step_bytes: int = MAX_STEP_BYTES,
-        ask_after_s: float = ASK_AFTER_S,
+        max_step_bytes: int,
+        ask_after_s: float,
     ) -> None:
-        """`region`: the agent's index of our region; `ours` and `theirs`: indices of the pieces, pairwise.
+        """`transfer`: of pieces; `region`: the agent's index of our region.
 
         `ended` is resolved with the read's outcome. `ask`, which requests polling by the peer, is called in the agent's
-        thread if a step makes no progress for `ask_after_s` seconds. `landed`: see KVTransport.read.
+        thread if a step makes no progress for `ask_after_s` seconds.
         """
-        self.peer = peer
+        self.peer = transfer.peer
         self.region = region
         self.handle: Any = None  # NIXL's handle of the step in flight
         self.is_broken = False
         self.finished_immediately = True  # every step was done when NIXL returned from posting it
         self._ask = ask
-        self._landed = landed
         self._waits_since_s: float | None = None
         self.has_requested_polling = False
-        self._all_ours = np.asarray(ours, np.int32)
-        self._all_theirs = np.asarray(theirs, np.int32)
+        self._all_ours = np.asarray(transfer.local, np.int32)
+        self._all_theirs = np.asarray(transfer.remote, np.int32)
         self._step = max(1, max_step_bytes // piece_bytes)
         self._ask_after_s = ask_after_s
         self._next = 0
@@ -94,7 +88,7 @@ class Read:
         self.handle.release()
         self.handle = None
         self._waits_since_s = None
-        self._landed(len(self.ours))
+        self._transfer.landed(len(self.ours))
 
     def wait(self) -> None:
         """Handle a poll that found the step still in flight; request polling by the peer if it is late."""

@@ -14,8 +14,6 @@ verifiably does not poll detects it. This too is refused, with the reason.
 
 import asyncio
 import base64
-import secrets
-from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,22 +23,20 @@ import torch
 from torch import Tensor
 
 from baton.kvtransfer import endpoint
-from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, ignore_landed
+from baton.kvtransfer.backend import Lose
+from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable, truncated_repr
 from baton.kvtransfer.listener import Listener, is_open
-from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.local_pool import LocalPool, Units
 from baton.kvtransfer.nixl.agent import NixlAgent
+from baton.kvtransfer.nixl.connection import NixlConnection
 from baton.kvtransfer.nixl.gpu_memory import MemoryPlace, gpu_number
 from baton.kvtransfer.nixl.one_sided_probe import device_path, host_path
 from baton.kvtransfer.nixl.owner import NixlOwner
-from baton.kvtransfer.nixl.peer import NixlPeer
 from baton.kvtransfer.nixl.rdma import has_rdma_device
-from baton.kvtransfer.nixl.read import MAX_GPU_STEP_BYTES, MAX_STEP_BYTES, Read, Region
-from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.nixl.read import MAX_GPU_STEP_BYTES, MAX_STEP_BYTES, Region
 from baton.kvtransfer.tcp.connection import listening_socket, open_connection
 from baton.kvtransfer.threads import run_in_thread
-from baton.kvtransfer.transfers import Connections, Transfer, Transfers
-from baton.kvtransfer.units import Units
 
 NAME = "nixl"
 HOST = torch.device("cpu")
@@ -78,17 +74,19 @@ class Registered:
         return MAX_GPU_STEP_BYTES if self.place.is_gpu else MAX_STEP_BYTES
 
 
-class NixlTransport:
-    """KVTransport over NIXL. NIXL cannot abort a read, so its blocks stay in quarantine until it ends."""
+class NixlBackend:
+    """The Backend over NIXL. NIXL cannot abort a read, so its blocks stay in quarantine until it ends."""
+
+    name = NAME
+    costs = ""
 
     def __init__(
         self,
-        identity: PoolIdentity,
+        incarnation: str,
         host: str,
-        quarantine: Quarantine | None = None,
+        port: int = 0,
         connect_deadline_s: float = 5.0,
         one_sided_only: bool = True,
-        port: int = 0,
         probe_while_idle: bool | None = None,
         device: torch.device = HOST,
     ) -> None:
@@ -98,137 +96,80 @@ class NixlTransport:
         reads while the peer does not poll, instead of by whether they end immediately, as a copy by the kernel does;
         None: for GPUs only. `device`: of the pool to be registered. Raises TransportUnavailable.
         """
-        self.quarantine = quarantine if quarantine is not None else Quarantine()
-        self._identity = identity
+        self.connect_deadline_s = connect_deadline_s
         self._host = host
         self._port = port
-        self._connect_deadline_s = connect_deadline_s
         self._one_sided_only = one_sided_only
         self._probe_while_idle = probe_while_idle
         self._registered: Registered | None = None
         self._listener: Listener | None = None
-        self._dormant: dict[PeerId, NixlPeer] = {}  # forgotten but alive peers, with their connection
-        self._transfers = Transfers(self.quarantine)
-        self._connections: Connections[NixlPeer] = Connections(connect_deadline_s, self._transfers, self._make_dormant)
+        self._dormant: dict[PeerId, NixlConnection] = {}  # forgotten but alive peers
         # The agent's name is the incarnation, so that NIXL never mistakes a restarted peer for the one that ended.
-        self._agent = NixlAgent(identity.incarnation, gpu_number(device))
+        self._agent = NixlAgent(incarnation, gpu_number(device))
 
-    @property
-    def choices(self) -> Mapping[PeerId, TransportChoice]:
-        """NIXL, for every connected peer."""
-        return {peer: TransportChoice(NAME, self._connections.get(peer).reason) for peer in self._connections.peers()}
-
-    def register_pool(self, pool: Tensor) -> PoolDescription:
-        """Register the memory with NIXL and listen for peers; see KVTransport.
+    def register_pool(self, pool: LocalPool) -> bytes:
+        """Register the memory with NIXL and listen for peers; see Backend.
 
         Raises OSError if the given port is not available, TransportUnavailable for GPU memory if UCX lacks CUDA.
         """
-        local, place = LocalPool.of(pool, self._identity, on_gpu=True), MemoryPlace.of(pool)
-        agent = self._agent
-        probe_block = torch.empty(local.block_bytes, dtype=torch.uint8, device=pool.device)
-        for memory in (pool, probe_block):
+        place, agent = MemoryPlace.of(pool.tensor), self._agent
+        probe_block = torch.empty(pool.block_bytes, dtype=torch.uint8, device=pool.tensor.device)
+        for memory in (pool.tensor, probe_block):
             agent.call(partial(agent.register, memory, place)).result()
         metadata = base64.b64encode(agent.call(agent.metadata).result()).decode()
-        self._registered = Registered(local, probe_block, place)
-        sock = listening_socket(self._host, self._port)
-        host, port = sock.getsockname()[:2]
-        key, rdma = secrets.token_hex(16), int(has_rdma_device())
-        address = Endpoint(host, port, key, metadata, local.address, rdma, place.kind, place.device, boot_id())
-        self._listener = Listener(sock, local, address.key, NixlOwner(self._agent).serve)
-        return local.describe(NAME, endpoint.encode(address))
+        self._registered = Registered(pool, probe_block, place)
+        listener = self._listener = Listener(
+            listening_socket(self._host, self._port), pool, NixlOwner(self._agent).serve
+        )
+        host, port = listener.address
+        rdma, boot = int(has_rdma_device()), boot_id()
+        return endpoint.encode(
+            Endpoint(host, port, listener.key, metadata, pool.address, rdma, place.kind, place.device, boot)
+        )
 
-    async def connect(self, peer: PoolDescription) -> PeerId:
-        """Greet the peer and probe how NIXL reads it; see KVTransport."""
-        units = self._require_registered().pool.units(peer)
-        peer_id = PeerId(peer.incarnation)
-        await self._connections.ensure(peer_id, lambda: self._open(peer, units))
-        return peer_id
+    async def open(self, peer: PoolDescription, units: Units, lose: Lose) -> NixlConnection:
+        """Greet the peer and probe how NIXL reads it; see Backend."""
+        dormant = self._dormant.pop(PeerId(peer.incarnation), None)
+        if dormant is not None:
+            return dormant
+        address = endpoint.decode(Endpoint, peer, NAME)
+        registered = self._require_registered()
+        sock = await open_connection(address.host, address.port, address.key, registered.pool, peer)
+        lost = partial(self._lose, lose)
+        unknown = TransportChoice(NAME, "not probed yet")
+        connection = NixlConnection(
+            peer, units, sock, self._agent, registered.max_step_bytes, unknown, self._rest, lost
+        )
+        connection.start_polling()  # UCX needs both sides to poll while it sets up a connection
+        try:
+            connection.choice = TransportChoice(NAME, await self._probe_within_limit(connection, address))
+        except BaseException:
+            sock.close()
+            self._agent.call(partial(self._agent.remove_peer, peer.incarnation))
+            raise
+        connection.stop_polling()
+        asyncio.get_running_loop().add_reader(sock.fileno(), lost, connection)
+        return connection
 
-    async def read(
-        self,
-        peer: PeerId,
-        remote: Sequence[int],
-        local: Sequence[int],
-        deadline_s: float,
-        landed: Landed = ignore_landed,
-    ) -> None:
-        """Read in the agent's thread, in steps of 4 MiB, or 32 MiB between GPUs; see KVTransport."""
-        connection = self._connections.get(peer)
-        units = connection.units
-        units.check(peer, remote, local)
-        if local:
-            step = self._require_registered().max_step_bytes
-            read = partial(
-                Read, peer, connection.region, local, remote, units.unit_bytes, landed=landed, max_step_bytes=step
-            )
-            await self._run(connection, read, units.local_blocks(local), deadline_s)
-        if not self._connections.is_current(peer, connection):
-            raise PeerLost(f"peer {peer} ended during the read")
-
-    def forget(self, peer: PeerId) -> None:
-        """Abort the reads from the peer; see KVTransport.
-
-        NIXL's connection is kept until the peer ends, since UCX does not release the sockets of a live peer.
-        """
-        self._connections.forget(peer)
-
-    async def close(self) -> None:
-        """Destroy the agent, which ends every transfer; see KVTransport."""
+    async def stop(self) -> None:
+        """Stop serving and destroy the agent, which ends every transfer; see Backend."""
         if self._listener is not None:
             await self._listener.close()
-        await self._connections.close()
         for connection in list(self._dormant.values()):
-            self._lose(connection)
+            self._end(connection)
         await run_in_thread("baton-kv-nixl-close", self._agent.close)
-        await self._transfers.close()
+
+    async def close(self) -> None:
+        """Return at once; see Backend."""
 
     def _require_registered(self) -> Registered:
         if self._registered is None:
             raise ValueError("no pool was registered")
         return self._registered
 
-    async def _run(self, peer: NixlPeer, make: "partial[Read]", held: Sequence[int], deadline_s: float) -> Read:
-        """Start a read and wait for its end; make the peer poll if the read makes no progress."""
-        loop = asyncio.get_running_loop()
-        reads: list[Read] = []
-
-        def start(transfer: Transfer) -> "asyncio.Future[None]":
-            ended: asyncio.Future[None] = loop.create_future()
-            reads.append(make(transfer, ended, lambda: loop.call_soon_threadsafe(peer.start_polling)))
-            self._agent.read(reads[0])
-            return ended
-
-        def finish(_: bool) -> None:
-            if reads[0].has_requested_polling:
-                peer.stop_polling()
-            if reads[0].is_broken:
-                self._lose(peer)
-
-        await self._transfers.run(peer.peer_id, held, start, deadline_s, ended=finish)
-        return reads[0]
-
-    async def _open(self, peer: PoolDescription, units: Units) -> NixlPeer:
-        dormant = self._dormant.pop(PeerId(peer.incarnation), None)
-        if dormant is not None:
-            return dormant
-        address = endpoint.decode(Endpoint, peer, NAME)
-        pool = self._require_registered().pool
-        sock = await open_connection(address.host, address.port, address.key, pool, peer)
-        connection = NixlPeer(peer, units, sock)
-        connection.start_polling()  # UCX needs both sides to poll while it sets up a connection
-        try:
-            connection.reason = await self._probe_within_limit(connection, address)
-        except BaseException:
-            sock.close()
-            self._agent.call(partial(self._agent.remove_peer, peer.incarnation))
-            raise
-        connection.stop_polling()
-        asyncio.get_running_loop().add_reader(sock.fileno(), self._lose, connection)
-        return connection
-
-    async def _probe_within_limit(self, connection: NixlPeer, address: Endpoint) -> str:
+    async def _probe_within_limit(self, connection: NixlConnection, address: Endpoint) -> str:
         """Probe the peer; raise TransportUnavailable, not TransferDeadline, if it is alive but NIXL's reads hang."""
-        limit_s = self._connect_deadline_s * PROBE_SHARE
+        limit_s = self.connect_deadline_s * PROBE_SHARE
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 return await self._probe(connection, address)
@@ -236,7 +177,7 @@ class NixlTransport:
             raise PeerLost(f"peer {connection.peer_id} ended while it was being connected")
         raise TransportUnavailable(f"NIXL's probe of peer {connection.peer_id} did not end within {limit_s:g} s")
 
-    async def _probe(self, connection: NixlPeer, address: Endpoint) -> str:
+    async def _probe(self, connection: NixlConnection, address: Endpoint) -> str:
         """Validate the peer's address and read a unit as a probe; return a description of how NIXL reads it."""
         peer, unit_bytes = connection.description, connection.units.unit_bytes
         registered = self._require_registered()
@@ -265,28 +206,27 @@ class NixlTransport:
         scratch = Region(registered.probe_block.data_ptr(), unit_bytes, 1, registered.place)
         connection.region = await self._agent.call_async(lambda: self._agent.prepare(ours))
         scratch_region = await self._agent.call_async(lambda: self._agent.prepare(scratch))
-        probe = partial(Read, peer.incarnation, scratch_region, [0], [0], unit_bytes)
-
-        def run(ask_after_s: float) -> Awaitable[Read]:
-            return self._run(connection, partial(probe, ask_after_s=ask_after_s), [], self._connect_deadline_s)
-
+        run = partial(connection.probe, scratch_region, self.connect_deadline_s)
         if registered.place.is_gpu if self._probe_while_idle is None else self._probe_while_idle:
             return await device_path(run, connection, address.boot == boot_id(), self._one_sided_only)
         have_rdma = bool(address.rdma) and has_rdma_device()
         return await host_path(run, connection, have_rdma, self._one_sided_only)
 
-    def _make_dormant(self, peer: PeerId, connection: NixlPeer) -> None:
-        self._dormant[peer] = connection
+    def _rest(self, connection: NixlConnection) -> None:
+        """Keep a closed connection until the peer ends, since UCX does not release the sockets of a live peer."""
+        self._dormant[connection.peer_id] = connection
 
-    def _lose(self, connection: NixlPeer) -> None:
-        peer = connection.peer_id
-        self._connections.lose(peer, connection)
-        if self._dormant.get(peer) is not connection:
-            return
-        del self._dormant[peer]
+    def _lose(self, lose: Lose, connection: NixlConnection) -> None:
+        """Handle the end of a peer, connected or dormant."""
+        lose(connection.peer_id, connection)
+        if self._dormant.get(connection.peer_id) is connection:
+            self._end(connection)
+
+    def _end(self, connection: NixlConnection) -> None:
+        del self._dormant[connection.peer_id]
         asyncio.get_running_loop().remove_reader(connection.sock.fileno())
         connection.sock.close()
-        self._agent.call(partial(self._agent.remove_peer, peer))
+        self._agent.call(partial(self._agent.remove_peer, connection.peer_id))
 
 
 def boot_id() -> str:

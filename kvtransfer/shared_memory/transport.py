@@ -12,27 +12,22 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from baton.kvtransfer import endpoint
-from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, ignore_landed
+from baton.kvtransfer.backend import MAX_READS, Lose
+from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
 from baton.kvtransfer.handshake import Caller, greet
 from baton.kvtransfer.listener import Listener, is_open, readable
-from baton.kvtransfer.local_pool import LocalPool, runs
-from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.local_pool import LocalPool, Units, runs
 from baton.kvtransfer.shared_memory.pool import MADV_POPULATE_READ, SEALS, SharedPool, populate
 from baton.kvtransfer.threads import run_in_thread
-from baton.kvtransfer.transfers import Connections, CopyThreads, Transfer, Transfers
-from baton.kvtransfer.units import Units
-
-__all__ = ["SharedMemoryTransport", "SharedPool"]
+from baton.kvtransfer.transfers import CopyThreads, Transfer
 
 NAME = "shared_memory"
 MAX_STEP_BYTES = 1 << 20  # copied between two checks for an abort; fits a core's private cache
@@ -48,107 +43,33 @@ class Endpoint:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A peer's mapped pool; unmapped when the last read that uses it has ended."""
+class SharedMemoryBackend:
+    """The Backend that maps the pools of other processes on this host."""
 
-    units: Units
-    sock: socket.socket
-    memory: NDArray[np.uint8]  # [num_remote, unit_bytes], read-only
+    name = NAME
+    costs = ""
 
-
-class SharedMemoryTransport:
-    """KVTransport that maps the pools of other processes on this host."""
-
-    def __init__(
-        self,
-        identity: PoolIdentity,
-        memory: SharedPool,
-        quarantine: Quarantine | None = None,
-        connect_deadline_s: float = 5.0,
-    ) -> None:
-        self.quarantine = quarantine if quarantine is not None else Quarantine()
-        self._identity = identity
+    def __init__(self, memory: SharedPool, connect_deadline_s: float = 5.0) -> None:
+        self.connect_deadline_s = connect_deadline_s
         self._memory = memory
         self._pool: LocalPool | None = None
         self._listener: Listener | None = None
-        self._transfers = Transfers(self.quarantine)
-        self._connections: Connections[Peer] = Connections(connect_deadline_s, self._transfers, self._dispose)
         self._threads = CopyThreads(NAME, max_threads=4)
 
-    @property
-    def choices(self) -> Mapping[PeerId, TransportChoice]:
-        """Shared memory, for every connected peer."""
-        return {peer: TransportChoice(NAME, "same host") for peer in self._connections.peers()}
-
-    def register_pool(self, pool: Tensor) -> PoolDescription:
-        """Listen for peers; see KVTransport. Raises ValueError for a pool not allocated from the SharedPool."""
-        self._pool = LocalPool.of(pool, self._identity)
-        if not self._memory.holds(pool):
+    def register_pool(self, pool: LocalPool) -> bytes:
+        """Listen for peers; see Backend. Raises ValueError for a pool not allocated from the SharedPool."""
+        pool.require_host_memory()
+        if not self._memory.holds(pool.tensor):
             raise ValueError("the pool is not the tensor that was allocated from the given SharedPool")
-        address = Endpoint(host_id(), f"baton-kv-{secrets.token_hex(8)}", secrets.token_hex(16))
+        name = f"baton-kv-{secrets.token_hex(8)}"
         sock = socket.socket(socket.AF_UNIX)
-        sock.bind(f"\0{address.name}")
-        self._listener = Listener(sock, self._pool, address.key, partial(_pass_memory, self._memory))
-        return self._pool.describe(NAME, endpoint.encode(address))
+        sock.bind(f"\0{name}")
+        self._pool = pool
+        self._listener = Listener(sock, pool, partial(_pass_memory, self._memory))
+        return endpoint.encode(Endpoint(host_id(), name, self._listener.key))
 
-    async def connect(self, peer: PoolDescription) -> PeerId:
-        """Map the peer's pool; see KVTransport."""
-        units = self._require_pool().units(peer)
-        peer_id = PeerId(peer.incarnation)
-        await self._connections.ensure(peer_id, lambda: self._open(peer, units))
-        return peer_id
-
-    async def read(
-        self,
-        peer: PeerId,
-        remote: Sequence[int],
-        local: Sequence[int],
-        deadline_s: float,
-        landed: Landed = ignore_landed,
-    ) -> None:
-        """Copy in a thread, or on the event loop up to 128 KiB; see KVTransport."""
-        connection = self._connections.get(peer)
-        units = connection.units
-        units.check(peer, remote, local)
-        target = self._require_pool().in_units(units.unit_bytes)
-        step = max(1, MAX_STEP_BYTES // units.unit_bytes)
-
-        def copy(transfer: Transfer | None) -> None:
-            for run in runs(remote, local, step):
-                if transfer is not None:
-                    transfer.check()
-                source = connection.memory[run.remote : run.remote + run.num_units]
-                np.copyto(target[run.local : run.local + run.num_units], source)
-                landed(run.num_units)
-
-        if len(local) * units.unit_bytes <= INLINE_BYTES:
-            copy(None)
-        else:
-            await self._transfers.run(peer, units.local_blocks(local), self._threads.starter(copy), deadline_s)
-        if self._connections.is_current(peer, connection) and not is_open(connection.sock):
-            self._connections.lose(peer, connection)
-        if not self._connections.is_current(peer, connection):
-            raise PeerLost(f"peer {peer} ended during the read")
-
-    def forget(self, peer: PeerId) -> None:
-        """Drop the mapping; see KVTransport."""
-        self._connections.forget(peer)
-
-    async def close(self) -> None:
-        """Stop serving and reading; see KVTransport."""
-        if self._listener is not None:
-            await self._listener.close()
-        await self._connections.close()
-        await self._transfers.close()
-        self._threads.close()
-
-    def _require_pool(self) -> LocalPool:
-        if self._pool is None:
-            raise ValueError("no pool was registered")
-        return self._pool
-
-    async def _open(self, peer: PoolDescription, units: Units) -> Peer:
+    async def open(self, peer: PoolDescription, units: Units, lose: Lose) -> "SharedMemoryConnection":
+        """Map the peer's pool; see Backend."""
         address = endpoint.decode(Endpoint, peer, NAME)
         if address.host != host_id():
             raise TransportUnavailable(f"peer {peer.incarnation} is on another host or in another network namespace")
@@ -156,36 +77,85 @@ class SharedMemoryTransport:
             sock = socket.socket(socket.AF_UNIX)
         except OSError as error:  # no descriptor left
             raise TransportUnavailable(f"no socket for peer {peer.incarnation}: {error}") from error
+        assert self._pool is not None
         try:
             sock.setblocking(False)
-            memory = await self._map(sock, address, peer)
+            memory = await _map(sock, address, peer, self._pool)
         except BaseException:
             sock.close()
             raise
-        connection = Peer(units, sock, memory.reshape(units.num_remote, units.unit_bytes))
-        loop, lose = asyncio.get_running_loop(), self._connections.lose
-        loop.add_reader(sock.fileno(), lose, PeerId(peer.incarnation), connection)
+        rows = memory.reshape(units.num_remote, units.unit_bytes)
+        connection = SharedMemoryConnection(sock, rows, self._pool.in_units(units.unit_bytes), self._threads)
+        asyncio.get_running_loop().add_reader(sock.fileno(), lose, PeerId(peer.incarnation), connection)
         return connection
 
-    async def _map(self, sock: socket.socket, address: Endpoint, peer: PoolDescription) -> NDArray[np.uint8]:
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.sock_connect(sock, f"\0{address.name}")
-        except OSError as error:
-            raise PeerLost(f"peer {peer.incarnation} no longer listens: {error}") from error
-        except ValueError as error:
-            raise PeerRefused(f"peer {peer.incarnation} has a garbled address: {error}") from error
-        await greet(sock, self._require_pool(), peer, address.key)
-        fd = await _receive_fd(sock, peer)
-        mapping = map_blocks(fd, peer)
-        # The first access to a page can cost as much as copying it. This takes 10 to 30 ms for 256 MiB and runs in the
-        # background: waiting for it would cost reads that start at once as much as it saves them.
-        run_in_thread("baton-kv-populate", partial(populate, mapping, MADV_POPULATE_READ))
-        return np.frombuffer(mapping, np.uint8)
+    async def stop(self) -> None:
+        """Stop serving; see Backend."""
+        if self._listener is not None:
+            await self._listener.close()
 
-    def _dispose(self, _: PeerId, connection: Peer) -> None:
-        asyncio.get_running_loop().remove_reader(connection.sock.fileno())
-        connection.sock.close()
+    async def close(self) -> None:
+        """End the threads; see Backend."""
+        self._threads.close()
+
+
+class SharedMemoryConnection:
+    """A peer's mapped pool, and a socket whose end signals the peer's; unmapped when the last read has ended."""
+
+    choice = TransportChoice(NAME, "same host")
+    max_reads = MAX_READS
+
+    def __init__(
+        self, sock: socket.socket, source: NDArray[np.uint8], target: NDArray[np.uint8], threads: CopyThreads
+    ) -> None:
+        """source: the peer's pool, read-only; target: ours; both [num_units, unit_bytes]."""
+        self._sock = sock
+        self._source = source
+        self._target = target
+        self._threads = threads
+
+    def is_open(self) -> bool:
+        """Return whether the peer still runs; the mapping alone would serve its pages forever."""
+        return is_open(self._sock)
+
+    def start(self, transfer: Transfer) -> "asyncio.Future[None]":
+        """Copy in a thread, or on the event loop up to 128 KiB; see Connection."""
+        if len(transfer.local) * self._target.shape[1] > INLINE_BYTES:
+            return self._threads.run(transfer, partial(self._copy, transfer))
+        self._copy(transfer)
+        copied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        copied.set_result(None)
+        return copied
+
+    def close(self) -> None:
+        """Close the socket."""
+        asyncio.get_running_loop().remove_reader(self._sock.fileno())
+        self._sock.close()
+
+    def _copy(self, transfer: Transfer) -> None:
+        step = max(1, MAX_STEP_BYTES // self._target.shape[1])
+        for run in runs(transfer.remote, transfer.local, step):
+            transfer.check()
+            source = self._source[run.remote : run.remote + run.num_units]
+            np.copyto(self._target[run.local : run.local + run.num_units], source)
+            transfer.landed(run.num_units)
+
+
+async def _map(sock: socket.socket, address: Endpoint, peer: PoolDescription, pool: LocalPool) -> NDArray[np.uint8]:
+    """Greet the peer, and return its mapped pool."""
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, f"\0{address.name}")
+    except OSError as error:
+        raise PeerLost(f"peer {peer.incarnation} no longer listens: {error}") from error
+    except ValueError as error:
+        raise PeerRefused(f"peer {peer.incarnation} has a garbled address: {error}") from error
+    await greet(sock, pool, peer, address.key)
+    fd = await _receive_fd(sock, peer)
+    mapping = map_blocks(fd, peer)
+    # The first access to a page can cost as much as copying it. This takes 10 to 30 ms for 256 MiB and runs in the
+    # background: waiting for it would cost reads that start at once as much as it saves them.
+    run_in_thread("baton-kv-populate", partial(populate, mapping, MADV_POPULATE_READ))
+    return np.frombuffer(mapping, np.uint8)
 
 
 async def _pass_memory(memory: SharedPool, sock: socket.socket, _caller: Caller) -> None:

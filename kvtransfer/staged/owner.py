@@ -13,7 +13,7 @@ import numpy as np
 
 from baton.kvtransfer.errors import PeerRefused, TransferError, TransferFailed
 from baton.kvtransfer.handshake import Caller
-from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.local_pool import LocalPool, unit_bytes_of
 from baton.kvtransfer.staged.control import (
     MAX_STAGED,
     REFUSED,
@@ -29,7 +29,6 @@ from baton.kvtransfer.staged.copy import StagingCopy
 from baton.kvtransfer.staged.window import ReadersFrames, Share
 from baton.kvtransfer.tcp.connection import keep_alive
 from baton.kvtransfer.threads import run_by, settled
-from baton.kvtransfer.units import unit_bytes_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ class _Connection:
         self._frames = frames
         self._unit_bytes = unit_bytes
         self._per_block = owner.pool.block_bytes // unit_bytes
-        self._requests: asyncio.Queue[Sequence[int]] = asyncio.Queue()
+        self._requests: asyncio.Queue[Sequence[int]] = asyncio.Queue(MAX_STAGED)
         self._lent: deque[tuple[int, asyncio.TimerHandle]] = deque()
         self._num_staged = 0  # frames lent or requested
         self._send_lock = asyncio.Lock()

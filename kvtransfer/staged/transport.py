@@ -14,28 +14,16 @@ is for hosts where nothing better works, or for explicit requests.
 import asyncio
 import base64
 import json
-import secrets
 import socket
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from baton.kvtransfer import endpoint
-from baton.kvtransfer.base import (
-    KVTransport,
-    Landed,
-    PeerId,
-    PoolDescription,
-    PoolIdentity,
-    TransportChoice,
-    ignore_landed,
-)
+from baton.kvtransfer.backend import MAX_READS, Lose
+from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.errors import PeerLost, PeerRefused
-from baton.kvtransfer.listener import Listener
-from baton.kvtransfer.local_pool import LocalPool
-from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.listener import Listener, is_open
+from baton.kvtransfer.local_pool import LocalPool, Units
 from baton.kvtransfer.shared_memory.pool import SharedPool
 from baton.kvtransfer.staged.control import StagingControl
 from baton.kvtransfer.staged.copy import StagingCopy
@@ -43,8 +31,7 @@ from baton.kvtransfer.staged.owner import StagingOwner
 from baton.kvtransfer.staged.read import Local, StagedRead
 from baton.kvtransfer.staged.window import WINDOW_BYTES, ReadersFrames, StagingWindow
 from baton.kvtransfer.tcp.connection import listening_socket, open_connection
-from baton.kvtransfer.transfers import Connections, Transfer, Transfers
-from baton.kvtransfer.units import Units
+from baton.kvtransfer.transfers import Transfer
 
 NAME = "staged"
 MAX_COPIES = 4  # at once; PCIe has two directions
@@ -63,37 +50,26 @@ class Endpoint:
     window: str  # JSON object: the endpoints of the transport underneath, base64
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Peer:
-    """A peer and the control connections to it."""
+class StagedBackend:
+    """The Backend through windows of host memory, over a transport that it owns."""
 
-    description: PoolDescription
-    units: Units
-    address: Endpoint
-    watched: socket.socket  # carries no data; its end signals the peer's end
-    idle: list[StagingControl] = field(default_factory=list)
-
-
-class StagedTransport:
-    """KVTransport through windows of host memory, over a transport that it owns."""
+    name = NAME
+    costs = "which takes each byte twice over PCIe and twice through host memory"
 
     def __init__(
         self,
-        identity: PoolIdentity,
         underneath: KVTransport,
         memory: SharedPool,
         host: str,
-        quarantine: Quarantine | None = None,
-        connect_deadline_s: float = 5.0,
         port: int = 0,
+        connect_deadline_s: float = 5.0,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
         """`underneath`: transfers host memory, no pool yet; `memory`: for the window. Both are owned from now on.
 
         `port`: listens here for peers, 0: any free port.
         """
-        self.quarantine = quarantine if quarantine is not None else Quarantine()
-        self._identity = identity
+        self.connect_deadline_s = connect_deadline_s
         self._underneath = underneath
         self._memory = memory
         self._host = host
@@ -102,102 +78,56 @@ class StagedTransport:
         self._window: StagingWindow | None = None
         self._local: Local | None = None
         self._listener: Listener | None = None
-        self._transfers = Transfers(self.quarantine)
-        self._connections: Connections[Peer] = Connections(connect_deadline_s, self._transfers, self._dispose)
         self._threads = ThreadPoolExecutor(MAX_COPIES, thread_name_prefix="baton-kv-staged")
 
-    @property
-    def choices(self) -> Mapping[PeerId, TransportChoice]:
-        """The choice of the transport underneath for each connected peer, its name prefixed with `staged_`."""
-        choices = self._underneath.choices
-        return {
-            peer: TransportChoice(f"{NAME}_{choices[peer].transport}", f"through host memory, {choices[peer].reason}")
-            for peer in self._connections.peers()
-            if peer in choices
-        }
-
-    def register_pool(self, pool: Tensor) -> PoolDescription:
-        """Allocate the window, register it with the transport underneath, and listen for peers; see KVTransport.
+    def register_pool(self, pool: LocalPool) -> bytes:
+        """Allocate the window, register it with the transport underneath, and listen for peers; see Backend.
 
         Raises OSError if the given port is not available, TransportUnavailable if the window cannot be pinned.
         """
-        local = LocalPool.of(pool, self._identity, on_gpu=True)
         try:
-            return self._register(local)
+            return self._register(pool)
         except BaseException:  # frees the window now, as the caller may use another transport; `close` does the rest
             self._close_window()
             raise
 
-    def _register(self, local: LocalPool) -> PoolDescription:
+    def _register(self, local: LocalPool) -> bytes:
         window = self._window = StagingWindow(self._memory, local, self._window_bytes)
         described = self._underneath.register_pool(window.tensor)
         copy = StagingCopy(local, window.tensor)
-        sock = listening_socket(self._host, self._port)
-        host, port = sock.getsockname()[:2]
-        endpoints = {name: base64.b64encode(each).decode() for name, each in described.endpoints.items()}
-        address = Endpoint(
-            host, port, secrets.token_hex(16), described.num_blocks, window.frame_blocks, json.dumps(endpoints)
-        )
         owner = StagingOwner(local, ReadersFrames(window.for_readers), window.frame_blocks, copy, self._threads)
         self._local = Local(local, window, copy, self._underneath, self._threads)
-        self._listener = Listener(sock, local, address.key, owner.serve)
-        return local.describe(NAME, endpoint.encode(address))
+        self._listener = Listener(listening_socket(self._host, self._port), local, owner.serve)
+        endpoints = {name: base64.b64encode(each).decode() for name, each in described.endpoints.items()}
+        where = (*self._listener.address, self._listener.key, described.num_blocks, window.frame_blocks)
+        return endpoint.encode(Endpoint(*where, json.dumps(endpoints)))
 
-    async def connect(self, peer: PoolDescription) -> PeerId:
-        """Greet the peer and connect to its window; see KVTransport."""
-        units = self._require_local().pool.units(peer)
-        peer_id = PeerId(peer.incarnation)
-        if peer_id in self._connections.peers() and peer_id not in self._underneath.choices:
-            self._connections.lose(peer_id, self._connections.get(peer_id))  # the transport underneath noticed first
-        await self._connections.ensure(peer_id, lambda: self._open(peer, units))
-        return peer_id
-
-    async def read(
-        self,
-        peer: PeerId,
-        remote: Sequence[int],
-        local: Sequence[int],
-        deadline_s: float,
-        landed: Landed = ignore_landed,
-    ) -> None:
-        """Read frame by frame; see KVTransport."""
-        connected = self._connections.get(peer)
-        units = connected.units
-        units.check(peer, remote, local)
-        if not local:
-            return
-        loop = asyncio.get_running_loop()
-        tasks: list[asyncio.Task[None]] = []
-
-        def start(transfer: Transfer) -> "asyncio.Future[None]":
-            read = StagedRead(self._require_local(), peer, units, connected.address.frame_blocks, transfer, landed)
-            tasks.append(loop.create_task(self._pull(connected, read, remote, local, deadline_s)))
-            return tasks[0]
-
-        def interrupt() -> None:
-            loop.call_soon(tasks[0].cancel)  # not at once: a task cancelled before its start could not raise the reason
-
+    async def open(self, peer: PoolDescription, units: Units, lose: Lose) -> "StagedConnection":
+        """Greet the peer and connect to its window; see Backend."""
+        address, local = endpoint.decode(Endpoint, peer, NAME), self._require_local()
+        window, peer_id = _window_of(peer, address), PeerId(peer.incarnation)
+        sock = await open_connection(address.host, address.port, address.key, local.pool, peer)
         try:
-            await self._transfers.run(peer, units.local_blocks(local), start, deadline_s, interrupt)
-        except PeerLost:
-            self._connections.lose(peer, connected)
+            await self._underneath.connect(window)
+            choice = self._underneath.choices.get(peer_id)
+            if choice is None:
+                raise PeerLost(f"peer {peer_id} ended as soon as it was connected")
+        except BaseException:
+            sock.close()
+            self._underneath.forget(peer_id)  # it may be connecting right now
             raise
-        finally:
-            tasks.clear()
-        if not self._connections.is_current(peer, connected):
-            raise PeerLost(f"peer {peer} ended during the read")
+        choice = TransportChoice(f"{NAME}_{choice.transport}", f"through host memory, {choice.reason}")
+        connection = StagedConnection(peer, units, address, choice, sock, local, lose)
+        asyncio.get_running_loop().add_reader(sock.fileno(), lose, peer_id, connection)
+        return connection
 
-    def forget(self, peer: PeerId) -> None:
-        """Close the connections to the peer; see KVTransport."""
-        self._connections.forget(peer)
-        self._underneath.forget(peer)  # it may be connecting right now
-
-    async def close(self) -> None:
-        """Close every connection and the transport underneath; see KVTransport."""
+    async def stop(self) -> None:
+        """Stop serving; see Backend."""
         if self._listener is not None:
             await self._listener.close()
-        await self._connections.close()
-        await self._transfers.close()
+
+    async def close(self) -> None:
+        """Close the transport underneath and free the window; see Backend."""
         await self._underneath.close()
         self._threads.shutdown()
         self._local = None
@@ -214,59 +144,68 @@ class StagedTransport:
             raise ValueError("no pool was registered")
         return self._local
 
-    async def _open(self, peer: PoolDescription, units: Units) -> Peer:
-        address = endpoint.decode(Endpoint, peer, NAME)
-        window = _window_of(peer, address)
-        sock = await self._connect(peer, address)
-        try:
-            await self._underneath.connect(window)
-        except BaseException:
-            sock.close()
-            raise
-        connected = Peer(peer, units, address, sock)
-        lose = self._connections.lose
-        asyncio.get_running_loop().add_reader(sock.fileno(), lose, PeerId(peer.incarnation), connected)
-        return connected
 
-    async def _connect(self, peer: PoolDescription, address: Endpoint) -> socket.socket:
-        return await open_connection(address.host, address.port, address.key, self._require_local().pool, peer)
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedConnection:
+    """The control connections to a peer: one for each read, and idle ones."""
 
-    async def _pull(
-        self, peer: Peer, read: StagedRead, remote: Sequence[int], local: Sequence[int], deadline_s: float
-    ) -> None:
+    peer: PoolDescription
+    units: Units
+    address: Endpoint
+    choice: TransportChoice
+    watched: socket.socket  # carries no data; its end signals the peer's end
+    local: Local
+    lose: Lose
+    max_reads: int = MAX_READS
+    idle: list[StagingControl] = field(default_factory=list)
+
+    @property
+    def peer_id(self) -> PeerId:
+        """The peer's incarnation."""
+        return PeerId(self.peer.incarnation)
+
+    def is_open(self) -> bool:
+        """Return whether the peer and its window are still connected."""
+        return is_open(self.watched) and self.peer_id in self.local.underneath.choices
+
+    def start(self, transfer: Transfer) -> "asyncio.Future[None]":
+        """Read frame by frame; see Connection."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._pull(transfer))
+        # Not at once: a task cancelled before its start could not raise the reason.
+        transfer.interrupt = lambda: loop.call_soon(task.cancel)
+        return task
+
+    def close(self) -> None:
+        """Close the idle connections and the one to the window; those of reads are closed when these have ended."""
+        self.local.underneath.forget(self.peer_id)
+        asyncio.get_running_loop().remove_reader(self.watched.fileno())
+        self.watched.close()
+        while self.idle:
+            self.idle.pop().sock.close()
+
+    async def _pull(self, transfer: Transfer) -> None:
         """Run one read over an idle control connection, or a new one."""
         control: StagingControl | None = None
+        is_clean = False
         try:
-            control = (
-                peer.idle.pop() if peer.idle else StagingControl(await self._connect(peer.description, peer.address))
-            )
-            await read.run(control, remote, local, deadline_s)
+            control = self.idle.pop() if self.idle else StagingControl(await self._connect())
+            await StagedRead(self.local, self.units, self.address.frame_blocks, transfer).run(control)
+            is_clean = self.watched.fileno() != -1 and len(self.idle) < MAX_IDLE_CONNECTIONS
         except asyncio.CancelledError:
-            _close(control)
-            read.transfer.check()
+            transfer.check()
             raise
         except OSError as error:
-            _close(control)
-            raise PeerLost(f"peer {read.peer} broke the connection: {error}") from error
-        except BaseException:
-            _close(control)
-            raise
-        if self._connections.is_current(read.peer, peer) and len(peer.idle) < MAX_IDLE_CONNECTIONS:
-            peer.idle.append(control)
-        else:
-            control.sock.close()
+            raise PeerLost(f"peer {transfer.peer} broke the connection: {error}") from error
+        finally:
+            if is_clean and control is not None:
+                self.idle.append(control)
+            elif control is not None:
+                control.sock.close()
 
-    def _dispose(self, peer: PeerId, connected: Peer) -> None:
-        self._underneath.forget(peer)
-        asyncio.get_running_loop().remove_reader(connected.watched.fileno())
-        connected.watched.close()
-        while connected.idle:
-            connected.idle.pop().sock.close()
-
-
-def _close(control: StagingControl | None) -> None:
-    if control is not None:
-        control.sock.close()
+    async def _connect(self) -> socket.socket:
+        address = self.address
+        return await open_connection(address.host, address.port, address.key, self.local.pool, self.peer)
 
 
 def _window_of(peer: PoolDescription, address: Endpoint) -> PoolDescription:

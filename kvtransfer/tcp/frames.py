@@ -1,6 +1,6 @@
 """The messages on a TCP connection after the handshake; blocking sockets only.
 
-Request:  number of units (u32), then the unit ids (u32 each); see `units` for the size of a unit.
+Request:  number of units (u32), then the unit ids (u32 each); see `local_pool` for the size of a unit.
 Response: status (u32), number of bytes (u64), then the units in the requested order, or the text of a refusal.
 All numbers are little-endian.
 """

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from baton.kvtransfer.base import PeerId, PoolDescription
 from baton.kvtransfer.errors import PeerRefused, TransferError
+from baton.kvtransfer.local_pool import unit_bytes_of
 from baton.kvtransfer.shared_memory.pool import SEALS
 from baton.kvtransfer.shared_memory.transport import host_id, map_blocks
-from baton.kvtransfer.units import unit_bytes_of
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.mutations import damaged_bytes, damaged_json, json_values
 from tests.fuzz.transport_rig import BLOCK_BYTES, DEADLINE_S, SHAPE, Rig, Talk, frame, talks

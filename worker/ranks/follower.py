@@ -21,7 +21,7 @@ from baton.rpc.grpc_options import LOCAL_OPTIONS
 from baton.worker.config import WorkerConfig
 from baton.worker.ranks.fixed_group import FixedGroup, tensor_group
 from baton.worker.ranks.rank_service import RankService
-from baton.worker.ranks.ranks import InProcessRank
+from baton.worker.ranks.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class FollowerProcess:
                 await self._transport.close()
             self._memory.close()
 
-    async def _load(self, store: str) -> InProcessRank:
+    async def _load(self, store: str) -> Ranks:
         config = self._config
         self._membership.begin(store)
         with ThreadPoolExecutor(1, "load") as loader:  # OpenMP's threads end with it, see worker/server.py
@@ -87,7 +87,7 @@ class FollowerProcess:
         self._thread = threading.Thread(target=self._follow, args=following, name="engine", daemon=True)
         self._thread.start()
         ranks = PartGroup(follower.kv_parts, config.tensor_parallel)
-        return InProcessRank(self._transport, follower.pool, ranks, self._rank)
+        return Ranks(self._transport, follower.pool, ranks, self._rank)
 
     def _follow(self, follower: Follower, loop: asyncio.AbstractEventLoop) -> None:
         try:

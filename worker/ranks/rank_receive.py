@@ -7,10 +7,9 @@ from collections.abc import Callable
 from google.protobuf.message import Message
 
 from baton.kvtransfer.errors import PeerRefused, TransferError
-from baton.kvtransfer.receiver import KVReceiver
+from baton.kvtransfer.receiver import Receiver
 from baton.protos import rank_pb2, worker_pb2
-from baton.rpc.pool_description import pool_from_proto
-from baton.worker.ranks.ranks import InProcessRank
+from baton.worker.ranks.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +19,7 @@ Step = worker_pb2.BlocksReady | worker_pb2.BlockChecksums
 class RankReceive:
     """The task that reads a request's blocks; it ends after the last block, at an error, or when cancelled."""
 
-    def __init__(self, rank: InProcessRank, command: rank_pb2.ReceiveBlocks, send: Callable[[Message], None]) -> None:
+    def __init__(self, rank: Ranks, command: rank_pb2.ReceiveBlocks, send: Callable[[Message], None]) -> None:
         """`send` sends progress and failures to the first rank."""
         self.blocks = frozenset(command.block_ids[command.num_known_blocks :])
         self._rank = rank
@@ -51,8 +50,7 @@ class RankReceive:
 
     async def _receive(self) -> None:
         command, rank = self._command, self._rank
-        sources = [pool_from_proto(pool) for pool in command.pools]
-        receiver = await rank.receive(sources, command.block_ids, command.num_known_blocks, command.deadline_s)
+        receiver = await rank.receive(command.pools, command.block_ids, command.num_known_blocks, command.deadline_s)
         peers = [
             rank_pb2.PeerTransport(incarnation=peer, transport=choice.transport, reason=choice.reason)
             for peer, choice in rank.choices.items()
@@ -69,7 +67,7 @@ class RankReceive:
                 self._send(_progress(receiver))  # received blocks count even if a later read fails
 
 
-def _progress(receiver: KVReceiver, peers: list[rank_pb2.PeerTransport] | None = None) -> rank_pb2.ReceiveProgress:
+def _progress(receiver: Receiver, peers: list[rank_pb2.PeerTransport] | None = None) -> rank_pb2.ReceiveProgress:
     return rank_pb2.ReceiveProgress(
         transport=receiver.transport,
         peers=peers,

@@ -13,10 +13,11 @@ from baton.protos import rank_pb2, rank_pb2_grpc, worker_pb2
 from baton.rpc.peers import Context
 from baton.rpc.pool_description import pool_to_proto
 from baton.worker.ranks.rank_receive import RankReceive
-from baton.worker.ranks.ranks import InProcessRank
+from baton.worker.ranks.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
+MAX_UNSENT = 1 << 16  # results that the first rank has not read; far more than its requests in progress need
 FIELDS = {
     worker_pb2.KVPool: "pool",
     rank_pb2.ReceiveProgress: "progress",
@@ -29,10 +30,10 @@ FIELDS = {
 class RankService(rank_pb2_grpc.RankServicer):
     """The first rank's commands in progress. There is one stream, which lives as long as the worker."""
 
-    def __init__(self, load: Callable[[str], Awaitable[InProcessRank]]) -> None:
+    def __init__(self, load: Callable[[str], Awaitable[Ranks]]) -> None:
         """`load` joins the group at the first rank's store, and returns when this rank has loaded its shard."""
         self._load = load
-        self._results: asyncio.Queue[rank_pb2.RankNews] = asyncio.Queue()  # bounded by the commands in progress
+        self._results: asyncio.Queue[rank_pb2.RankNews] = asyncio.Queue(MAX_UNSENT)
         self._receives: dict[int, RankReceive] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_followed = False  # the first rank's stream is open
@@ -45,7 +46,7 @@ class RankService(rank_pb2_grpc.RankServicer):
         self.is_followed = True
         await context.send_initial_metadata(())  # connected: the first rank may send its store's address
         following = asyncio.create_task(self._follow(request_iterator))
-        following.add_done_callback(lambda _: self._results.put_nowait(rank_pb2.RankNews()))
+        following.add_done_callback(lambda _: self._put(rank_pb2.RankNews()))  # wakes the loop below
         try:
             while True:
                 result = await self._results.get()
@@ -60,8 +61,7 @@ class RankService(rank_pb2_grpc.RankServicer):
         finally:
             self.is_followed = False
             following.cancel()
-            if not self.ended.done():
-                self.ended.set_result(None)
+            self._end()
 
     async def close(self) -> None:
         """Cancel all commands in progress, and wait for their end."""
@@ -79,7 +79,7 @@ class RankService(rank_pb2_grpc.RankServicer):
         async for command in commands:
             self._execute(rank, command)
 
-    def _execute(self, rank: InProcessRank, command: rank_pb2.RankCommand) -> None:
+    def _execute(self, rank: Ranks, command: rank_pb2.RankCommand) -> None:
         number = command.number
         match command.WhichOneof("command"):
             case "receive":
@@ -96,11 +96,11 @@ class RankService(rank_pb2_grpc.RankServicer):
             case kind:
                 logger.error("unknown command from the first rank: %s", kind)
 
-    async def _make_checksums(self, rank: InProcessRank, number: int, command: rank_pb2.MakeChecksums) -> None:
+    async def _make_checksums(self, rank: Ranks, number: int, command: rank_pb2.MakeChecksums) -> None:
         checksums = await rank.checksums(command.block_ids, command.units_per_block)
         self._send(number, worker_pb2.BlockChecksums(checksums=checksums))
 
-    async def _clear(self, rank: InProcessRank, number: int, command: rank_pb2.ClearBlocks) -> None:
+    async def _clear(self, rank: Ranks, number: int, command: rank_pb2.ClearBlocks) -> None:
         cleared = frozenset(command.block_ids)
         ending = [each.task for each in self._receives.values() if not each.blocks.isdisjoint(cleared)]
         for task in ending:
@@ -124,4 +124,15 @@ class RankService(rank_pb2_grpc.RankServicer):
 
     def _send(self, number: int, message: Message) -> None:
         field = FIELDS[type(message)]
-        self._results.put_nowait(rank_pb2.RankNews(number=number, **{field: message}))  # type: ignore[arg-type]
+        self._put(rank_pb2.RankNews(number=number, **{field: message}))  # type: ignore[arg-type]
+
+    def _put(self, result: rank_pb2.RankNews) -> None:
+        try:
+            self._results.put_nowait(result)
+        except asyncio.QueueFull:
+            logger.error("the first rank has not read the last %d results: this rank ends", MAX_UNSENT)
+            self._end()  # the end of the process ends the stream, so no result is lost unnoticed
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)

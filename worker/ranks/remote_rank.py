@@ -11,10 +11,11 @@ from google.protobuf.message import Message
 from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.errors import PeerLost
 from baton.protos import rank_pb2, rank_pb2_grpc, worker_pb2
-from baton.rpc.pool_description import pool_from_proto, pool_to_proto
+from baton.rpc.pool_description import pool_from_proto
 from baton.worker.ranks.remote_receiver import RemoteReceiver, error_of
 
 RESPONSE_TIMEOUT_S = 60.0  # of a command; abandoned reads end long before
+MAX_UNSENT = 1 << 16  # commands that the rank has not read; far more than requests in progress need
 FollowCall = grpc.aio.StreamStreamCall[rank_pb2.RankCommand, rank_pb2.RankNews]
 
 FIELDS = {
@@ -39,7 +40,7 @@ class RemoteRank:
         self.gone = asyncio.Event()  # set when its process has ended and can write no more
         self._on_lost = on_lost
         self.choices: dict[PeerId, TransportChoice] = {}
-        self._unsent: asyncio.Queue[rank_pb2.RankCommand] = asyncio.Queue()  # bounded by the requests in progress
+        self._unsent: asyncio.Queue[rank_pb2.RankCommand] = asyncio.Queue(MAX_UNSENT)
         self._call: FollowCall = rank_pb2_grpc.RankStub(channel).Follow(self._commands(), wait_for_ready=True)
         self._numbers = itertools.count(1)
         self._receivers: dict[int, RemoteReceiver] = {}
@@ -66,14 +67,14 @@ class RemoteRank:
         await asyncio.shield(self._pool)
 
     async def receive(
-        self, sources: Sequence[PoolDescription], block_table: Sequence[int], num_known_blocks: int, deadline_s: float
+        self, pools: Sequence[worker_pb2.KVPool], block_table: Sequence[int], num_known_blocks: int, deadline_s: float
     ) -> RemoteReceiver:
         """Connect to a peer's ranks; see Rank. Raises TransferError."""
         number = next(self._numbers)
         receiver = RemoteReceiver(block_table, num_known_blocks, deadline_s, partial(self._send, number))
         self._receivers[number] = receiver
         message = rank_pb2.ReceiveBlocks(
-            pools=map(pool_to_proto, sources),
+            pools=pools,
             block_ids=block_table,
             num_known_blocks=num_known_blocks,
             deadline_s=deadline_s,
@@ -125,7 +126,13 @@ class RemoteRank:
         if self._error is not None:
             raise self._error
         field = FIELDS[type(message)]
-        self._unsent.put_nowait(rank_pb2.RankCommand(number=number, **{field: message}))  # type: ignore[arg-type]
+        command = rank_pb2.RankCommand(number=number, **{field: message})  # type: ignore[arg-type]
+        try:
+            self._unsent.put_nowait(command)
+        except asyncio.QueueFull:
+            error = PeerLost(f"rank {self.rank} of this worker has not read the last {MAX_UNSENT} commands")
+            self._lose(error)
+            raise error from None
 
     async def _commands(self) -> AsyncIterator[rank_pb2.RankCommand]:
         while True:

@@ -24,7 +24,7 @@ ERRORS = {
 
 
 class RemoteReceiver:
-    """The rank's latest progress with these blocks; a BlockReceiver."""
+    """The rank's latest progress with these blocks; a Receiver."""
 
     def __init__(
         self, blocks: Sequence[int], num_known_blocks: int, deadline_s: float, send: Callable[[Message], None]

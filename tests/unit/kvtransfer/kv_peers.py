@@ -18,16 +18,16 @@ import torch
 import uvloop
 from torch import Tensor
 
-from baton.kvtransfer.auto import AutoTransport, Backend
+from baton.kvtransfer.backend import Backend
 from baton.kvtransfer.base import KVTransport, PoolDescription, PoolIdentity
 from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
-from baton.kvtransfer.nccl.transport import PairTransport
-from baton.kvtransfer.nixl.transport import NixlTransport
-from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.nccl.transport import PairBackend
+from baton.kvtransfer.nixl.transport import NixlBackend
 from baton.kvtransfer.shared_memory.pool import SharedPool
-from baton.kvtransfer.shared_memory.transport import SharedMemoryTransport
-from baton.kvtransfer.staged.transport import StagedTransport
-from baton.kvtransfer.tcp.transport import TcpTransport
+from baton.kvtransfer.shared_memory.transport import SharedMemoryBackend
+from baton.kvtransfer.staged.transport import StagedBackend
+from baton.kvtransfer.tcp.transport import TcpBackend
+from baton.kvtransfer.transport import Transport
 
 HOST = "127.0.0.1"
 STAGED_BACKENDS = ("staged_tcp", "staged_shared_memory")
@@ -46,29 +46,27 @@ def create(
     backend: str, identity: PoolIdentity, memory: SharedPool, network: InMemoryNetwork, connect_deadline_s: float
 ) -> KVTransport:
     """Create a transport of any backend; `auto` is over shared memory and TCP."""
-    quarantine = Quarantine()
     if backend == "in_memory":
-        return InMemoryTransport(identity, network, quarantine, connect_deadline_s)
-    if backend == "shared_memory":
-        return SharedMemoryTransport(identity, memory, quarantine, connect_deadline_s)
-    if backend == "tcp":
-        return TcpTransport(identity, HOST, quarantine, connect_deadline_s)
-    if backend in ("nixl", "nixl_emulated"):
-        return NixlTransport(identity, HOST, quarantine, connect_deadline_s, one_sided_only=backend == "nixl")
-    if backend == "gloo":
-        return PairTransport(
-            identity, HOST, quarantine, connect_deadline_s, backend="gloo", chunk_timeout_s=CHUNK_TIMEOUT_S
-        )
-    if backend.startswith("staged_"):
-        window = SharedPool()
-        underneath = create(backend.removeprefix("staged_"), identity, window, network, connect_deadline_s)
-        return StagedTransport(
-            identity, underneath, window, HOST, quarantine, connect_deadline_s, window_bytes=STAGING_BYTES
-        )
-    assert backend == "auto"
-    shared_memory = SharedMemoryTransport(identity, memory, quarantine, connect_deadline_s)
-    tcp = TcpTransport(identity, HOST, quarantine, connect_deadline_s)
-    return AutoTransport([Backend("shared_memory", shared_memory), Backend("tcp", tcp)], quarantine)
+        return InMemoryTransport(identity, network, None, connect_deadline_s)
+    names = ("shared_memory", "tcp") if backend == "auto" else (backend,)
+    return Transport(identity, [backend_of(name, identity, memory, network, connect_deadline_s) for name in names])
+
+
+def backend_of(
+    name: str, identity: PoolIdentity, memory: SharedPool, network: InMemoryNetwork, deadline_s: float
+) -> Backend:
+    """Create one backend."""
+    if name == "shared_memory":
+        return SharedMemoryBackend(memory, deadline_s)
+    if name == "tcp":
+        return TcpBackend(HOST, 0, deadline_s)
+    if name in ("nixl", "nixl_emulated"):
+        return NixlBackend(identity.incarnation, HOST, 0, deadline_s, one_sided_only=name == "nixl")
+    if name == "gloo":
+        return PairBackend(HOST, 0, deadline_s, name="gloo", chunk_timeout_s=CHUNK_TIMEOUT_S)
+    window = SharedPool()
+    underneath = create(name.removeprefix("staged_"), identity, window, network, deadline_s)
+    return StagedBackend(underneath, window, HOST, 0, deadline_s, window_bytes=STAGING_BYTES)
 
 
 def fill(pool: Tensor, seed: int) -> None:

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 import torch
 
 from baton.kvtransfer.base import PoolIdentity
-from baton.kvtransfer.nccl.transport import PairTransport
+from baton.kvtransfer.nccl.transport import PairBackend
+from baton.kvtransfer.transport import Transport
 from tests.unit.kvtransfer.kv_peers import CHUNK_TIMEOUT_S, HOST, fill
 from tests.unit.kvtransfer.read_rig import LARGE_SHAPE, UNTOUCHED
 
@@ -20,9 +21,8 @@ class Side:
         self.pool = torch.full(LARGE_SHAPE, UNTOUCHED)
         if seed:
             fill(self.pool, seed)
-        self.transport = PairTransport(
-            identity, HOST, None, connect_deadline_s, backend="gloo", chunk_timeout_s=CHUNK_TIMEOUT_S
-        )
+        self.backend = PairBackend(HOST, 0, connect_deadline_s, name="gloo", chunk_timeout_s=CHUNK_TIMEOUT_S)
+        self.transport = Transport(identity, [self.backend])
         self.description = self.transport.register_pool(self.pool)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from baton.kvtransfer.base import PoolDescription
 from baton.kvtransfer.block_slice import WHOLE_BLOCK, BlockSlice, PartGroup, slices_of
-from baton.kvtransfer.units import Units
+from baton.kvtransfer.local_pool import Units
 
 NUM_BLOCKS = 5
 

@@ -11,7 +11,7 @@ from baton.kvtransfer.block_slice import PartGroup
 from baton.kvtransfer.checksum.block_checksum import block_checksums
 from baton.kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused
 from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
-from baton.kvtransfer.receiver import KVReceiver
+from baton.kvtransfer.receiver import open_receiver
 
 NUM_BLOCKS, WORDS = 6, 8
 
@@ -55,7 +55,7 @@ async def test_every_rank_gets_its_parts(num_parts: int, num_sources: int, num_r
     peer = Peer(PartGroup(num_parts, num_sources), network)
     for rank in range(num_readers):
         reader, ours = reading_rank(readers, rank, network)
-        intake = await KVReceiver.connect(reader, ours, peer.descriptions, readers, rank, [5, 1, 2], 1, 5.0)
+        intake = await open_receiver(reader, ours, peer.descriptions, readers, rank, [5, 1, 2], 1, 5.0)
         await intake.read(1, [4])
         assert (intake.num_blocks_read, intake.num_blocks_expected, intake.num_blocks_received) == (2, 1, 1)
         intake.expect(1, peer.checksums([4, 0], units))
@@ -74,7 +74,7 @@ async def test_a_block_counts_once_it_is_complete() -> None:
     readers = PartGroup(2, 1)
     peer = Peer(PartGroup(2, 2), network)
     reader, ours = reading_rank(readers, 0, network)
-    intake = await KVReceiver.connect(reader, ours, peer.descriptions, readers, 0, [3, 4], 0, 5.0)
+    intake = await open_receiver(reader, ours, peer.descriptions, readers, 0, [3, 4], 0, 5.0)
     wrong = peer.checksums([0, 1], 1)
     wrong[3] ^= 1  # the second rank's, of the second block
     await intake.read(0, [0, 1])
@@ -88,7 +88,7 @@ async def test_a_lost_rank_ends_the_reads_from_the_others() -> None:
     readers = PartGroup(2, 1)
     peer = Peer(PartGroup(2, 2), network)
     reader, ours = reading_rank(readers, 0, network)
-    intake = await KVReceiver.connect(reader, ours, peer.descriptions, readers, 0, [3, 4], 0, 5.0)
+    intake = await open_receiver(reader, ours, peer.descriptions, readers, 0, [3, 4], 0, 5.0)
     await peer.transports[1].close()
     with pytest.raises(PeerLost):
         await intake.read(0, [0, 1])
@@ -102,8 +102,8 @@ async def test_a_mismatch_with_the_peers_ranks_is_refused() -> None:
     peer = Peer(PartGroup(4, 2), network)
     reader, ours = reading_rank(readers, 0, network)
     with pytest.raises(PeerRefused, match="4 parts of a block cannot be divided among 3 ranks"):
-        await KVReceiver.connect(reader, ours, [*peer.descriptions, peer.descriptions[0]], readers, 0, [0], 0, 5.0)
-    intake = await KVReceiver.connect(reader, ours, peer.descriptions, readers, 0, [0, 1], 0, 5.0)
+        await open_receiver(reader, ours, [*peer.descriptions, peer.descriptions[0]], readers, 0, [0], 0, 5.0)
+    intake = await open_receiver(reader, ours, peer.descriptions, readers, 0, [0, 1], 0, 5.0)
     with pytest.raises(PeerRefused, match="received 3 checksums of blocks on 2 ranks"):
         intake.expect(0, [1, 2, 3])
     assert PeerId("peer-1") not in reader.choices  # this rank reads nothing from it

@@ -1,8 +1,8 @@
 import pytest
 
-from baton.kvtransfer import auto as refusals
-from baton.kvtransfer.auto import Refusals
+from baton.kvtransfer import refusals
 from baton.kvtransfer.base import PeerId
+from baton.kvtransfer.refusals import Refusals
 
 PEER, OTHER = PeerId("peer"), PeerId("other")
 

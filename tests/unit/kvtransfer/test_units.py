@@ -13,7 +13,7 @@ from torch import Tensor
 
 from baton.kvtransfer.base import PoolDescription
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
-from baton.kvtransfer.units import MAX_BLOCK_UNITS, MAX_PEER_UNITS, Units, unit_bytes_of
+from baton.kvtransfer.local_pool import MAX_BLOCK_UNITS, MAX_PEER_UNITS, Units, unit_bytes_of
 from tests.unit.kvtransfer.kv_peers import holds_unit
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, UNTOUCHED, Gate, cluster_of, every_backend, soon
 

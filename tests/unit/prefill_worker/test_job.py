@@ -15,7 +15,7 @@ from baton.prefill_worker.service import PrefillJob, PrefillStep
 from baton.process.progress import HEARTBEAT_S
 from baton.protos import common_pb2, worker_pb2
 from baton.worker.kv.source import Announcements
-from baton.worker.ranks.ranks import InProcessRank, Ranks
+from baton.worker.ranks.ranks import Ranks
 
 BLOCK_SIZE = 4
 
@@ -34,7 +34,7 @@ def make_job(num_tokens: int, num_prompt_tokens: int, num_cached_tokens: int = 0
 def reports_of(pool: torch.Tensor) -> Announcements:
     """Return the block reports of a worker with one rank to one reader."""
     transport = InMemoryTransport(PoolIdentity("prefill", "model"), InMemoryNetwork())
-    return Announcements(Ranks(InProcessRank(transport, pool, PartGroup(1, 1)), [], 1), 1)
+    return Announcements(Ranks(transport, pool, PartGroup(1, 1)), 1)
 
 
 def test_a_job_samples_one_token_after_the_known_ones() -> None:
@@ -69,6 +69,28 @@ async def test_each_block_is_reported_once_and_checksums_delay_no_step() -> None
             block_checksums(pool, ids),
         )
     assert sent[1].first_token.token_id == 42
+
+
+async def test_keep_alives_are_sent_while_a_slow_rank_computes_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(4, 4)
+    job.request.block_table = [BlockId(3)]
+    job.steps.put_nowait(PrefillStep(RequestOutput(RequestId("r"), 4, SampledToken(42)), 1.0))
+    announcements = reports_of(torch.zeros(8, 32))
+    compute = announcements.next_checksums
+
+    async def compute_slowly() -> worker_pb2.BlockChecksums:
+        await asyncio.sleep(3 * HEARTBEAT_S)
+        return await compute()
+
+    monkeypatch.setattr(announcements, "next_checksums", compute_slowly)
+    async with asyncio.timeout(10):
+        announced, *keep_alives, checked = [
+            event async for event in job.events(announcements, BLOCK_SIZE, lambda: False)
+        ]
+    assert announced.HasField("first_token")
+    assert keep_alives
+    assert set(map(repr, keep_alives)) == {repr(worker_pb2.PrefillEvent())}
+    assert checked.HasField("checksums")
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])

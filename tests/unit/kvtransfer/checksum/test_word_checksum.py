@@ -107,7 +107,7 @@ def test_many_large_units_are_summed_in_steps() -> None:
 
 def test_the_kind_is_chosen_by_the_peer() -> None:
     pool = random_words(6, 64)
-    assert LocalPool.of(pool, PoolIdentity("a", "b")).describe("tcp", b"").checksum == XXH3 == kind_for(pool)
+    assert LocalPool.of(pool, PoolIdentity("a", "b")).describe({"tcp": b""}).checksum == XXH3 == kind_for(pool)
     assert UnitChecksums(pool, 512, XXH3).of([4, 2]) == block_checksums(pool, [4, 2])
     assert UnitChecksums(pool, 256, WORDS).of([9, 4]) == [
         by_definition(pool[4, 32:].tolist()),

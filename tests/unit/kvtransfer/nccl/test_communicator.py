@@ -7,12 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baton.kvtransfer.base import PoolIdentity
 from baton.kvtransfer.errors import TransportUnavailable
 from baton.kvtransfer.nccl import communicator
 from baton.kvtransfer.nccl import transport as nccl
 from baton.kvtransfer.nccl.communicator import BLOCKING_WAIT, MAX_CTAS, PairGroup, load_kernels
-from baton.kvtransfer.nccl.transport import PairTransport
+from baton.kvtransfer.nccl.transport import PairBackend
 from tests.unit.kvtransfer.kv_peers import HOST
 
 
@@ -35,9 +34,9 @@ def test_nccl_is_unavailable_if_torch_would_end_the_process(value: str, monkeypa
     monkeypatch.setattr(nccl, "nccl_type", lambda: None)
     monkeypatch.setenv(BLOCKING_WAIT, value)
     with pytest.raises(TransportUnavailable, match=r"TORCH_NCCL_BLOCKING_WAIT is .*unset it, or set it to 1"):
-        PairTransport(PoolIdentity("a", "b"), HOST)
+        PairBackend(HOST)
     monkeypatch.setenv(BLOCKING_WAIT, "Yes")
-    PairTransport(PoolIdentity("a", "b"), HOST)
+    PairBackend(HOST)
 
 
 def test_a_communicator_over_nccl_uses_few_gpu_resources(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 import pytest
 
 from baton.kvtransfer.errors import TransportUnavailable
-from baton.kvtransfer.nccl import communicator_limit
-from baton.kvtransfer.nccl.communicator_limit import CommunicatorLimit
+from baton.kvtransfer.nccl import communicators as communicator_limit
+from baton.kvtransfer.nccl.communicators import CommunicatorLimit
 
 
 @pytest.fixture

@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from baton.kvtransfer import endpoint
-from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.base import PeerId, PoolIdentity
 from baton.kvtransfer.errors import PeerLost, TransferDeadline, TransferFailed, TransportUnavailable
 from baton.kvtransfer.nccl import transport as nccl
 from baton.kvtransfer.nccl.communicator import PairGroup
-from baton.kvtransfer.nccl.transport import CHUNK_BYTES, Endpoint, PairTransport
+from baton.kvtransfer.nccl.transport import CHUNK_BYTES, Endpoint, PairBackend, PairConnection
 from baton.kvtransfer.tcp.connection import open_connection
+from baton.kvtransfer.transport import Transport
 from tests.unit.kvtransfer.kv_peers import HOST, holds
-from tests.unit.kvtransfer.pair_rig import sides
+from tests.unit.kvtransfer.pair_rig import Side, sides
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, UNTOUCHED, soon
 
 
@@ -45,14 +46,14 @@ async def test_an_aborted_read_leaves_the_communicator_usable() -> None:
 async def test_reads_from_one_peer_wait_for_each_other_no_longer_than_their_deadlines() -> None:
     async with sides() as (ours, theirs):
         peer = await ours.transport.connect(theirs.description)
-        read_lock = ours.transport._connections.get(peer).read_lock
-        await read_lock.acquire()
+        reads = ours.transport._peers[peer].reads
+        await reads.acquire()
         with pytest.raises(TransferDeadline, match="still busy with earlier reads"):
             await ours.transport.read(peer, [0], [0], 0.05)
         waiting = asyncio.create_task(ours.transport.read(peer, [0], [0], PATIENCE_S))
         await asyncio.sleep(0)
         ours.transport.forget(peer)
-        read_lock.release()
+        reads.release()
         with pytest.raises(PeerLost, match="forgotten"):
             await waiting
 
@@ -75,10 +76,16 @@ async def test_an_invalid_request_ends_only_its_connection(words: list[int]) -> 
 
 async def test_nccl_rejects_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "nccl_type", lambda: None)
-    transport = PairTransport(PoolIdentity("a", "b"), HOST)
+    transport = Transport(PoolIdentity("a", "b"), [PairBackend(HOST)])
     with pytest.raises(TransportUnavailable, match="NCCL transfers GPU memory, this pool is on cpu"):
         transport.register_pool(torch.zeros(4, 4))
     await transport.close()
+
+
+def group_of(side: Side, peer: PeerId) -> PairGroup:
+    connection = side.transport._peers[peer].connection
+    assert isinstance(connection, PairConnection)
+    return connection.group
 
 
 def failing_once(method: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,20 +123,20 @@ async def test_after_a_transfer_failure_the_communicator_is_kept_once_drained(
 ) -> None:
     async with sides() as (ours, theirs):
         peer = await ours.transport.connect(theirs.description)
-        group = ours.transport._connections.get(peer).group
+        group = group_of(ours, peer)
         failing_once(method, TransferFailed("no memory"), monkeypatch)
         with pytest.raises(TransferFailed, match="no memory"):
             await ours.transport.read(peer, list(range(32)), list(range(32)), PATIENCE_S)
         ours.pool.fill_(UNTOUCHED)
         await ours.transport.read(peer, list(range(40, 48)), list(range(8)), PATIENCE_S)
         assert all(holds(ours.pool, block, 1, 40 + block) for block in range(8))
-        assert ours.transport._connections.get(peer).group is group
+        assert group_of(ours, peer) is group
 
 
 async def test_torch_failures_become_transfer_failures() -> None:
     async with sides() as (ours, theirs):
         peer = await ours.transport.connect(theirs.description)
-        group, rows = ours.transport._connections.get(peer).group, ours.pool.view(torch.uint8)
+        group, rows = group_of(ours, peer), ours.pool.view(torch.uint8)
         with pytest.raises(TransferFailed, match="receiving blocks failed: "):
             group.receive(-1, 8)
         with pytest.raises(TransferFailed, match="copying received blocks failed: "):

@@ -15,21 +15,22 @@ from baton.kvtransfer.base import PoolDescription, PoolIdentity
 from baton.kvtransfer.errors import PeerRefused, TransportUnavailable
 from baton.kvtransfer.nixl import agent as nixl_agent
 from baton.kvtransfer.nixl.agent import NixlAgent
+from baton.kvtransfer.nixl.connection import NixlConnection
 from baton.kvtransfer.nixl.gpu_memory import MemoryPlace, gpu_number, has_ucx_cuda
-from baton.kvtransfer.nixl.peer import NixlPeer
 from baton.kvtransfer.nixl.read import Region
-from baton.kvtransfer.nixl.transport import NAME, Endpoint, NixlTransport
+from baton.kvtransfer.nixl.transport import NAME, Endpoint, NixlBackend
+from baton.kvtransfer.transport import Transport
 from tests.unit.kvtransfer.kv_peers import HOST, ProcessPeer
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, SHAPE
 
 VRAM = MemoryPlace("VRAM", 0)
 
 
-def reader(probe_while_idle: bool, one_sided_only: bool = True, connect_deadline_s: float = 10.0) -> NixlTransport:
+def reader(probe_while_idle: bool, one_sided_only: bool = True, connect_deadline_s: float = 10.0) -> Transport:
     """Create a transport with a pool in host memory."""
     identity = PoolIdentity(uuid.uuid4().hex, "model")
-    transport = NixlTransport(
-        identity, HOST, None, connect_deadline_s, one_sided_only=one_sided_only, probe_while_idle=probe_while_idle
+    transport = Transport(
+        identity, [NixlBackend(identity.incarnation, HOST, 0, connect_deadline_s, one_sided_only, probe_while_idle)]
     )
     transport.register_pool(torch.zeros(SHAPE, dtype=torch.int64))
     return transport
@@ -109,11 +110,13 @@ def test_descriptors_name_the_device() -> None:
 
 
 @asynccontextmanager
-async def owner() -> AsyncIterator[tuple[NixlTransport, PoolDescription]]:
+async def owner() -> AsyncIterator[tuple[NixlBackend, PoolDescription]]:
     """Run a peer in this process, so that the test can make it poll."""
-    transport = NixlTransport(PoolIdentity(uuid.uuid4().hex, "model"), HOST)
+    identity = PoolIdentity(uuid.uuid4().hex, "model")
+    backend = NixlBackend(identity.incarnation, HOST)
+    transport = Transport(identity, [backend])
     try:
-        yield transport, transport.register_pool(torch.ones(SHAPE, dtype=torch.int64))
+        yield backend, transport.register_pool(torch.ones(SHAPE, dtype=torch.int64))
     finally:
         await transport.close()
 
@@ -130,14 +133,14 @@ async def test_a_probe_of_a_peer_that_always_polls_times_out(monkeypatch: pytest
 
 async def test_a_probe_of_a_peer_that_polls_in_every_round_is_inconclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     async with owner() as (theirs, description):
-        real = NixlPeer.num_polls_when_idle
+        real = NixlConnection.num_polls_when_idle
 
-        async def polls_once_more(self: NixlPeer) -> int:
+        async def polls_once_more(self: NixlConnection) -> int:
             theirs._agent.poll_for_peer(1)
             theirs._agent.poll_for_peer(-1)
             return await real(self)
 
-        monkeypatch.setattr(NixlPeer, "num_polls_when_idle", polls_once_more)
+        monkeypatch.setattr(NixlConnection, "num_polls_when_idle", polls_once_more)
         transport = reader(True)
         with pytest.raises(TransportUnavailable, match="polled for other peers in each of 5 probes"):
             await transport.connect(description)

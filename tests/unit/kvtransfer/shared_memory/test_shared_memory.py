@@ -12,7 +12,8 @@ from baton.kvtransfer.base import PoolDescription, PoolIdentity
 from baton.kvtransfer.errors import PeerRefused, TransportUnavailable
 from baton.kvtransfer.handshake import PROTOCOL
 from baton.kvtransfer.shared_memory.pool import SharedPool
-from baton.kvtransfer.shared_memory.transport import SharedMemoryTransport, map_blocks
+from baton.kvtransfer.shared_memory.transport import SharedMemoryBackend, map_blocks
+from baton.kvtransfer.transport import Transport
 from tests.unit.kvtransfer.kv_peers import Cluster
 
 IDENTITY = PoolIdentity("reader", "model")
@@ -43,7 +44,7 @@ def test_a_shared_pool_holds_one_zeroed_tensor() -> None:
 
 
 def test_only_the_pools_own_tensor_is_registered() -> None:
-    transport = SharedMemoryTransport(IDENTITY, SharedPool())
+    transport = Transport(IDENTITY, [SharedMemoryBackend(SharedPool())])
     with pytest.raises(ValueError, match="SharedPool"):
         transport.register_pool(torch.zeros(4, 4))
 

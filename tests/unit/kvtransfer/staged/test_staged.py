@@ -12,20 +12,20 @@ import pytest
 import torch
 
 from baton.kvtransfer import endpoint
-from baton.kvtransfer.auto import AutoTransport, Backend, Unavailable
+from baton.kvtransfer.backend import Unavailable
 from baton.kvtransfer.base import KVTransport, PoolIdentity
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferError, TransferFailed, TransportUnavailable
-from baton.kvtransfer.factory import STAGING_COSTS, create_transport
+from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.local_pool import LocalPool
-from baton.kvtransfer.quarantine import Quarantine
 from baton.kvtransfer.shared_memory.pool import SharedPool
-from baton.kvtransfer.shared_memory.transport import SharedMemoryTransport
+from baton.kvtransfer.shared_memory.transport import SharedMemoryBackend
 from baton.kvtransfer.staged import owner as staging_owner
 from baton.kvtransfer.staged import window as staging_window
 from baton.kvtransfer.staged.control import StagingControl, send_words
 from baton.kvtransfer.staged.copy import StagingCopy
-from baton.kvtransfer.staged.transport import NAME, Endpoint, StagedTransport
+from baton.kvtransfer.staged.transport import NAME, Endpoint, StagedBackend
 from baton.kvtransfer.tcp.connection import open_connection
+from baton.kvtransfer.transport import Transport
 from tests.unit.kvtransfer.kv_peers import HOST, fill, holds
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, SHAPE, UNTOUCHED, soon, until
 
@@ -41,21 +41,21 @@ def _small_window(monkeypatch: pytest.MonkeyPatch) -> None:
 class Side:
     """A pool that stands for one on a GPU: it is read only through a window."""
 
-    def __init__(self, seed: int, window_bytes: int = 0) -> None:
+    def __init__(self, seed: int, window_bytes: int = 0, *others: Unavailable) -> None:
         identity = PoolIdentity(uuid.uuid4().hex, "model")
         window = SharedPool()
         self.pool = torch.full(SHAPE, UNTOUCHED)
         if seed:
             fill(self.pool, seed)
-        self.transport = StagedTransport(
-            identity, SharedMemoryTransport(identity, window), window, HOST, window_bytes=window_bytes
-        )
+        underneath = Transport(identity, [SharedMemoryBackend(window)])
+        self.backend = StagedBackend(underneath, window, HOST, window_bytes=window_bytes)
+        self.transport = Transport(identity, [*others, self.backend])
         self.description = self.transport.register_pool(self.pool)
 
     async def control(self, reader: "Side") -> StagingControl:
         """Open a reader's control connection that the test drives by hand."""
         address = endpoint.decode(Endpoint, self.description, NAME)
-        local = reader.transport._require_local().pool
+        local = reader.backend._require_local().pool
         return StagingControl(await open_connection(address.host, address.port, address.key, local, self.description))
 
 
@@ -136,7 +136,7 @@ async def test_a_stalled_reader_holds_at_most_its_share_of_frames_over_all_conne
         for control in controls:
             await control.request([0])
             await control.request([1])
-        frames = theirs.transport._require_local().window.for_readers
+        frames = theirs.backend._require_local().window.for_readers
         await until(lambda: len(frames) == 6)
         peer = await ours.transport.connect(theirs.description)
         await ours.transport.read(peer, list(range(64)), list(range(64)), staging_owner.LEND_S / 2)
@@ -182,17 +182,16 @@ async def test_the_owner_refuses_unknown_blocks_too() -> None:
 
 
 async def test_use_as_a_last_resort_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    async with sides() as (ours, theirs):
-        auto = AutoTransport(
-            [Unavailable("nixl", "UCX has no CUDA"), Backend("staged", ours.transport, STAGING_COSTS)], Quarantine()
-        )
-        peer = await auto.connect(theirs.description)
+    ours = Side(0, 0, Unavailable("nixl", "UCX has no CUDA"))
+    async with sides() as (_, theirs):
+        peer = await ours.transport.connect(theirs.description)
         (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
         message = warning.getMessage()
         assert "over staged_shared_memory as a last resort" in message
         assert "twice over PCIe" in message
         assert "nixl: UCX has no CUDA" in message
-        assert auto.choices[peer].transport == "staged_shared_memory"
+        assert ours.transport.choices[peer].transport == "staged_shared_memory"
+        await ours.transport.close()
 
 
 @pytest.mark.parametrize("name", ["tcp", "shared_memory"])
@@ -255,9 +254,10 @@ async def test_a_peer_without_a_window_is_not_read_through_one() -> None:
             await ours.transport.connect(theirs.description)
 
 
-def a_staged_transport(port: int = 0) -> tuple[StagedTransport, SharedPool]:
+def a_staged_transport(port: int = 0) -> tuple[Transport, SharedPool]:
     identity, window = PoolIdentity(uuid.uuid4().hex, "model"), SharedPool()
-    return StagedTransport(identity, SharedMemoryTransport(identity, window), window, HOST, port=port), window
+    underneath = Transport(identity, [SharedMemoryBackend(window)])
+    return Transport(identity, [StagedBackend(underneath, window, HOST, port)]), window
 
 
 async def test_without_memory_for_a_window_staged_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:

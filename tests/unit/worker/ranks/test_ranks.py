@@ -16,10 +16,10 @@ from baton.kvtransfer.block_slice import PartGroup
 from baton.kvtransfer.checksum.block_checksum import block_checksums
 from baton.kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused, TransferDeadline, TransferError
 from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
-from baton.protos import rank_pb2_grpc
+from baton.protos import rank_pb2, rank_pb2_grpc
 from baton.rpc.pool_description import pool_to_proto
 from baton.worker.ranks.rank_service import RankService
-from baton.worker.ranks.ranks import InProcessRank, Ranks
+from baton.worker.ranks.ranks import Ranks
 from baton.worker.ranks.remote_rank import RemoteRank
 
 NUM_BLOCKS, NUM_PARTS, WORDS = 8, 4, 16
@@ -56,20 +56,19 @@ def share(blocks: Tensor, ranks: PartGroup, rank: int) -> Tensor:
     return blocks[:, first : first + ranks.parts_per_rank].contiguous()
 
 
-def local_rank(name: str, rank: int, network: InMemoryNetwork) -> tuple[InProcessRank, Tensor]:
+def local_rank(rank: int, network: InMemoryNetwork, *followers: RemoteRank) -> tuple[Ranks, Tensor]:
     pool = torch.full((NUM_BLOCKS, NUM_PARTS // 2, WORDS), -1)
-    transport = InMemoryTransport(PoolIdentity(f"{name}-{rank}", "model"), network)
-    return InProcessRank(transport, pool, PartGroup(NUM_PARTS, 2), rank), pool
+    transport = InMemoryTransport(PoolIdentity(f"ours-{rank}", "model"), network)
+    return Ranks(transport, pool, PartGroup(NUM_PARTS, 2), rank, followers), pool
 
 
 @asynccontextmanager
 async def worker(directory: Path) -> AsyncIterator[Worker]:
     network = InMemoryNetwork()
-    first, first_pool = local_rank("ours", 0, network)
-    second, second_pool = local_rank("ours", 1, network)
+    second, second_pool = local_rank(1, network)
     stores = []
 
-    async def load(store: str) -> InProcessRank:
+    async def load(store: str) -> Ranks:
         stores.append(store)
         return second
 
@@ -94,7 +93,7 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
     descriptions = [
         pool_to_proto(transport.register_pool(pool)) for transport, pool in zip(transports, pools, strict=True)
     ]
-    ranks = Ranks(first, [follower], NUM_PARTS)
+    ranks, first_pool = local_rank(0, network, follower)
     try:
         yield Worker(
             network,
@@ -120,11 +119,11 @@ async def test_a_block_is_received_by_every_rank(tmp_path: Path) -> None:
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         intake = await it.ranks.receive(it.descriptions, [6, 2, 3], 1, 5.0)
         await intake.read(1, [4])
-        assert (intake.num_blocks_read, intake.num_blocks_announced, intake.num_blocks_received) == (2, 1, 1)
+        assert (intake.num_blocks_read, intake.num_blocks_expected, intake.num_blocks_received) == (2, 1, 1)
         intake.expect(1, it.reported([4, 7]))
         await intake.read(2, [7])
         await intake.settled()
-        assert (intake.num_blocks_announced, intake.num_blocks_received) == (3, 3)
+        assert (intake.num_blocks_expected, intake.num_blocks_received) == (3, 3)
         assert torch.equal(it.ours(2), it.peer_blocks[4])
         assert torch.equal(it.ours(3), it.peer_blocks[7])
         assert torch.equal(it.ours(6), torch.full_like(it.ours(6), -1))  # known from the start
@@ -244,6 +243,25 @@ async def test_ended_receives_leave_nothing(tmp_path: Path) -> None:
         await it.ranks.clear([4, 5])
         assert not it.follower._receivers
         assert not it.service._receives
+
+
+async def test_a_rank_that_reads_no_commands_is_lost(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        it.follower._unsent = asyncio.Queue(1)  # nothing reads it
+        it.follower.join("here:1")
+        with pytest.raises(PeerLost, match="rank 1 of this worker has not read the last"):
+            await it.follower.checksums([2], 1)
+        assert len(it.lost) == 1
+        it.follower.gone.set()
+
+
+async def test_a_rank_whose_results_are_not_read_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        it.service._results = asyncio.Queue(1)  # nothing reads it
+        for _ in range(2):
+            it.service._send(1, rank_pb2.BlocksCleared())
+        await it.service.ended
+        assert "the first rank has not read the last" in caplog.text
 
 
 async def test_a_failed_command_loses_the_rank(tmp_path: Path) -> None:

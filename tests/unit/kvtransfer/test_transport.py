@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton.kvtransfer.auto import AutoTransport, Backend, Unavailable
-from baton.kvtransfer.base import PeerId, PoolDescription, PoolIdentity
+from baton.kvtransfer.backend import Lose, Unavailable
+from baton.kvtransfer.base import PoolDescription, PoolIdentity
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
-from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
+from baton.kvtransfer.local_pool import Units
 from baton.kvtransfer.nixl.agent import NixlAgent
-from baton.kvtransfer.nixl.transport import NixlTransport
-from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.nixl.transport import NixlBackend
 from baton.kvtransfer.shared_memory.pool import SharedPool
-from baton.kvtransfer.shared_memory.transport import SharedMemoryTransport
-from baton.kvtransfer.tcp.transport import TcpTransport
+from baton.kvtransfer.shared_memory.transport import SharedMemoryBackend, SharedMemoryConnection
+from baton.kvtransfer.tcp.transport import TcpBackend
+from baton.kvtransfer.transport import Transport
 
 
 class Side:
@@ -25,14 +25,13 @@ class Side:
         identity = PoolIdentity(incarnation, "model")
         self.memory = SharedPool()
         self.pool = self.memory.allocate((8, 1024), torch.int64).fill_(value)
-        quarantine = Quarantine()
-        self.transport = AutoTransport(
+        self.transport = Transport(
+            identity,
             [
-                Backend("shared_memory", SharedMemoryTransport(identity, self.memory, quarantine)),
+                SharedMemoryBackend(self.memory),
                 Unavailable("nixl", "no RDMA device on this host"),
-                Backend("tcp", TcpTransport(identity, "127.0.0.1", quarantine)),
+                TcpBackend("127.0.0.1"),
             ],
-            quarantine,
         )
         self.description = self.transport.register_pool(self.pool)
 
@@ -77,19 +76,14 @@ async def test_a_refusal_or_a_dead_peer_does_not_lead_to_the_next_transport() ->
 
 
 async def test_without_any_transport_the_error_has_the_reasons() -> None:
-    nowhere = AutoTransport([Unavailable("nixl", "not installed")], Quarantine())
+    nowhere = Transport(PoolIdentity("ours", "model"), [Unavailable("nixl", "not installed")])
     with pytest.raises(TransportUnavailable, match="not installed"):
         nowhere.register_pool(torch.zeros(2, 2))
-    network, quarantine = InMemoryNetwork(), Quarantine()
-    ours = AutoTransport(
-        [Backend("in_memory", InMemoryTransport(PoolIdentity("ours", "model"), network, quarantine))], quarantine
-    )
-    theirs = InMemoryTransport(PoolIdentity("theirs", "model"), network)
-    description = theirs.register_pool(torch.zeros(2, 2))
-    ours.register_pool(torch.zeros(2, 2))
-    with pytest.raises(TransportUnavailable, match="in_memory: peer theirs does not offer in_memory"):
-        await ours.connect(replace(description, endpoints={"tcp": b"{}"}))
+    ours, theirs = Side("ours", 0), Side("theirs", 7)
+    with pytest.raises(TransportUnavailable, match="shared_memory: peer theirs does not offer shared_memory"):
+        await ours.transport.connect(replace(theirs.description, endpoints={"nccl": b"{}"}))
     await ours.close()
+    await theirs.close()
 
 
 async def test_a_transport_that_did_not_reach_a_peer_is_not_tried_again_unless_no_other_does(
@@ -98,11 +92,13 @@ async def test_a_transport_that_did_not_reach_a_peer_is_not_tried_again_unless_n
     ours, theirs = Side("ours", 0), Side("theirs", 7)
     tried: list[str] = []
 
-    async def refuse(self: SharedMemoryTransport, peer: PoolDescription) -> PeerId:
+    async def refuse(
+        self: SharedMemoryBackend, peer: PoolDescription, units: Units, lose: Lose
+    ) -> SharedMemoryConnection:
         tried.append(peer.incarnation)
         raise TransportUnavailable("after a long trial")
 
-    monkeypatch.setattr(SharedMemoryTransport, "connect", refuse)
+    monkeypatch.setattr(SharedMemoryBackend, "open", refuse)
     for _ in range(3):
         peer = await ours.transport.connect(theirs.description)
         assert ours.transport.choices[peer].transport == "tcp"
@@ -126,12 +122,8 @@ async def test_a_transport_that_cannot_register_the_pool_is_closed_too(monkeypat
         return sum(thread.name == "baton-kv-nixl" for thread in threading.enumerate())
 
     monkeypatch.setattr(NixlAgent, "register", refuse)
-    before, identity, quarantine = num_agents(), PoolIdentity(uuid.uuid4().hex, "model"), Quarantine()
-    backends = [
-        Backend("nixl", NixlTransport(identity, "127.0.0.1", quarantine)),
-        Backend("tcp", TcpTransport(identity, "127.0.0.1", quarantine)),
-    ]
-    transport = AutoTransport(backends, quarantine)
+    before, identity = num_agents(), PoolIdentity(uuid.uuid4().hex, "model")
+    transport = Transport(identity, [NixlBackend(identity.incarnation, "127.0.0.1"), TcpBackend("127.0.0.1")])
     assert set(transport.register_pool(torch.zeros(2, 2)).endpoints) == {"tcp"}
     assert num_agents() == before + 1
     await transport.close()

@@ -10,17 +10,18 @@ import pytest
 import torch
 
 from baton.kvtransfer import endpoint
-from baton.kvtransfer.auto import AutoTransport, Backend
 from baton.kvtransfer.base import KVTransport, PoolIdentity
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
-from baton.kvtransfer.nccl import communicator, communicator_factory, communicator_limit, owner
+from baton.kvtransfer.nccl import communicator, owner
+from baton.kvtransfer.nccl import communicators as communicator_factory
+from baton.kvtransfer.nccl import communicators as communicator_limit
 from baton.kvtransfer.nccl import transport as nccl
 from baton.kvtransfer.nccl.communicator import PairGroup
-from baton.kvtransfer.nccl.communicator_limit import CommunicatorLimit
-from baton.kvtransfer.nccl.transport import Endpoint, PairTransport
-from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.nccl.communicators import CommunicatorLimit
+from baton.kvtransfer.nccl.transport import Endpoint, PairBackend
 from baton.kvtransfer.tcp.connection import open_connection
-from baton.kvtransfer.tcp.transport import TcpTransport
+from baton.kvtransfer.tcp.transport import TcpBackend
+from baton.kvtransfer.transport import Transport
 from tests.unit.kvtransfer.kv_peers import HOST, fill, holds
 from tests.unit.kvtransfer.pair_rig import Side, sides
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, UNTOUCHED, soon, until
@@ -69,14 +70,11 @@ async def test_a_communicator_that_is_late_makes_the_transport_unavailable(stuck
 
 async def test_auto_uses_the_next_transport_if_no_communicator_is_created(stuck: threading.Event) -> None:
     async def side(seed: int) -> tuple[KVTransport, torch.Tensor]:
-        pool, quarantine = torch.full((8, 512), UNTOUCHED), Quarantine()
+        pool = torch.full((8, 512), UNTOUCHED)
         if seed:
             fill(pool, seed)
         identity = PoolIdentity(uuid.uuid4().hex, "model")
-        pair = PairTransport(identity, HOST, quarantine, 1.5, backend="gloo")
-        return AutoTransport(
-            [Backend("gloo", pair), Backend("tcp", TcpTransport(identity, HOST, quarantine))], quarantine
-        ), pool
+        return Transport(identity, [PairBackend(HOST, 0, 1.5, name="gloo"), TcpBackend(HOST)]), pool
 
     (ours, pool), (theirs, source) = await side(0), await side(1)
     described = theirs.register_pool(source)
@@ -94,7 +92,7 @@ async def test_auto_uses_the_next_transport_if_no_communicator_is_created(stuck:
 async def test_an_owner_does_not_wait_for_disconnected_readers(stuck: threading.Event) -> None:
     async with sides() as (ours, theirs):
         address, local = endpoint.decode(Endpoint, theirs.description, "gloo"), ours.transport._require_pool()
-        listener = theirs.transport._listener
+        listener = theirs.backend._listener
         assert listener is not None
         for _ in range(3):
             sock = await open_connection(address.host, address.port, address.key, local, theirs.description)
@@ -162,9 +160,9 @@ async def test_a_failed_communicator_makes_the_transport_unavailable(monkeypatch
 async def test_an_idle_communicator_is_evicted_on_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(communicator_limit, "IDLE_S", 0.0)
     async with sides() as (ours, theirs), sides() as (others, more):
-        ours.transport._limit = CommunicatorLimit(1)
-        assert theirs.transport._owner is not None
-        theirs.transport._owner.limit = CommunicatorLimit(1)
+        ours.backend._limit = CommunicatorLimit(1)
+        assert theirs.backend._owner is not None
+        theirs.backend._owner.limit = CommunicatorLimit(1)
         first = await ours.transport.connect(theirs.description)
         second = await ours.transport.connect(more.description)
         assert set(ours.transport.choices) == {second}
