@@ -16,6 +16,7 @@ rest, and if there is none the engine computes it.
 """
 
 import asyncio
+import itertools
 from functools import partial
 
 from baton.decode_worker.decode_request import ENGINE_IDS, DecodeRequest
@@ -68,13 +69,14 @@ class DecodeRequests:
             self._remembered,
         )
         self._fills = KVReceives(host, drain)
+        self._numbers = itertools.count(1)
         host.listen(self._on_step)
 
     def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
         """Start a request; its deltas, errors included, go to the session."""
         if not self._takes_handovers:
             command.ClearField("prefill")
-        entry = DecodeRequest.of(command, session, self._worker_id)
+        entry = DecodeRequest.of(command, session, self._worker_id, next(self._numbers))
         if self._table.enter(entry):
             adding = self._host.call(lambda engine: engine.add(entry.request))
             adding.add_done_callback(partial(self._on_added, entry))
