@@ -20,6 +20,7 @@ import itertools
 from functools import partial
 
 from baton.decode_worker.decode_request import ENGINE_IDS, DecodeRequest
+from baton.decode_worker.handover import HandoverLimits
 from baton.decode_worker.remembered import RememberedOutputs
 from baton.decode_worker.remote_prefill import HandoverReporter, RemotePrefill
 from baton.decode_worker.request_table import RequestTable
@@ -45,13 +46,13 @@ class DecodeRequests:
         counters: WorkerCounters,
         drain: Drain,
         worker_id: str,
-        deadline_s: float,
+        limits: HandoverLimits,
         takes_handovers: bool = True,
         orphan_timeout_s: float = 0.0,
     ) -> None:
         """Serve requests with the engine of `host`.
 
-        deadline_s: of each KV read.
+        limits: of handovers; `read_s` also limits each read of a prefix pull.
         takes_handovers: False ignores the prefill workers of commands; the engine computes every prompt.
         orphan_timeout_s: how long the output of a resumable request is kept after its end; 0 keeps none.
         """
@@ -59,7 +60,7 @@ class DecodeRequests:
         self._channels = channels
         self._counters = counters
         self._worker_id = worker_id
-        self._deadline_s = deadline_s
+        self._limits = limits
         self._takes_handovers = takes_handovers
         self._remembered = RememberedOutputs(counters, orphan_timeout_s)
         self._table = RequestTable(
@@ -131,7 +132,7 @@ class DecodeRequests:
             request.num_tokens - request.num_computed_tokens
         )  # expected; corrected at the end
         incoming = HandoverReporter(entry, self._host.finish_rule, self._counters, self._table.abort)
-        fill = RemotePrefill(self._host, self._channels, incoming, self._deadline_s)
+        fill = RemotePrefill(self._host, self._channels, incoming, self._limits)
 
         def outcome(task: "asyncio.Task[None]") -> Received:
             if not task.cancelled():
@@ -143,7 +144,7 @@ class DecodeRequests:
 
     def _pull_prefix(self, entry: DecodeRequest) -> "asyncio.Task[None]":
         """Start pulling cached prefix blocks from another worker; the engine computes the rest."""
-        pull = PrefixPull(self._host, entry.request, entry.command.prefix_source, self._deadline_s)
+        pull = PrefixPull(self._host, entry.request, entry.command.prefix_source, self._limits.read_s)
 
         def outcome(task: "asyncio.Task[None]") -> Received:
             entry.served_by.prefix_pulled_tokens = pull.num_pulled_tokens
