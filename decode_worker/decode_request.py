@@ -19,6 +19,14 @@ FINISH_REASONS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class RequestName:
+    """A router's session, and the id that the router gave to a request."""
+
+    session_id: str
+    request_id: str
+
+
 @dataclass(slots=True, eq=False)
 class DecodeRequest:
     """One request of a router, and the deltas that the router receives about it."""
@@ -31,12 +39,23 @@ class DecodeRequest:
     is_served_by_sent: bool = field(default=False)  # the current `served_by` went out with a token
     recalled: worker_pb2.RecalledOutput | None = None  # its output so far; None: the request is not resumable
 
+    @property
+    def name(self) -> RequestName:
+        """The request's id at its router; unique among running requests."""
+        return RequestName(self.session.session_id, self.command.request_id)
+
     @classmethod
-    def of(cls, command: worker_pb2.GenerateCommand, session: RouterSession, worker_id: str) -> "DecodeRequest":
-        """Return the request that a command describes."""
+    def of(
+        cls, command: worker_pb2.GenerateCommand, session: RouterSession, worker_id: str, number: int
+    ) -> "DecodeRequest":
+        """Return the request that a command describes; `number` is unique among the worker's requests.
+
+        The number makes the engine id unique: two routers may choose one request id, and a router may reuse the id of
+        an aborted request while blocks of that request are still being filled.
+        """
         return cls(
             request=Request(
-                request_id=engine_request_id(session, command.request_id),
+                request_id=RequestId(f"{ENGINE_IDS}{number}/{command.request_id}"),
                 token_ids=list(command.token_ids),
                 num_prompt_tokens=command.num_prompt_tokens,
                 sampling=sampling_from_proto(command.sampling),
@@ -156,11 +175,6 @@ def receives_kv(command: worker_pb2.GenerateCommand) -> bool:
     if command.HasField("prefill"):
         return True
     return command.HasField("prefix_source") and not command.sampling.HasField("prompt_logprobs")
-
-
-def engine_request_id(session: RouterSession, request_id: str) -> RequestId:
-    """Return a request's id in the engine. It has the session id, since two routers may choose the same request id."""
-    return RequestId(f"{ENGINE_IDS}{session.session_id}/{request_id}")
 
 
 MIN_REMOTE_TOKENS = 256  # computing fewer here is faster than asking another prefill worker

@@ -74,6 +74,26 @@ class ReadTimes:
 
 SILENCE_S = 5.0  # without an event or keep-alive the prefill worker counts as lost
 
+
+@dataclass(frozen=True, slots=True)
+class HandoverLimits:
+    """Maximum seconds that a handover waits."""
+
+    read_s: float  # for one read of announced blocks
+    progress_s: float  # for progress, while the prefill worker sends keep-alives; includes the wait in its queue
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a prefill worker has sent; each count is bounded."""
+
+    is_accepted: bool
+    has_token: bool
+    num_announced: int  # blocks
+    num_expected: int  # blocks whose checksums are known
+    num_prompt_logprobs: int
+
+
 PrefillCall = grpc.aio.UnaryStreamCall[worker_pb2.PrefillRequest, worker_pb2.PrefillEvent]
 
 
@@ -93,20 +113,21 @@ class Handover:
     """One call to a prefill worker; `received` is at any time what has arrived and passed its checksum."""
 
     def __init__(
-        self, host: Host, request: Request, listener: HandoverListener, deadline_s: float, known: Received
+        self, host: Host, request: Request, listener: HandoverListener, limits: HandoverLimits, known: Received
     ) -> None:
         """Prepare a handover for a request whose block table is allocated.
 
-        deadline_s: of each read; known: what earlier handovers brought. A first token in it is not sent again.
+        known: what earlier handovers brought. A first token in it is not sent again.
         """
         self.times = ReadTimes()
         self.peer_transport = ""
         self._host = host
         self._listener = listener
-        self._deadline_s = deadline_s
+        self._limits = limits
         self._num_tokens = request.num_tokens
         self._blocks: list[int] = list(request.block_table)
         self._num_known_blocks = known.num_tokens // host.config.block_size
+        self._num_announced = self._num_expected = self._num_known_blocks
         self._receiver: KVReceive | None = None
         self._announced: asyncio.Queue[worker_pb2.BlocksReady] = asyncio.Queue(len(self._blocks) + 1)
         self._all_expected = asyncio.Event()  # every block's checksum is known
@@ -115,6 +136,8 @@ class Handover:
         self._sampled = known.sampled
         self._has_token = False  # from this prefill worker
         self._num_prompt_logprobs = known.num_prompt_logprobs
+        reports_prompt = request.sampling.prompt_logprobs is not None
+        self._max_prompt_logprobs = request.num_prompt_tokens - 1 if reports_prompt else 0
 
     @property
     def num_blocks(self) -> int:
@@ -152,35 +175,51 @@ class Handover:
 
     async def _listen(self, call: PrefillCall) -> None:
         """Handle the call's events until the last block's checksum and the first token have arrived."""
-        num_announced = num_expected = self._num_known_blocks
+        progress, progress_at_s = self._progress, time.monotonic()
         while event := await next_event(call, "the prefill worker", SILENCE_S):
-            if event.HasField("accepted"):
-                await self._accept(event.accepted)
-            if event.HasField("blocks"):
-                self._queue(event.blocks)
-                num_announced = max(num_announced, event.blocks.first_index + len(event.blocks.block_ids))
-            if event.prompt_logprobs:
-                self._num_prompt_logprobs += len(event.prompt_logprobs)
-                self._listener.on_prompt_logprobs(event.prompt_logprobs)
-            if event.HasField("first_token"):
-                self._take_token(event.first_token)
-            if event.HasField("checksums"):
-                receiver = self._connected()
-                receiver.expect(event.checksums.first_index, event.checksums.checksums)
-                num_expected = receiver.num_blocks_expected
-                if num_expected > num_announced:
-                    raise PeerRefused("the prefill worker sent checksums of blocks that it has not announced")
-            if num_expected == len(self._blocks):
+            await self._handle(event)
+            if self._num_expected == len(self._blocks):
                 self._all_expected.set()
                 if self._has_token:
                     return
+            if self._progress != progress:
+                progress, progress_at_s = self._progress, time.monotonic()
+            elif time.monotonic() - progress_at_s > self._limits.progress_s:
+                raise TransferDeadline(f"the prefill worker made no progress for {self._limits.progress_s:g} s")
         raise PeerRefused("the prefill worker ended the call before all blocks were announced")
+
+    @property
+    def _progress(self) -> Progress:
+        return Progress(
+            self._receiver is not None,
+            self._has_token,
+            self._num_announced,
+            self._num_expected,
+            self._num_prompt_logprobs,
+        )
+
+    async def _handle(self, event: worker_pb2.PrefillEvent) -> None:
+        """Handle one event; an empty one is a keep-alive."""
+        if event.HasField("accepted"):
+            await self._accept(event.accepted)
+        if event.HasField("blocks"):
+            self._queue(event.blocks)
+        if event.prompt_logprobs:
+            self._take_prompt_logprobs(event.prompt_logprobs)
+        if event.HasField("first_token"):
+            self._take_token(event.first_token)
+        if event.HasField("checksums"):
+            receiver = self._connected()
+            receiver.expect(event.checksums.first_index, event.checksums.checksums)
+            self._num_expected = receiver.num_blocks_expected
+            if self._num_expected > self._num_announced:
+                raise PeerRefused("the prefill worker sent checksums of blocks that it has not announced")
 
     async def _accept(self, accepted: worker_pb2.PrefillAccepted) -> None:
         if self._receiver is not None:
             raise PeerRefused("the prefill worker accepted twice")
         self._receiver = await self._host.ranks.receive(
-            accepted.pools, self._blocks, self._num_known_blocks, self._deadline_s
+            accepted.pools, self._blocks, self._num_known_blocks, self._limits.read_s
         )
         self.peer_transport = self._receiver.transport
 
@@ -190,6 +229,14 @@ class Handover:
             self._announced.put_nowait(blocks)
         except asyncio.QueueFull:
             raise PeerRefused("the prefill worker announced more often than there are blocks") from None
+        num_announced = min(blocks.first_index + len(blocks.block_ids), len(self._blocks))
+        self._num_announced = max(self._num_announced, num_announced)
+
+    def _take_prompt_logprobs(self, positions: Sequence[common_pb2.PositionLogprobs]) -> None:
+        self._num_prompt_logprobs += len(positions)
+        if self._num_prompt_logprobs > self._max_prompt_logprobs:
+            raise PeerRefused(f"the prefill worker sent more than {self._max_prompt_logprobs} prompt logprobs")
+        self._listener.on_prompt_logprobs(positions)
 
     def _take_token(self, first: worker_pb2.FirstToken) -> None:
         if self._has_token or first.token_id >= self._host.vocab_size:
@@ -212,12 +259,12 @@ class Handover:
             self.times.note_read(time.monotonic(), receiver.transfer_s - transfer_s)
             num_read = receiver.num_blocks_read
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with asyncio.timeout(self._limits.read_s):
                 await self._all_expected.wait()
                 if self._receiver is not None:
                     await self._receiver.settled()
         except TimeoutError as error:
-            raise TransferDeadline(f"checksums missing {self._deadline_s:.3f} s after the last block") from error
+            raise TransferDeadline(f"checksums missing {self._limits.read_s:.3f} s after the last block") from error
 
     def _connected(self) -> KVReceive:
         if self._receiver is None:

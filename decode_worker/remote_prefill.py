@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import grpc
 
 from baton.decode_worker.decode_request import DecodeRequest, PrefillWorkers
-from baton.decode_worker.handover import Handover
+from baton.decode_worker.handover import Handover, HandoverLimits
 from baton.engine.request import FinishRule
 from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import ChecksumMismatch, TransferError
@@ -106,11 +106,11 @@ class HandoverReporter:
 class RemotePrefill:
     """The handovers of one request; each starts from what the earlier ones received."""
 
-    def __init__(self, host: Host, channels: Channels, incoming: HandoverReporter, deadline_s: float) -> None:
+    def __init__(self, host: Host, channels: Channels, incoming: HandoverReporter, limits: HandoverLimits) -> None:
         self._host = host
         self._channels = channels
         self._incoming = incoming
-        self._deadline_s = deadline_s
+        self._limits = limits
         self._workers = PrefillWorkers(incoming.entry)
         request = incoming.entry.request
         self._blocks: list[int] = list(request.block_table)
@@ -142,7 +142,7 @@ class RemotePrefill:
 
     async def _hand_over(self, peer: worker_pb2.PeerWorker) -> None:
         entry = self._incoming.entry
-        handover = self._handover = Handover(self._host, entry.request, self._incoming, self._deadline_s, self.received)
+        handover = self._handover = Handover(self._host, entry.request, self._incoming, self._limits, self.received)
         message = entry.prefill_request(
             peer, self._host.fingerprint, self._host.ranks.size, handover.received.num_tokens
         )

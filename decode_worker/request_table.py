@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from baton.decode_worker.decode_request import DecodeRequest, engine_request_id
+from baton.decode_worker.decode_request import DecodeRequest, RequestName
 from baton.decode_worker.remembered import RememberedOutputs
 from baton.decode_worker.service import RouterSession
 from baton.engine.outputs import StepOutput
@@ -29,18 +29,19 @@ class RequestTable:
         self._abort_in_engine = abort_in_engine
         self._remembered = remembered  # outputs of requests that have ended
         self._requests: dict[RequestId, DecodeRequest] = {}
+        self._by_name: dict[RequestName, DecodeRequest] = {}
         self._by_resume_key: dict[bytes, DecodeRequest] = {}
         drain.listen(self.hand_off)
 
     def enter(self, entry: DecodeRequest) -> bool:
         """Add a request and return True; False for a repeated one, and on a draining worker, which hands it off."""
-        if entry.request.request_id in self._requests:
+        if entry.name in self._by_name:
             return False
         if self._drain.has_begun:
             self.note_taken(entry)
             entry.say_handed_off()
             return False
-        self._requests[entry.request.request_id] = entry
+        self._requests[entry.request.request_id] = self._by_name[entry.name] = entry
         if entry.recalled is not None:
             self._by_resume_key[entry.recalled.resume_key] = entry
         self._drain.enter()
@@ -59,6 +60,7 @@ class RequestTable:
         """Remove a request, and keep its output if it is resumable; return False if it is not in the table."""
         if self._requests.pop(entry.request.request_id, None) is None:
             return False
+        del self._by_name[entry.name]
         if entry.recalled is not None:
             if self._by_resume_key.get(entry.recalled.resume_key) is entry:
                 del self._by_resume_key[entry.recalled.resume_key]
@@ -92,7 +94,7 @@ class RequestTable:
 
     def abort_named(self, request_id: str, session: RouterSession) -> None:
         """Abort the request that the session's router calls `request_id`; no-op if it has ended."""
-        entry = self.find(engine_request_id(session, request_id))
+        entry = self._by_name.get(RequestName(session.session_id, request_id))
         if entry is not None:
             self.abort(entry)
 

@@ -16,9 +16,11 @@ rest, and if there is none the engine computes it.
 """
 
 import asyncio
+import itertools
 from functools import partial
 
 from baton.decode_worker.decode_request import ENGINE_IDS, DecodeRequest
+from baton.decode_worker.handover import HandoverLimits
 from baton.decode_worker.remembered import RememberedOutputs
 from baton.decode_worker.remote_prefill import HandoverReporter, RemotePrefill
 from baton.decode_worker.request_table import RequestTable
@@ -44,13 +46,13 @@ class DecodeRequests:
         counters: WorkerCounters,
         drain: Drain,
         worker_id: str,
-        deadline_s: float,
+        limits: HandoverLimits,
         takes_handovers: bool = True,
         orphan_timeout_s: float = 0.0,
     ) -> None:
         """Serve requests with the engine of `host`.
 
-        deadline_s: of each KV read.
+        limits: of handovers; `read_s` also limits each read of a prefix pull.
         takes_handovers: False ignores the prefill workers of commands; the engine computes every prompt.
         orphan_timeout_s: how long the output of a resumable request is kept after its end; 0 keeps none.
         """
@@ -58,7 +60,7 @@ class DecodeRequests:
         self._channels = channels
         self._counters = counters
         self._worker_id = worker_id
-        self._deadline_s = deadline_s
+        self._limits = limits
         self._takes_handovers = takes_handovers
         self._remembered = RememberedOutputs(counters, orphan_timeout_s)
         self._table = RequestTable(
@@ -68,13 +70,14 @@ class DecodeRequests:
             self._remembered,
         )
         self._fills = KVReceives(host, drain)
+        self._numbers = itertools.count(1)
         host.listen(self._on_step)
 
     def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
         """Start a request; its deltas, errors included, go to the session."""
         if not self._takes_handovers:
             command.ClearField("prefill")
-        entry = DecodeRequest.of(command, session, self._worker_id)
+        entry = DecodeRequest.of(command, session, self._worker_id, next(self._numbers))
         if self._table.enter(entry):
             adding = self._host.call(lambda engine: engine.add(entry.request))
             adding.add_done_callback(partial(self._on_added, entry))
@@ -129,7 +132,7 @@ class DecodeRequests:
             request.num_tokens - request.num_computed_tokens
         )  # expected; corrected at the end
         incoming = HandoverReporter(entry, self._host.finish_rule, self._counters, self._table.abort)
-        fill = RemotePrefill(self._host, self._channels, incoming, self._deadline_s)
+        fill = RemotePrefill(self._host, self._channels, incoming, self._limits)
 
         def outcome(task: "asyncio.Task[None]") -> Received:
             if not task.cancelled():
@@ -141,7 +144,7 @@ class DecodeRequests:
 
     def _pull_prefix(self, entry: DecodeRequest) -> "asyncio.Task[None]":
         """Start pulling cached prefix blocks from another worker; the engine computes the rest."""
-        pull = PrefixPull(self._host, entry.request, entry.command.prefix_source, self._deadline_s)
+        pull = PrefixPull(self._host, entry.request, entry.command.prefix_source, self._limits.read_s)
 
         def outcome(task: "asyncio.Task[None]") -> Received:
             entry.served_by.prefix_pulled_tokens = pull.num_pulled_tokens

@@ -2,6 +2,7 @@
 
 import grpc
 
+from baton.decode_worker.handover import HandoverLimits
 from baton.decode_worker.requests import DecodeRequests
 from baton.decode_worker.service import DecodeService
 from baton.protos import worker_pb2_grpc
@@ -19,7 +20,7 @@ class DecodeWorker:
             core.counters,
             core.drain,
             core.config.worker_id,
-            core.config.transfer_deadline_s,
+            HandoverLimits(core.config.transfer_deadline_s, core.config.handover_timeout_s),
             takes_handovers=core.config.role != "both",
             orphan_timeout_s=core.config.orphan_timeout_s,
         )

@@ -467,7 +467,7 @@ class DrainRequest(_message.Message):
 
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     timeout_s: _builtins.float
-    """time for running requests to finish before they are handed off; 0: the worker's default"""
+    """time for running requests to finish before they are handed off, finite and not negative;"""
     def __init__(
         self,
         *,
@@ -604,7 +604,7 @@ class GenerateCommand(_message.Message):
     PREFILL_FALLBACKS_FIELD_NUMBER: _builtins.int
     RESUME_KEY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """unique among the router's requests"""
+    """unique among the router's requests that have not ended"""
     num_prompt_tokens: _builtins.int
     """number of leading prompt tokens in token_ids"""
     cache_salt: _builtins.str
@@ -956,8 +956,8 @@ Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
 class PrefillEvent(_message.Message):
     """The life of a prefill: accepted, then one event per chunk, the last one with the first token, each followed by the
     checksums of its blocks. The caller knows the number of blocks, and ends the call when it has them. While the engine
-    steps, an empty event follows every quarter of a second without another; a caller that receives none may ask another
-    worker.
+    steps, an empty event follows every quarter of a second without another; a caller that receives none, or nothing else
+    for long, may ask another worker.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1123,7 +1123,7 @@ class LeaseRequest(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     NUM_RANKS_FIELD_NUMBER: _builtins.int
     block_hashes: _builtins.bytes
-    """16-byte chained hashes, in order"""
+    """16-byte chained hashes, in order; of the first `KVPool.num_blocks` at most"""
     incarnation: _builtins.str
     """of the worker that the caller expects"""
     fingerprint: _builtins.str

@@ -45,6 +45,12 @@ class WorkerConfig:
     lease_s: float = option(10.0, LEASE_S, minimum=1, maximum=3600)
     metrics_port: int | None = option(None, "Port for Prometheus metrics. Default: none.", minimum=0, maximum=65535)
     transfer_deadline_s: float = option(30.0, "Maximum seconds for one read of reported blocks.", minimum=0)
+    handover_timeout_s: float = option(
+        600.0,
+        "Maximum seconds without progress of a handover while the prefill worker sends keep-alives, the wait in its "
+        "queue included; the decode worker then asks the next one or computes the prompt.",
+        minimum=1,
+    )
     orphan_timeout_s: float = option(
         10.0,
         "Seconds for which a decode worker keeps the output of a resumable request after its end or the loss of "

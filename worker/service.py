@@ -1,6 +1,7 @@
 """The Worker service: description, load and cache reports, drain."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -56,6 +57,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.DrainRequest, context: Context
     ) -> worker_pb2.DrainResponse:
         """Refuse new requests from now on; return once none is left."""
+        if not 0 <= request.timeout_s < math.inf:
+            text = f"timeout_s is {request.timeout_s}, but must be a number of seconds, or 0 for the worker's default"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         try:
             await self._drain.run(request.timeout_s or self._drain_timeout_s)
         except DrainConflict as error:

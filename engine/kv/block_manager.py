@@ -85,8 +85,13 @@ class BlockManager:
             for index in range(first, last):
                 self.cache.store(request.block_table[index], hashes[index], hashes[index - 1] if index else None)
 
+    def is_filling(self, request_id: RequestId) -> bool:
+        """Return whether a remote fill holds blocks of the request, which may have been aborted."""
+        return request_id in self._fills
+
     def begin_fill(self, request: Request) -> None:
         """Start a remote fill: it holds the request's blocks after the computed tokens, in addition to the request."""
+        assert not self.is_filling(request.request_id)
         blocks = request.block_table[request.num_computed_tokens // self.block_size :]
         self.cache.pool.hold(blocks)
         self._fills[request.request_id] = blocks

@@ -162,7 +162,7 @@ class Scheduler:
         assert all(request.num_computed_tokens < request.num_tokens for request in self.running)
 
     def _check(self, request: Request) -> None:
-        if request.request_id in self._requests:
+        if request.request_id in self._requests or self.blocks.is_filling(request.request_id):
             raise InvalidRequest(f"request id {request.request_id} is in use")
         if not 0 < request.num_prompt_tokens <= request.num_tokens:
             raise InvalidRequest("a prompt needs at least one token")

@@ -134,8 +134,9 @@ class SimulatedEngine:
     def _end(self, stream: _Stream) -> None:
         if stream.handover is not None:
             stream.handover.cancel()
-        self.core.abort(stream.request.request_id)
-        self._streams.pop(stream.request.request_id, None)
+        if self._streams.get(stream.request.request_id) is stream:  # a later request may have its id
+            del self._streams[stream.request.request_id]
+            self.core.abort(stream.request.request_id)
 
     def _on_step(self, step: StepOutput) -> None:
         for output in step.outputs:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import grpc
 
+from baton.decode_worker.handover import HandoverLimits
 from baton.decode_worker.requests import DecodeRequests
 from baton.decode_worker.service import DecodeService
 from baton.doctor.known_peers import KnownPeers
@@ -28,6 +29,7 @@ from baton.worker.service import WorkerService
 
 # Defaults of a real worker.
 TRANSFER_DEADLINE_S = 30.0
+HANDOVER_TIMEOUT_S = 600.0
 ORPHAN_TIMEOUT_S = 10.0
 DRAIN_TIMEOUT_S = 30.0
 ROLES = {
@@ -109,7 +111,7 @@ class SimulatedWorker:
             requests = DecodeRequests(
                 *common,
                 self.config.worker_id,
-                TRANSFER_DEADLINE_S,
+                HandoverLimits(TRANSFER_DEADLINE_S, HANDOVER_TIMEOUT_S),
                 takes_handovers=role != "both",
                 orphan_timeout_s=ORPHAN_TIMEOUT_S,
             )

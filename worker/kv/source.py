@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from baton.engine.kv.block_hash import split_hashes
+from baton.engine.kv.block_hash import HASH_BYTES, split_hashes
 from baton.engine.request import BlockId
 from baton.kvtransfer.errors import TransferError
 from baton.protos import worker_pb2, worker_pb2_grpc
@@ -83,8 +83,9 @@ class KVSourceService(worker_pb2_grpc.KVSourceServicer):
     ) -> AsyncIterator[worker_pb2.LeaseEvent]:
         """Pin and announce the longest cached prefix of the given blocks until the caller ends the call."""
         await check_peer(context, self._host.pool, request.incarnation, request.fingerprint)
+        pools = self._host.ranks.describe()
         try:
-            hashes = split_hashes(request.block_hashes)
+            hashes = split_hashes(request.block_hashes[: pools[0].num_blocks * HASH_BYTES])  # no more can be cached
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"block_hashes: {error}")
         announcements = await announcements_for(context, self._host.ranks, request.num_ranks)
@@ -92,7 +93,7 @@ class KVSourceService(worker_pb2_grpc.KVSourceServicer):
             pinning = self._host.call(lambda engine: engine.blocks.pin(hashes))
             try:
                 _, blocks = await asyncio.shield(pinning)
-                accepted = worker_pb2.LeaseAccepted(pools=self._host.ranks.describe(), num_blocks=len(blocks))
+                accepted = worker_pb2.LeaseAccepted(pools=pools, num_blocks=len(blocks))
                 yield worker_pb2.LeaseEvent(accepted=accepted)
                 yield worker_pb2.LeaseEvent(blocks=announcements.announce(0, blocks, time.monotonic()))
                 while announcements.has_unchecked:

@@ -1,5 +1,7 @@
 """A decode worker's requests: each ends once, and each command's number is reported once, in every case."""
 
+import itertools
+
 from baton.decode_worker.decode_request import DecodeRequest
 from baton.decode_worker.remembered import RememberedOutputs
 from baton.decode_worker.request_table import RequestTable
@@ -24,6 +26,7 @@ class Table:
         self.remembered = RememberedOutputs(self.counters, 10.0)
         self.table = RequestTable(self.counters, self.drain, self.aborted.append, self.remembered)
         self.session = RouterSession("1", ROUTER)
+        self._numbers = itertools.count(1)
 
     def entry(
         self, name: str, number: int, session: RouterSession | None = None, resume_key: bytes = b""
@@ -31,7 +34,7 @@ class Table:
         command = worker_pb2.GenerateCommand(
             request_id=name, token_ids=[1, 5], num_prompt_tokens=1, number=number, resume_key=resume_key
         )
-        return DecodeRequest.of(command, session or self.session, "decode-0")
+        return DecodeRequest.of(command, session or self.session, "decode-0", next(self._numbers))
 
     async def events(self) -> list[worker_pb2.RequestDelta]:
         self.session.close()
@@ -94,6 +97,23 @@ async def test_two_routers_may_use_the_same_request_id() -> None:
     made.table.abort_session(other)
     made.table.abort_session(made.session)
     assert made.aborted == [theirs.request.request_id, mine.request.request_id]
+    assert await made.events() == []
+
+
+async def test_a_reused_id_is_another_request() -> None:
+    """Steps and transfers of the aborted request that are still under way must not reach the later one."""
+    made = Table()
+    first, second = made.entry("a", 1), made.entry("a", 2)
+    assert made.table.enter(first)
+    made.table.abort_named("a", made.session)
+    assert made.table.enter(second)
+    made.table.tell(finished(first))
+    assert made.table.find(first.request.request_id) is None
+    assert made.table.find(second.request.request_id) is second
+    made.table.abort_named("a", made.session)
+    assert made.aborted == [first.request.request_id, second.request.request_id]
+    assert made.aborted[0] != made.aborted[1]
+    assert made.drain.num_requests == 0
     assert await made.events() == []
 
 

@@ -1,6 +1,7 @@
 """Watch over real gRPC, with a scheduler without a model."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -110,8 +111,8 @@ class WatchedWorker:
     async def undrain(self) -> None:
         await self._stub.Undrain(worker_pb2.UndrainRequest())
 
-    async def drain_call(self) -> None:
-        await self._stub.Drain(worker_pb2.DrainRequest())
+    async def drain_call(self, timeout_s: float = 0.0) -> None:
+        await self._stub.Drain(worker_pb2.DrainRequest(timeout_s=timeout_s))
 
     def watch(self, interval_ms: int = 1, router_id: str = "") -> Any:
         return self._stub.Watch(worker_pb2.WatchRequest(interval_ms=interval_ms, router_id=router_id))
@@ -319,3 +320,12 @@ async def test_a_large_snapshot_is_sent_in_pieces_without_a_wait_in_between(monk
         first, second, third = [(await following(call)).cache for _ in range(3)]
         assert [(each.sequence, each.more) for each in (first, second, third)] == [(0, True), (1, True), (2, False)]
         assert first.stored + second.stored + third.stored == b"".join(hash_blocks(PROMPT, 4))
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, math.inf, -1.0])
+async def test_a_drain_needs_a_finite_timeout(timeout_s: float) -> None:
+    async with watched_worker() as worker:
+        with pytest.raises(grpc.aio.AioRpcError, match="timeout_s is") as refused:
+            await worker.drain_call(timeout_s)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert worker.drain.state is DrainState.SERVING

@@ -169,6 +169,21 @@ def test_blocks_being_filled_outlive_an_abort() -> None:
     assert rig.scheduler.blocks.cache.pool.num_free == rig.num_blocks - 1
 
 
+def test_an_id_is_refused_while_its_blocks_are_filled() -> None:
+    """The end of the first fill would otherwise end that of the second request."""
+    rig = Rig()
+    first = rig.add("moved", [1] * 10, 5, receives_kv=True)
+    rig.step()
+    rig.scheduler.abort(first.request_id)
+    with pytest.raises(InvalidRequest, match="moved is in use"):
+        rig.add("moved", [2] * 10, 5, receives_kv=True)
+    rig.end_receive(first, 0, with_token=False)
+    second = rig.add("moved", [2] * 10, 5, receives_kv=True)
+    rig.run_to_end()
+    assert rig.outputs[second.request_id] == reference([2] * 10, 5)
+    assert rig.scheduler.blocks.cache.pool.num_free == rig.num_blocks - 1
+
+
 def test_ends() -> None:
     rig = Rig()
     token = reference([1, 2, 3], 3)[2]

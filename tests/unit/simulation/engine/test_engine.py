@@ -224,3 +224,18 @@ def test_kv_that_does_not_arrive_is_computed() -> None:
         assert prefill.load().num_free_blocks == prefill.load().num_blocks
 
     run_in_virtual_time(main())
+
+
+def test_closing_the_generator_of_an_aborted_request_keeps_a_later_one_with_its_id() -> None:
+    async def main() -> None:
+        engine = SimulatedEngine(SPEC)
+        async with aclosing(engine.generate(request("a", [1, 2, 3], 9))) as aborted:
+            await anext(aborted)
+            engine.abort("a")
+            await asyncio.sleep(5)  # its step has ended
+            later = asyncio.ensure_future(timed(engine, request("a", [4, 5], 9)))
+            await asyncio.sleep(2)
+        tokens, _ = await later
+        assert [token.token_id for token in tokens] == continuation([4, 5], 9, SPEC)
+
+    run_in_virtual_time(main())

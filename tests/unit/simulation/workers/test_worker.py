@@ -214,6 +214,21 @@ async def test_calls_for_another_incarnation_are_refused() -> None:
             assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
+async def test_a_lease_has_no_more_blocks_than_the_pool() -> None:
+    async with served("both") as (worker,), client_of(worker) as client:
+        await client.generate(PROMPT, sampling(1))
+        description = await worker.remote.describe()
+        request = worker_pb2.LeaseRequest(
+            block_hashes=hash_blocks(PROMPT, SPEC.block_size)[0] * 100_000,
+            incarnation=description.incarnation,
+            fingerprint=description.fingerprint,
+        )
+        call = worker_pb2_grpc.KVSourceStub(worker.remote.channel).Lease(request)
+        assert (await call.read()).accepted.num_blocks == SPEC.num_blocks
+        assert len((await call.read()).blocks.block_ids) == SPEC.num_blocks
+        call.cancel()
+
+
 async def test_a_watch_reports_load_and_cache_and_is_silent_when_idle() -> None:
     spec = replace(SPEC, max_num_batched_tokens=256)
     async with served("both", spec=spec) as (worker,), client_of(worker) as client:
