@@ -57,7 +57,7 @@ async def test_a_system_without_responses_is_reported() -> None:
         yield {system.name: client for system in systems}
 
     comparison = Comparison([COLOCATED], start, [trace], 0.1, 0.7, console)
-    with pytest.raises(LoadToolError, match=r"mixed, colocated: no unloaded request was answered; .*, as in: "):
+    with pytest.raises(LoadToolError, match=r"mixed, colocated: no unloaded request was served; .*, as in: "):
         await comparison.measure(1)
 
 

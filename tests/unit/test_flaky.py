@@ -31,14 +31,12 @@ BROKEN = "def test_never(): assert False\n"
 def run(folder: Path, tests: str) -> tuple[int, list[str]]:
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(tests)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [
         sys.executable,
         "-m",
         "pytest",
         "-q",
-        "-p",
-        "no:schemathesis",
         "-p",
         "no:cacheprovider",
         "--rerun-failed",
