@@ -50,9 +50,10 @@ class CompletionsApi:
         service = self._service
         check_model(service.model.name, body.model)
         context_len = service.pipeline.context_len()
-        prompts = await self._inline.run_paced(
-            lambda: read_prompts(body.prompt, service.config.max_choices, context_len)
-        )
+        prompts: list[Prompt] = []
+        reading = read_prompts(body.prompt, service.config.max_choices, context_len)
+        while (prompt := await self._inline.run_paced(lambda: next(reading, None))) is not None:
+            prompts.append(prompt)
         body.check(service.config, len(prompts))
         if body.max_tokens == 0 and not body.echo:
             raise FieldError("max_tokens", "max_tokens is 0, but must be 1 or more unless echo is true")

@@ -68,11 +68,11 @@ async def test_lists_and_messages_that_clients_fill_are_read_in_paced_work(monke
 
     async with running_router(ScriptedWorker()) as router:
         monkeypatch.setattr(InlineWork, "run_paced", run_paced)
-        await router.http.post("/v1/completions", json={"prompt": [1.0, 2.0], "max_tokens": 1})
-        assert num_paced == 1
+        await router.http.post("/v1/completions", json={"prompt": [[1.0, 2.0], [1.0]], "max_tokens": 1})
+        assert num_paced == 3  # each prompt, and the end of the list
         await router.http.post("/detokenize", json={"tokens": [1.0, 2.0]})
-        assert num_paced == 2
+        assert num_paced == 4
         async with grpc.aio.insecure_channel(router.grpc_address) as channel:
             async for _ in InferenceStub(channel).Generate(GenerateRequest(text="hello")):
                 pass
-        assert num_paced == 3
+        assert num_paced == 5
