@@ -28,7 +28,7 @@ class FinishReason(Enum):
     ABORT = "abort"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Request:
     """A request in an engine; once added, only the scheduler changes it."""
 

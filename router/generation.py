@@ -6,10 +6,12 @@ from hashlib import blake2b
 
 from baton.engine.kv.block_hash import HASH_BYTES, BlockHash, pack_hashes, root_hash
 from baton.engine.sampling.params import SamplingParams
+from baton.protos import common_pb2
 from baton.protos.common_pb2 import PositionLogprobs, ServedBy
 from baton.router.request_context import RequestContext
 from baton.router.resumption.resumption import CompletionStart
 from baton.router.text.stop_strings import StopString
+from baton.rpc.requests import sampling_to_proto
 
 
 class PromptHashes:
@@ -30,6 +32,25 @@ class PromptHashes:
             return hashes
         parent = BlockHash(hashes[-HASH_BYTES:]) if hashes else self._root
         return hashes + pack_hashes(parent, token_ids, block_size, num_known * block_size)
+
+
+class SamplingMessage:
+    """Message of a request's sampling options, converted once for all of its prompts, completions and attempts."""
+
+    def __init__(self) -> None:
+        self._message: common_pb2.SamplingParams | None = None
+
+    def write(self, sampling: SamplingParams, message: common_pb2.SamplingParams) -> None:
+        """Set `message` to the options of one completion, which differ in seed, max_tokens and prompt_logprobs only."""
+        if self._message is None:
+            self._message = sampling_to_proto(sampling)
+        message.CopyFrom(self._message)
+        message.seed = sampling.seed
+        message.max_tokens = sampling.max_tokens
+        if sampling.prompt_logprobs is None:
+            message.ClearField("prompt_logprobs")
+        else:
+            message.prompt_logprobs = sampling.prompt_logprobs
 
 
 LOGPROB_BYTES = 100  # approximate size of one candidate in memory, about that of its JSON
@@ -64,6 +85,7 @@ class GenerationRequest:
     resume_key: bytes = b""  # key under which workers remember the output; empty: they do not
     whole: bool = False  # the output is returned at the end, not streamed
     context: RequestContext = field(default_factory=RequestContext)
+    sampling_message: SamplingMessage = field(default_factory=SamplingMessage, repr=False, compare=False)
 
     @property
     def patient(self) -> bool:

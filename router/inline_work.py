@@ -43,3 +43,17 @@ class InlineWork:
     def _end_turn(self) -> None:
         self._spent_s = 0.0
         self._ends_with_turn = False
+
+
+class Pace:
+    """Turns of the event loop that a task gives to other tasks between pieces of its work."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._begun_s = clock()
+
+    async def give_turn(self) -> None:
+        """Wait for the next turn if the work since the last one took a whole turn."""
+        if self._clock() - self._begun_s >= TURN_S:
+            await asyncio.sleep(0)
+            self._begun_s = self._clock()

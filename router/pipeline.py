@@ -125,7 +125,7 @@ class Pipeline:
         """Yield the deltas of several completions until all have finished."""
         num_completions = generation.request.n
         async with StreamMerge[CompletionDelta]() as merged:
-            merged.add(self._completion(generation, 0))
+            await merged.add(self._completion(generation, 0))
             num_first_tokens, decode_worker = 0, ""
             async for delta in merged:
                 if num_completions > 1 and delta.index == 0:
@@ -134,7 +134,7 @@ class Pipeline:
                     # The second token proves that the decode worker has the KV of the whole prompt.
                     if num_first_tokens > 1 or delta.finish_reason is not None:
                         for index in range(1, num_completions):
-                            merged.add(self._completion(generation, index, decode_worker))
+                            await merged.add(self._completion(generation, index, decode_worker))
                         num_completions = 1
                 yield delta
 

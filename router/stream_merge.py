@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+STARTS_PER_TURN = 4  # of the event loop: the start of a completion with thousands of options takes a millisecond
+
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
@@ -28,10 +30,12 @@ class StreamMerge(Generic[T]):
         self._tasks: list[asyncio.Task[None]] = []
         self._num_open = 0
 
-    def add(self, stream: AsyncGenerator[T, None]) -> None:
-        """Start to read another stream."""
+    async def add(self, stream: AsyncGenerator[T, None]) -> None:
+        """Start to read another stream. Gives other tasks a turn after each few streams."""
         self._num_open += 1
         self._tasks.append(asyncio.create_task(self._read(stream)))
+        if len(self._tasks) % STARTS_PER_TURN == 0:
+            await asyncio.sleep(0)
 
     async def __aenter__(self) -> "StreamMerge[T]":
         return self

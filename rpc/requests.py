@@ -27,7 +27,7 @@ def sampling_from_proto(proto: common_pb2.SamplingParams, defaults: SamplingPara
         repetition_penalty=proto.repetition_penalty if scalar("repetition_penalty") else defaults.repetition_penalty,
         logit_bias=dict(proto.logit_bias) or defaults.logit_bias,
         seed=proto.seed if scalar("seed") else defaults.seed,
-        stop_token_ids=tuple(proto.stop_token_ids) or defaults.stop_token_ids,
+        stop_token_ids=frozenset(proto.stop_token_ids) or defaults.stop_token_ids,
         ignore_eos=proto.ignore_eos if scalar("ignore_eos") else defaults.ignore_eos,
         min_tokens=proto.min_tokens if scalar("min_tokens") else defaults.min_tokens,
         max_tokens=proto.max_tokens if scalar("max_tokens") else defaults.max_tokens,

@@ -2,57 +2,90 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from baton.engine.execution.device import to_device_async
 from baton.engine.request import Request
+from baton.engine.sampling.params import SamplingParams
 
 
-def edit_logits(logits: Tensor, requests: Sequence[Request], eos_token_ids: frozenset[int]) -> Tensor:
-    """Return a copy of the logits with all requested changes, in vLLM's order; `logits` itself if there are none.
+@dataclass(frozen=True, slots=True)
+class TokenEdits:
+    """A request's bias and stop tokens, on the device of the logits."""
 
-    logits: [num_rows, vocab]; row `i` belongs to `requests[i]`. Only the affected tokens are read and written.
-    """
-    biased = [i for i, request in enumerate(requests) if request.sampling.logit_bias]
-    forbidden = [
-        (i, token_id)
-        for i, request in enumerate(requests)
-        if request.num_output_tokens < request.sampling.min_tokens
-        for token_id in _stop_token_ids(request, eos_token_ids)
-    ]
-    repeating = [i for i, request in enumerate(requests) if request.sampling.repetition_penalty != 1]
-    penalised = [
-        i
-        for i, request in enumerate(requests)
-        if (request.sampling.presence_penalty or request.sampling.frequency_penalty) and request.num_output_tokens
-    ]
-    if not (biased or forbidden or repeating or penalised):
-        return logits
-    edited = logits.clone()
-    if biased:
-        _add_bias(edited, requests, biased)
-    if forbidden:
-        rows, token_ids = torch.tensor(forbidden, device=edited.device).unbind(1)
-        edited[rows, token_ids] = -torch.inf
-    if repeating:
-        _penalise_repetition(edited, requests, repeating)
-    if penalised:
-        _penalise_output(edited, requests, penalised)
-    return edited
+    biased_ids: Tensor  # [num_biased] int64
+    biases: Tensor  # [num_biased], of the logits' dtype
+    stop_ids: Tensor  # [num_stops] int64
 
 
-def _stop_token_ids(request: Request, eos_token_ids: frozenset[int]) -> frozenset[int]:
-    stops = frozenset(request.sampling.stop_token_ids)
-    return stops if request.sampling.ignore_eos else stops | eos_token_ids
+class LogitsEditor:
+    """Logits processors. Copies a request's bias and stop tokens to the device once, not in each step."""
+
+    def __init__(self, eos_token_ids: frozenset[int]) -> None:
+        self._eos_token_ids = eos_token_ids
+        self._edits: WeakKeyDictionary[Request, TokenEdits] = WeakKeyDictionary()
+
+    def edit(self, logits: Tensor, requests: Sequence[Request]) -> Tensor:
+        """Return a copy of the logits with all requested changes, in vLLM's order; `logits` itself if there are none.
+
+        logits: [num_rows, vocab]; row `i` belongs to `requests[i]`. Only the affected tokens are read and written.
+        """
+        biased = [i for i, request in enumerate(requests) if request.sampling.logit_bias]
+        forbidding = [
+            i
+            for i, request in enumerate(requests)
+            if request.num_output_tokens < request.sampling.min_tokens and self._has_stops(request.sampling)
+        ]
+        repeating = [i for i, request in enumerate(requests) if request.sampling.repetition_penalty != 1]
+        penalised = [
+            i
+            for i, request in enumerate(requests)
+            if (request.sampling.presence_penalty or request.sampling.frequency_penalty) and request.num_output_tokens
+        ]
+        if not (biased or forbidding or repeating or penalised):
+            return logits
+        edited = logits.clone()
+        if biased:
+            edits = [self._token_edits(requests[row], edited) for row in biased]
+            index = _index(biased, [each.biased_ids for each in edits])
+            edited[index] += torch.cat([each.biases for each in edits])
+        if forbidding:
+            stop_ids = [self._token_edits(requests[row], edited).stop_ids for row in forbidding]
+            edited[_index(forbidding, stop_ids)] = -torch.inf
+        if repeating:
+            _penalise_repetition(edited, requests, repeating)
+        if penalised:
+            _penalise_output(edited, requests, penalised)
+        return edited
+
+    def _has_stops(self, sampling: SamplingParams) -> bool:
+        return bool(sampling.stop_token_ids or (self._eos_token_ids and not sampling.ignore_eos))
+
+    def _token_edits(self, request: Request, logits: Tensor) -> TokenEdits:
+        edits = self._edits.get(request)
+        if edits is None:
+            sampling = request.sampling
+            stops = sampling.stop_token_ids if sampling.ignore_eos else sampling.stop_token_ids | self._eos_token_ids
+            biases = torch.tensor(list(sampling.logit_bias.values()), dtype=logits.dtype)
+            edits = self._edits[request] = TokenEdits(
+                biased_ids=to_device_async(torch.tensor(list(sampling.logit_bias), dtype=torch.int64), logits.device),
+                biases=to_device_async(biases, logits.device),
+                stop_ids=to_device_async(torch.tensor(list(stops), dtype=torch.int64), logits.device),
+            )
+        return edits
 
 
-def _add_bias(logits: Tensor, requests: Sequence[Request], rows: Sequence[int]) -> None:
-    entries = [(row, token_id, bias) for row in rows for token_id, bias in requests[row].sampling.logit_bias.items()]
-    row_ids, token_ids, biases = zip(*entries, strict=True)
-    index = (torch.tensor(row_ids, device=logits.device), torch.tensor(token_ids, device=logits.device))
-    logits[index] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
+def _index(rows: Sequence[int], token_ids: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return row and id of the tokens of several rows: two tensors of [num_tokens] int64, on the tokens' device."""
+    device, counts = token_ids[0].device, [len(part) for part in token_ids]
+    row_ids = to_device_async(torch.tensor(rows), device)
+    repeats = to_device_async(torch.tensor(counts), device)
+    return row_ids.repeat_interleave(repeats, output_size=sum(counts)), torch.cat(list(token_ids))
 
 
 def _penalise_repetition(logits: Tensor, requests: Sequence[Request], rows: Sequence[int]) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from baton.engine.execution.device import to_device_async
 from baton.engine.outputs import PositionLogprobs, SampledToken, TokenLogprob
 from baton.engine.request import Request
-from baton.engine.sampling.logits import edit_logits
+from baton.engine.sampling.logits import LogitsEditor
 from baton.engine.sampling.noise import row_keys
 from baton.engine.sampling.params import GREEDY_BELOW, SamplingParams
 from baton.engine.sampling.random_choice import RandomRows, draw_truncated, draw_whole
@@ -52,14 +52,16 @@ CHUNK_ELEMENTS = 1 << 21  # logits processed at a time, so that intermediates st
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Samples tokens according to the requests' options; stateless, so that any worker samples the same tokens."""
+    """Samples tokens according to the requests' options alone, so that any worker samples the same tokens."""
 
     vocab_size: int
     eos_token_ids: frozenset[int]
+    _editor: LogitsEditor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not all(0 <= token_id < self.vocab_size for token_id in self.eos_token_ids):
             raise ValueError(f"eos_token_ids {sorted(self.eos_token_ids)} must be below {self.vocab_size}")
+        object.__setattr__(self, "_editor", LogitsEditor(self.eos_token_ids))
 
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
         """Sample a token for each request, at position `len(request.token_ids)`.
@@ -81,7 +83,7 @@ class Sampler:
             raise ValueError(f"logits are {list(logits.shape)} for {len(requests)} requests x {self.vocab_size} tokens")
         if not requests:
             return torch.empty(0, dtype=torch.int64, device=logits.device)
-        return self._choose(edit_logits(logits, requests, self.eos_token_ids), requests, num_unknown)
+        return self._choose(self._editor.edit(logits, requests), requests, num_unknown)
 
     @staticmethod
     def described(token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs | None]) -> list[SampledToken]:

@@ -8,7 +8,6 @@ from baton.router.errors import HandedOff
 from baton.router.generation import Generation
 from baton.router.metrics.traffic import Traffic
 from baton.router.policy.cluster import Plan, WorkerRole, WorkerSnapshot
-from baton.rpc.requests import sampling_to_proto
 from baton.rpc.status import Unavailable, error_from_code
 
 RETRY_SHARE = 0.2  # retries per request
@@ -73,11 +72,10 @@ class AttemptTimes:
 def make_command(generation: Generation, index: int, plan: Plan, token_ids: list[int], attempt: int) -> GenerateCommand:
     """Return the command for one attempt. It has its own id, as the previous attempt may not have ended yet."""
     request = generation.request
-    return GenerateCommand(
+    command = GenerateCommand(
         request_id=f"{request.request_id}-{index}-{attempt}",
         token_ids=token_ids,
         num_prompt_tokens=len(generation.token_ids),
-        sampling=sampling_to_proto(generation.completion_sampling(index)),
         cache_salt=request.cache_salt,
         priority=request.context.priority,
         prefill=None if plan.prefill is None else _peer(plan.prefill),
@@ -85,6 +83,8 @@ def make_command(generation: Generation, index: int, plan: Plan, token_ids: list
         prefill_fallbacks=map(_peer, plan.prefill_fallbacks),
         resume_key=generation.resume_key(index),
     )
+    request.sampling_message.write(generation.completion_sampling(index), command.sampling)
+    return command
 
 
 def take_failure(delta: RequestDelta, worker: WorkerSnapshot) -> Exception | None:

@@ -12,7 +12,7 @@ from baton.router.generation import Generation, GenerationRequest
 from baton.router.http.event_stream import kept_alive
 from baton.router.http.exchange import Exchange
 from baton.router.http.headers import read_context, resumable
-from baton.router.inline_work import InlineWork
+from baton.router.inline_work import InlineWork, Pace
 from baton.router.limits import check_echo, check_model
 from baton.router.openai.completion_shape import CompletionShape, PromptEcho
 from baton.router.openai.fields import STREAM_RULE, TRUE, GenerationFields
@@ -50,9 +50,10 @@ class CompletionsApi:
         service = self._service
         check_model(service.model.name, body.model)
         context_len = service.pipeline.context_len()
-        prompts = await self._inline.run_paced(
-            lambda: read_prompts(body.prompt, service.config.max_choices, context_len)
-        )
+        prompts: list[Prompt] = []
+        reading = read_prompts(body.prompt, service.config.max_choices, context_len)
+        while (prompt := await self._inline.run_paced(lambda: next(reading, None))) is not None:
+            prompts.append(prompt)
         body.check(service.config, len(prompts))
         if body.max_tokens == 0 and not body.echo:
             raise FieldError("max_tokens", "max_tokens is 0, but must be 1 or more unless echo is true")
@@ -72,10 +73,12 @@ class CompletionsApi:
     ) -> None:
         service = self._service
         request_id, cache_salt = command_id(exchange.request_id), exchange.client.cache_salt(body.cache_salt or "")
-        generations = []
+        generations, pace = [], Pace()
+        common = self._request(body, context, cache_salt)
         for place, prompt in enumerate(prompts):
-            request = self._request(body, prompt, context, cache_salt, f"{request_id}-{place}")
+            request = replace(common, request_id=f"{request_id}-{place}", prompt=prompt)
             generations.append(await service.pipeline.prepare(resumable(request, exchange.resumption, place)))
+            await pace.give_turn()
         echoes = [await self._echo(body, *each) for each in zip(prompts, generations, strict=True)] if body.echo else []
         check_echo((echo.text for echo in echoes), body.n)
         body.prompt = None
@@ -94,16 +97,15 @@ class CompletionsApi:
         )
         await send_completions(exchange, service.pipeline, generations, body, shape)
 
-    def _request(
-        self, body: CompletionRequest, prompt: Prompt, context: RequestContext, cache_salt: str, request_id: str
-    ) -> GenerationRequest:
+    def _request(self, body: CompletionRequest, context: RequestContext, cache_salt: str) -> GenerationRequest:
+        """Return what the requests of all prompts share."""
         model = self._service.model
         sampling = body.sampling(model.sampling_defaults, model.vocab_size, body.logprobs)
         if body.echo and body.logprobs is not None:
             sampling = replace(sampling, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
         return GenerationRequest(
-            request_id=request_id,
-            prompt=prompt,
+            request_id="",
+            prompt=(),
             sampling=sampling,
             seed=body.seed,
             max_tokens=body.max_tokens,

@@ -112,7 +112,7 @@ class GenerationFields(NeutralFields):
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=max(given(self.repetition_penalty, defaults.repetition_penalty), LEAST_POSITIVE),
             logit_bias={int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()},
-            stop_token_ids=tuple(self.stop_token_ids or ()),
+            stop_token_ids=frozenset(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             logprobs=logprobs,

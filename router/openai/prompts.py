@@ -4,6 +4,8 @@ They may be long, so they are validated here and not by pydantic: a list's lengt
 all elements at once.
 """
 
+from collections.abc import Iterator
+
 from baton.router.errors import FieldError
 from baton.router.limits import context_error
 from baton.router.openai.request_body import MAX_EXACT
@@ -28,21 +30,26 @@ SLICE_IDS = 4096  # checked at once
 KINDS = "prompt must be a string, a list of strings, a list of token ids or a list of such lists"
 
 
-def read_prompts(given: object, max_prompts: int, context_len: int) -> list[Prompt]:
-    """Return the list of prompts. Raises FieldError for other types than the four kinds, and above the limits."""
+def read_prompts(given: object, max_prompts: int, context_len: int) -> Iterator[Prompt]:
+    """Yield the prompts, each validated only when it is reached: hundreds of thousands of ids take a while.
+
+    Raises FieldError for other types than the four kinds, and above the limits.
+    """
     if isinstance(given, str):
-        return [given]
+        yield given
+        return
     if not isinstance(given, list):
         raise FieldError("prompt", KINDS)
     if not given:
         raise FieldError("prompt", "prompt is empty; at least one token is needed")
     if type(given[0]) in (int, float):
-        return [_prompt_ids(given, "prompt", context_len)]
+        yield _prompt_ids(given, "prompt", context_len)
+        return
     if len(given) > max_prompts:
         raise FieldError("prompt", f"prompt has {len(given)} prompts, over the limit of {max_prompts}")
-    if isinstance(given[0], list):
-        return [_prompt_ids(each, f"prompt[{place}]", context_len) for place, each in enumerate(given)]
-    return [_text(each, place) for place, each in enumerate(given)]
+    is_ids = isinstance(given[0], list)
+    for place, each in enumerate(given):
+        yield _prompt_ids(each, f"prompt[{place}]", context_len) if is_ids else _text(each, place)
 
 
 def read_token_ids(given: object, name: str) -> list[int]:

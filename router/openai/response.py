@@ -208,7 +208,7 @@ def _all_deltas(pipeline: Pipeline, generations: Sequence[Generation], num_compl
 async def _merged(pipeline: Pipeline, generations: Sequence[Generation], num_completions: int) -> Deltas:
     async with StreamMerge[CompletionDelta]() as merged:
         for place, generation in enumerate(generations):
-            merged.add(_renumbered(pipeline.generate(generation), place * num_completions))
+            await merged.add(_renumbered(pipeline.generate(generation), place * num_completions))
         async for delta in merged:
             yield delta
 

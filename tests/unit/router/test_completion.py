@@ -23,7 +23,7 @@ def tokenizer() -> Iterator[Tokenizer]:
 
 
 def output(
-    tokenizer: Tokenizer, min_tokens: int = 0, stop_token_ids: tuple[int, ...] = (), **options: object
+    tokenizer: Tokenizer, min_tokens: int = 0, stop_token_ids: frozenset[int] = frozenset(), **options: object
 ) -> CompletionOutput:
     request = GenerationRequest(request_id="r", prompt=[300], sampling=SamplingParams(), **options)  # type: ignore[arg-type]
     sampling = SamplingParams(min_tokens=min_tokens, stop_token_ids=stop_token_ids)
@@ -81,7 +81,9 @@ def test_an_end_token_is_counted_and_hidden(tokenizer: Tokenizer, include: bool,
 
 
 def test_a_stop_token_is_named(tokenizer: Tokenizer) -> None:
-    news = output(tokenizer, stop_token_ids=(500,)).push(delta(400, 500, finish=common_pb2.FINISH_REASON_STOP))
+    news = output(tokenizer, stop_token_ids=frozenset([500])).push(
+        delta(400, 500, finish=common_pb2.FINISH_REASON_STOP)
+    )
     assert news.stop_reason == 500
     assert news.text == tokenizer.token_text(400)
 

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from itertools import pairwise
 
 import pytest
 
 from baton.protos.common_pb2 import FINISH_REASON_STOP, PositionLogprobs, ServedBy
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.errors import WorkerLost
-from baton.router.stream_merge import StreamMerge
+from baton.router.stream_merge import STARTS_PER_TURN, StreamMerge
 from baton.router.workers.attach_stream import Mailbox
 from baton.rpc.backoff import Backoff
 
@@ -65,22 +66,44 @@ class Numbers:
 async def test_merged_streams_give_everything_in_each_ones_order() -> None:
     numbers = Numbers()
     async with StreamMerge[int](bound=3) as merged:
-        merged.add(numbers.stream(0, 20))
+        await merged.add(numbers.stream(0, 20))
         got: list[int] = []
         async for number in merged:
             if number == 5:
-                merged.add(numbers.stream(100, 120))  # one may come later
+                await merged.add(numbers.stream(100, 120))  # one may come later
             got.append(number)
     assert [each for each in got if each < 100] == list(range(20))
     assert [each for each in got if each >= 100] == list(range(100, 120))
     assert numbers.num_closed == 2
 
 
+async def test_starting_many_streams_gives_other_tasks_their_turns() -> None:
+    num_started, num_each_turn = 0, list[int]()
+
+    async def stream() -> AsyncGenerator[int, None]:
+        nonlocal num_started
+        num_started += 1
+        yield num_started
+
+    async def watch() -> None:
+        while True:
+            num_each_turn.append(num_started)
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    async with StreamMerge[int](bound=100) as merged:
+        for _ in range(50):
+            await merged.add(stream())
+        assert len([number async for number in merged]) == 50
+    watching.cancel()
+    assert max(later - earlier for earlier, later in pairwise(num_each_turn)) <= STARTS_PER_TURN
+
+
 async def test_leaving_a_merge_closes_its_streams_even_when_full() -> None:
     numbers = Numbers()
     async with StreamMerge[int](bound=2) as merged:
         for start in (0, 1000):
-            merged.add(numbers.stream(start, None))
+            await merged.add(numbers.stream(start, None))
         async for number in merged:
             if number >= 1003:
                 break
@@ -92,8 +115,8 @@ async def test_one_streams_error_ends_the_merge() -> None:
 
     async def read() -> None:
         async with StreamMerge[int](bound=2) as merged:
-            merged.add(numbers.stream(0, None))
-            merged.add(numbers.stream(1000, 1002, ValueError("broken")))
+            await merged.add(numbers.stream(0, None))
+            await merged.add(numbers.stream(1000, 1002, ValueError("broken")))
             async for _ in merged:
                 pass
 

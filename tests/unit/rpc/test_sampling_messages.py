@@ -16,7 +16,7 @@ def random_sampling(rng: random.Random) -> SamplingParams:
     return SamplingParams(
         temperature=share(), top_p=share(), top_k=rng.randrange(100), min_p=share(), presence_penalty=-share(),
         frequency_penalty=share(), repetition_penalty=share(), logit_bias={rng.randrange(500): -share()},
-        seed=rng.getrandbits(64), stop_token_ids=tuple(rng.sample(range(500), 3)), ignore_eos=rng.random() < 0.5,
+        seed=rng.getrandbits(64), stop_token_ids=frozenset(rng.sample(range(500), 3)), ignore_eos=rng.random() < 0.5,
         min_tokens=rng.randrange(9), max_tokens=rng.randrange(1, 99), logprobs=rng.choice([None, 0, 5]),
         prompt_logprobs=rng.choice([None, 0, 5]),
     )  # fmt: skip

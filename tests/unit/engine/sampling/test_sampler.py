@@ -41,7 +41,7 @@ def any_request(draw: st.DrawFn, vocab_size: int) -> Request:
         frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.5, -0.25])),
         logit_bias=draw(st.dictionaries(token, st.sampled_from([-100.0, -1.5, 2.25, 100.0]), max_size=4)),
         seed=draw(st.integers(0, 2**64 - 1)),
-        stop_token_ids=tuple(draw(st.lists(token, max_size=2))),
+        stop_token_ids=frozenset(draw(st.lists(token, max_size=2))),
         ignore_eos=draw(st.booleans()),
         min_tokens=draw(st.sampled_from([0, 0, len(output), len(output) + 1])),
         logprobs=draw(st.sampled_from([None, None, 0, 3])),

@@ -188,9 +188,9 @@ def test_ends() -> None:
     rig = Rig()
     token = reference([1, 2, 3], 3)[2]
     for name, sampling, expected in (
-        ("stop", SamplingParams(max_tokens=9, stop_token_ids=(token,)), FinishReason.STOP),
+        ("stop", SamplingParams(max_tokens=9, stop_token_ids=frozenset([token])), FinishReason.STOP),
         ("length", SamplingParams(max_tokens=3), FinishReason.LENGTH),
-        ("late", SamplingParams(max_tokens=9, min_tokens=4, stop_token_ids=(token,)), FinishReason.LENGTH),
+        ("late", SamplingParams(max_tokens=9, min_tokens=4, stop_token_ids=frozenset([token])), FinishReason.LENGTH),
     ):
         rig.outputs[RequestId(name)] = []
         rig.scheduler.add(Request(RequestId(name), [1, 2, 3], 3, sampling))

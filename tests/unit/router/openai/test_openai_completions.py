@@ -3,12 +3,17 @@
 import threading
 from itertools import pairwise
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from baton.router import generation
+from baton.router.inline_work import Pace
 from baton.router.openai import completion_shape
 from baton.router.openai.completion_shape import CompletionShape
+from baton.router.openai.fields import GenerationFields
 from baton.router.openai.logprobs import completion_block
+from baton.rpc.requests import sampling_to_proto
 from tests.unit.router.running_router import RunningRouter, running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 
@@ -65,6 +70,39 @@ async def test_several_prompts_are_numbered_through() -> None:
         async for chunk in stream:
             streamed[chunk.choices[0].index] += chunk.choices[0].text
         assert list(streamed.values()) == [choice.text for choice in answer.choices]
+
+
+async def test_prompts_share_their_options_and_give_other_requests_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, convert = Mock(wraps=GenerationFields.sampling), Mock(wraps=sampling_to_proto)
+    monkeypatch.setattr(GenerationFields, "sampling", lambda *args: read(*args))
+    monkeypatch.setattr(generation, "sampling_to_proto", convert)
+    give_turn = AsyncMock()
+    monkeypatch.setattr(Pace, "give_turn", give_turn)
+    worker = ScriptedWorker()
+    options: dict[str, Any] = {"logit_bias": {"7": 1.5, "9": -2.0}, "extra_body": {"stop_token_ids": [3, 8]}}
+    async with running_router(worker) as router:
+        await complete(router, ["one", "two"], n=2, max_tokens=2, seed=4, **options)
+        await complete(router, ["one"], max_tokens=2)
+    assert read.call_count == convert.call_count == 2  # once for each request
+    assert give_turn.await_count == 3  # once for each prompt
+    *shared, plain = [command.sampling for command in worker.commands]
+    assert len(shared) == 4
+    for message in shared:
+        assert dict(message.logit_bias) == {7: 1.5, 9: -2.0}
+        assert sorted(message.stop_token_ids) == [3, 8]
+    assert len({message.seed for message in shared}) == 2  # the prompts' seeds are the same
+    assert not plain.logit_bias
+
+
+async def test_only_a_prompts_first_completion_has_prompt_logprobs() -> None:
+    worker = ScriptedWorker()
+    async with running_router(worker) as router:
+        await complete(router, ["one", "two"], n=2, max_tokens=2, extra_body={"prompt_logprobs": 1})
+    messages = {command.request_id.split("-", 2)[-1]: command.sampling for command in worker.commands}
+    counts = sorted(
+        message.prompt_logprobs if message.HasField("prompt_logprobs") else 0 for message in messages.values()
+    )
+    assert counts == [0, 0, 1, 1]
 
 
 async def test_logprobs_and_their_offsets() -> None:

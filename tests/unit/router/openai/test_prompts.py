@@ -30,7 +30,7 @@ class Unread(list[object]):
     ],
 )
 def test_the_four_kinds(given: object, prompts: list[Prompt]) -> None:
-    assert read_prompts(given, max_prompts=2, context_len=4) == prompts
+    assert list(read_prompts(given, max_prompts=2, context_len=4)) == prompts
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_four_kinds(given: object, prompts: list[Prompt]) -> None:
 )
 def test_an_unknown_kind_of_prompt_is_named(given: object, message: str) -> None:
     with pytest.raises(FieldError, match=message) as caught:
-        read_prompts(given, max_prompts=2, context_len=4)
+        list(read_prompts(given, max_prompts=2, context_len=4))
     assert caught.value.field == "prompt"
 
 
@@ -66,7 +66,14 @@ def test_an_unknown_kind_of_prompt_is_named(given: object, message: str) -> None
 )
 def test_overlong_lists_are_rejected_unread(given: object, message: str) -> None:
     with pytest.raises(FieldError, match=message):
-        read_prompts(given, max_prompts=2, context_len=4)
+        list(read_prompts(given, max_prompts=2, context_len=4))
+
+
+def test_prompts_are_validated_one_at_a_time() -> None:
+    reading = read_prompts([[1.0, 2.0], [3.0, True]], max_prompts=2, context_len=4)
+    assert next(reading) == [1, 2]  # the event loop gets a turn here
+    with pytest.raises(FieldError, match=r"prompt\[1\]\[1\] is True"):
+        next(reading)
 
 
 @pytest.mark.parametrize("place", [0, SLICE_IDS - 1, SLICE_IDS, 2 * SLICE_IDS])
