@@ -88,7 +88,8 @@ async def test_with_no_prefill_worker_left_the_decode_worker_computes_the_rest(n
         for dead in prefill[1:]:
             await dead.stop()
         generation = await submit(client, PROMPT, prefill)
-        await until(lambda: decode.simulated.core.link.num_bytes > 0)
+        # The second chunk is read once the first has been received.
+        await until(lambda: decode.simulated.core.link.num_bytes > 4 * SPEC.block_bytes)
         await prefill[0].stop()
         await generation.ended.wait()
         by = assert_right(generation, PROMPT)
