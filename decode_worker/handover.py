@@ -85,7 +85,7 @@ class HandoverLimits:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a prefill worker has sent; each count is bounded."""
+    """Counts of events from a prefill worker, each with an upper bound, so progress cannot last forever."""
 
     is_accepted: bool
     has_token: bool
@@ -182,8 +182,8 @@ class Handover:
                 self._all_expected.set()
                 if self._has_token:
                     return
-            if self._progress != progress:
-                progress, progress_at_s = self._progress, time.monotonic()
+            if (reached := self._progress) != progress:
+                progress, progress_at_s = reached, time.monotonic()
             elif time.monotonic() - progress_at_s > self._limits.progress_s:
                 raise TransferDeadline(f"the prefill worker made no progress for {self._limits.progress_s:g} s")
         raise PeerRefused("the prefill worker ended the call before all blocks were announced")

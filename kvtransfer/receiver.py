@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from torch import Tensor
 
@@ -11,45 +10,10 @@ from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, ignore_l
 from baton.kvtransfer.block_slice import WHOLE_BLOCK, BlockSlice, PartGroup, slices_of
 from baton.kvtransfer.checksum.block_checksum import XXH3, UnitChecksums
 from baton.kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused
+from baton.kvtransfer.receive import Receiver
 from baton.kvtransfer.threads import all_or_none
 
 MAX_READ_BYTES = 64 << 20  # per read; the deadline applies to one read, and a failure loses no more than this
-
-
-class Receiver(Protocol):
-    """The receive of one request's blocks, or of one rank's parts of them; the errors are those of `BlockReceiver`."""
-
-    @property
-    def transport(self) -> str:
-        """Names of the transports in use, joined by `+`."""
-        ...
-
-    @property
-    def num_blocks_read(self) -> int:
-        """Blocks read, checked or not."""
-        ...
-
-    @property
-    def num_blocks_received(self) -> int:
-        """Blocks read and checked."""
-        ...
-
-    @property
-    def transfer_s(self) -> float:
-        """Seconds spent in reads, checksums excluded."""
-        ...
-
-    async def read(self, first_index: int, remote: Sequence[int]) -> None:
-        """Read the peer's blocks `remote`, whose ids are the same on all of its ranks, from `first_index` on."""
-        ...
-
-    def expect(self, first_index: int, checksums: Sequence[int]) -> None:
-        """Record checksums of the blocks from `first_index` on: all of the peer's rank 0, then all of rank 1, etc."""
-        ...
-
-    async def settled(self) -> None:
-        """Return when all blocks that are read and have a checksum have been compared. Raises TransferError."""
-        ...
 
 
 class BlockReceiver:

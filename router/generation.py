@@ -13,6 +13,8 @@ from baton.router.resumption.resumption import CompletionStart
 from baton.router.text.stop_strings import StopString
 from baton.rpc.requests import sampling_to_proto
 
+LOGPROB_BYTES = 100  # approximate size of one candidate in memory, about that of its JSON
+
 
 class PromptHashes:
     """Block hashes of one prompt, computed once per block size for all of its completions and attempts."""
@@ -51,9 +53,6 @@ class SamplingMessage:
             message.ClearField("prompt_logprobs")
         else:
             message.prompt_logprobs = sampling.prompt_logprobs
-
-
-LOGPROB_BYTES = 100  # approximate size of one candidate in memory, about that of its JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

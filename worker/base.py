@@ -9,6 +9,7 @@ from baton.engine.kv.block_manager import BlockManager
 from baton.engine.outputs import EngineStats, StepOutput
 from baton.engine.request import FinishRule, Request, RequestId
 from baton.engine.scheduling.schedule import Received
+from baton.kvtransfer.receive import Receiver
 from baton.protos import worker_pb2
 from baton.rpc.peers import Identified
 
@@ -36,44 +37,12 @@ class EngineCalls(Protocol):
         ...
 
 
-class KVReceive(Protocol):
-    """The receive of one request's blocks; see `GroupReceiver`."""
-
-    @property
-    def transport(self) -> str:
-        """Names of the transports in use, joined by `+`."""
-        ...
-
-    @property
-    def num_blocks_read(self) -> int:
-        """Blocks read, checked or not."""
-        ...
+class KVReceive(Receiver, Protocol):
+    """The receive of one request's blocks by all ranks; see `GroupReceiver`."""
 
     @property
     def num_blocks_expected(self) -> int:
         """Blocks whose checksums are known."""
-        ...
-
-    @property
-    def num_blocks_received(self) -> int:
-        """Blocks read and checked."""
-        ...
-
-    @property
-    def transfer_s(self) -> float:
-        """Seconds spent reading."""
-        ...
-
-    async def read(self, first_index: int, remote: Sequence[int]) -> None:
-        """Read the peer's blocks into the block table from `first_index` on. Raises TransferError."""
-        ...
-
-    def expect(self, first_index: int, checksums: Sequence[int]) -> None:
-        """Set the checksums of the blocks from `first_index` on. Raises TransferError."""
-        ...
-
-    async def settled(self) -> None:
-        """Return when all blocks that are read and have a checksum have been compared. Raises TransferError."""
         ...
 
 

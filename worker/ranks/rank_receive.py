@@ -7,7 +7,7 @@ from collections.abc import Callable
 from google.protobuf.message import Message
 
 from baton.kvtransfer.errors import PeerRefused, TransferError
-from baton.kvtransfer.receiver import Receiver
+from baton.kvtransfer.receive import Receiver
 from baton.protos import rank_pb2, worker_pb2
 from baton.worker.ranks.ranks import Ranks
 

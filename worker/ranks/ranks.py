@@ -14,7 +14,8 @@ from baton.kvtransfer.block_slice import PartGroup
 from baton.kvtransfer.checksum.block_checksum import block_checksums, warm_checksums
 from baton.kvtransfer.errors import PeerRefused
 from baton.kvtransfer.local_pool import block_bytes_of
-from baton.kvtransfer.receiver import BlockReceiver, GroupReceiver, Receiver, open_receiver
+from baton.kvtransfer.receive import Receiver
+from baton.kvtransfer.receiver import BlockReceiver, GroupReceiver, open_receiver
 from baton.kvtransfer.threads import all_or_none
 from baton.protos import worker_pb2
 from baton.rpc.pool_description import pool_from_proto, pool_to_proto
