@@ -23,12 +23,14 @@ from baton.membership.rendezvous.wakes import GroupPeerService
 from baton.protos import group_pb2_grpc
 from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.listening import listen
+from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.peers import Channels
 from baton.rpc.tls import Security
 from baton.worker.config import WorkerConfig
 
 PROTOCOL_VERSION = 1  # incremented with every incompatible change between ranks
 STOP_GRACE_S = 0.1  # for wake calls in progress
+MAX_QUEUED_WAKES = 16  # different ones; the members of one epoch send at most two until the engine takes the first
 
 
 class WorkerGroup:
@@ -46,6 +48,7 @@ class WorkerGroup:
         min_ranks = min(config.min_expert_ranks, config.group_size)
         self.experts = ExpertGroup(member, config.host, device, balance, _nixl_hidden(config, device), min_ranks)
         self._call: Callable[[Callable[[Engine], None]], object] | None = None
+        self._queued: set[tuple[int, int]] = set()  # wakes that the engine has not taken: epoch and round
 
     @property
     def failed(self) -> "asyncio.Future[None]":
@@ -55,16 +58,37 @@ class WorkerGroup:
     def attach(self, call: Callable[[Callable[[Engine], None]], object]) -> None:
         """Forward wakes and new epochs to the engine from now on; `call` runs a function between two steps."""
         self._call = call
-        self.woken(self.member.epoch, 0)
+        self._notify(self.member.epoch, 0)
 
-    def woken(self, epoch: int, round_number: int) -> None:
-        """Notify the engine that another rank has begun a step; round 0: a new epoch has begun."""
-        if self._call is not None:
-            self._call(lambda engine: engine.woken(epoch, round_number))
+    def woken(self, epoch: int, round_number: int) -> bool:
+        """Notify the engine that another rank has begun a step; on the event loop.
+
+        Wakes of other epochs are ignored: no rank sleeps in an epoch before all have formed it. Returns False if too
+        many different wakes are queued, which must be retried.
+        """
+        if epoch != self.member.epoch:
+            return True
+        if len(self._queued) >= MAX_QUEUED_WAKES and (epoch, round_number) not in self._queued:
+            return False
+        self._notify(epoch, round_number)
+        return True
 
     def on_view(self, view: GroupView) -> None:
         """Notify the engine of a newer view of the group."""
-        self.woken(view.epoch, 0)
+        self._notify(view.epoch, 0)
+
+    def _notify(self, epoch: int, round_number: int) -> None:
+        """Queue a wake for the engine unless it is queued already; round 0: a new epoch has begun."""
+        wake = (epoch, round_number)
+        if self._call is None or wake in self._queued:
+            return
+        self._queued.add(wake)
+
+        def deliver(engine: Engine) -> None:
+            self._queued.discard(wake)  # on the engine's thread, and first: a wake that arrives now is queued again
+            engine.woken(epoch, round_number)
+
+        self._call(deliver)
 
     def leave_engine(self) -> None:
         """Stop the engine's waits for other ranks."""
@@ -84,7 +108,7 @@ async def joined(
     if config.group_size == 1:
         yield None
         return
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(interceptors=[RefuseMalformed()], options=SERVER_OPTIONS)
     uds = None if config.uds is None else f"{config.uds}.group"
     address = listen(server, security, config.host, config.group_port, uds)
     life = Life(config.worker_id, incarnation, address)

@@ -28,7 +28,8 @@ class Moments:
     @property
     def cv2(self) -> float:
         """Squared coefficient of variation: 0 for constant, 1 for exponential samples."""
-        return self.variance / (self.mean * self.mean) if self.mean > 0 else 0.0
+        square = self.mean * self.mean
+        return self.variance / square if square > 0 else 0.0
 
     def linear(self, fixed: float, factor: float) -> "Moments":
         """Return the exact moments of `fixed + factor * value`."""
@@ -61,4 +62,5 @@ def answer_moments(ended: Moments, num_ended: int, num_generated: float | None, 
     mean = min(num_generated / num_ended if num_ended else max(FIRST_GUESS, num_generated), most)
     if ended.mean <= 0:
         return Moments(mean, 2 * mean * mean)
-    return Moments(mean, ended.second * (mean / ended.mean) ** 2)  # the cv of finished outputs
+    scale = mean / ended.mean
+    return Moments(mean, ended.second * scale * scale)  # the cv of finished outputs

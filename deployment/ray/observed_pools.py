@@ -7,6 +7,7 @@ from math import inf
 from statistics import median, median_low
 
 from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.input_check import LEAST, MOST
 from baton.deployment.autoscaling.moments import Moments, answer_moments
 from baton.deployment.autoscaling.snapshot import (
     DecodeSnapshot,
@@ -45,7 +46,7 @@ def merged_traffic(reports: Sequence[TrafficReport]) -> Traffic:
     return Traffic(
         window_s=num_requests / requests_per_s,
         requests_per_s=requests_per_s,
-        arrival_cv2=variation / requests_per_s,
+        arrival_cv2=_amount(variation / requests_per_s),
         prompt_tokens=moments_of(each.prompt_tokens for each in reports),
         uncached_tokens=moments_of(each.uncached_tokens for each in reports),
         output_tokens=merged_answers(reports),
@@ -58,12 +59,13 @@ def merged_traffic(reports: Sequence[TrafficReport]) -> Traffic:
 def merged_answers(reports: Sequence[TrafficReport]) -> Moments:
     """Return the moments of output lengths; running requests are included if all routers count their tokens."""
     generated = [each.num_generated_tokens for each in reports if each.num_generated_tokens is not None]
-    return answer_moments(
+    moments = answer_moments(
         moments_of(each.output_tokens for each in reports),
         sum(each.output_tokens.num for each in reports),
         sum(generated) if len(generated) == len(reports) else None,
         moments_of(each.asked_tokens for each in reports).mean or inf,
     )
+    return Moments(_amount(moments.mean), min(moments.second, MOST * MOST))
 
 
 def moments_of(parts: Iterable[SampleSums]) -> Moments:
@@ -73,8 +75,13 @@ def moments_of(parts: Iterable[SampleSums]) -> Moments:
 
 
 def gaps_cv2(gaps_s: SampleSums) -> float:
-    """Return the squared coefficient of variation of arrival gaps; 1 (Poisson) if there are fewer than MIN_GAPS."""
-    return moments_of([gaps_s]).cv2 if gaps_s.num >= MIN_GAPS and gaps_s.total > 0 else 1.0
+    """Return the squared coefficient of variation of arrival gaps; 1 (Poisson) if there are fewer than MIN_GAPS.
+
+    That of n numbers that are not negative is less than n.
+    """
+    if gaps_s.num < MIN_GAPS or gaps_s.total <= 0:
+        return 1.0
+    return min(moments_of([gaps_s]).cv2, float(gaps_s.num))
 
 
 # Latency from a router through the decode worker to a prefill worker, and of the first token back, as in the router's
@@ -102,7 +109,7 @@ class ObservedPools:
                 tuple(each for each in workers if each.role != "prefill"),
             ),
             num_waiting=sum(each.traffic.num_waiting for each in reports),
-            oldest_wait_s=max((each.traffic.oldest_wait_s for each in reports), default=0.0),
+            oldest_wait_s=_amount(max((each.traffic.oldest_wait_s for each in reports), default=0.0)),
         )
 
     @property
@@ -136,7 +143,7 @@ class ObservedPools:
             step_s=_typical(workers, lambda each: each.decode_step_s),
             max_step_tokens=_typical_count(workers, lambda each: each.max_num_batched_tokens, 2048),
             handover_s=HANDOVER_S,
-            queued_tokens=queued + num_waiting * self.traffic.remote_share * remote_tokens.mean,
+            queued_tokens=_amount(queued + num_waiting * self.traffic.remote_share * remote_tokens.mean),
         )
 
     def _decode(self, pool: PoolSnapshot, num_waiting: int) -> DecodeSnapshot:
@@ -144,7 +151,8 @@ class ObservedPools:
         num_running = sum(map(_num_in_batch, workers))
         num_beyond_batch = sum(each.num_running for each in workers) - num_running
         num_receiving = min(sum(each.num_waiting for each in workers), self._num_at_prefill())
-        used = sum((each.num_blocks - each.num_free_blocks) * each.block_size for each in workers)
+        used = sum(max(0, each.num_blocks - each.num_free_blocks) * each.block_size for each in workers)
+        num_holding = num_running + num_beyond_batch + num_receiving
         measured = [each for each in workers if each.decode_step_s > 0]
         return DecodeSnapshot(
             pool=pool,
@@ -153,7 +161,7 @@ class ObservedPools:
             max_num_seqs=_typical_count(workers, lambda each: each.max_num_seqs, 256),
             kv_tokens=_typical_count(workers, lambda each: each.num_blocks * each.block_size, 0),
             # Sequences that wait with a prefilled prompt, or for its KV, hold blocks too.
-            kv_used_tokens=round(used * num_running / max(1, num_running + num_beyond_batch + num_receiving)),
+            kv_used_tokens=round(_amount(used * num_running / max(1, num_holding))),
             num_running=num_running,
             num_waiting=num_waiting,
         )
@@ -223,6 +231,11 @@ def _num_in_batch(worker: WorkerReport) -> int:
     `num_running` may exceed `max_num_seqs`, because handed-over sequences are limited by free blocks alone.
     """
     return min(worker.num_running, worker.max_num_seqs or worker.num_running)
+
+
+def _amount(value: float) -> float:
+    """Return a value within the planner's range of amounts, so that an extreme report is not an invalid one."""
+    return min(value, MOST) if value >= LEAST else 0.0
 
 
 def _typical(workers: Iterable[WorkerReport], attribute: Callable[[WorkerReport], float]) -> float:

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 TIMEOUT_S = 4.0  # of one read of the registry
+MAX_SHOWN_MODELS, MAX_SHOWN_CHARS = 10, 100  # in an error
 
 Budget = Callable[[], ScalingSettings]  # returns the settings limited to free capacity; may block
 
@@ -42,7 +43,7 @@ class PoolsObserver:
         self.error = "no report was read yet"  # why `latest` is not newer
         self._registry = registry
         self._model = model
-        self._is_warned = False  # about malformed reports
+        self.num_invalid = 0  # reports that were refused at the last read
         self._settings = settings
         self._budget = budget
         self._stopping = threading.Event()
@@ -85,22 +86,22 @@ class PoolsObserver:
             self._set_error(str(error) or "the registry does not respond")
             return
         if not reports:
-            self._set_error("no router reports")
+            self._set_error("no valid router reports" if texts else "no router reports")
             return
         self._set_error("")
         self.latest = Observation(time.monotonic(), pools, self._settings)
 
     def _decoded(self, texts: Sequence[str]) -> list[RouterReport]:
-        """Decode the reports. Malformed ones are skipped, with one warning until all are well-formed again."""
-        reports, malformed = [], ""
+        """Decode the reports. Invalid ones are refused, with one warning until all are valid again."""
+        reports, faults = [], []
         for text in texts:
             try:
                 reports.append(decode_report(text))
             except ValueError as error:
-                malformed = str(error)
-        if malformed and not self._is_warned:
-            logger.warning("ignoring a malformed report in the registry: %s", malformed)
-        self._is_warned = bool(malformed)
+                faults.append(str(error))
+        if faults and not self.num_invalid:
+            logger.warning("ignoring %d invalid router reports in the registry: %s", len(faults), faults[0])
+        self.num_invalid = len(faults)
         return reports
 
     def _set_error(self, error: str) -> None:
@@ -122,5 +123,6 @@ def own_reports(reports: Sequence[RouterReport], model: str | None) -> tuple[Rou
     """Return the reports of one model. Raises ValueError if `model` is None and there are several."""
     models = sorted({each.model for each in reports})
     if model is None and len(models) > 1:
-        raise ValueError(f"routers report several models ({', '.join(models)}); set `model` to the pools' model")
+        shown = ", ".join(each[:MAX_SHOWN_CHARS] for each in models[:MAX_SHOWN_MODELS])
+        raise ValueError(f"routers report several models ({shown}); set `model` to the pools' model")
     return tuple(each for each in reports if model in (None, each.model))

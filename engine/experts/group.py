@@ -14,6 +14,7 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -168,10 +169,13 @@ class ExpertGroup:
         for layer in self.layers:
             layer.exchange.link = self._link
 
-    def step(self, num_tokens: int) -> bool:
-        """Agree on a step with all ranks; False if no rank has tokens to compute. Raises GroupBroken."""
+    def step(self, num_tokens: int, on_delay: Callable[[], None] | None = None) -> bool:
+        """Agree on a step with all ranks; False if no rank has tokens to compute. Raises GroupBroken.
+
+        on_delay: called once if the other ranks have not agreed after 0.2 s.
+        """
         num_ready = self._rebalance.num_ready if self._rebalance is not None else 0
-        agreed = self.ranks.gather([num_tokens, num_ready])
+        agreed = self.ranks.gather([num_tokens, num_ready], on_delay)
         self.ranks.num_tokens = [tokens for tokens, _ in agreed]
         self._apply_prepared(min(ready for _, ready in agreed))
         if not any(self.ranks.num_tokens):

@@ -64,8 +64,11 @@ class Exchange:
         self._rank = rank
         self._is_on_gpu = is_on_gpu
 
-    def wait(self) -> None:
-        """Wait until the collective is done. Raises GroupBroken if a rank is lost or a newer epoch has begun."""
+    def wait(self, on_delay: Callable[[], None] | None = None) -> None:
+        """Wait until the collective is done. Raises GroupBroken if a rank is lost or a newer epoch has begun.
+
+        on_delay: called once if a collective on the CPU takes longer than `POLL_S`.
+        """
         if self._work is None:
             return
         rank, began_s = self._rank, time.monotonic()
@@ -74,7 +77,7 @@ class Exchange:
             if self._is_on_gpu:
                 self._poll_gpu(self._work)
             else:
-                self._poll(self._work)
+                self._poll(self._work, on_delay)
         except GroupBroken:
             rank.abandon(self._work)
             raise
@@ -82,7 +85,7 @@ class Exchange:
             rank.is_waiting = False
             rank.waited_s += time.monotonic() - began_s
 
-    def _poll(self, work: Work) -> None:
+    def _poll(self, work: Work, on_delay: Callable[[], None] | None) -> None:
         while True:
             has_ended = work.is_completed()
             try:
@@ -94,6 +97,9 @@ class Exchange:
                 if work.is_completed():
                     continue  # it ended just as the wait timed out: the next wait returns or raises its result
                 self._rank.check_epoch()  # it timed out; the rank it waits for may be lost
+                if on_delay is not None:
+                    on_delay()
+                    on_delay = None
 
     def _poll_gpu(self, work: Work) -> None:
         """Poll an NCCL collective: its timed wait ends the communicator on timeout, its untimed wait may never end."""

@@ -3,7 +3,8 @@
 1. Every step starts with an agreement: the ranks exchange how many tokens each of them has.
 2. If any rank has tokens, all compute the step; ranks without tokens compute only their experts. If no rank has tokens,
    all go to sleep.
-3. A rank that gets work while the group sleeps wakes the others, and they agree again.
+3. A rank that gets work while the group sleeps wakes the others, and they agree again. A rank that was woken and then
+   waits for others for long wakes them too, so that a forged wake costs a round without work and no more.
 4. When a rank is lost or another epoch begins, the remaining ranks re-form the group and repeat the step. That is safe
    at any point: results are applied only after the whole step, writing the same KV twice is harmless, and sampling
    noise depends only on seed and position. Ranks may have progressed to different points of the step.
@@ -18,6 +19,15 @@ from baton.engine.experts.group import ExpertGroup
 T = TypeVar("T")
 
 
+def is_next_round(epoch: int, round_number: int, current_epoch: int, current_round: int) -> bool:
+    """Return whether a wake is for the round after the current one.
+
+    No other wake needs a response. A rank starts a round only after all ranks have begun the previous one: a wake for
+    an earlier round is late, and one for a later round, or for an epoch that this rank has not formed, is forged.
+    """
+    return epoch == current_epoch and round_number == current_round + 1
+
+
 class Lockstep:
     """Steps of one rank, synchronised with its group; all calls must come from the engine's thread."""
 
@@ -25,18 +35,15 @@ class Lockstep:
         """Start at round 0 of a group that has formed."""
         self._group = group
         self._round = 0  # number of agreements in the current epoch
-        self._woken_round = 0  # newest round started by another rank, perhaps without this one
-        self._woken_epoch = 0
         self._is_asleep = False
+        self._is_woken = False  # another rank has started the next round
 
     @property
     def is_round_pending(self) -> bool:
         """Whether this rank must take part in a step, even if it has nothing to compute."""
         if self._group.ranks.has_left:
             return False
-        if not self._group.ranks.is_current or not self._is_asleep:
-            return True
-        return self._woken_epoch == self._group.ranks.view.epoch and self._woken_round > self._round
+        return not self._group.ranks.is_current or not self._is_asleep or self._is_woken
 
     @property
     def is_waiting(self) -> bool:
@@ -59,8 +66,12 @@ class Lockstep:
         return self._group.ranks.view.epoch if self._group.ranks.is_formed else 0
 
     def woken(self, epoch: int, round_number: int) -> None:
-        """Note that another rank has started a round of agreement and may be waiting for this one."""
-        self._woken_epoch, self._woken_round = max((self._woken_epoch, self._woken_round), (epoch, round_number))
+        """Note that another rank has started a round of agreement and may be waiting for this one.
+
+        A wake for any round but the next, or for another epoch, is ignored: see `is_next_round`.
+        """
+        if is_next_round(epoch, round_number, self.epoch, self._round):
+            self._is_woken = True
 
     def run(self, num_tokens: int, compute: Callable[[], T], compute_idle: Callable[[], None]) -> T | None:
         """Run one step of the group, re-forming it as often as needed; None if this rank had nothing to compute."""
@@ -95,12 +106,18 @@ class Lockstep:
         self._group.leave_epoch()
         self._group.form()
         self._round = 0
-        self._is_asleep = False
+        self._is_asleep = self._is_woken = False
 
     def _agree(self, num_tokens: int) -> bool:
         """Agree on a step with all ranks; returns whether any rank has tokens to compute."""
         self._round += 1
-        if self._is_asleep and num_tokens:
-            self._group.membership.wake(self._group.ranks.view.epoch, self._round)
-        self._is_asleep = not self._group.step(num_tokens)
+        self._is_woken = False
+        is_starting = self._is_asleep and num_tokens > 0
+        if is_starting:
+            self._wake_others()
+        is_woken = self._is_asleep and not is_starting  # others may still sleep, if the wake was forged
+        self._is_asleep = not self._group.step(num_tokens, self._wake_others if is_woken else None)
         return not self._is_asleep
+
+    def _wake_others(self) -> None:
+        self._group.membership.wake(self._group.ranks.view.epoch, self._round)

@@ -181,9 +181,12 @@ class RankGroup:
         except RuntimeError as error:
             raise GroupBroken(f"a collective failed: {error}") from error
 
-    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Return every rank's numbers, equally many on all, by rank. Raises GroupBroken."""
-        return self._gather(torch.tensor(numbers, dtype=torch.int64)).tolist()
+    def gather(self, numbers: Sequence[int], on_delay: Callable[[], None] | None = None) -> list[list[int]]:
+        """Return every rank's numbers, equally many on all, by rank. Raises GroupBroken.
+
+        on_delay: called once if a rank's numbers are missing after `POLL_S`.
+        """
+        return self._gather(torch.tensor(numbers, dtype=torch.int64), on_delay=on_delay).tolist()
 
     def gather_tensor(self, numbers: Tensor) -> Tensor:
         """Return every rank's numbers [n], equally many on all, as [size, n] on the CPU. Raises GroupBroken."""
@@ -211,13 +214,15 @@ class RankGroup:
             sent = [0] + [num_sent] * (self.size - 1)
             self._begin(self._connected.control, output, data, received, sent, NEVER).wait()
 
-    def _gather(self, numbers: Tensor, timeout: timedelta = IN_A_STEP) -> Tensor:
+    def _gather(
+        self, numbers: Tensor, timeout: timedelta = IN_A_STEP, on_delay: Callable[[], None] | None = None
+    ) -> Tensor:
         if self.size == 1:
             return numbers.unsqueeze(0)
         copies = numbers.repeat(self.size)  # gloo's all_to_all is three times as fast as its all_gather
         output = torch.empty_like(copies)
         splits = [len(numbers)] * self.size
-        self._begin(self._connected.control, output, copies, splits, splits, timeout).wait()
+        self._begin(self._connected.control, output, copies, splits, splits, timeout).wait(on_delay)
         return output.view(self.size, -1)
 
     def _begin(

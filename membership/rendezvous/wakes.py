@@ -71,8 +71,8 @@ class Wakes:
 class GroupPeerService(group_pb2_grpc.GroupPeerServicer):
     """The GroupPeer service: receives wakes; refuses those for another group or incarnation."""
 
-    def __init__(self, group: str, incarnation: str, woken: Callable[[int, int], None]) -> None:
-        """`woken` is called with the epoch and the round number, on the event loop."""
+    def __init__(self, group: str, incarnation: str, woken: Callable[[int, int], bool]) -> None:
+        """`woken` is called with the epoch and the round number, on the event loop; False: too many are queued."""
         self._group = group
         self._incarnation = incarnation
         self._woken = woken
@@ -85,5 +85,6 @@ class GroupPeerService(group_pb2_grpc.GroupPeerServicer):
             meant = ascii(f"{request.incarnation[:MAX_WORD_CHARS]} of group {request.group[:MAX_WORD_CHARS]}")
             ours = f"{self._incarnation} of group {self._group}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"the wake is for {meant}; this is {ours}")
-        self._woken(request.epoch, request.round_number)
+        if not self._woken(request.epoch, request.round_number):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many wakes are queued; try again")
         return group_pb2.WakeResponse()

@@ -2,13 +2,23 @@
 
 import time
 
-from baton.membership.registry.router_report import RouterReport, TrafficReport, WorkerReport, encode_report
+from baton.membership.registry.router_report import (
+    MAX_COUNT,
+    MAX_TOKENS,
+    MIN_RATE,
+    MIN_STEP_S,
+    RouterReport,
+    TrafficReport,
+    WorkerReport,
+    encode_report,
+    known,
+)
 from baton.router.admission.admission import Admission
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.policy.cluster import WorkerRole
 from baton.router.workers.connection import ROLES, ConnectionState, WorkerConnection
 from baton.router.workers.pool import WorkerPool
-from baton.settings.names import Role
+from baton.settings.names import MAX_NAME_CHARS, Role
 
 ROLE_NAMES: dict[WorkerRole, Role] = {
     WorkerRole.PREFILL: "prefill",
@@ -62,9 +72,15 @@ class PoolsReporter:
         )
 
     def _worker(self, connection: WorkerConnection) -> WorkerReport | None:
-        """Return a worker's part of the report; None if it is unreachable or has not reported yet."""
+        """Return a worker's part of the report; None if it is unreachable or has not reported yet.
+
+        The numbers come from the worker, and those out of the report's bounds would make the whole report invalid:
+        counts are clamped, and rates and times become unknown.
+        """
         found, load = connection.description, connection.load.reported
         if found is None or connection.state is ConnectionState.CONNECTING:
+            return None
+        if not 0 < len(found.incarnation) <= MAX_NAME_CHARS:
             return None
         return WorkerReport(
             worker_id=found.worker_id,
@@ -72,16 +88,16 @@ class PoolsReporter:
             role=ROLE_NAMES[ROLES[found.role]],
             draining=connection.state.is_draining,
             ready_for_s=time.monotonic() - connection.reached_s,
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            num_queued_tokens=load.num_queued_tokens,
-            num_blocks=load.num_blocks,
-            num_free_blocks=load.num_free_blocks,
+            num_running=min(load.num_running, MAX_COUNT),
+            num_waiting=min(load.num_waiting, MAX_COUNT),
+            num_queued_tokens=min(load.num_queued_tokens, MAX_TOKENS),
+            num_blocks=min(load.num_blocks, MAX_COUNT),
+            num_free_blocks=min(load.num_free_blocks, MAX_COUNT),
             block_size=found.block_size,
-            max_num_seqs=found.max_num_seqs,
-            max_num_batched_tokens=found.max_num_batched_tokens,
-            prefill_tokens_per_s=load.prefill_tokens_per_s,
-            decode_step_s=load.decode_step_s,
-            decode_sequence_s=load.decode_sequence_s,
+            max_num_seqs=min(found.max_num_seqs, MAX_COUNT),
+            max_num_batched_tokens=min(found.max_num_batched_tokens, MAX_TOKENS),
+            prefill_tokens_per_s=known(load.prefill_tokens_per_s, MIN_RATE),
+            decode_step_s=known(load.decode_step_s, MIN_STEP_S),
+            decode_sequence_s=known(load.decode_sequence_s, MIN_STEP_S),
             latency=self._metrics.traffic.latency(found.incarnation),
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from baton.membership.registry.router_report import SampleSums, bin_of
+from baton.membership.registry.router_report import MIN_WINDOW_S, SampleSums, bin_of
 from baton.router.policy.cluster import Plan, RoutedRequest
 
 
@@ -34,8 +34,8 @@ class Samples:
         self.squares -= value * value
 
     def sums(self) -> SampleSums:
-        """Return the sums as they are reported."""
-        return SampleSums(self.num, self.total, self.squares)
+        """Return the sums as they are reported: after removals, rounding may leave them slightly negative."""
+        return SampleSums(self.num, max(0.0, self.total), max(0.0, self.squares))
 
 
 T = TypeVar("T")
@@ -76,7 +76,6 @@ class SlidingWindow(Generic[T]):
 
 
 SPAN_S = 1.0
-MIN_WINDOW_S = 1.0  # so that a router that has just started does not report a huge rate
 
 
 @dataclass(slots=True)

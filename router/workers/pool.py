@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from baton.membership.registry.base import Registry, RegistryView
+from baton.membership.registry.router_report import MAX_BLOCK_SIZE
 from baton.protos.worker_pb2 import WorkerDescription
 from baton.router.errors import WorkerLost
 from baton.router.index.prefix_index import ExpectedBlocks, PrefixIndex
@@ -50,7 +51,6 @@ def make_worker_index(connections: Iterable[WorkerConnection]) -> WorkerIndex:
 
 logger = logging.getLogger(__name__)
 
-MAX_BLOCK_SIZE = 1 << 16  # tokens
 MAX_SHOWN_MODELS = 20  # in a log line
 
 

@@ -1,4 +1,8 @@
-"""The rendezvous with arbitrary streams: other groups are undisturbed, and new members are accepted as before."""
+"""The rendezvous with arbitrary streams, and members with arbitrary wakes.
+
+Other groups are undisturbed, new members are accepted as before, and a member's engine receives a bounded number of
+wakes.
+"""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -10,15 +14,18 @@ import pytest
 from hypothesis import strategies as st
 
 from baton.membership.rendezvous.config import RendezvousSettings
-from baton.protos.group_pb2 import DESCRIPTOR, Epoch, Life, MemberMessage
+from baton.protos.group_pb2 import DESCRIPTOR, Epoch, Life, MemberMessage, WakeRequest
+from baton.worker.expert_group import MAX_QUEUED_WAKES
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.grpc_calls import call
 from tests.fuzz.messages import messages, wire
 from tests.unit.membership.rendezvous.rendezvous_rig import join_message, members_of, names_of, rendezvous, wait_all
+from tests.unit.worker.busy_member import busy_member
 
 T = TypeVar("T")
 
 JOIN = f"/{DESCRIPTOR.services_by_name['Rendezvous'].full_name}/Join"
+WAKE = f"/{DESCRIPTOR.services_by_name['GroupPeer'].full_name}/Wake"
 BYSTANDERS = ["r-0", "r-1"]
 SETTINGS = RendezvousSettings(timeout_s=30, max_groups=20, max_members=3, forget_s=0.1)
 names = st.sampled_from(["a", "b", "c", "d", "g", "ü", "x" * 200, "a-1"])
@@ -91,3 +98,30 @@ def test_any_join_stream_disturbs_no_group(fuzzing: Fuzzing, rig: Rig) -> None:
 
     fuzzing.run(st.tuples(streams, st.sampled_from([0.0, 0.03, 0.1])), check, 100)
     rig.check_serves()
+
+
+def test_any_wake_leaves_the_engine_few_calls(fuzzing: Fuzzing) -> None:
+    numbers = st.sampled_from([0, 1, 2, 3, (1 << 64) - 1])
+    likely = {"group": st.just("g"), "incarnation": st.just("1"), "epoch": st.sampled_from([1, 1, 0, 2, (1 << 64) - 1])}
+    accepted = st.builds(WakeRequest, **likely, round_number=st.one_of(numbers, st.integers(0, (1 << 64) - 1)))
+    wakes = st.one_of(accepted, messages(WakeRequest, likely)).map(lambda each: each.SerializeToString())
+    counts: list[int] = []
+
+    def check(wakes: list[bytes]) -> None:
+        for each in wakes:
+            runner.run(call(member.channel, WAKE, [each])).check()
+        counts.append(len(member.engine.calls))
+        if counts[-1] >= MAX_QUEUED_WAKES:
+            assert {epoch for epoch, _ in member.engine.take_calls()} == {1}
+
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        member = runner.run(stack.enter_async_context(busy_member()))
+        try:
+            fuzzing.run(st.lists(st.one_of(wakes, wakes, wire(WakeRequest, likely)), max_size=10), check, 100)
+            assert max(counts) == MAX_QUEUED_WAKES
+            member.engine.take_calls()
+            runner.run(member.wake(1, 7))
+            assert member.engine.take_calls() == [(1, 7)]
+        finally:
+            runner.run(stack.aclose())

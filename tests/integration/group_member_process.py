@@ -48,7 +48,7 @@ async def run(rendezvous: str, group: str, name: str, incarnation: str, size: in
     """Run a member that reads commands from standard input, until it ends."""
     security = make_security(*(tls or (None,) * 4))
     server = grpc.aio.server()
-    heard = GroupPeerService(group, incarnation, lambda epoch, number: say(woken=[epoch, number]))
+    heard = GroupPeerService(group, incarnation, lambda epoch, number: say(woken=[epoch, number]) is None)
     group_pb2_grpc.add_GroupPeerServicer_to_server(heard, server)
     port = security.bind(server, "127.0.0.1:0")
     await server.start()

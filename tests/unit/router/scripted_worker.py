@@ -56,6 +56,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         self.address = "127.0.0.1:0"
         self.skip_sequence = False
         self.num_watches = 0
+        self.load = worker_pb2.WorkerLoad()  # merged into its reports
         self._cached: set[bytes] = set()
         self._news: asyncio.Event = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -143,9 +144,11 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         self.news()
 
     def _load(self) -> worker_pb2.WorkerLoad:
-        return worker_pb2.WorkerLoad(
+        load = worker_pb2.WorkerLoad(
             num_free_blocks=900, num_blocks=1000, handovers=3, peer_transports={"peer-1": "shared_memory: one host"}
         )
+        load.MergeFrom(self.load)
+        return load
 
     async def _read(self, requests: Any, running: dict[str, asyncio.Task[None]], outgoing: Any) -> None:
         async for message in requests:

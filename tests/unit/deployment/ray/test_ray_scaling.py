@@ -271,14 +271,25 @@ async def sizes(policy: PoolsPolicy) -> dict[str, int]:
 async def test_invalid_reports_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with redis_server(tmp_path) as server, Redis.from_url(server.url) as redis:
         endless = encode_report(pools()).replace('"time_s":', '"time_s":NaN,"before":')
-        for name, text in (("bytes", b"\xff"), ("deep", b"[" * 10_000), ("endless", endless)):
+        huge = encode_report(pools()).replace('"num_running":', '"num_running":1e300,"before":')
+        negative = encode_report(pools()).replace('"window_s":', '"window_s":-1,"before":')
+        texts = {"bytes": b"\xff", "deep": b"[" * 10_000, "endless": endless, "huge": huge, "negative": negative}
+        num_reports = len(texts) - 1  # bytes that are no UTF-8 are left out earlier
+        for name, text in texts.items():
             await redis.set(f"baton:{{default}}:router:{name}", text)
             await redis.sadd("baton:{default}:routers", name)
         registry = open_registry(server.url)
         policy = PoolsPolicy(registry=server.url, budget_gpus=8)
         async with reporting(registry, "router-1", lambda: encode_report(pools())):
             assert await sizes(policy) == {"prefill": 1, "decode": 1}
-        assert caplog.text.count("ignoring a malformed report in the registry") == 1
+            observer = policy._observer
+            assert observer is not None
+            seen = observer.latest
+            async with asyncio.timeout(DEADLINE_S):
+                while observer.latest is seen:  # another read logs nothing
+                    await asyncio.sleep(0.02)
+            assert observer.num_invalid == num_reports
+        assert caplog.text.count(f"ignoring {num_reports} invalid router reports in the registry") == 1
         await registry.close()
 
 

@@ -293,13 +293,14 @@ def test_an_idle_group_sleeps_until_it_is_woken(mixtral: Path, groups: Groups) -
     assert group.group.wakes == []
     group["rank-0"].add(make_request("a", 1, 5, 2))
     group.wait_for_all()
-    assert [name for name, _, _ in group.group.wakes] == ["rank-0"]
+    assert group.group.wakes[0][0] == "rank-0"  # on a slow machine, rank-1 may wake it in turn
+    num_wakes = len(group.group.wakes)
     for rank in group.ranks.values():
         rank.wait(lambda rank: not rank.engine.must_step)
     before = [rank.num_steps for rank in group.ranks.values()]
     group["rank-1"].add(make_request("b", 2, 5, 2))
     group.wait_for_all()
-    assert [name for name, _, _ in group.group.wakes] == ["rank-0", "rank-1"]
+    assert group.group.wakes[num_wakes][0] == "rank-1"
     assert all(rank.num_steps > num for rank, num in zip(group.ranks.values(), before, strict=True))
 
 

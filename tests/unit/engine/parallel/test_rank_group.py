@@ -72,6 +72,22 @@ def test_numbers_of_all_ranks_are_gathered_by_rank(pair: Pair) -> None:
     assert pair.ranks[0].waited_s > 0
 
 
+def test_a_delay_is_reported_once_if_a_rank_is_late(pair: Pair) -> None:
+    pair.form()
+    delays: list[float] = []
+    began_s = time.monotonic()
+    late = pair.threads[0].submit(pair.ranks[0].gather, [1], lambda: delays.append(time.monotonic() - began_s))
+    end_s = time.monotonic() + TIMEOUT_S
+    while not delays:
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+    time.sleep(1.5 * POLL_S)
+    assert pair.threads[1].submit(pair.ranks[1].gather, [2]).result(TIMEOUT_S) == [[1], [2]]
+    assert late.result(TIMEOUT_S) == [[1], [2]]
+    assert len(delays) == 1
+    assert delays[0] >= POLL_S
+
+
 def test_a_newer_epoch_ends_a_wait_for_a_rank_that_lives(pair: Pair) -> None:
     """Its connections stay open, so only the membership reports it."""
     pair.form()

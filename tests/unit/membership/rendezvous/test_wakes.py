@@ -26,9 +26,12 @@ class Sleeper:
     def __init__(self, name: str, address: str) -> None:
         self.life = Life(name, f"{name}-1", address)
         self.received: list[tuple[int, int]] = []
+        self.is_full = False  # refuses wakes
 
-    def note(self, epoch: int, round_number: int) -> None:
-        self.received.append((epoch, round_number))
+    def note(self, epoch: int, round_number: int) -> bool:
+        if not self.is_full:
+            self.received.append((epoch, round_number))
+        return not self.is_full
 
 
 @asynccontextmanager
@@ -75,7 +78,7 @@ async def test_a_member_that_does_not_respond_delays_no_other() -> None:
                 await asyncio.sleep(0)
         await until(lambda: (1, 999) in a.received)
         assert len(a.received) < 1000
-        assert len(wakes._calls) == len(wakes._waiting) == 1
+        await until(lambda: len(wakes._calls) == len(wakes._waiting) == 1)
         await wakes.close()
         assert not wakes._calls
     await channels.close()
@@ -95,6 +98,25 @@ async def test_a_wake_waits_for_a_server_that_is_starting() -> None:
     await until(lambda: a.received == [(1, 5)])
     await wakes.close()
     await server.stop(None)
+    await channels.close()
+
+
+async def test_a_wake_is_retried_until_a_member_with_a_full_queue_accepts_it() -> None:
+    channels = Channels(Plaintext())
+    wakes = Wakes(channels, "g")
+    async with sleeper("a") as a:
+        a.is_full = True
+        with pytest.raises(grpc.aio.AioRpcError, match="too many wakes are queued") as caught:
+            await group_pb2_grpc.GroupPeerStub(channels.get(a.life.address)).Wake(
+                group_pb2.WakeRequest(group="g", incarnation="a-1", epoch=1, round_number=1)
+            )
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        wakes.send([a.life], 1, 2)
+        await asyncio.sleep(0.1)
+        assert a.received == []
+        a.is_full = False
+        await until(lambda: a.received == [(1, 2)])
+        await until(lambda: not wakes._calls)
     await channels.close()
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.membership.registry.router_report import RouterReport, decode_report
-from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
+from baton.membership.registry.router_report import MAX_COUNT, MAX_MEASURED, MAX_TOKENS, RouterReport, decode_report
+from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL, WorkerLoad
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.running_router import RunningRouter, running_router, wait_workers
 from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker
@@ -45,6 +45,22 @@ async def test_a_report_of_what_was_served() -> None:
         assert not seen.draining
         assert 0 < seen.ready_for_s < 60
         assert sum(seen.latency.values()) == 4
+
+
+async def test_a_worker_cannot_make_the_report_invalid() -> None:
+    most, most_tokens = (1 << 32) - 1, (1 << 64) - 1
+    absurd, faithful = ScriptedWorker(), ScriptedWorker("decode-1")
+    absurd.load = WorkerLoad(
+        num_running=most, num_waiting=most, num_queued_tokens=most_tokens, num_free_blocks=most, num_blocks=most,
+        prefill_tokens_per_s=3e38, decode_step_s=1e-40, decode_sequence_s=1e-40,
+    )  # fmt: skip
+    faithful.load = WorkerLoad(prefill_tokens_per_s=MAX_MEASURED, decode_step_s=0.25, decode_sequence_s=0.5)
+    async with running_router(absurd, faithful) as router:
+        first, second = sorted((await report_of(router)).workers, key=lambda each: each.worker_id)
+    assert (first.num_running, first.num_waiting, first.num_queued_tokens) == (MAX_COUNT, MAX_COUNT, MAX_TOKENS)
+    assert (first.num_blocks, first.num_free_blocks) == (MAX_COUNT, MAX_COUNT)
+    assert (first.prefill_tokens_per_s, first.decode_step_s, first.decode_sequence_s) == (0.0, 0.0, 0.0)
+    assert (second.prefill_tokens_per_s, second.decode_step_s, second.decode_sequence_s) == (MAX_MEASURED, 0.25, 0.5)
 
 
 async def test_samples_leave_the_window() -> None:
