@@ -36,7 +36,14 @@ PRELOADED = (
     "baton.cli.bench",
     "baton.cli.drain",
 )
-FORKED = ("baton", "baton.decode_worker", "baton.prefill_worker", "baton.router", "baton.simulation.workers")
+FORKED = (
+    "baton",
+    "baton.decode_worker",
+    "baton.membership.rendezvous",
+    "baton.prefill_worker",
+    "baton.router",
+    "baton.simulation.workers",
+)
 READ_AT_IMPORT = ("CUDA_", "GOMP_", "GRPC_", "KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHONPATH", "TORCH_")
 MAX_FDS = 16
 FIRST_FREE_FD = 256  # received files move above the numbers that a process asks for
