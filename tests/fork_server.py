@@ -295,6 +295,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     moved = [fcntl(file, F_DUPFD, FIRST_FREE_FD) for file in files]
     os.closerange(3, FIRST_FREE_FD)
     for file, number in zip(moved, request["numbers"], strict=True):
