@@ -50,9 +50,10 @@ PYTEST := $(BIN)/python -m pytest -q --durations=30 --numprocesses 2 --no-loadsc
 test: setup .venv/checkov/$(CHECKOV).done
 	$(PYTEST) -m "not slow"
 
-# Everything, including what takes long, and a minute of new inputs for each fuzzer.
+# Everything, including what takes long, with processes started as production does, and a minute of new inputs for each
+# fuzzer.
 test-all: setup .venv/checkov/$(CHECKOV).done
-	$(PYTEST)
+	$(PYTEST) --spawn
 	$(BIN)/python -m pytest -q tests/fuzz --fuzz-seconds 60 --numprocesses 2
 
 fuzz: setup

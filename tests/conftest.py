@@ -1,7 +1,9 @@
 """What holds for all tests."""
 
+import asyncio
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from baton.process.environment import prepare_environment
 from tests.flaky import OPTION, Rerun
+from tests.fork_server import ForkServer, Launcher, spawn
 
 # Torch's threads wait for each other by spinning. Two of them take twice the time of one for models as small as those
 # here, and ten times as long beside the processes that tests start. Read when torch is imported.
@@ -25,12 +28,14 @@ settings.load_profile("without deadlines")
 
 TESTS = Path(__file__).parent
 RAY = "ray"
+SPAWN = "--spawn"
 FIRST = (RAY, "faults", "integration")  # which take longest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option with which `make test` runs failed tests a second time."""
     parser.addoption(OPTION, action="store_true", help="run failed tests again, alone; print those that pass")
+    parser.addoption(SPAWN, action="store_true", help="start all processes as production does, none by a fork server")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -71,3 +76,28 @@ def pytest_collection_finish() -> None:
     """What all modules hold stays to the end: no pass of the garbage collector need look through it, half a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """Server that forks Baton's processes; it starts with the first of them."""
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_processes(request: pytest.FixtureRequest, fork_server: ForkServer) -> Iterator[None]:
+    """Fork the processes that tests start, except with `--spawn`."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.config.getoption(SPAWN):
+            patch.setattr(asyncio, "create_subprocess_exec", Launcher(lambda: fork_server.path, is_nested=False))
+        yield
+
+
+@pytest.fixture(scope="module")
+def spawned_processes() -> Iterator[None]:
+    """Start a module's processes as production does: for tests of their command lines, parents or children."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "create_subprocess_exec", spawn)
+        yield

@@ -18,6 +18,8 @@ from tests.integration.simulated_process import simulated
 from tests.redis_server import redis_server
 from tests.unit.router.api_keys import TestKeys, bearer
 
+pytestmark = pytest.mark.usefixtures("spawned_processes")
+
 CHAT = "/v1/chat/completions"
 PRIVATE = "the-private-thing"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": PRIVATE}], "max_tokens": 4, "cache_salt": PRIVATE}

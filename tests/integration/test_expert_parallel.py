@@ -12,7 +12,6 @@ from typing import Any
 
 import grpc
 import httpx
-import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -21,7 +20,7 @@ from baton.protos import worker_pb2
 from benchmarks.server import served
 from tests.integration.completion_load import complete, completion_load
 from tests.integration.worker_process import WorkerProcess, worker_processes
-from tests.integration.workers_view import wait_all_ready, workers
+from tests.integration.workers_view import pid_of, wait_all_ready, workers
 from tests.marks import slow_case
 
 NUM_PROMPTS, NUM_TOKENS = 8, 24
@@ -61,7 +60,7 @@ async def test_a_rank_killed_under_load_costs_no_request_and_no_token(victim: st
     ):
         await load.more(3)
         incarnation = await incarnation_of(victim, url)
-        os.kill(pid_of(victim, url), signal.SIGKILL)
+        os.kill(await pid_of(victim, url), signal.SIGKILL)
         await load.more(5)  # with the remaining ranks
         async with asyncio.timeout(60):
             while await incarnation_of(victim, url) in (incarnation, None):
@@ -81,7 +80,7 @@ async def test_a_rank_of_an_incomplete_group_waits_for_the_other() -> None:
         [staying] = [worker for worker in await workers(url) if worker["worker_id"] == "decode-0"]
         asking = [asyncio.create_task(complete(client, index, 200)) for index in range(4)]
         await wait_decode_0(url, lambda worker: int(worker["load"]["num_running"]) > 0)
-        os.kill(pid_of("decode-1", url), signal.SIGKILL)
+        os.kill(await pid_of("decode-1", url), signal.SIGKILL)
         async with asyncio.timeout(60), grpc.aio.insecure_channel(staying["address"]) as channel:
             statuses = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
             await wait_decode_0(url, lambda worker: worker["state"] == "short_of_ranks")
@@ -143,17 +142,3 @@ async def incarnation_of(worker_id: str, url: str) -> str | None:
     """Return the incarnation of a worker; None if it is not ready."""
     ready = {worker["worker_id"]: worker for worker in await workers(url) if worker["state"] == "ready"}
     return str(ready[worker_id]["incarnation"]) if worker_id in ready else None
-
-
-def pid_of(worker_id: str, url: str) -> int:
-    """Return the process id of a worker of the cluster whose router serves at `url`."""
-    port = url.rpartition(":")[2]
-    [router] = [process for process in psutil.process_iter(["cmdline"]) if _is_router(process, port)]
-    siblings = psutil.Process(router.ppid()).children()
-    [found] = [process for process in siblings if f"--worker-id={worker_id}" in process.cmdline()]
-    return found.pid
-
-
-def _is_router(process: psutil.Process, port: str) -> bool:
-    words = process.info["cmdline"] or []
-    return f"--port={port}" in words and "baton.router" in words

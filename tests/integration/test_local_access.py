@@ -44,7 +44,7 @@ HOST, NOBODY, DEADLINE_S = "127.0.0.1", 65534, 60.0
 CACHE_SECRET = "the-secret-of-this-tests-cache-salts"
 GIVEN_KEY = "sk-from-the-environment"
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.usefixtures("spawned_processes"), pytest.mark.asyncio(loop_scope="module")]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ from baton.simulation.workers.worker_config import SimulatedWorkerConfig
 from tests.integration.completion_load import PROMPT_TOKENS, complete, completion_load
 from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_router, wait_workers
 
+pytestmark = pytest.mark.usefixtures("spawned_processes")
+
 SPEC = WorkerSpec(step_s=0.002, prefill_tokens_per_s=1e6)
 ROLES: tuple[Role, ...] = ("prefill", "decode", "decode")
 

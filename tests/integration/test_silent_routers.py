@@ -16,6 +16,8 @@ from tests.integration.completion_load import complete, completion_load
 from tests.integration.router_process import RouterProcess, wait_workers
 from tests.integration.test_router_processes import ROLES, SPEC, client_of, group, processes, wait_gone
 
+pytestmark = pytest.mark.usefixtures("spawned_processes")
+
 NUM_CONNECTIONS = 30
 # Blocks the event loop as a bug might.
 STALL_ON_SIGNAL = "import signal, time\nsignal.signal(signal.SIGUSR1, lambda *_: time.sleep(3600))\n"

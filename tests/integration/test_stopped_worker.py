@@ -8,10 +8,9 @@ from contextlib import contextmanager
 
 import httpx
 import orjson
-import psutil
 
 from benchmarks.server import served
-from tests.integration.workers_view import wait_all_ready
+from tests.integration.workers_view import pid_of, wait_all_ready
 
 FAILOVER_S = 30.0
 NUM_TOKENS = 800
@@ -23,14 +22,6 @@ BODY = {
     "stream": True,
     "return_token_ids": True,
 }
-
-
-def worker_pid(url: str, worker_id: str) -> int:
-    """Return the process id of a worker of the cluster at `url`; other tests' clusters may run concurrently."""
-    port = str(httpx.URL(url).port)
-    [cluster] = [child for child in psutil.Process().children() if port in child.cmdline()]
-    [worker] = [child for child in cluster.children() if f"--worker-id={worker_id}" in child.cmdline()]
-    return worker.pid
 
 
 @contextmanager
@@ -65,7 +56,7 @@ async def test_a_stopped_decode_workers_requests_continue_elsewhere() -> None:
         async with client.stream("POST", "/v1/completions", json=BODY) as response:
             tokens = tokens_of(response)
             seen = [await anext(tokens)]
-            with stopped(worker_pid(url, response.headers["x-baton-decode"])):
+            with stopped(await pid_of(response.headers["x-baton-decode"], url)):
                 async with asyncio.timeout(FAILOVER_S):
                     seen += [token async for token in tokens]
         assert len(expected) == NUM_TOKENS

@@ -19,9 +19,9 @@ from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.completion_load import completion_load
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
-from tests.integration.test_expert_parallel import completions, incarnation_of, pid_of
+from tests.integration.test_expert_parallel import completions, incarnation_of
 from tests.integration.worker_process import WorkerProcess, worker_processes
-from tests.integration.workers_view import wait_all_ready
+from tests.integration.workers_view import pid_of, wait_all_ready
 from tests.marks import slow_case
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -191,7 +191,7 @@ async def test_serve_divides_the_model_and_survives_the_loss_of_a_rank(cluster_u
         async with completion_load(*[client] * 3) as load:
             await load.more(3)
             incarnation = await incarnation_of("decode-1", url)
-            [follower] = psutil.Process(pid_of("decode-1", url)).children()
+            [follower] = psutil.Process(await pid_of("decode-1", url)).children()
             os.kill(follower.pid, signal.SIGKILL)
             await load.more(3)  # with the remaining worker
             async with asyncio.timeout(60):

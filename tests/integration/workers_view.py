@@ -30,3 +30,11 @@ async def wait_idle(url: str) -> list[dict[str, Any]]:
         ):
             return seen
         await asyncio.sleep(0.05)
+
+
+async def pid_of(name: str, url: str) -> int:
+    """Return the process id of a process of the cluster whose router serves at `url`."""
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        view = (await client.get("/workers")).json()
+    [found] = [each["pid"] for each in view["processes"] if each["name"] == name]
+    return int(found)
