@@ -93,7 +93,7 @@ async def test_the_deadline_releases_places_of_unread_requests(path: Path) -> No
     worker = ScriptedWorker()
     worker.max_model_len, worker.script = 100_000, lambda token_ids, sampling: 300
     async with (
-        running_router(worker, default_timeout_s=1.5) as router,
+        running_router(worker, default_timeout_s=0.4) as router,
         unread_stream(address(router, path), path, max_tokens=24_000, num_choices=2),
     ):
         await until(lambda: len(worker.commands) > 0)
