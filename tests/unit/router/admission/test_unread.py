@@ -145,6 +145,19 @@ async def test_a_client_that_reads_nothing_is_aborted(path: Path, monkeypatch: p
             await until_ended(client)
 
 
+async def test_a_stalled_request_is_aborted_at_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.router.admission.unread_output.STALL_S", 0.2)
+    worker = ScriptedWorker()
+    worker.max_model_len, worker.script = 100_000, lambda token_ids, sampling: 300
+    async with (
+        running_router(worker) as router,
+        unread_stream(address(router, Path.PLAIN), Path.PLAIN, max_tokens=50_000, num_choices=1),
+    ):
+        await until(lambda: len(worker.aborted) == 1)
+        await until_idle(router)
+        assert [each["inflight"] for each in (await router.http.get("/workers")).json()["workers"]] == [0]
+
+
 @STREAMS
 async def test_the_drain_waits_for_output_that_is_being_delivered(path: Path) -> None:
     ending = b"[DONE]" if path is Path.PLAIN else b"grpc-status\x010"
