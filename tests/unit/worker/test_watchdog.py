@@ -35,9 +35,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     def written(what: str, name: str) -> str:
         return (directory / f"{what}.{name}").read_text()
 
-    return {
-        what: Ended(int(written(what, "code")), written(what, "stdout"), written(what, "stderr")) for what in MODES
-    }
+    return {what: Ended(int(written(what, "code")), written(what, "stdout"), written(what, "stderr")) for what in MODES}
 
 
 def test_a_stuck_engine_ends_its_process_with_stack_traces(ended: dict[str, Ended]) -> None:
