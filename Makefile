@@ -45,6 +45,9 @@ serve: .venv/.base
 	.venv/checkov/bin/python -m pip install --quiet "checkov==$(CHECKOV)"
 	touch $@
 
+# The tests start hundreds of processes, each of which would compile the package again without cached bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTEST := $(BIN)/python -m pytest -q --durations=30 --numprocesses 2 --no-loadscope-reorder --rerun-failed
 
 test: setup .venv/checkov/$(CHECKOV).done

@@ -76,7 +76,7 @@ def helm(server: ApiServer, namespace: str = "default") -> Iterator[Releases]:
     }
     command = [sys.executable, "-m", "tests.helm.helm_process"]
     with TemporaryDirectory() as home:
-        environment = {**os.environ, "HOME": home}
+        environment = {**os.environ, "HOME": home, "GOGC": "400"}  # less work for Go's garbage collector
         with subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kubernetes.client import ApiClient, AppsV1Api, CoreV1Api, CustomObjectsApi
+from kubernetes import client as official  # whose attributes are imported when they are used, in a second
+from kubernetes.client import ApiClient
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config import new_client_from_config_dict
 from kubernetes.watch import Watch
@@ -25,7 +26,7 @@ def kubernetes(server: ApiServer) -> Iterator[ApiClient]:
 
 
 def test_the_kubernetes_client_works_against_the_server(kubernetes: ApiClient) -> None:
-    apps = AppsV1Api(kubernetes)
+    apps = official.AppsV1Api(kubernetes)
     apps.create_namespaced_deployment("default", deployment("a", container("main"), replicas=1))
     apps.patch_namespaced_deployment("a", "default", {"spec": {"replicas": 2}})
     scale = apps.read_namespaced_deployment_scale("a", "default")
@@ -43,7 +44,7 @@ def test_the_kubernetes_client_works_against_the_server(kubernetes: ApiClient) -
 
 def test_custom_objects_behave_like_others(kubernetes: ApiClient) -> None:
     place = ("ray.io", "v1", "default", "rayclusters")
-    api = CustomObjectsApi(kubernetes)
+    api = official.CustomObjectsApi(kubernetes)
     metadata = {"name": "a"}
     api.create_namespaced_custom_object(
         *place, {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata, "spec": {"suspend": False}}
@@ -59,7 +60,7 @@ def test_a_watch_reports_changes(kubernetes: ApiClient, client: Client) -> None:
     client.patch("Pod", "a", {"metadata": {"labels": {"pool": "y"}}})
     client.patch("Pod", "b", {"metadata": {"labels": {"pool": "x"}}})
     client.delete("Pod", "b")
-    watch, core = Watch(), CoreV1Api(kubernetes)
+    watch, core = Watch(), official.CoreV1Api(kubernetes)
     seen = []
     query = {"resource_version": version, "label_selector": "pool=x", "timeout_seconds": 5}
     for event in watch.stream(core.list_namespaced_pod, "default", **query):

@@ -16,6 +16,7 @@ from tests.helm.api_server.server import ApiServer
 from tests.helm.charts import CHART, MODEL, merged
 from tests.helm.clusters import NAMESPACE, cluster
 from tests.helm.releases import helm
+from tests.marks import slow_except
 
 pytest.importorskip("ray.serve")  # which warns when it is imported for the first time
 
@@ -102,7 +103,11 @@ def act_as(account: str, server: ApiServer, directory: Path, monkeypatch: pytest
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
-@pytest.fixture(params=["default", "cpu", "moe"])
+VALUES = ["default", "cpu", "moe"]
+DEFAULT_VALUES = pytest.mark.parametrize("installed", slow_except(VALUES, {"default"}), indirect=True)
+
+
+@pytest.fixture(params=VALUES)
 def installed(
     request: pytest.FixtureRequest, server: ApiServer, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Cluster:
@@ -130,12 +135,14 @@ def test_nodes_of_each_group_are_added_and_removed(installed: Cluster) -> None:
         assert installed.group(name)["scaleStrategy"] == {"workersToDelete": []}
 
 
+@DEFAULT_VALUES
 def test_a_group_can_lose_all_its_nodes(installed: Cluster) -> None:
     for name in POOLS:
         assert installed.terminate(name, installed.nodes()[name]) == []
     assert installed.nodes() == {HEAD: 1}
 
 
+@DEFAULT_VALUES
 def test_both_groups_grow_to_their_maximum_at_the_same_time(installed: Cluster) -> None:
     most = {name: installed.group(name)["maxReplicas"] for name in POOLS}
     wanted = {name: most[name] - installed.group(name)["replicas"] + 1 for name in POOLS}
@@ -188,6 +195,7 @@ def test_bounds_that_are_raised_later_are_reached(
     assert installed.nodes()["decode"] == 8
 
 
+@DEFAULT_VALUES
 def test_other_accounts_may_not_scale(
     installed: Cluster, server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

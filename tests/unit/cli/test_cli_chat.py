@@ -112,6 +112,15 @@ def test_without_a_server_the_error_says_what_to_do() -> None:
     assert "baton serve" in result.output
 
 
+@pytest.fixture
+def _handled_sigint() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt even if the tests run in a shell's background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_handled_sigint")
 def test_ctrl_c_stops_a_response_and_the_conversation_continues() -> None:
     client_left = threading.Event()
     main_thread = threading.main_thread().ident

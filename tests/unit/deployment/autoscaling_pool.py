@@ -2,8 +2,8 @@
 
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import quantiles
 
+from baton.deployment.autoscaling.moments import Moments
 from baton.deployment.autoscaling.settings import PoolLimits
 from baton.deployment.autoscaling.snapshot import PoolSnapshot, ReplicaLatency
 from tests.unit.deployment.autoscaling_load import Machine, SimulatedRequest
@@ -26,10 +26,45 @@ class Replica:
         """Return the quantile of its samples in the window."""
         while self.samples and self.samples[0][0] < now_s - WINDOW_S:
             self.samples.popleft()
-        values = [value for _, value in self.samples]
+        values = sorted(value for _, value in self.samples)
         assert self.ready_s is not None
-        worst = quantiles(values, n=100, method="inclusive")[round(100 * quantile) - 1] if len(values) > 1 else 0.0
+        worst = _percentile(values, round(100 * quantile)) if len(values) > 1 else 0.0
         return ReplicaLatency(now_s - self.ready_s, len(values) if worst else 0, worst)
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    """Interpolate between sorted values, like `statistics.quantiles`, which computes all percentiles."""
+    place, part = divmod(percent * (len(values) - 1), 100)
+    return (values[place] * (100 - part) + values[min(place + 1, len(values) - 1)] * part) / 100
+
+
+class Window:
+    """The moments of what happened in the last seconds, kept as running sums."""
+
+    def __init__(self) -> None:
+        self._values: deque[tuple[float, float]] = deque()  # (time, value)
+        self._sum = self._sum_squares = 0.0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, at_s: float, value: float) -> None:
+        self._values.append((at_s, value))
+        self._sum += value
+        self._sum_squares += value * value
+
+    def forget(self, before_s: float) -> None:
+        """Drop what happened earlier."""
+        while self._values and self._values[0][0] < before_s:
+            _, value = self._values.popleft()
+            self._sum -= value
+            self._sum_squares -= value * value
+
+    @property
+    def moments(self) -> Moments:
+        if not self._values:
+            return Moments()
+        return Moments(self._sum / len(self._values), self._sum_squares / len(self._values))
 
 
 class Pool:

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from baton.deployment.autoscaling.decision import Decision
-from baton.deployment.autoscaling.moments import Moments
 from baton.deployment.autoscaling.plan import plan_pools
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, PrefillSnapshot, Traffic
 from baton.deployment.autoscaling.state import ScalingState
 from tests.unit.deployment.autoscaling_load import Load, Machine, SimulatedRequest
-from tests.unit.deployment.autoscaling_pool import WINDOW_S, Pool, Replica
+from tests.unit.deployment.autoscaling_pool import WINDOW_S, Pool, Replica, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,8 @@ class Rig:
         self._real_gpus = real_gpus
         self._random = np.random.default_rng(seed)
         self._state: ScalingState | None = None
-        self._arrived: deque[SimulatedRequest] = deque()  # requests that arrived in the window
-        self._ended: deque[tuple[float, float]] = deque()  # (time, output tokens)
+        self._arrived = Window()  # prompt tokens
+        self._ended = Window()  # output tokens
         self._queue: deque[SimulatedRequest] = deque()  # requests that wait for prefill
         self._computed: list[SimulatedRequest] = []  # computed prompts on their way to decode
         self._waiting: deque[SimulatedRequest] = deque()  # requests that wait for decode
@@ -82,10 +81,9 @@ class Rig:
     def snapshot(self) -> PoolsSnapshot:
         """Return the snapshot that routers and workers would report."""
         now_s, speed, quantile = self.now_s, self.machine.reported_speed, self.settings.slo.quantile
-        for known in (self._arrived, self._ended):
-            while known and _time(known[0]) < now_s - WINDOW_S:
-                known.popleft()
-        prompts = Moments.of(each.prompt_tokens for each in self._arrived)
+        for window in (self._arrived, self._ended):
+            window.forget(now_s - WINDOW_S)
+        prompts = self._arrived.moments
         running = [request for replica in self.decode.ready for request in replica.running]
         queued = sum(each.prompt_tokens for each in self._queue)
         return PoolsSnapshot(
@@ -95,7 +93,7 @@ class Rig:
                 requests_per_s=len(self._arrived) / WINDOW_S if now_s >= WINDOW_S else len(self._arrived) / now_s,
                 prompt_tokens=prompts,
                 uncached_tokens=prompts,
-                output_tokens=Moments.of(tokens for _, tokens in self._ended),
+                output_tokens=self._ended.moments,
             ),
             prefill=PrefillSnapshot(
                 pool=self.prefill.snapshot(now_s, quantile, self._oldest(each.arrived_s for each in self._queue)),
@@ -126,7 +124,7 @@ class Rig:
             prompt = 1 + self._random.exponential(self.load.prompt_tokens(self.now_s))
             output = 1 + self._random.exponential(self.load.output_tokens(self.now_s))
             request = SimulatedRequest(float(at_s), float(prompt), float(output), left=float(output))
-            self._arrived.append(request)
+            self._arrived.add(request.arrived_s, request.prompt_tokens)
             self._queue.append(request)
 
     def _prefill_second(self) -> None:
@@ -173,7 +171,7 @@ class Rig:
             if request.left <= 0:
                 assert request.joined_s is not None
                 end_s = self.now_s + 1 + request.left * step_s  # within this second
-                self._ended.append((self.now_s, request.output_tokens))
+                self._ended.add(self.now_s, request.output_tokens)
                 replica.samples.append((self.now_s, (end_s - request.joined_s) / request.output_tokens))
         replica.running = [request for request in replica.running if request.left > 0]
 
@@ -198,7 +196,3 @@ class Rig:
 
     def _oldest(self, since_s: Iterable[float]) -> float:
         return max(0.0, self.now_s - min(since_s, default=self.now_s))
-
-
-def _time(known: SimulatedRequest | tuple[float, float]) -> float:
-    return known.arrived_s if isinstance(known, SimulatedRequest) else known[0]

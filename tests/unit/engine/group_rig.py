@@ -11,7 +11,7 @@ import torch
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.errors import GroupBroken
+from baton.engine.errors import EngineEnded, GroupBroken
 from baton.engine.experts.group import BalanceSettings, ExpertGroup
 from baton.engine.loop import EngineLoop
 from baton.engine.outputs import SampledToken, StepOutput
@@ -280,25 +280,28 @@ def on_ranks(size: int, function: Callable[[RankGroup], T]) -> list[T]:
     names = [f"rank-{rank}" for rank in range(size)]
     group.set_members(*names)
 
-    def run(name: str) -> T:
-        ranks = RankGroup(Member(group, name), HOST, CPU)
-        ranks.form()
+    all_ranks = [RankGroup(Member(group, name), HOST, CPU) for name in names]
+
+    def run(ranks: RankGroup) -> T:
         try:
+            ranks.form()
             result = function(ranks)
             ranks.barrier()  # a rank that ends earlier may break collectives that others still wait for
             return result
-        except GroupBroken:
+        except (GroupBroken, EngineEnded):
             raise
         except BaseException:
-            group.set_members()  # ranks that wait for this one would never end
+            for each in all_ranks:
+                each.leave()  # a rank that is still forming would wait forever
+            group.set_members()
             raise
         finally:
             ranks.close()
 
     with ThreadPoolExecutor(size) as threads:
-        made = [threads.submit(run, name) for name in names]
+        made = [threads.submit(run, ranks) for ranks in all_ranks]
     failures = [each.exception() for each in made]
     for error in failures:
-        if error is not None and not isinstance(error, GroupBroken):  # which follow from another's
+        if error is not None and not isinstance(error, (GroupBroken, EngineEnded)):  # which follow from another's
             raise error
     return [each.result() for each in made]

@@ -29,7 +29,7 @@ from tests.unit.engine.fp8_writer import FORMATS, Stored, blocks, write_fp8
 from tests.unit.engine.group_rig import Ranks
 from tests.unit.engine.parallel.test_tensor_parallel import ATOL, Led, make_requests, mixed_steps, serve
 from tests.unit.engine.tensor_rig import TensorRig
-from tests.unit.engine.test_load_memory import PROGRAM, SIZES
+from tests.unit.engine.test_load_memory import NUM_LAYERS, PROGRAM, SIZES, repeat_layer
 from tests.unit.engine.test_models import oracle_logits, random_tokens
 
 # Sizes that blocks of 128 do not divide, and such that the parts of two ranks begin within a block.
@@ -109,7 +109,7 @@ def test_in_bfloat16_and_int8_it_is_the_same_numbers_rounded(stored: Stored, qua
 
 
 def test_two_ranks_say_what_one_says(stored: Stored, rigs: Callable[..., TensorRig]) -> None:
-    one = Engine(EngineConfig(model=str(stored.fp8), dtype="float32"))
+    one = Engine(EngineConfig(model=str(stored.fp8), dtype="float32", kv_cache_memory_bytes=1 << 22))
     expected = serve(one, make_requests(4, 0.0))
     rig = rigs(stored.fp8, 2, kv_cache_memory_bytes=1 << 23)
     led = Led(stored.fp8, rig)
@@ -164,6 +164,7 @@ def small_and_large(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         directory = tmp_path_factory.mktemp(name)
         source = make_checkpoint("llama2", directory / "source", **sizes)
         made.append(write_fp8(source, directory, FORMATS["blocks"]).fp8)
+    repeat_layer(made[1], NUM_LAYERS)
     return made
 
 

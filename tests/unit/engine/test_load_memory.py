@@ -1,11 +1,13 @@
 """Memory that a checkpoint takes while it is loaded."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import make_checkpoint
 
@@ -14,8 +16,9 @@ SIZES = {
     "intermediate_size": 2304,
     "num_attention_heads": 12,
     "num_key_value_heads": 12,
-    "num_hidden_layers": 20,
+    "num_hidden_layers": 1,  # see `repeat_layer`
 }
+NUM_LAYERS = 20
 # Its memory before and at its highest, in KiB, of a process that has loaded a small model of the kind.
 PROGRAM = """
 import sys
@@ -36,6 +39,18 @@ print(before, memory("VmHWM"))
 """
 
 
+def repeat_layer(directory: Path, count: int) -> None:
+    """Give a checkpoint of one layer `count` copies of it, which takes less time than as many random layers."""
+    path = directory / "model.safetensors"
+    tensors, first = load_file(path), "model.layers.0."
+    for name in [name for name in tensors if name.startswith(first)]:
+        suffix = name.removeprefix(first)
+        tensors |= {f"model.layers.{layer}.{suffix}": tensors[name].clone() for layer in range(1, count)}
+    save_file(tensors, path, {"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": count}))
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("llama2", tmp_path_factory.mktemp("small"), dtype=torch.bfloat16)
@@ -44,7 +59,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of some hundred megabytes."""
-    return make_checkpoint("llama2", tmp_path_factory.mktemp("large"), dtype=torch.bfloat16, **SIZES)
+    directory = make_checkpoint("llama2", tmp_path_factory.mktemp("large"), dtype=torch.bfloat16, **SIZES)
+    repeat_layer(directory, NUM_LAYERS)
+    return directory
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")

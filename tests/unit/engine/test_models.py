@@ -65,11 +65,11 @@ def test_chunks_and_decodes_in_any_mixture_give_the_oracles_logits(checkpoint: P
 
 def test_greedy_tokens_equal_the_oracles(checkpoint: Path, oracle: Any) -> None:
     prompts = {"long": random_tokens(70, 11), "short": random_tokens(9, 12), "exact": random_tokens(32, 13)}
-    outputs = PagedModel(checkpoint).greedy(prompts, 64)
+    outputs = PagedModel(checkpoint).greedy(prompts, 32)
     for name, tokens in prompts.items():
         ids = torch.tensor([tokens])
         generated = oracle.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=64, eos_token_id=None
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32, eos_token_id=None
         )
         assert outputs[name] == generated[0, len(tokens) :].tolist()
     # Models stuck on a few tokens would prove little.

@@ -1,8 +1,13 @@
-"""A real engine under a watchdog, which hangs on request: `... CHECKPOINT none|slow|engine|loop`."""
+"""Real engines under a watchdog, which hang on request: `... CHECKPOINT DIRECTORY [none|slow|engine|loop]...`.
+
+Each runs in a fork of this process, which has imported torch for all of them, and writes its output to files.
+"""
 
 import asyncio
+import os
 import sys
 import time
+from pathlib import Path
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -48,4 +53,18 @@ async def main(model: str, what: str) -> None:
     memory.close()
 
 
-asyncio.run(main(*sys.argv[1:]))
+def run_forked(model: str, directory: Path, what: str) -> None:
+    """Write WHAT.stdout, WHAT.stderr and, once the process has ended, its exit code to WHAT.code."""
+    pid = os.fork()
+    if pid == 0:
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(directory / f"{what}.{name}", os.O_WRONLY | os.O_CREAT), descriptor)
+        asyncio.run(main(model, what))
+        sys.exit()
+    _, status = os.waitpid(pid, 0)
+    (directory / f"{what}.code").write_text(str(os.waitstatus_to_exitcode(status)))
+
+
+if __name__ == "__main__":
+    for each in sys.argv[3:]:
+        run_forked(sys.argv[1], Path(sys.argv[2]), each)

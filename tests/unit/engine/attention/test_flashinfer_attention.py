@@ -11,6 +11,7 @@ from baton.engine.attention.flashinfer import FlashInferAttention, is_made_for
 from baton.engine.attention.heads import AttentionHeads
 from baton.engine.attention.paged_sequences import PagedSequences
 from baton.engine.attention.torch_reference import TorchAttention
+from tests.marks import slow_except
 from tests.unit.engine.attention_rig import Chunks, PagedHeads, Sequences, model_config, random_chunks
 from tests.unit.engine.flashinfer_emulation import EMULATION
 
@@ -43,7 +44,7 @@ def check(paged: PagedHeads, chunks: Chunks, seed: int) -> None:
     assert torch.equal(torch.nan_to_num(pool), expected_pool)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", slow_except(range(12), {0, 1, 2, 3}))
 @pytest.mark.parametrize(
     ("heads", "num_parts"),
     [(heads_of(8, 2, 16), 1), (heads_of(8, 4, 16), 2), (heads_of(4, 4, 8), 4), (heads_of(6, 1, 24, 16), 1)],

@@ -1,5 +1,6 @@
 """A token's attention has the same bits however the work is cut."""
 
+import itertools
 import random
 from collections.abc import Iterator
 
@@ -11,11 +12,18 @@ pytest.importorskip("baton.engine.native.paged_attention", reason="attention was
 
 from baton.engine.attention.heads import AttentionHeads
 from baton.engine.native.paged_attention import instruction_sets
+from tests.marks import slow_case
 from tests.unit.engine.attention_rig import Chunks, PagedHeads, Sequences
 
 DTYPES = (torch.float32, torch.bfloat16)
-CASES = [(name, dtype, int8) for name in instruction_sets() for dtype in DTYPES for int8 in (False, True)]
 HEADS = {"grouped": (6, 2, 80, 80), "many": (32, 2, 64, 64), "latent": (5, 1, 72, 56)}
+# Each instruction set has every kind of heads, and so has each type of KV. The other combinations are slow.
+TYPES = itertools.product(instruction_sets(), DTYPES, (False, True))
+CASES = [
+    (kind, *each) if place % len(HEADS) == index else slow_case(kind, *each)
+    for place, each in enumerate(TYPES)
+    for index, kind in enumerate(HEADS)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +53,7 @@ def at_once(sequences: Sequences, seq: int, instructions: str) -> Tensor:
     return sequences.attend(sequences.paged.native(instructions), chunks, sequences.pool({}))
 
 
-@pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.parametrize(("instructions", "dtype", "is_quantised"), CASES)
+@pytest.mark.parametrize(("kind", "instructions", "dtype", "is_quantised"), CASES)
 def test_in_chunks_with_other_sequences_and_threads(
     kind: str, instructions: str, dtype: torch.dtype, is_quantised: bool
 ) -> None:
@@ -69,8 +76,7 @@ def test_in_chunks_with_other_sequences_and_threads(
             done[seq] = places.stop
 
 
-@pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.parametrize(("instructions", "dtype", "is_quantised"), CASES)
+@pytest.mark.parametrize(("kind", "instructions", "dtype", "is_quantised"), CASES)
 def test_a_decode_whose_context_is_divided_among_threads(
     kind: str, instructions: str, dtype: torch.dtype, is_quantised: bool
 ) -> None:

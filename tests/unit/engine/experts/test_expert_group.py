@@ -20,6 +20,7 @@ from baton.engine.outputs import SampledToken
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.marks import slow_case
 from tests.unit.engine.group_rig import CPU, HOST, TIMEOUT_S, Group, Member, Ranks
 
 Outputs = dict[str, list[SampledToken]]
@@ -90,8 +91,9 @@ def alone(model: Path, requests: list[Request], dtype: str, **options: Any) -> O
     return said
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("num_ranks", "dtype"), [(4, "float32"), (2, "bfloat16"), slow_case(2, "float32"), slow_case(4, "bfloat16")]
+)
 def test_logits_equal_one_ranks_bit_for_bit(model: Path, num_ranks: int, dtype: str, groups: Groups) -> None:
     names = [f"rank-{index}" for index in range(num_ranks)]
     counts = dict(zip(names, (5, 1, 2, 0), strict=False))  # the last of four has nothing, the second is soon done

@@ -93,7 +93,7 @@ async def test_the_deadline_releases_places_of_unread_requests(path: Path) -> No
     worker = ScriptedWorker()
     worker.max_model_len, worker.script = 100_000, lambda token_ids, sampling: 300
     async with (
-        running_router(worker, default_timeout_s=1.5) as router,
+        running_router(worker, default_timeout_s=0.4) as router,
         unread_stream(address(router, path), path, max_tokens=24_000, num_choices=2),
     ):
         await until(lambda: len(worker.commands) > 0)
@@ -143,6 +143,19 @@ async def test_a_client_that_reads_nothing_is_aborted(path: Path, monkeypatch: p
         assert await metric(router, "router_unread_bytes") == 0
         if path is not Path.GRPC:  # other calls of its connection go on
             await until_ended(client)
+
+
+async def test_a_stalled_request_is_aborted_at_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.router.admission.unread_output.STALL_S", 0.2)
+    worker = ScriptedWorker()
+    worker.max_model_len, worker.script = 100_000, lambda token_ids, sampling: 300
+    async with (
+        running_router(worker) as router,
+        unread_stream(address(router, Path.PLAIN), Path.PLAIN, max_tokens=50_000, num_choices=1),
+    ):
+        await until(lambda: len(worker.aborted) == 1)
+        await until_idle(router)
+        assert [each["inflight"] for each in (await router.http.get("/workers")).json()["workers"]] == [0]
 
 
 @STREAMS

@@ -1,7 +1,6 @@
 """Requests on the wire, as HTTP clients of all kinds send them."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -195,21 +194,6 @@ async def test_a_path_with_a_query_is_served() -> None:
         )
         assert answer.status_code == 200
         assert answer.json()["choices"][0]["finish_reason"] == "length"
-
-
-async def test_a_client_that_reads_nothing_releases_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.router.admission.unread_output.STALL_S", 0.2)
-    worker = ScriptedWorker()
-    worker.max_model_len, worker.script = 100_000, lambda token_ids, sampling: 300
-    asked = {"prompt": "hello", "max_tokens": 50_000, "stream": True, "logprobs": 20, "return_token_ids": True}
-    async with running_router(worker) as router:
-        host, _, port = router.url.removeprefix("http://").rpartition(":")
-        with socket.create_connection((host, int(port)), DEADLINE_S) as client:
-            client.sendall(request(orjson.dumps(asked)).replace(b"/v1/chat/completions", b"/v1/completions"))
-            await until(lambda: len(worker.aborted) == 1)
-            while (view := (await router.http.get("/workers")).json())["router"]["inflight"]:
-                await asyncio.sleep(0.01)
-            assert [worker["inflight"] for worker in view["workers"]] == [0]
 
 
 async def test_a_stalled_upload_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:

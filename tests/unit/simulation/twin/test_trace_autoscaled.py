@@ -27,6 +27,7 @@ SLO_ = SLO(ttft_s=4.0, tpot_s=0.05)
 NUM_GPUS = 20
 BASE = DeploymentPlan(machine=Machine().with_block_size(granule(Lengths())), start_s=30.0)
 SCALING = ScalingSettings(budget_gpus=NUM_GPUS, slo=SLO_, start_s=30.0)
+BEST_PREFILL = {1.0: 1, 2.0: 5}  # prefill replicas of the best fixed split, by times the trace's rate
 STARTS = [  # times the trace's rate, prefill and decode replicas
     (1.0, 3, 3),
     slow_case((1.0, 8, 2)),  # short of KV
@@ -43,8 +44,9 @@ def steady_requests(rate_scale: float) -> list[TraceRequest]:
 
 @cache
 def best_split(rate_scale: float) -> Outcome:
-    """Return the best fixed split, which has all GPUs from the beginning."""
-    return SplitSearch(BASE, steady_requests(rate_scale), NUM_GPUS, SLO_, max_requests=600).best()
+    """Return the run of the best fixed split, which has all GPUs from the beginning."""
+    prefill = BEST_PREFILL[rate_scale]
+    return simulate(replace(BASE, prefill=prefill, decode=NUM_GPUS - prefill), steady_requests(rate_scale))
 
 
 @pytest.fixture(scope="module", params=STARTS, ids=lambda start: "x{:g} from {}+{}".format(*start))
@@ -84,6 +86,13 @@ def test_as_good_as_the_best_split_for_fewer_gpu_hours(runs: tuple[Outcome, Outc
     assert all(record.num_ends == 1 and record.refusal is None for record in autoscaled.records)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rate_scale", BEST_PREFILL)
+def test_the_search_finds_the_best_split(rate_scale: float) -> None:
+    found = SplitSearch(BASE, steady_requests(rate_scale), NUM_GPUS, SLO_, max_requests=600).best()
+    assert found.sizes == best_split(rate_scale).sizes
+
+
 def test_pools_grow_with_the_load() -> None:
     """From one replica each at four times the trace's rate: requested replicas serve after the time of a start."""
     plan = replace(BASE, prefill=1, decode=1, scaling=SCALING)
@@ -106,22 +115,24 @@ def test_pools_grow_with_the_load() -> None:
     assert grown_pools == {"prefill", "decode"}
 
 
-def test_a_cold_start_near_capacity_is_over_in_minutes() -> None:
-    """The load needs twelve GPUs; four are there at first, and the first outputs to end are short."""
+@pytest.mark.parametrize("num_gpus", [6, slow_case(12)])
+def test_a_cold_start_near_capacity_is_over_in_minutes(num_gpus: int) -> None:
+    """The load needs all GPUs; a third of them are there at first, and the first outputs to end are short."""
     random = Random(7)
     due_s, requests = 0.0, list[TraceRequest]()
-    while (due_s := due_s + random.expovariate(14.0)) < 300.0:
+    while (due_s := due_s + random.expovariate(14.0 / 12 * num_gpus)) < 300.0:
         prompt, output = 1 + int(random.expovariate(1 / 6000)), 1 + int(random.expovariate(1 / 400))
         requests.append(TraceRequest(due_s, prompt, output, b""))
-    plan = replace(BASE, prefill=2, decode=2, scaling=replace(SCALING, budget_gpus=12))
+    first = num_gpus // 6
+    plan = replace(BASE, prefill=first, decode=first, scaling=replace(SCALING, budget_gpus=num_gpus))
     outcome = simulate(plan, requests)
-    assert outcome.most_gpus == 12
+    assert outcome.most_gpus == num_gpus
     assert outcome.num_good(SLO_) > 0.45 * len(requests)  # nearly all of the second half
     late = [record for record in outcome.records if record.due_s > 250.0]
     assert sum(record.is_good(SLO_) for record in late) > 0.95 * len(late)
     granted = [each for each in outcome.sizes if each.since_s < 30.0][-1]
-    assert sum(granted.gpus.both()) >= 10  # most of them within half a minute
-    assert min(granted.gpus.both()) >= 3  # neither pool takes all of them
+    assert sum(granted.gpus.both()) >= num_gpus * 5 // 6  # most of them within half a minute
+    assert min(granted.gpus.both()) >= num_gpus / 4  # neither pool takes all of them
 
 
 def test_requests_without_a_place_in_the_batch_count_as_waiting() -> None:
