@@ -125,7 +125,7 @@ class ResumingStream:
         if (error := _error_of(event)) is not None and self._is_retryable_event(error):
             self._error_text = str(error.get("message") or error)
             return []
-        if event.id is None and (finished := _finished_choices(event)) and finished <= self._finished:
+        if event.id is None and (finished := _finished_completions(event)) and finished <= self._finished:
             return []  # a repeated finish reason, without text
         self._held.append(event)
         self.is_over = error is not None or event.data == DONE
@@ -134,7 +134,7 @@ class ResumingStream:
         self._position = event.id or self._position
         self._outage.end()
         held, self._held = self._held, []
-        self._finished.update(*map(_finished_choices, held))
+        self._finished.update(*map(_finished_completions, held))
         return [each.raw for each in held]
 
     def _is_retryable_event(self, error: dict[str, Any]) -> bool:
@@ -193,7 +193,7 @@ def _code_of(response: httpx.Response) -> object:
         return None
 
 
-def _finished_choices(event: Event) -> set[int]:
+def _finished_completions(event: Event) -> set[int]:
     if event.data is None or not FINISH.search(event.data):
         return set()
     return {int(choice["index"]) for choice in json.loads(event.data)["choices"] if choice["finish_reason"]}

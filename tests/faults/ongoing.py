@@ -65,7 +65,7 @@ async def leave_streams_unread(cluster: Cluster, rng: random.Random) -> None:
         for path in Path:
             router = rng.choice(cluster.routers)
             address = router.grpc_address if path is Path.GRPC else router.address
-            await stack.enter_async_context(unread_stream(address, path, NUM_UNREAD_TOKENS, num_choices=2))
+            await stack.enter_async_context(unread_stream(address, path, NUM_UNREAD_TOKENS, num_completions=2))
         await asyncio.sleep(UNREAD_S)
 
 

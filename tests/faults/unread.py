@@ -14,7 +14,7 @@ import orjson
 
 from baton.protos.router_pb2 import GenerateRequest
 
-NUM_CHOICES = 128
+NUM_COMPLETIONS = 128
 RECEIVE_BYTES = 4096  # of the kernel's buffer, so that the kernel receives little for the client
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, SETTINGS, WINDOW_UPDATE = 0, 1, 4, 8
@@ -36,7 +36,7 @@ class Path(Enum):
 
 @asynccontextmanager
 async def unread_stream(
-    address: str, path: Path, max_tokens: int, num_choices: int = NUM_CHOICES, **headers: str
+    address: str, path: Path, max_tokens: int, num_completions: int = NUM_COMPLETIONS, **headers: str
 ) -> AsyncIterator[socket.socket]:
     """Send one request to host:port of the HTTP or gRPC server without reading; yield the connection."""
     host, _, port = address.rpartition(":")
@@ -45,10 +45,10 @@ async def unread_stream(
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         client.setblocking(False)
         await loop.sock_connect(client, (host, int(port)))
-        await loop.sock_sendall(client, _request(path, max_tokens, num_choices, headers))
+        await loop.sock_sendall(client, _request(path, max_tokens, num_completions, headers))
         if path is Path.EXPECT:
             assert (await loop.sock_recv(client, 64)).startswith(b"HTTP/1.1 100 ")
-            await loop.sock_sendall(client, _body(path, max_tokens, num_choices))
+            await loop.sock_sendall(client, _body(path, max_tokens, num_completions))
         yield client
 
 
@@ -61,7 +61,7 @@ async def unread_streams(
         yield
         return
     async with (
-        unread_stream(address, path, max_tokens, NUM_CHOICES, **headers),
+        unread_stream(address, path, max_tokens, NUM_COMPLETIONS, **headers),
         unread_streams(address, path, max_tokens, num_requests - 1, **headers),
     ):
         yield
@@ -73,10 +73,10 @@ def open_windows() -> bytes:
     return settings + _frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", OPEN_BYTES))
 
 
-def _request(path: Path, max_tokens: int, num_choices: int, headers: dict[str, str]) -> bytes:
+def _request(path: Path, max_tokens: int, num_completions: int, headers: dict[str, str]) -> bytes:
     if path is Path.GRPC:
-        return _grpc_request(max_tokens, num_choices, headers)
-    body = _body(path, max_tokens, num_choices)
+        return _grpc_request(max_tokens, num_completions, headers)
+    body = _body(path, max_tokens, num_completions)
     lines = [f"POST /v1/completions{'?x' if path is Path.QUERY else ''} HTTP/1.1", "host: x"]
     lines += ["content-type: application/json", f"content-length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -85,12 +85,12 @@ def _request(path: Path, max_tokens: int, num_choices: int, headers: dict[str, s
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def _body(path: Path, max_tokens: int, num_choices: int) -> bytes:
+def _body(path: Path, max_tokens: int, num_completions: int) -> bytes:
     return orjson.dumps(
         {
             "prompt": "hello",
             "max_tokens": max_tokens,
-            "n": num_choices,
+            "n": num_completions,
             "stream": path is not Path.WHOLE,
             "ignore_eos": True,
             "return_token_ids": True,
@@ -99,9 +99,9 @@ def _body(path: Path, max_tokens: int, num_choices: int) -> bytes:
     )
 
 
-def _grpc_request(max_tokens: int, num_choices: int, headers: dict[str, str]) -> bytes:
+def _grpc_request(max_tokens: int, num_completions: int, headers: dict[str, str]) -> bytes:
     """Return the HTTP/2 frames of a call whose client never opens its flow-control window."""
-    message = GenerateRequest(text="hello", n=num_choices)
+    message = GenerateRequest(text="hello", n=num_completions)
     message.sampling.max_tokens = max_tokens
     message.sampling.ignore_eos = True
     message.sampling.logprobs = 20

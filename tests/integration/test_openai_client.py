@@ -65,7 +65,7 @@ async def test_a_long_prompt_is_handed_over_and_the_headers_say_so(api: openai.A
     assert again.headers["x-baton-handed-over-tokens"] == "0"
 
 
-async def test_choices_differ_and_seeds_repeat(api: openai.AsyncOpenAI) -> None:
+async def test_completions_differ_and_seeds_repeat(api: openai.AsyncOpenAI) -> None:
     options = {"model": MODEL, "prompt": LONG_PROMPT, "max_tokens": 24, "temperature": 1.0, "n": 3, "seed": 11}
     first = await api.completions.create(**options)  # type: ignore[call-overload]
     second = await api.completions.create(**options)  # type: ignore[call-overload]

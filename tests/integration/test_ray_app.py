@@ -21,7 +21,7 @@ from tests.integration.workers_view import wait_idle, workers
 pytestmark = pytest.mark.slow
 
 # Completions, and tokens of each: nearly the maximum of the model, so that the request takes long.
-NUM_CHOICES, NUM_LONG = 8, 3900
+NUM_COMPLETIONS, NUM_LONG = 8, 3900
 LONG_PROMPT = "Return the names of all files in a directory, and of those below it. " * 12
 
 
@@ -73,10 +73,10 @@ async def ended_by_its_client(app: RayApplication) -> AsyncIterator[dict[str, ob
     The router also drops clients that do not read, but only after this check.
     """
     before = await num_generated(app)
-    yield {**BODY, "max_tokens": NUM_LONG, "n": NUM_CHOICES}
+    yield {**BODY, "max_tokens": NUM_LONG, "n": NUM_COMPLETIONS}
     async with asyncio.timeout(STALL_S - 1):
         await wait_idle(app.router_url)
-    assert await num_generated(app) - before < NUM_CHOICES * NUM_LONG / 2
+    assert await num_generated(app) - before < NUM_COMPLETIONS * NUM_LONG / 2
 
 
 async def wait_running(app: RayApplication) -> None:
@@ -101,7 +101,7 @@ async def test_ray_serves_http_server_streams_and_cancels_with_the_client(app: R
         tokens = tokens_of(response)  # kept referenced, or the connection would be closed
         await anext(tokens)
         await wait_running(app)
-        for _ in range(NUM_CHOICES):
+        for _ in range(NUM_COMPLETIONS):
             await anext(tokens)
 
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 class Read:
     """The contents that a client has read from a stream."""
 
-    roles: dict[int, int] = field(default_factory=dict)  # how often each choice started
+    roles: dict[int, int] = field(default_factory=dict)  # how often each completion started
     texts: dict[int, str] = field(default_factory=dict)
     ends: dict[int, list[str]] = field(default_factory=dict)
     logprobs: list[Any] = field(default_factory=list)

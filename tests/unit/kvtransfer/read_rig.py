@@ -11,7 +11,8 @@ from torch import Tensor
 
 from baton.kvtransfer.base import PoolIdentity
 from baton.kvtransfer.transfers import Transfer
-from tests.unit.kvtransfer.kv_peers import BACKENDS, PROCESS_BACKENDS, Cluster, Peer
+from tests.marks import slow_case
+from tests.unit.kvtransfer.kv_peers import PROCESS_BACKENDS, VARIANTS, Cluster, Peer
 
 SHAPE = (64, 8192)  # blocks of 64 KiB
 LARGE_SHAPE = (64, 131072)  # blocks of 1 MiB: several steps of every transport
@@ -89,5 +90,6 @@ def lists(rng: random.Random, num_blocks: int, count: int) -> tuple[list[int], l
     return rng.sample(range(num_blocks), count), rng.sample(range(num_blocks), count)
 
 
-every_backend = pytest.mark.parametrize("backend", BACKENDS)
-every_process_backend = pytest.mark.parametrize("backend", PROCESS_BACKENDS)
+slow_variants = tuple(map(slow_case, VARIANTS))
+every_backend = pytest.mark.parametrize("backend", ["in_memory", *PROCESS_BACKENDS, *slow_variants])
+every_process_backend = pytest.mark.parametrize("backend", [*PROCESS_BACKENDS, *slow_variants])

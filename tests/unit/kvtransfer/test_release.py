@@ -18,7 +18,8 @@ from tests.unit.kvtransfer.kv_peers import Cluster
 from tests.unit.kvtransfer.read_rig import LARGE_SHAPE, PATIENCE_S, every_backend, every_process_backend, until
 
 BLOCKS = list(range(64))
-CONNECT_DEADLINE_S = 1.0
+CONNECT_DEADLINE_S = 10.0  # longer than any connection takes on a busy machine
+SHORT_DEADLINE_S = 1.0  # for connections that must time out
 
 Life = Callable[[Cluster], Awaitable[None]]
 
@@ -37,9 +38,9 @@ def num_mapped_pools() -> int:
     return sum("memfd:baton-kv-pool" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-def new_cluster(backend: str) -> Cluster:
+def new_cluster(backend: str, connect_deadline_s: float) -> Cluster:
     """Create the local side."""
-    return Cluster(backend, PoolIdentity(uuid.uuid4().hex, "model"), LARGE_SHAPE, CONNECT_DEADLINE_S)
+    return Cluster(backend, PoolIdentity(uuid.uuid4().hex, "model"), LARGE_SHAPE, connect_deadline_s)
 
 
 async def stays_unused(cluster: Cluster) -> None:
@@ -120,7 +121,7 @@ LIVES = (stays_unused, reads, is_refused, loses_the_peer, waits_in_vain, is_canc
 
 async def live(backend: str, life: Life) -> "weakref.ref[Tensor]":
     """Run a transport from creation to close; return a weak reference to its pool."""
-    cluster = new_cluster(backend)
+    cluster = new_cluster(backend, SHORT_DEADLINE_S if life is waits_in_vain else CONNECT_DEADLINE_S)
     pool = weakref.ref(cluster.pool)
     try:
         await life(cluster)

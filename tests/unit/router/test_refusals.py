@@ -20,7 +20,7 @@ async def test_a_full_queue_responds_with_retry_after() -> None:
     rig.now_s = 10.0
     rig.end("r0")
     await settle()
-    with overloaded("try again in 31 s") as seen:  # one choice in 10 s, and two at once: 0.16 a second, for 3 + 2
+    with overloaded("try again in 31 s") as seen:  # one completion in 10 s, and two at once: 0.16 a second, for 3 + 2
         await rig.send("too many", 2)
     assert seen == [31]
     assert rig.refusals() == {"queue_full": 2}
@@ -65,7 +65,7 @@ async def test_a_flood_is_displaced_by_another_key() -> None:
 async def test_a_request_that_would_miss_its_deadline_is_rejected_at_once() -> None:
     rig = Rig(max_inflight=1)
     tasks = [rig.send(str(place)) for place in range(20)]
-    for place in range(10):  # one choice takes 2 s, and ten are to come; an end just counted makes it a little less
+    for place in range(10):  # one completion takes 2 s, and ten are to come; an end just counted makes it a little less
         await settle()
         rig.now_s += 2.0
         rig.end(str(place))

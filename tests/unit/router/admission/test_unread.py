@@ -10,7 +10,7 @@ from baton.protos import worker_pb2
 from baton.router import app
 from baton.router.config import RouterConfig
 from baton.router.http import server as http_server
-from tests.faults.unread import NUM_CHOICES, Path, open_windows, unread_stream, unread_streams
+from tests.faults.unread import NUM_COMPLETIONS, Path, open_windows, unread_stream, unread_streams
 from tests.unit.router.running_router import DEADLINE_S, RunningRouter, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
 
@@ -76,11 +76,13 @@ async def until_idle(router: RunningRouter) -> None:
 async def test_clients_that_do_not_read_block_no_other_request(path: Path) -> None:
     worker = quick_worker()
     async with (
-        running_router(worker, max_inflight=2 * NUM_CHOICES) as router,
+        running_router(worker, max_inflight=2 * NUM_COMPLETIONS) as router,
         unread_streams(address(router, path), path, NUM_TOKENS),
     ):
-        await until(lambda: len(worker.commands) == 2 * NUM_CHOICES)
-        answer = await router.http.post("/v1/completions", json={"prompt": "hello", "n": NUM_CHOICES, "max_tokens": 2})
+        await until(lambda: len(worker.commands) == 2 * NUM_COMPLETIONS)
+        answer = await router.http.post(
+            "/v1/completions", json={"prompt": "hello", "n": NUM_COMPLETIONS, "max_tokens": 2}
+        )
         assert answer.status_code == 200
         await until_idle(router)
         assert await metric(router, "router_unread_bytes") > 0
@@ -94,7 +96,7 @@ async def test_the_deadline_releases_places_of_unread_requests(path: Path) -> No
     worker.max_model_len, worker.script = 100_000, lambda token_ids, sampling: 300
     async with (
         running_router(worker, default_timeout_s=0.4) as router,
-        unread_stream(address(router, path), path, max_tokens=24_000, num_choices=2),
+        unread_stream(address(router, path), path, max_tokens=24_000, num_completions=2),
     ):
         await until(lambda: len(worker.commands) > 0)
         await until(lambda: len(worker.aborted) == len(worker.commands))
@@ -151,7 +153,7 @@ async def test_a_stalled_request_is_aborted_at_its_worker(monkeypatch: pytest.Mo
     worker.max_model_len, worker.script = 100_000, lambda token_ids, sampling: 300
     async with (
         running_router(worker) as router,
-        unread_stream(address(router, Path.PLAIN), Path.PLAIN, max_tokens=50_000, num_choices=1),
+        unread_stream(address(router, Path.PLAIN), Path.PLAIN, max_tokens=50_000, num_completions=1),
     ):
         await until(lambda: len(worker.aborted) == 1)
         await until_idle(router)

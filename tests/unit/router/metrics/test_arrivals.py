@@ -12,7 +12,7 @@ from baton.router.metrics.traffic import Arrivals, SlidingWindow
 from tests.unit.router.admission_rig import Rig, overloaded, settle
 
 WINDOW_S = 60
-EVENTS = st.lists(st.tuples(st.floats(0, 90), st.integers(1, 4)), max_size=60)  # pause before it, choices
+EVENTS = st.lists(st.tuples(st.floats(0, 90), st.integers(1, 4)), max_size=60)  # pause before it, completions
 
 
 class Clock:

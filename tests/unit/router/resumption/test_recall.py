@@ -23,7 +23,7 @@ from baton.router.workers.pool import WorkerPool
 
 REQUEST = GenerationRequest(request_id="r", prompt=(), sampling=SamplingParams(), n=2)
 GENERATION = Generation(REQUEST, [1], SamplingParams())
-NUM_AHEAD = 1000  # tokens of a choice before the other one has any
+NUM_AHEAD = 1000  # tokens of a completion before the other one has any
 
 
 async def _news(num_seen: Sequence[int]) -> AsyncGenerator[CompletionDelta, None]:

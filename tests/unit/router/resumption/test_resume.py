@@ -196,7 +196,7 @@ async def test_a_request_that_runs_is_cancelled_with_its_comments() -> None:
         await until(lambda: len(worker.aborted) == 1)
 
 
-async def test_a_choice_that_begins_late_has_the_logprobs_of_its_prompt() -> None:
+async def test_a_completion_that_begins_late_has_the_logprobs_of_its_prompt() -> None:
     body = {**BODY, "prompt": [BODY["prompt"], "A dog"], "n": 2, "echo": True, "logprobs": 1}
     async with running_router(ScriptedWorker()) as router:
         first = await router.http.post("/v1/completions", json=body, headers=FIRST)

@@ -105,7 +105,7 @@ def test_pieces_are_released_as_by_the_definition(alphabet: str, include: bool) 
         parts = [text(3) or "a" for _ in range(2)]  # stop strings of the same parts overlap
         stops = ["".join(rng.choices(parts, k=rng.randint(1, 4))) for _ in range(rng.randint(1, 4))]
         shared = [StopString(each) for each in stops]
-        for _ in range(3):  # choices of a request
+        for _ in range(3):  # completions of a request
             matcher, slow = StopMatcher(shared, include), SlowMatcher(stops, include)
             for _ in range(rng.randint(1, 12)):
                 piece, check = rng.choice([*parts, text(6)]), rng.random() < 0.8
