@@ -151,6 +151,7 @@ class Launcher:
         """`path`: of the server's socket. `is_nested`: this process was forked itself."""
         self._path = path
         self._is_nested = is_nested
+        self._imported_env = _imported_env(os.environ)
 
     async def __call__(self, *argv: str, **options: Any) -> Process:
         """Start a process."""
@@ -178,7 +179,7 @@ class Launcher:
         in_our_session = not options.get("start_new_session")
         if options.get("stdin") == PIPE or (self._is_nested and in_our_session):
             return False
-        return _imported_env(options.get("env") or os.environ) == _imported_env(os.environ)
+        return _imported_env(options.get("env") or os.environ) == self._imported_env
 
 
 def _open_null(stack: contextlib.ExitStack, mode: int) -> int:

@@ -18,8 +18,6 @@ from tests.integration.simulated_process import simulated
 from tests.redis_server import redis_server
 from tests.unit.router.api_keys import TestKeys, bearer
 
-pytestmark = pytest.mark.usefixtures("spawned_processes")
-
 CHAT = "/v1/chat/completions"
 PRIVATE = "the-private-thing"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": PRIVATE}], "max_tokens": 4, "cache_salt": PRIVATE}
@@ -108,6 +106,7 @@ async def _until_logged(router: RouterProcess, client: httpx.AsyncClient, key: s
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.usefixtures("spawned_processes")  # it reads command lines
 async def test_processes_that_share_a_port_use_the_environments_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +128,7 @@ async def test_processes_that_share_a_port_use_the_environments_key(
     assert "sk-" not in router.log()
 
 
+@pytest.mark.usefixtures("spawned_processes")  # it reads command lines
 async def test_a_registrys_password_is_not_disclosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with redis_server(tmp_path / "redis") as redis:
         monkeypatch.setenv("BATON_REGISTRY", redis.url.replace("redis://", "redis://:hunter2@"))  # it needs none

@@ -28,8 +28,6 @@ from baton.simulation.workers.worker_config import SimulatedWorkerConfig
 from tests.integration.completion_load import PROMPT_TOKENS, complete, completion_load
 from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_router, wait_workers
 
-pytestmark = pytest.mark.usefixtures("spawned_processes")
-
 SPEC = WorkerSpec(step_s=0.002, prefill_tokens_per_s=1e6)
 ROLES: tuple[Role, ...] = ("prefill", "decode", "decode")
 
@@ -67,19 +65,19 @@ async def samples(client: httpx.AsyncClient, name: str) -> dict[str, float]:
     return {sample.labels["process"]: sample.value for sample in found}
 
 
-def processes(router: RouterProcess) -> list[psutil.Process]:
+async def processes(router: RouterProcess) -> list[psutil.Process]:
     """Return the serving processes, ordered by number."""
-
-    def number(process: psutil.Process) -> str:
-        return next(word for word in process.cmdline() if word.startswith("--process="))
-
-    return sorted(psutil.Process(router.child.pid).children(), key=number)
+    async with router.client() as client:
+        rows = (await client.get("/workers")).json()["processes"]
+    return [psutil.Process(each["pid"]) for each in sorted(rows, key=lambda each: str(each["name"]))]
 
 
-def group_dir(router: RouterProcess) -> Path:
+async def group_dir(router: RouterProcess) -> Path:
     """Return the directory of the processes' sockets."""
-    words = processes(router)[0].cmdline()
-    return Path(next(word for word in words if word.startswith("--group-dir=")).partition("=")[2])
+    process, *_ = await processes(router)
+    paths = [Path(each.laddr) for each in process.net_connections("unix") if each.laddr]
+    [directory] = {path.parent for path in paths if path.suffix == ".sock"}
+    return directory
 
 
 def runs(process: psutil.Process) -> bool:
@@ -127,7 +125,7 @@ async def test_a_process_that_dies_breaks_only_its_own_connections(tmp_path: Pat
         await complete(lost, 0)
         async with completion_load(*survivors) as load:
             await load.more(5)
-            first, _ = processes(router)
+            first, _ = await processes(router)
             os.kill(first.pid, signal.SIGKILL)
             await wait_gone(first)
             assert (await samples(watcher, "baton:router_process_up"))["0"] == 0
@@ -150,7 +148,7 @@ async def test_a_terminated_process_hands_its_clients_over(tmp_path: Path) -> No
         request = asyncio.create_task(complete(asking, 0, max_tokens=100))
         while (await samples(watcher, "baton:router_inflight"))["0"] != 1:
             await asyncio.sleep(0.01)
-        leaving, _ = processes(router)
+        leaving, _ = await processes(router)
         leaving.terminate()
         assert (await request).headers["connection"] == "close"
         await wait_gone(leaving)
@@ -187,7 +185,7 @@ async def test_a_terminated_process_leaves_new_calls_to_the_others(tmp_path: Pat
             async with asyncio.timeout(20):
                 while sum((await samples(watcher, "baton:router_inflight")).values()) < len(calls):
                     await asyncio.sleep(0.01)
-        leaving, _ = processes(router)
+        leaving, _ = await processes(router)
         assert listens(leaving)
         leaving.terminate()
         async with asyncio.timeout(20):
@@ -201,10 +199,10 @@ async def test_a_terminated_process_leaves_new_calls_to_the_others(tmp_path: Pat
 
 async def test_shutdown_lets_requests_finish_and_leaves_nothing(tmp_path: Path) -> None:
     async with group(tmp_path, WorkerSpec(step_s=0.02)) as router, AsyncExitStack() as stack:
-        directory = group_dir(router)
+        directory = await group_dir(router)
         assert directory.stat().st_mode & 0o777 == 0o700
         clients = [await client_of(router, process, stack) for process in (0, 1)]
-        serving = processes(router)
+        serving = await processes(router)
         requests = [asyncio.create_task(complete(client, 0, max_tokens=100)) for client in clients]
         async with router.client() as watcher:
             while sum((await samples(watcher, "baton:router_inflight")).values()) < len(requests):
@@ -217,9 +215,9 @@ async def test_shutdown_lets_requests_finish_and_leaves_nothing(tmp_path: Path) 
 
 async def test_processes_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     async with group(tmp_path) as router:
-        serving = processes(router)
+        serving = await processes(router)
         assert len(serving) == 2
-        directory = group_dir(router)
+        directory = await group_dir(router)
         await router.kill()
         await wait_gone(*serving)
         (directory / STATES_FILE).unlink()  # the parent's file
@@ -248,5 +246,5 @@ async def test_the_processes_connect_even_if_temporary_paths_are_too_long_for_so
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     async with group(tmp_path) as router, router.client() as client:
-        assert group_dir(router).parent == Path("/tmp")
+        assert (await group_dir(router)).parent == Path("/tmp")
         assert set(await samples(client, "baton:router_process_up")) == {"0", "1"}

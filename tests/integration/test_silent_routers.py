@@ -16,8 +16,6 @@ from tests.integration.completion_load import complete, completion_load
 from tests.integration.router_process import RouterProcess, wait_workers
 from tests.integration.test_router_processes import ROLES, SPEC, client_of, group, processes, wait_gone
 
-pytestmark = pytest.mark.usefixtures("spawned_processes")
-
 NUM_CONNECTIONS = 30
 # Blocks the event loop as a bug might.
 STALL_ON_SIGNAL = "import signal, time\nsignal.signal(signal.SIGUSR1, lambda *_: time.sleep(3600))\n"
@@ -48,26 +46,26 @@ async def assert_is_replaced(router: RouterProcess, stack: AsyncExitStack, silen
 
 async def test_a_stopped_process_is_replaced(tmp_path: Path) -> None:
     async with group(tmp_path, SPEC, "--heartbeat-timeout-s=1") as router, AsyncExitStack() as stack:
-        first, second = processes(router)
+        first, second = await processes(router)
         os.kill(first.pid, signal.SIGSTOP)
         await assert_is_replaced(router, stack, first)
-        assert second in processes(router)
+        assert second in await processes(router)
 
 
 async def test_a_process_whose_event_loop_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(STALL_ON_SIGNAL)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     async with group(tmp_path, SPEC, "--heartbeat-timeout-s=1") as router, AsyncExitStack() as stack:
-        first, second = processes(router)
+        first, second = await processes(router)
         os.kill(first.pid, signal.SIGUSR1)
         await assert_is_replaced(router, stack, first)
-        assert second in processes(router)
+        assert second in await processes(router)
         assert "most recent call first" in router.log(), "its stacks say where it stood"
 
 
 async def test_busy_processes_are_not_replaced(tmp_path: Path) -> None:
     async with group(tmp_path, SPEC, f"--heartbeat-timeout-s={BUSY_TIMEOUT_S}") as router:
-        before = processes(router)
+        before = await processes(router)
         burn = (sys.executable, "-c", "while True: pass")
         burners = [await asyncio.create_subprocess_exec(*burn) for _ in range(2 * (os.cpu_count() or 1))]
         try:
@@ -81,5 +79,5 @@ async def test_busy_processes_are_not_replaced(tmp_path: Path) -> None:
             for burner in burners:
                 burner.kill()
                 await burner.wait()
-        assert processes(router) == before
+        assert await processes(router) == before
     assert "was killed" not in router.log()
