@@ -1,6 +1,7 @@
 """gRPC server reflection: clients such as grpcurl list and call the services without their .proto files."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, text_format
@@ -24,6 +25,7 @@ def enable_reflection(server: grpc.aio.Server, names: Sequence[str]) -> None:
     server.add_generic_rpc_handlers((handlers,))
 
 
+@cache
 def _describe_v1() -> None:
     """Register the description of v1, which grpcio-reflection lacks: v1alpha's, renamed."""
     file = descriptor_pb2.FileDescriptorProto()
@@ -31,4 +33,4 @@ def _describe_v1() -> None:
     file.ClearField("options")
     text = text_format.MessageToString(file)
     v1 = text_format.Parse(text.replace("v1alpha", "v1"), descriptor_pb2.FileDescriptorProto())
-    descriptor_pool.Default().AddSerializedFile(v1.SerializeToString())  # no-op the second time
+    descriptor_pool.Default().AddSerializedFile(v1.SerializeToString())

@@ -31,7 +31,7 @@ class RouterRig:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._stack = AsyncExitStack()
         self.router: RouterProcess = self.run(self._start(directory))
-        self.http = httpx.Client(base_url=self.router.url, timeout=20, trust_env=False)
+        self.http = httpx.Client(base_url=self.router.url, timeout=20, trust_env=False, verify=False)
         self.expected = self.complete()
         self._process = psutil.Process(self.router.child.pid)
         self._num_bytes = self._process.memory_info().rss

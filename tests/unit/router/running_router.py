@@ -62,7 +62,7 @@ async def running_router(*workers: ScriptedWorker, **options: object) -> AsyncIt
     url = f"http://{ready['address']}"
     try:
         async with (
-            httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, trust_env=False) as http,
+            httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, trust_env=False, verify=False) as http,
             AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http_client()) as openai,
         ):
             if workers:
@@ -77,8 +77,8 @@ async def running_router(*workers: ScriptedWorker, **options: object) -> AsyncIt
 
 
 def http_client() -> httpx.AsyncClient:
-    """Return a client that ignores the machine's proxies."""
-    return httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False)
+    """Return a client that ignores the machine's proxies, and reads no certificates, which takes 20 ms."""
+    return httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False, verify=False)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -17,7 +17,7 @@ BODY = {"prompt": "The cat sat on the mat", "max_tokens": 12}
 
 async def is_refused(url: str) -> bool:
     """Return whether no process listens at the address."""
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
         try:
             await client.get("/ready")
         except httpx.ConnectError:
@@ -31,7 +31,7 @@ async def test_connected_clients_are_served_and_new_connections_go_elsewhere() -
     limits = httpx.Limits(max_connections=1)
     async with (
         running_router(worker) as router,
-        httpx.AsyncClient(base_url=router.url, timeout=20, limits=limits, trust_env=False) as client,
+        httpx.AsyncClient(base_url=router.url, timeout=20, limits=limits, trust_env=False, verify=False) as client,
     ):
         assert (await client.get("/health")).status_code == 200
         request = asyncio.create_task(router.http.post("/v1/completions", json=BODY))

@@ -211,7 +211,7 @@ async def test_a_disconnect_cancels_the_request(stream: bool, num_completions: i
     worker.max_model_len = 10**6
     async with running_router(worker) as router:
         body = {**BODY, "stream": stream, "max_tokens": 10**5, "n": num_completions, "return_token_ids": False}
-        async with httpx.AsyncClient(base_url=router.url, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=router.url, trust_env=False, verify=False) as client:
             request = asyncio.create_task(client.post("/v1/completions", json=body))
             await until(lambda: len(worker.commands) == num_completions)
             request.cancel()

@@ -158,7 +158,7 @@ async def test_a_waiting_client_that_disconnects_leaves_the_queue() -> None:
     async with running_router(worker, max_inflight=1) as router:
         first = post(router)
         await until(lambda: len(worker.commands) == 1)
-        async with httpx.AsyncClient(base_url=router.url, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=router.url, trust_env=False, verify=False) as client:
             second = asyncio.create_task(client.post("/v1/completions", json=BODY))
             await wait_metric(router, "router_waiting", 1)
             second.cancel()

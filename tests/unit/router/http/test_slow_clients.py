@@ -27,7 +27,7 @@ from baton.router.http.server import HttpServer
 NUM_BYTES = 24 << 20  # more than the kernel buffers
 NUM_EVENTS = 12
 SHORT_S = 0.2
-SLOW_S = 2.0  # longer than a connection without a request is kept, and then than one that takes nothing
+SLOW_S = 1.4  # longer than a connection without a request is kept, and then than one that takes nothing
 DEADLINE_S = 20.0
 PAGE = b"GET /page HTTP/1.1\r\nhost: x\r\n%b\r\n"
 REQUEST = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n%b\r\n{}"

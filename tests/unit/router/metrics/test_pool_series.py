@@ -2,11 +2,13 @@
 
 from contextlib import AsyncExitStack
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.membership.registry.memory import MemoryRegistry
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
 from baton.router.metrics.pool_series import PoolSeries
+from baton.router.workers import connection
 from baton.router.workers.connection import ConnectionState
 from tests.unit.router.pools import MODEL_NAME, ready, running_pool
 from tests.unit.router.running_router import until
@@ -71,15 +73,16 @@ async def test_a_worker_that_dies_is_lost_and_one_that_drained_is_not() -> None:
         assert lost(registry, "prefill") == 0
 
 
-async def test_losses_outlive_their_connection() -> None:
+async def test_losses_outlive_their_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "GIVE_UP_S", 0.5)
     worker, registry = ScriptedWorker(), CollectorRegistry()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(worker.stop)
         pool = await stack.enter_async_context(running_pool(MemoryRegistry([await worker.start()])))
         registry.register(PoolSeries(pool, MODEL_NAME))
         await until(lambda: ready(pool) == {worker.address})
-        [connection] = pool.connections
-        connection.mark_listed(False)  # as when its lease ended
+        [only] = pool.connections
+        only.mark_listed(False)  # as when its lease ended
         await worker.stop()
-        await until(lambda: pool.connections == [])  # after some seconds out of reach
+        await until(lambda: pool.connections == [])
         assert lost(registry, "decode") == 1
