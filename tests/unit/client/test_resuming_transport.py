@@ -33,7 +33,8 @@ NUM_AT_ONCE = 64
 
 
 def _client(url: str, **options: object) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url, transport=AsyncResumingTransport(**options), timeout=20)  # type: ignore[arg-type]
+    inner = httpx.AsyncHTTPTransport(verify=False)  # reads no certificates, which takes 20 ms
+    return httpx.AsyncClient(base_url=url, transport=AsyncResumingTransport(inner, **options), timeout=20)  # type: ignore[arg-type]
 
 
 async def _read(router: ScriptedRouter, **options: object) -> bytes:

@@ -193,7 +193,10 @@ async def test_a_client_that_disconnects_in_mid_stream_ends_the_request() -> Non
     held = HeldStream()
     async with asyncio.timeout(END_S), forwarding(held) as app, listening(app) as url:
         held.first.set()
-        async with httpx.AsyncClient(trust_env=False, verify=False) as client, client.stream("POST", url, content=b"x") as answer:
+        async with (
+            httpx.AsyncClient(trust_env=False, verify=False) as client,
+            client.stream("POST", url, content=b"x") as answer,
+        ):
             body = answer.aiter_raw()
             assert await anext(body) == b"first"
             assert not held.left.is_set()

@@ -18,11 +18,9 @@ from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import EngineError, GroupBroken, UnsupportedModel
-from baton.engine.execution.batch import pack, unpack
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.layers.expert_reader import ExpertNames, ExpertReader
 from baton.engine.loop import EngineLoop
-from baton.engine.parallel.tensor_parallel import FIRST_NUMBERS, MIN_SPLIT_BYTES, TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
@@ -30,7 +28,7 @@ from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.marks import slow_case, slow_except
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.group_rig import Group, Member
-from tests.unit.engine.tensor_rig import TIMEOUT_S, TensorRig, on_all_ranks
+from tests.unit.engine.tensor_rig import TIMEOUT_S, TensorRig
 
 ATOL = 1e-4  # logits have a standard deviation of about 1.2
 MODELS = ("llama3", "llama-biased", "qwen2", "qwen3", "mixtral", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3")
@@ -169,57 +167,6 @@ def test_bfloat16_is_about_as_exact_as_on_one_rank(llama3: Path, rigs: Rigs) -> 
     four = rig.call(lambda _: mixed_steps(led))
     errors = [torch.cat([logits[name] - exact[name] for name in exact]).abs().median() for logits in (one, four)]
     assert errors[1] < 1.3 * errors[0]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_are_added_in_the_order_of_ranks(size: int, dtype: torch.dtype) -> None:
-    """On all ranks, whether they exchange all they have (few rows) or each adds some rows; row by row the same bits."""
-    shapes = [(1, 8), (3, 64), (700, 256), (3, 65536), (0, 64)]
-
-    def part(rank: int, rows: int, width: int) -> Tensor:
-        return torch.randn(rows, width, generator=torch.Generator().manual_seed(rank)).to(dtype)
-
-    def all_sums(tensor: TensorGroup) -> list[Tensor]:
-        return [tensor.sum(part(tensor.shard.rank, *shape)) for shape in shapes]
-
-    assert 700 * 256 * dtype.itemsize > MIN_SPLIT_BYTES
-    by_rank = on_all_ranks(size, all_sums)
-    for place, shape in enumerate(shapes):
-        expected = part(0, *shape).float()
-        for rank in range(1, size):
-            expected = expected + part(rank, *shape).float()
-        for sums in by_rank:
-            assert torch.equal(sums[place], expected.to(dtype))
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_columns_are_gathered_at_the_first_rank(size: int) -> None:
-    whole = torch.randn(5, 16 * size, generator=torch.Generator().manual_seed(1))
-
-    def gather(tensor: TensorGroup) -> list[Tensor]:
-        ours = whole[:, tensor.shard.of(16 * size)]
-        return [tensor.gather(ours), tensor.gather(ours[:0])]
-
-    (gathered, nothing), *others = on_all_ranks(size, gather)
-    assert torch.equal(gathered, whole)
-    assert nothing.shape == (0, 16 * size)
-    assert all(torch.equal(ours, whole[:, 16 * r : 16 * r + 16]) for r, (ours, _) in enumerate(others, start=1))
-
-
-def test_batches_of_any_size_reach_the_others(llama3: Path) -> None:
-    batches = [PagedModel(llama3).batch([f"s{i}" for i in range(num)], [[5] * 40] * num) for num in (1, 30, 1)]
-    assert len(pack(batches[0])) < FIRST_NUMBERS < len(pack(batches[1]))
-
-    def pass_on(tensor: TensorGroup) -> list[Tensor]:
-        if tensor.shard.rank == 0:
-            for batch in batches:
-                tensor.broadcast(batch)
-            return [pack(batch) for batch in batches]
-        return [pack(tensor.receive_broadcast()) for _ in batches]
-
-    first, *others = on_all_ranks(3, pass_on)
-    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
 
 
 def test_each_rank_reads_and_keeps_its_part_alone(llama3: Path, rigs: Rigs, caplog: pytest.LogCaptureFixture) -> None:
@@ -364,13 +311,3 @@ def test_followers_end_when_the_first_rank_does(llama3: Path, rigs: Rigs) -> Non
     wait_until(lambda: rig.follower(1).turn_s == 0)
     rig.call(lambda engine: engine.close())
     assert isinstance(rig.ended[0].exception(TIMEOUT_S), GroupBroken)
-
-
-def test_a_batch_is_the_same_on_the_other_side(llama3: Path) -> None:
-    paged = PagedModel(llama3)
-    paged.step({"a": [5, 6, 7]})
-    batch = paged.batch(["a", "b"], [[8], list(range(3, 60))])
-    other = unpack(pack(batch))
-    for name in batch.__slots__:
-        ours, theirs = getattr(batch, name), getattr(other, name)
-        assert torch.equal(ours, theirs) if isinstance(ours, Tensor) else ours == theirs

@@ -1,0 +1,79 @@
+"""Collectives of ranks that share a model: sums in the order of ranks, columns at rank 0, batches for all."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.engine.execution.batch import pack, unpack
+from baton.engine.parallel.tensor_parallel import FIRST_NUMBERS, MIN_SPLIT_BYTES, TensorGroup
+from tests.checkpoints import make_checkpoint
+from tests.paged_model import PagedModel
+from tests.unit.engine.tensor_rig import on_all_ranks
+
+
+@pytest.fixture(scope="module")
+def llama3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("llama3", tmp_path_factory.mktemp("llama3") / "model")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_are_added_in_the_order_of_ranks(size: int, dtype: torch.dtype) -> None:
+    """On all ranks, whether they exchange all they have (few rows) or each adds some rows; row by row the same bits."""
+    shapes = [(1, 8), (3, 64), (700, 256), (3, 65536), (0, 64)]
+
+    def part(rank: int, rows: int, width: int) -> Tensor:
+        return torch.randn(rows, width, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+    def all_sums(tensor: TensorGroup) -> list[Tensor]:
+        return [tensor.sum(part(tensor.shard.rank, *shape)) for shape in shapes]
+
+    assert 700 * 256 * dtype.itemsize > MIN_SPLIT_BYTES
+    by_rank = on_all_ranks(size, all_sums)
+    for place, shape in enumerate(shapes):
+        expected = part(0, *shape).float()
+        for rank in range(1, size):
+            expected = expected + part(rank, *shape).float()
+        for sums in by_rank:
+            assert torch.equal(sums[place], expected.to(dtype))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_columns_are_gathered_at_the_first_rank(size: int) -> None:
+    whole = torch.randn(5, 16 * size, generator=torch.Generator().manual_seed(1))
+
+    def gather(tensor: TensorGroup) -> list[Tensor]:
+        ours = whole[:, tensor.shard.of(16 * size)]
+        return [tensor.gather(ours), tensor.gather(ours[:0])]
+
+    (gathered, nothing), *others = on_all_ranks(size, gather)
+    assert torch.equal(gathered, whole)
+    assert nothing.shape == (0, 16 * size)
+    assert all(torch.equal(ours, whole[:, 16 * r : 16 * r + 16]) for r, (ours, _) in enumerate(others, start=1))
+
+
+def test_batches_of_any_size_reach_the_others(llama3: Path) -> None:
+    batches = [PagedModel(llama3).batch([f"s{i}" for i in range(num)], [[5] * 40] * num) for num in (1, 30, 1)]
+    assert len(pack(batches[0])) < FIRST_NUMBERS < len(pack(batches[1]))
+
+    def pass_on(tensor: TensorGroup) -> list[Tensor]:
+        if tensor.shard.rank == 0:
+            for batch in batches:
+                tensor.broadcast(batch)
+            return [pack(batch) for batch in batches]
+        return [pack(tensor.receive_broadcast()) for _ in batches]
+
+    first, *others = on_all_ranks(3, pass_on)
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+def test_a_batch_is_the_same_on_the_other_side(llama3: Path) -> None:
+    paged = PagedModel(llama3)
+    paged.step({"a": [5, 6, 7]})
+    batch = paged.batch(["a", "b"], [[8], list(range(3, 60))])
+    other = unpack(pack(batch))
+    for name in batch.__slots__:
+        ours, theirs = getattr(batch, name), getattr(other, name)
+        assert torch.equal(ours, theirs) if isinstance(ours, Tensor) else ours == theirs
