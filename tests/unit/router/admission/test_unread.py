@@ -135,6 +135,7 @@ async def test_unread_output_of_all_requests_is_limited(path: Path, option: str)
 @ALL_PATHS
 async def test_a_client_that_reads_nothing_is_aborted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.router.admission.unread_output.STALL_S", 0.2)
+    monkeypatch.setattr("baton.router.http.stall_watch.CHECK_INTERVAL_S", 0.1)
     monkeypatch.setattr("baton.router.admission.unread_output.LEAST_BYTES_PER_S", 1 << 20)
     async with (
         running_router(quick_worker()) as router,
@@ -149,6 +150,7 @@ async def test_a_client_that_reads_nothing_is_aborted(path: Path, monkeypatch: p
 
 async def test_a_stalled_request_is_aborted_at_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.router.admission.unread_output.STALL_S", 0.2)
+    monkeypatch.setattr("baton.router.http.stall_watch.CHECK_INTERVAL_S", 0.1)
     worker = ScriptedWorker()
     worker.max_model_len, worker.script = 100_000, lambda token_ids, sampling: 300
     async with (
