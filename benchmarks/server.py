@@ -38,7 +38,10 @@ async def served(model: str, *flags: str) -> AsyncIterator[str]:
 
 async def wait_ready(url: str, process: asyncio.subprocess.Process) -> None:
     """Wait until the router or cluster has every worker. Raises RuntimeError if the process ends before."""
-    async with asyncio.timeout(READY_TIMEOUT_S), httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with (
+        asyncio.timeout(READY_TIMEOUT_S),
+        httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as client,
+    ):
         while not await _all_ready(client):
             if process.returncode is not None:
                 raise RuntimeError(f"the server ended with status {process.returncode}")

@@ -110,7 +110,7 @@ async def running(made: Cluster) -> AsyncIterator[Cluster]:
             stack.push_async_callback(node.end)
         clients = [
             await stack.enter_async_context(
-                httpx.AsyncClient(base_url=f"http://{router.address}", timeout=WAIT_S, trust_env=False)
+                httpx.AsyncClient(base_url=f"http://{router.address}", timeout=WAIT_S, trust_env=False, verify=False)
             )
             for router in made.routers
         ]

@@ -47,7 +47,7 @@ async def wait_worker(url: str, worker_id: str, holds: Callable[[dict[str, Any]]
 async def test_a_drained_decode_workers_request_migrates_with_its_kv() -> None:
     async with (
         served("", "--prefill", "1", "--decode", "2", "--dtype", "float32") as url,
-        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, verify=False) as client,
     ):
         await wait_all_ready(url)
         async with client.stream("POST", "/v1/completions", json=LONG_BODY) as response:
@@ -82,7 +82,7 @@ async def test_a_drained_decode_workers_request_migrates_with_its_kv() -> None:
 async def test_an_undrained_worker_serves_again_with_the_same_tokens() -> None:
     async with (
         served("", "--prefill", "1", "--decode", "1", "--dtype", "float32") as url,
-        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, verify=False) as client,
     ):
         await wait_all_ready(url)
 

@@ -29,7 +29,7 @@ NUM_PROMPTS, NUM_TOKENS = 8, 24
 async def completions(url: str) -> list[str]:
     """Return the completions of some prompts, each with its logprobs."""
     answers = []
-    async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, verify=False) as client:
         for index in range(NUM_PROMPTS):
             prompt = [300 + (index * 331 + position) % 3000 for position in range(40 * index + 1)]
             body = {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 1}
@@ -55,7 +55,7 @@ async def test_a_rank_killed_under_load_costs_no_request_and_no_token(victim: st
     flags = ("--prefill", "1", "--decode", "3", "--expert-parallel", "3", "--dtype", "float32")
     async with (
         served("", *flags, "--num-threads", "1") as url,
-        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, verify=False) as client,
         completion_load(*[client] * 4) as load,
     ):
         await load.more(3)
@@ -74,7 +74,7 @@ async def test_a_rank_of_an_incomplete_group_waits_for_the_other() -> None:
     flags = ("--decode", "2", "--expert-parallel", "2", "--min-expert-ranks", "2", "--dtype", "float32")
     async with (
         served("", *flags, "--num-threads", "1", "--failover-timeout-s", "120") as url,
-        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, verify=False) as client,
     ):
         await wait_all_ready(url)
         [staying] = [worker for worker in await workers(url) if worker["worker_id"] == "decode-0"]

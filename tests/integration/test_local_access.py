@@ -66,7 +66,7 @@ class Served:
     def client(self, key: str | None = GIVEN_KEY) -> httpx.AsyncClient:
         headers = bearer(key) if key is not None else {}
         url = f"http://{HOST}:{self.router_port}"
-        return httpx.AsyncClient(base_url=url, headers=headers, timeout=DEADLINE_S, trust_env=False)
+        return httpx.AsyncClient(base_url=url, headers=headers, timeout=DEADLINE_S, trust_env=False, verify=False)
 
     async def workers(self) -> list[dict[str, Any]]:
         """Return the workers as the router reports them."""

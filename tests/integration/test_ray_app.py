@@ -53,7 +53,7 @@ async def test_responses_equal_those_of_a_cluster_without_ray(app: RayApplicatio
 
 
 async def test_a_prompt_is_handed_over_between_replicas(app: RayApplication) -> None:
-    async with httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False, verify=False) as client:
         body = {"model": NAME, "prompt": f"Something new. {LONG_PROMPT}", "max_tokens": 4, "temperature": 0}
         answer = await client.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
@@ -94,7 +94,7 @@ async def num_generated(app: RayApplication) -> int:
 async def test_ray_serves_http_server_streams_and_cancels_with_the_client(app: RayApplication) -> None:
     async with (
         ended_by_its_client(app) as body,
-        httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False) as client,
+        httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False, verify=False) as client,
         client.stream("POST", "/v1/completions", json=body) as response,
     ):
         assert response.status_code == httpx.codes.OK, await response.aread()
@@ -108,7 +108,7 @@ async def test_ray_serves_http_server_streams_and_cancels_with_the_client(app: R
 async def test_a_client_that_stops_reading_cancels_the_request(app: RayApplication) -> None:
     async with (
         ended_by_its_client(app) as body,
-        httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False) as client,
+        httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False, verify=False) as client,
     ):
         asking = asyncio.create_task(client.post("/v1/completions", json={**body, "stream": False}))
         await wait_running(app)
@@ -118,8 +118,8 @@ async def test_a_client_that_stops_reading_cancels_the_request(app: RayApplicati
 
 async def test_requests_survive_a_killed_worker_and_replica(app: RayApplication) -> None:
     async with (
-        httpx.AsyncClient(base_url=app.router_url, timeout=60, trust_env=False) as direct,
-        httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False) as through_serve,
+        httpx.AsyncClient(base_url=app.router_url, timeout=60, trust_env=False, verify=False) as direct,
+        httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False, verify=False) as through_serve,
         completion_load(direct, through_serve, direct) as load,
     ):
         before = await app.wait_workers("decode", 2)
@@ -142,7 +142,7 @@ async def test_requests_survive_a_killed_worker_and_replica(app: RayApplication)
 
 async def test_requests_survive_a_shrinking_pool(app: RayApplication) -> None:
     async with (
-        httpx.AsyncClient(base_url=app.router_url, timeout=60, trust_env=False) as client,
+        httpx.AsyncClient(base_url=app.router_url, timeout=60, trust_env=False, verify=False) as client,
         completion_load(client, client, client) as load,
     ):
         before = await app.wait_workers("decode", 2)

@@ -45,7 +45,7 @@ async def test_requests_survive_the_loss_of_rays_head(tmp_path: Path) -> None:
         redis_server(tmp_path / "registry") as registry,
         lasting_ray(tmp_path / "gcs") as ray,
         ray_application(ray, registry.url, **ON_NODE) as app,
-        httpx.AsyncClient(base_url=app.router_url, timeout=60, trust_env=False) as inside,
+        httpx.AsyncClient(base_url=app.router_url, timeout=60, trust_env=False, verify=False) as inside,
         router_process(tmp_path, "--port=0", f"--registry={registry.url}", f"--served-model-name={NAME}") as router,
         router.client() as outside,
     ):

@@ -46,7 +46,7 @@ async def test_tokens_equal_one_ranks_through_handover(app: RayApplication, clus
 async def test_a_killed_rank_costs_its_worker_and_no_request(app: RayApplication) -> None:
     before = await app.wait_workers("decode", 2)
     async with (
-        httpx.AsyncClient(base_url=app.router_url, timeout=60, trust_env=False) as client,
+        httpx.AsyncClient(base_url=app.router_url, timeout=60, trust_env=False, verify=False) as client,
         completion_load(*[client] * 3) as load,
     ):
         await load.more(2)

@@ -84,7 +84,7 @@ async def routers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rou
 
 @asynccontextmanager
 async def openai_client(url: str, transport: httpx.AsyncBaseTransport | None = None) -> AsyncIterator[AsyncOpenAI]:
-    http = httpx.AsyncClient(transport=transport, timeout=60, trust_env=False)
+    http = httpx.AsyncClient(transport=transport, timeout=60, trust_env=False, verify=False)
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http) as client:  # type: ignore[arg-type]
         yield client
 
@@ -128,7 +128,7 @@ async def test_a_client_without_an_event_loop_resumes_too(routers: Routers) -> N
 
     def ask(cuts: bool) -> str:
         transport = ResumingTransport(routers=routers.urls) if cuts else None
-        http = httpx.Client(transport=transport, timeout=60, trust_env=False)
+        http = httpx.Client(transport=transport, timeout=60, trust_env=False, verify=False)
         url = routers.urls[1] if cuts else routers.direct_url
         text = ""
         with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http) as client:  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ async def test_a_whole_response_survives_losses(routers: Routers) -> None:
         )
         return response.choices[0].text
 
-    async with openai_client(routers.direct_url) as client, httpx.AsyncClient(trust_env=False) as http:
+    async with openai_client(routers.direct_url) as client, httpx.AsyncClient(trust_env=False, verify=False) as http:
         expected = await ask(client)
         transport = AsyncResumingTransport(routers=routers.urls)
         async with openai_client(routers.urls[0], transport) as resuming:

@@ -44,7 +44,7 @@ async def test_the_console_shows_endpoints_warnings_and_what_shutdown_waits_for(
             "KV transfer  shared_memory, ",
         ):
             assert fact in start, start
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False) as client:
             body = {"prompt": "def", "max_tokens": 1500, "ignore_eos": True, "stream": True}
             async with client.stream("POST", "/v1/completions", json=body, timeout=DEADLINE_S) as response:
                 assert response.status_code == httpx.codes.OK

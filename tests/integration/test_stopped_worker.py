@@ -48,7 +48,7 @@ async def tokens_of(response: httpx.Response) -> AsyncIterator[int]:
 async def test_a_stopped_decode_workers_requests_continue_elsewhere() -> None:
     async with (
         served("", "--prefill", "1", "--decode", "2", "--dtype", "float32") as url,
-        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, verify=False) as client,
     ):
         await wait_all_ready(url)
         async with client.stream("POST", "/v1/completions", json=BODY) as response:

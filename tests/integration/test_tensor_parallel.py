@@ -184,7 +184,7 @@ async def test_serve_divides_the_model_and_survives_the_loss_of_a_rank(cluster_u
     decode = ("--decode", "2", "--tensor-parallel", "2")  # a shard of each expert
     async with (
         served("", *prefill, *decode, "--dtype", "float32", "--num-threads", "1", "--local-prefill-below", "0") as url,
-        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, verify=False) as client,
     ):
         await wait_all_ready(url)
         assert await completions(url) == expected
