@@ -39,7 +39,10 @@ class Grammar:
 
     def validate(self) -> None:
         """Raise InvalidRequest, which names the field, if the grammar exceeds a bound or cannot be enforced."""
-        num_bytes = len(self.source.encode("utf-8", "surrogatepass"))
+        try:
+            num_bytes = len(self.source.encode())
+        except UnicodeEncodeError:
+            raise self.invalid("it has half of a surrogate pair, which is no character") from None
         if num_bytes > MAX_SOURCE_BYTES:
             raise self.invalid(f"it has {num_bytes} bytes, over the limit of {MAX_SOURCE_BYTES}")
         try:
