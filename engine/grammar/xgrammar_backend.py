@@ -17,8 +17,8 @@ from baton.engine.grammar.json_schema import patterns_of
 from baton.engine.grammar.schema_rewrite import compilable_schema, compilable_tag
 from baton.engine.grammar.vocabulary import token_texts
 
-# Between two tokens of JSON. Without a bound, models repeat white space until max_tokens.
-MAX_WHITESPACE = 64
+# Between two tokens of JSON. Without a bound, weak models repeat white space until max_tokens.
+MAX_WHITESPACE = 20
 ANY_OBJECT = '{"type":"object"}'
 SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
 MAX_ERROR_CHARS = 400
