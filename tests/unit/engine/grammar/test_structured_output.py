@@ -2,9 +2,11 @@
 
 import json
 import random
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -14,6 +16,8 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import EngineError, InvalidRequest
 from baton.engine.grammar.grammar import Grammar, GrammarKind
+from baton.engine.loop import EngineLoop
+from baton.engine.outputs import StepOutput
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import make_checkpoint
@@ -211,3 +215,29 @@ def test_requests_that_cannot_be_served_are_refused_at_once(model: Path) -> None
         with pytest.raises(InvalidRequest, match=text):
             engine.add(make_request("a", sampling))
     assert not engine.has_work
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_the_loop_steps_while_grammars_compile_and_with_steps_launched_ahead(
+    model: Path, async_scheduling: bool
+) -> None:
+    samplings = [sampled(GRAMMARS[i % 5] if i % 5 < 4 else None, seed=i, max_tokens=80) for i in range(20)]
+    expected = [generate(make_engine(model), make_request(f"{i}", each))[0] for i, each in enumerate(samplings)]
+    engine, outputs, ended = make_engine(model, async_scheduling=async_scheduling), {}, threading.Semaphore(0)
+
+    def on_step(step: StepOutput) -> None:
+        for output in step.outputs:
+            if output.sampled is not None:
+                outputs.setdefault(output.request_id, []).append(output.sampled.token_id)
+            if output.finish_reason is not None:
+                ended.release()
+
+    loop = EngineLoop(engine, on_step, lambda error: pytest.fail(f"{error}"))
+    loop.start()
+    requests = [make_request(f"{i}", each) for i, each in enumerate(samplings)]
+    for request in requests:
+        loop.call(partial(Engine.add, request=request)).result(TIMEOUT_S)
+    assert all(ended.acquire(timeout=TIMEOUT_S) for _ in requests)
+    loop.stop()
+    engine.check_integrity()
+    assert [outputs[request.request_id] for request in requests] == expected
