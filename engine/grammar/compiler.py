@@ -24,8 +24,8 @@ NUM_THREADS = 2
 MAX_WAITING = 64  # grammars
 MAX_CACHE_BYTES = 256 << 20
 MAX_CACHED = 1024  # grammars, those that failed included
-COMPILE_TIMEOUT_S = 10.0
-WAIT_TIMEOUT_S = 30.0  # for a thread, and for the import of the backend by the first grammar
+COMPILE_TIMEOUT_S = 30.0
+WAIT_TIMEOUT_S = 60.0  # for a thread, and for the import of the backend by the first grammar
 SLOW_FILL_S = 0.05  # time of a grammar's first mask from which its masks are filled apart from the other requests'
 
 

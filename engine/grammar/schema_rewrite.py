@@ -6,7 +6,8 @@ from baton.engine.grammar.json_schema import LISTED_SCHEMAS, NAMED_SCHEMAS, ONE_
 from baton.engine.grammar.structural_tag import SCHEMA_TYPES
 
 # xgrammar's own rules for these allow characters that are not JSON: control characters, and quotes.
-STRING_CHARACTER = r'[^"\\\x00-\x1f]'
+# All that JSON strings need not escape, without surrogates: these are not UTF-8, and would be shown as replacements.
+STRING_CHARACTER = r"[ !#-\[\]-" + "\ud7ff\ue000-\U0010ffff]"
 EMAIL = r"^[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+$"
 RENAMED = {"unevaluatedProperties": "additionalProperties", "unevaluatedItems": "items"}
 

@@ -4,6 +4,7 @@ Imports xgrammar, and with it transformers, when it is imported: use `GrammarCom
 """
 
 import json
+import os
 import re
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ from baton.engine.grammar.vocabulary import token_texts
 
 # Between two tokens of JSON. Without a bound, weak models repeat white space until max_tokens.
 MAX_WHITESPACE = 20
+MAX_THREADS = 8  # of one compile, at most half of the cores
 ANY_OBJECT = '{"type":"object"}'
 SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
 MAX_ERROR_CHARS = 400
@@ -35,7 +37,8 @@ class XGrammarBackend:
             vocab_size=vocab_size,
             stop_token_ids=sorted(eos_token_ids),
         )
-        self._compiler = xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
+        num_threads = min(MAX_THREADS, max(1, len(os.sched_getaffinity(0)) // 2))
+        self._compiler = xgrammar.GrammarCompiler(vocabulary, max_threads=num_threads, cache_enabled=False)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar. Raises InvalidRequest with the place of the problem."""

@@ -12,6 +12,7 @@ import grpc
 import httpx
 import pytest
 
+from baton.deployment.local.ports import free_ports
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.grammar.grammar import Grammar, GrammarKind
@@ -104,6 +105,24 @@ async def test_a_request_continues_on_another_worker_that_pulls_its_kv(tmp_path:
         await continued.ended.wait()
         assert begun.token_ids + continued.token_ids == expected
         assert continued.served_by.prefix_pulled_tokens > 0
+
+
+async def test_a_worker_reports_compiling_and_masks(tmp_path: Path) -> None:
+    [port] = free_ports("127.0.0.1", 1)
+    async with (
+        worker_processes(MODEL, tmp_path, ("decode", *FLAGS, f"--metrics-port={port}")) as (worker,),
+        decode_client(worker) as client,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
+        short = SamplingParams(max_tokens=4, grammar=Grammar(GrammarKind.REGEX, "[a-z]{9}"))
+        for _ in range(3):
+            await client.generate(PROMPT, short)
+        page = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+    values = {name: float(value) for name, value in re.findall(r"^baton:grammar_(\w+)_total{.*} (\S+)$", page, re.M)}
+    assert (values["compiles"], values["cache_hits"], values["masks"]) == (1, 2, 12)
+    assert values["compile_seconds"] > 0
+    assert values["mask_seconds"] > 0
+    assert values["late_masks"] >= 0
 
 
 async def test_preempted_requests(tmp_path: Path) -> None:
