@@ -53,4 +53,5 @@ KUBERNETES = OptionalPackage(
     "kubernetes", "kubernetes", "kubernetes", "autoscaling within the free capacity of a Kubernetes cluster"
 )
 FLASHINFER = OptionalPackage("flashinfer", "flashinfer-python", "gpu", "attention kernels for NVIDIA GPUs")
-OPTIONAL_PACKAGES = (NIXL, RAY, VALKEY, KUBERNETES, FLASHINFER)
+XGRAMMAR = OptionalPackage("xgrammar", "xgrammar", "grammar", "structured output")
+OPTIONAL_PACKAGES = (NIXL, RAY, VALKEY, KUBERNETES, FLASHINFER, XGRAMMAR)

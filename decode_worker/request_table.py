@@ -118,7 +118,11 @@ class RequestTable:
         """Send a step's outputs to the routers, and end the requests that it finished."""
         for output in step.outputs:
             entry = self.find(output.request_id)
-            if entry is not None:
+            if entry is not None and output.error is not None:
+                self.fail(entry, output.error)
+                if entry.handover is not None:
+                    entry.handover.cancel()
+            elif entry is not None:
                 entry.say_output(output)
                 if output.finish_reason is not None:
                     self.end(entry)

@@ -4,6 +4,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,6 +17,8 @@ from baton.engine.execution.in_flight_step import InFlightStep, LaunchedStep
 from baton.engine.execution.loaded_model import load, zeros
 from baton.engine.execution.model_runner import ModelRunner
 from baton.engine.experts.group import ExpertGroup
+from baton.engine.grammar.compiler import GrammarCompiler, make_xgrammar_backend
+from baton.engine.grammar.masks import GrammarMasks
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.outputs import EngineStats, ExpertFigures, StepOutput
 from baton.engine.parallel.lockstep import Lockstep
@@ -64,10 +69,13 @@ class Engine:
         self.fingerprint = loaded.fingerprint
         self.finish_rule = FinishRule(self.model_config.eos_token_ids, loaded.max_model_len)
         model = Rank0Model(loaded.model, tensor) if tensor is not None else loaded.model
-        sampler = Sampler(self.model_config.vocab_size, self.model_config.eos_token_ids)
-        self.runner = ModelRunner(model, self.pool, config.block_size, sampler)
+        vocab_size, eos_token_ids = self.model_config.vocab_size, self.model_config.eos_token_ids
+        make_backend = partial(make_xgrammar_backend, Path(config.model), vocab_size, eos_token_ids)
+        self.grammars = GrammarMasks(GrammarCompiler(make_backend, vocab_size), eos_token_ids)
+        sampler = Sampler(vocab_size, eos_token_ids)
+        self.runner = ModelRunner(model, self.pool, config.block_size, sampler, self.grammars)
         self.blocks = BlockManager(len(self.pool), config.block_size, config.enable_prefix_caching)
-        self.scheduler = Scheduler(config, self.blocks, self.finish_rule)
+        self.scheduler = Scheduler(config, self.blocks, self.finish_rule, self.grammars.may_sample)
         if group is not None:
             group.form()
         self.group = group
@@ -81,8 +89,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is waiting or running."""
-        return len(self.scheduler.waiting) + len(self.scheduler.running) > 0
+        """Whether any request is waiting or running, or has failed."""
+        return len(self.scheduler.waiting) + len(self.scheduler.running) > 0 or self.grammars.has_failures
 
     @property
     def must_step(self) -> bool:
@@ -115,6 +123,9 @@ class Engine:
     def look_at_ranks(self) -> None:
         """Do nothing: a call that wakes the loop so that it re-checks `must_step`."""
 
+    def look_at_grammars(self) -> None:
+        """Do nothing: a call that wakes the loop so that it schedules requests whose grammar or mask is ready."""
+
     def woken(self, epoch: int, round_number: int) -> None:
         """Note that another rank of the group has started this round of agreement; round 0 means a new epoch."""
         if self.lockstep is not None:
@@ -126,16 +137,28 @@ class Engine:
         vocab_size = self.model_config.vocab_size
         if not all(0 <= token_id < vocab_size for token_id in request.token_ids):
             raise InvalidRequest(f"a prompt token id is out of range; valid ids are 0 to {vocab_size - 1}")
+        self.grammars.enter(request)
         self.scheduler.add(request)
 
     def schedule(self) -> Schedule:
-        """Return the next step's work and the requests whose blocks are now ready for remote prefill; may be empty."""
-        return self.scheduler.schedule()
+        """Return the next step's work, the requests whose blocks are now ready for remote prefill, and those that have
+        failed since the last call; may be empty.
+        """
+        failed = [
+            self.scheduler.fail(request, error)
+            for request, error in self.grammars.take_failures()
+            if self.scheduler.has(request)
+        ]
+        schedule = self.scheduler.schedule()
+        schedule.failed += failed
+        return schedule
 
     def run(self, schedule: Schedule) -> StepOutput:
         """Compute one step, together with the other ranks if this engine is in a group."""
-        in_flight = self.launch(schedule.requests)
-        return self.collect(in_flight) if in_flight is not None else StepOutput(finished_at_s=time.monotonic())
+        in_flight = self.launch(schedule.requests) if schedule.requests or self.lockstep is not None else None
+        step = self.collect(in_flight) if in_flight is not None else StepOutput(finished_at_s=time.monotonic())
+        step.outputs += schedule.failed
+        return step
 
     @property
     def looks_ahead(self) -> bool:
@@ -240,6 +263,7 @@ class Engine:
             prefill_tokens_per_s=rates.prefill_tokens_per_s,
             decode_step_s=rates.decode_step_s,
             decode_sequence_s=rates.decode_sequence_s,
+            grammars=replace(self.grammars.counters),
         )
 
     def expert_figures(self) -> ExpertFigures | None:

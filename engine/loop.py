@@ -58,6 +58,7 @@ class EngineLoop:
         self._has_ended = False
         self._busy_since_s: float | None = None  # monotonic clock; None while idle, waiting for a call
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        engine.grammars.listen(lambda: self.call(Engine.look_at_grammars))
 
     def start(self) -> None:
         """Start the engine's thread."""
@@ -115,8 +116,9 @@ class EngineLoop:
             if not self._is_stopping and (engine.has_work or engine.must_step):
                 schedule = engine.schedule()
                 may_progress = bool(schedule.requests or schedule.receiving)
-                if schedule.receiving:  # reported now: filling their blocks need not wait for the step
-                    self._on_step(StepOutput(receiving=schedule.receiving, finished_at_s=time.monotonic()))
+                if schedule.receiving or schedule.failed:  # reported now: filling blocks need not wait for the step
+                    now_s = time.monotonic()
+                    self._on_step(StepOutput(schedule.failed, schedule.receiving, finished_at_s=now_s))
                 if schedule.requests or engine.must_step:
                     self._run_steps(schedule)
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from baton.engine.errors import EngineError
+from baton.engine.grammar.figures import GrammarCounters
 from baton.engine.request import FinishReason, Request, RequestId
 
 
@@ -36,9 +38,10 @@ class RequestOutput:
 
     request_id: RequestId
     num_computed_tokens: int  # after the step
-    sampled: SampledToken | None = None  # None after a prompt chunk that was not the last
+    sampled: SampledToken | None = None  # None after a prompt chunk that was not the last, or if a mask was late
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)  # of prompt positions from 1 on, in order
     finish_reason: FinishReason | None = None
+    error: EngineError | None = None  # with FinishReason.ERROR
 
 
 @dataclass(slots=True)
@@ -68,6 +71,7 @@ class EngineStats:
     prefill_tokens_per_s: float  # recent, without a step's fixed time; 0: not known yet
     decode_step_s: float  # recent time of a step with one sequence; 0: not known yet
     decode_sequence_s: float  # recent time that each further sequence adds to a step
+    grammars: GrammarCounters = field(default_factory=GrammarCounters)
 
 
 @dataclass(frozen=True, slots=True)

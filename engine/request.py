@@ -26,6 +26,7 @@ class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    ERROR = "error"
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -73,6 +74,8 @@ class FinishRule:
         sampling = request.sampling
         num_output_tokens = request.num_output_tokens + 1
         is_eos = token_id in self.eos_token_ids and not sampling.ignore_eos
+        if is_eos and sampling.grammar is not None:  # below min_tokens only if no other token was allowed
+            return FinishReason.STOP
         if num_output_tokens >= sampling.min_tokens and (is_eos or token_id in sampling.stop_token_ids):
             return FinishReason.STOP
         return FinishReason.LENGTH if self.ends_by_length(request) else None

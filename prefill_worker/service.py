@@ -77,6 +77,7 @@ class PrefillJob:
     ) -> AsyncIterator[worker_pb2.PrefillEvent]:
         """Yield the prompt's events from the first step to the last block; outputs go before older checksums.
 
+        Raises the request's EngineError if it fails.
         is_stuck: whether the engine has stopped stepping; while it steps, empty events keep the call alive.
         """
         num_announced = self.num_caller_tokens // block_size
@@ -98,6 +99,8 @@ class PrefillJob:
                 step = await getting
             finally:
                 getting.cancel()
+            if step.output.error is not None:
+                raise step.output.error
             sampled, num_ready = step.output.sampled, step.output.num_computed_tokens // block_size
             if sampled is not None:
                 is_last, num_ready = True, len(self.request.block_table)

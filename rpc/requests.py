@@ -1,7 +1,9 @@
 """Conversion of requests, sampling options and logprobs to and from protobuf."""
 
+import json
 from dataclasses import replace
 
+from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.outputs import PositionLogprobs, TokenLogprob
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
@@ -33,6 +35,7 @@ def sampling_from_proto(proto: common_pb2.SamplingParams, defaults: SamplingPara
         max_tokens=proto.max_tokens if scalar("max_tokens") else defaults.max_tokens,
         logprobs=proto.logprobs if scalar("logprobs") else defaults.logprobs,
         prompt_logprobs=proto.prompt_logprobs if scalar("prompt_logprobs") else defaults.prompt_logprobs,
+        grammar=grammar_from_proto(proto.grammar) if proto.HasField("grammar") else defaults.grammar,
     )
 
 
@@ -54,7 +57,32 @@ def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
         max_tokens=sampling.max_tokens,
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
+        grammar=grammar_to_proto(sampling.grammar) if sampling.grammar is not None else None,
     )
+
+
+def grammar_from_proto(proto: common_pb2.Grammar) -> Grammar:
+    """Return a message's grammar, which is not validated; without a source it is an empty one, which is invalid."""
+    name = proto.WhichOneof("source")
+    field = proto.field or "grammar"
+    if name is None or (name == "json_object" and not proto.json_object):
+        return Grammar(GrammarKind.EBNF, field=field)
+    if name == "json_object":
+        return Grammar(GrammarKind.JSON_OBJECT, field=field)
+    source = json.dumps(list(proto.choice.options)) if name == "choice" else str(getattr(proto, name))
+    return Grammar(GrammarKind(name), source, proto.is_open, field)
+
+
+def grammar_to_proto(grammar: Grammar) -> common_pb2.Grammar:
+    """Return the message of a valid grammar."""
+    message = common_pb2.Grammar(is_open=grammar.is_open, field=grammar.field)
+    if grammar.kind is GrammarKind.JSON_OBJECT:
+        message.json_object = True
+    elif grammar.kind is GrammarKind.CHOICE:
+        message.choice.options.extend(json.loads(grammar.source))
+    else:
+        setattr(message, grammar.kind.value, grammar.source)
+    return message
 
 
 def logprobs_from_proto(proto: common_pb2.PositionLogprobs) -> PositionLogprobs:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_serve
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from baton.engine.grammar.figures import GrammarCounters
 from baton.engine.outputs import EngineStats, ExpertFigures
 from baton.kvtransfer.base import PeerId
 from baton.rpc.metrics_format import plain_accept
@@ -76,6 +77,7 @@ class WorkerMetrics(Collector):
         yield self._counter("prompt_tokens", "Prompt tokens computed.", stats.num_prefilled_tokens)
         yield self._counter("prefix_cache_queries", "Tokens looked up in the cache.", stats.num_looked_up_tokens)
         yield self._counter("prefix_cache_hits", "Tokens found in the cache.", stats.num_cached_tokens)
+        yield from self._of_grammars(stats.grammars)
         yield self._counter("handovers", "Handovers received.", counters.handovers)
         yield self._counter("handover_bytes", "Bytes received by handovers.", counters.handover_bytes)
         yield self._counter("handover_failures", "Handovers that failed.", counters.handover_failures)
@@ -88,6 +90,18 @@ class WorkerMetrics(Collector):
         yield transports
         if snapshot.experts is not None:
             yield from self._of_experts(snapshot.experts, snapshot.is_short_of_ranks)
+
+    def _of_grammars(self, grammars: GrammarCounters) -> Iterator[Family]:
+        """Yield the metrics of structured output."""
+        yield self._counter("grammar_compiles", "Grammars compiled.", grammars.num_compiles)
+        yield self._counter("grammar_compile_seconds", "Seconds of compiling grammars.", grammars.compile_s)
+        yield self._counter(
+            "grammar_cache_hits", "Requests whose grammar was compiled or being compiled.", grammars.num_cache_hits
+        )
+        yield self._counter("grammar_masks", "Token masks filled.", grammars.num_masks)
+        yield self._counter("grammar_mask_seconds", "CPU seconds of filling token masks.", grammars.mask_s)
+        text = "Token masks that were not filled in time, so that their requests missed a step."
+        yield self._counter("grammar_late_masks", text, grammars.num_late_masks)
 
     def _of_experts(self, experts: ExpertFigures, is_short: bool) -> Iterator[Family]:
         """Yield the metrics of an expert-parallel rank."""

@@ -39,6 +39,7 @@ class LaunchedStep:
     copy: HostCopy  # host copy of `token_ids`
     logprobs: Sequence[PositionLogprobs | None]  # by sampled token
     prompt_logprobs: Sequence[list[PositionLogprobs]]  # by scheduled request
+    late_rows: frozenset[int] = frozenset()  # rows of `token_ids` sampled without the mask of their grammar
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from baton.engine.execution.batch import Batch
 from baton.engine.execution.device import to_device_async
 from baton.engine.execution.in_flight_step import HostCopy, LaunchedStep
+from baton.engine.grammar.masks import GrammarMasks
 from baton.engine.kv.block_pool import NULL_BLOCK
 from baton.engine.models import Model
 from baton.engine.outputs import PositionLogprobs
@@ -29,11 +30,15 @@ class LogitsRows:
 class ModelRunner:
     """Model, the KV pool and the sampler, run one step at a time."""
 
-    def __init__(self, model: Model, pool: Tensor, block_size: int, sampler: Sampler) -> None:
+    def __init__(
+        self, model: Model, pool: Tensor, block_size: int, sampler: Sampler, grammars: GrammarMasks | None = None
+    ) -> None:
+        """grammars: masks of the requests' grammars; None if no request has one."""
         self.model = model
         self.pool = pool
         self.block_size = block_size
         self.sampler = sampler
+        self.grammars = grammars
 
     def run(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult]:
         """Compute the scheduled tokens' KV and sample for requests that have caught up; results in the same order."""
@@ -46,21 +51,26 @@ class ModelRunner:
         batch = self._batch(scheduled, rows)
         if previous is not None:
             batch = replace(batch, sampled_ids=_sampled_inputs(previous.token_ids, scheduled))
-        logits = self.model.forward(batch, self.pool)
         sampling = [item.request for item in scheduled if item.samples]
+        if self.grammars is not None:
+            self.grammars.begin(sampling)
+        logits = self.model.forward(batch, self.pool)
         sampled = self._select(logits, rows.sampled_rows)
-        token_ids = self.sampler.draw(sampled, sampling, num_unknown=previous is not None)
+        masks = self.grammars.collect(sampling) if self.grammars is not None else None
+        token_ids = self.sampler.draw(sampled, sampling, num_unknown=previous is not None, masks=masks)
         return LaunchedStep(
             scheduled,
             token_ids,
             HostCopy(token_ids),
             self.sampler.logprobs(sampled, token_ids, sampling),
             [self._prompt_logprobs(logits, item, rows.prompt_rows.get(place)) for place, item in enumerate(scheduled)],
+            masks.late_rows if masks is not None else frozenset(),
         )
 
     def collect(self, launched: LaunchedStep) -> list[StepResult]:
         """Wait for a launched step and return its results in the order of its requests."""
-        tokens = iter(self.sampler.described(launched.copy.wait(), launched.logprobs))
+        described = self.sampler.described(launched.copy.wait(), launched.logprobs)
+        tokens = iter([None if row in launched.late_rows else token for row, token in enumerate(described)])
         return [
             StepResult(next(tokens) if item.samples else None, prompt_logprobs)
             for item, prompt_logprobs in zip(launched.scheduled, launched.prompt_logprobs, strict=True)

@@ -1,4 +1,4 @@
-"""Logits processors, applied before sampling: bias, minimum length, penalties."""
+"""Logits processors, applied before sampling: grammar masks, bias, minimum length, penalties."""
 
 from array import array
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.execution.device import to_device_async
+from baton.engine.grammar.masks import StepMasks
 from baton.engine.request import Request
 from baton.engine.sampling.params import SamplingParams
 
@@ -30,16 +31,19 @@ class LogitsEditor:
         self._eos_token_ids = eos_token_ids
         self._edits: WeakKeyDictionary[Request, TokenEdits] = WeakKeyDictionary()
 
-    def edit(self, logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    def edit(self, logits: Tensor, requests: Sequence[Request], masks: StepMasks | None = None) -> Tensor:
         """Return a copy of the logits with all requested changes, in vLLM's order; `logits` itself if there are none.
 
-        logits: [num_rows, vocab]; row `i` belongs to `requests[i]`. Only the affected tokens are read and written.
+        logits: [num_rows, vocab]; row `i` belongs to `requests[i]`, as in `masks`. Except for the masks, only the
+        affected tokens are read and written. A token that a mask forbids stays at -inf whatever its bias.
         """
         biased = [i for i, request in enumerate(requests) if request.sampling.logit_bias]
         forbidding = [
             i
             for i, request in enumerate(requests)
-            if request.num_output_tokens < request.sampling.min_tokens and self._has_stops(request.sampling)
+            if request.num_output_tokens < request.sampling.min_tokens
+            and self._has_stops(request.sampling)
+            and request.sampling.grammar is None  # its mask takes the minimum into account
         ]
         repeating = [i for i, request in enumerate(requests) if request.sampling.repetition_penalty != 1]
         penalised = [
@@ -47,9 +51,11 @@ class LogitsEditor:
             for i, request in enumerate(requests)
             if (request.sampling.presence_penalty or request.sampling.frequency_penalty) and request.num_output_tokens
         ]
-        if not (biased or forbidding or repeating or penalised):
+        if not (biased or forbidding or repeating or penalised or masks is not None):
             return logits
         edited = logits.clone()
+        if masks is not None:
+            masks.apply(edited)
         if biased:
             edits = [self._token_edits(requests[row], edited) for row in biased]
             index = _index(biased, [each.biased_ids for each in edits])

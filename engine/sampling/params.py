@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from baton.engine.errors import InvalidRequest
+from baton.engine.grammar.grammar import Grammar
 
 MAX_LOGPROBS = 20
 MAX_TEMPERATURE = 2  # as in OpenAI's API
@@ -29,6 +30,7 @@ class SamplingParams:
     max_tokens: int = 16
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None  # that the output must match
 
     def validate(self, vocab_size: int) -> None:
         """Raise InvalidRequest naming the first option that is out of range."""
@@ -52,6 +54,10 @@ class SamplingParams:
         _require_each("logit_bias token id", self.logit_bias, 0, vocab_size - 1, in_vocab)
         _require_each("logit_bias value", self.logit_bias.values(), -100, 100, "from -100 to 100")
         _require_each("stop_token_ids entry", self.stop_token_ids, 0, vocab_size - 1, in_vocab)
+        if self.grammar is not None:
+            self.grammar.validate()
+            if self.ignore_eos:
+                raise self.grammar.invalid("it cannot be combined with ignore_eos, as it ends with an end token")
 
 
 def _require(ok: bool, name: str, value: object, right: str) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.execution.device import to_device_async
+from baton.engine.grammar.masks import StepMasks
 from baton.engine.outputs import PositionLogprobs, SampledToken, TokenLogprob
 from baton.engine.request import Request
 from baton.engine.sampling.logits import LogitsEditor
@@ -67,23 +68,29 @@ class Sampler:
         """Sample a token for each request, at position `len(request.token_ids)`.
 
         logits: [num_rows, vocab] float32 on any device, not modified; row `i` belongs to `requests[i]`. In vLLM's
-        order: logit bias, minimum length, penalties, temperature, min-p, top-k, top-p, Gumbel-max. Log-probabilities
-        are those of the unmodified logits. Raises ValueError if the shapes do not match.
+        order: grammar mask (see `draw`), logit bias, minimum length, penalties, temperature, min-p, top-k, top-p,
+        Gumbel-max. Log-probabilities are those of the unmodified logits. Raises ValueError if the shapes do not match.
         """
         token_ids = self.draw(logits, requests)
         return self.described(token_ids.tolist(), self.logprobs(logits, token_ids, requests))
 
-    def draw(self, logits: Tensor, requests: Sequence[Request], num_unknown: int = 0) -> Tensor:
+    def draw(
+        self,
+        logits: Tensor,
+        requests: Sequence[Request],
+        num_unknown: int = 0,
+        masks: StepMasks | None = None,
+    ) -> Tensor:
         """Sample a token for each request, [num_rows] int64 on the logits' device; see `sample`.
 
-        num_unknown: number of preceding tokens of each request that the host does not know yet. Does not wait for the
-        device, unless requests edit their logits or have top-k or top-p.
+        num_unknown: number of preceding tokens of each request that the host does not know yet. masks: of the requests'
+        grammars. Does not wait for the device, unless requests edit their logits or have top-k or top-p.
         """
         if logits.shape != (len(requests), self.vocab_size):
             raise ValueError(f"logits are {list(logits.shape)} for {len(requests)} requests x {self.vocab_size} tokens")
         if not requests:
             return torch.empty(0, dtype=torch.int64, device=logits.device)
-        return self._choose(self._editor.edit(logits, requests), requests, num_unknown)
+        return self._choose(self._editor.edit(logits, requests, masks), requests, num_unknown)
 
     @staticmethod
     def described(token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs | None]) -> list[SampledToken]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from baton.engine.outputs import PositionLogprobs, SampledToken
+from baton.engine.outputs import PositionLogprobs, RequestOutput, SampledToken
 from baton.engine.request import Request
 
 
@@ -39,6 +39,7 @@ class Schedule:
 
     requests: list[ScheduledRequest] = field(default_factory=list)
     receiving: list[Request] = field(default_factory=list)  # just got blocks for a remote prefill to fill
+    failed: list[RequestOutput] = field(default_factory=list)  # of requests that failed since the last schedule
     leaves_waiting: bool = False  # a waiting request may be admitted next time even if no request ends
 
 
@@ -46,7 +47,7 @@ class Schedule:
 class StepResult:
     """Model's output for one scheduled request."""
 
-    sampled: SampledToken | None = None
+    sampled: SampledToken | None = None  # None, although the request samples, if its token must be sampled again
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
 
 

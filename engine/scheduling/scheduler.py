@@ -5,10 +5,10 @@ this engine. Each step lets the second number catch up with the first, under a t
 prefill: Sarathi-Serve, OSDI 2024). Once it has caught up, a token is sampled and there is one more to compute.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baton.engine.config import EngineConfig
-from baton.engine.errors import InvalidRequest, QueueFull
+from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.outputs import RequestOutput, SampledToken
 from baton.engine.request import FinishReason, FinishRule, Request, RequestId, RequestStatus
@@ -18,10 +18,21 @@ from baton.engine.scheduling.step_budget import RemainingBudget, StepBudget
 from baton.engine.scheduling.waiting_queue import OrderedRequests
 
 
+def _always(_: Request) -> bool:
+    return True
+
+
 class Scheduler:
     """Requests of an engine and the choice of what each step computes."""
 
-    def __init__(self, config: EngineConfig, blocks: BlockManager, finish_rule: FinishRule) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        blocks: BlockManager,
+        finish_rule: FinishRule,
+        may_sample: Callable[[Request], bool] = _always,
+    ) -> None:
+        """may_sample: whether a request's last known token may be computed, so that the next one is sampled."""
         if config.step_tokens <= config.batch_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {config.step_tokens}, but must exceed max_num_seqs "
@@ -30,6 +41,7 @@ class Scheduler:
         self.config = config
         self.blocks = blocks
         self.finish_rule = finish_rule
+        self._may_sample = may_sample
         self.budget = StepBudget(config.step_tokens)
         self.waiting = OrderedRequests()
         self.running = OrderedRequests()
@@ -70,10 +82,11 @@ class Scheduler:
         remaining = RemainingBudget(self.budget.num_tokens - self._schedule_decodes(schedule))
         for request in self.running:
             missing = request.num_tokens - request.num_computed_tokens
+            wanted = missing if missing == 1 or self._may_sample(request) else missing - 1
             if missing > 1 and remaining.limit_for(request) > 0 and len(schedule.requests) < self.config.batch_seqs:
                 # At most the last token lacks a block: one received together with a prompt whose KV is incomplete.
                 held = len(request.block_table) * self.config.block_size - request.num_computed_tokens
-                schedule.requests.append(ScheduledRequest.of(request, remaining.take(request, min(missing, held))))
+                schedule.requests.append(ScheduledRequest.of(request, remaining.take(request, min(wanted, held))))
         self._admit(schedule, remaining)
         schedule.requests.sort(key=lambda item: item.num_new_tokens > 1)
         self._may_admit = schedule.leaves_waiting
@@ -104,7 +117,9 @@ class Scheduler:
             request = item.request
             if request.status is not RequestStatus.RUNNING:  # ended by the previous step, after this one was launched
                 continue
-            self.blocks.advance(request, item.start + item.num_new_tokens)
+            end = item.start + item.num_new_tokens
+            must_repeat = item.samples and result.sampled is None
+            self.blocks.advance(request, end - 1 if must_repeat else end)
             request.num_prompt_logprobs += len(result.prompt_logprobs)
             if result.sampled is not None:
                 self._append(request, result.sampled)
@@ -118,6 +133,19 @@ class Scheduler:
                 )
             )
         return outputs
+
+    def has(self, request: Request) -> bool:
+        """Return whether the request was added and has not ended."""
+        known = self._requests.get(request.request_id) is request
+        return known and request.status is not RequestStatus.FINISHED
+
+    def fail(self, request: Request, error: EngineError) -> RequestOutput:
+        """End a request with an error, as `abort` does, and return its output."""
+        request.finish_reason = FinishReason.ERROR
+        self.abort(request.request_id)
+        return RequestOutput(
+            request.request_id, request.num_computed_tokens, finish_reason=request.finish_reason, error=error
+        )
 
     def abort(self, request_id: RequestId) -> bool:
         """End a request in any state; False if the id is unknown. Blocks being filled stay held until `end_receive`."""
@@ -189,7 +217,8 @@ class Scheduler:
             if len(schedule.requests) == most:
                 break
             is_running = request.status is RequestStatus.RUNNING
-            if is_running and request.num_tokens - request.num_computed_tokens == 1 and self._grow(request):
+            is_next = is_running and request.num_tokens - request.num_computed_tokens == 1
+            if is_next and self._may_sample(request) and self._grow(request):
                 schedule.requests.append(ScheduledRequest.of(request, 1))
         return len(schedule.requests)
 
@@ -237,8 +266,10 @@ class Scheduler:
             else:
                 request.status = RequestStatus.RUNNING
                 self.running.add(request)
-                num_new_tokens = remaining.take(request, request.num_tokens - request.num_computed_tokens)
-                schedule.requests.append(ScheduledRequest.of(request, num_new_tokens))
+                missing = request.num_tokens - request.num_computed_tokens
+                num_new_tokens = remaining.take(request, missing if self._may_sample(request) else missing - 1)
+                if num_new_tokens:
+                    schedule.requests.append(ScheduledRequest.of(request, num_new_tokens))
 
     def _take_blocks(self, request: Request) -> bool:
         reserve = len(self.running)  # each running request may soon need one more block
@@ -277,7 +308,7 @@ def _is_plain(request: Request) -> bool:
     Excludes top-k and top-p, for which the host waits for intermediate results.
     """
     sampling = request.sampling
-    is_edited = bool(sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty)
+    is_edited = bool(sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty or sampling.grammar)
     return (
         not (is_edited or sampling.repetition_penalty != 1 or request.num_output_tokens < sampling.min_tokens)
         and (sampling.temperature < GREEDY_BELOW or (sampling.top_k == 0 and sampling.top_p == 1))

@@ -13,6 +13,7 @@ from starlette.routing import Match, Route
 from baton.engine.errors import EngineError, InvalidRequest
 from baton.engine.sampling.params import SamplingParams
 from baton.router.errors import Draining, FieldError, KeyLimitReached, Overloaded, ResumeFailed
+from baton.router.openai.structured_output import GRAMMAR_FIELDS
 from baton.rpc.status import ServiceError, message_of, shortened, status_of
 
 logger = logging.getLogger(__name__)
@@ -94,4 +95,6 @@ def _param(error: Exception) -> str | None:
     if isinstance(error, FieldError):
         return error.field
     name = str(error).split(" ", 1)[0]  # the engine's messages begin with the option's name
+    if isinstance(error, InvalidRequest) and name.removesuffix(":") in GRAMMAR_FIELDS:
+        return name.removesuffix(":")
     return name if isinstance(error, InvalidRequest) and name in SamplingParams.__dataclass_fields__ else None

@@ -9,9 +9,10 @@ from baton.engine.sampling.params import MAX_LOGPROBS, MAX_TEMPERATURE, Sampling
 from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
 from baton.router.limits import MAX_ENTRIES, MAX_STOP_CHARS, check_num_completions, check_stop
-from baton.router.openai.ignored_fields import Label, NeutralFields
+from baton.router.openai.ignored_fields import Label
 from baton.router.openai.prompts import TOKEN_ID
 from baton.router.openai.request_body import WHOLE, AtMost, OrText, RequestBody
+from baton.router.openai.structured_output import StructuredOutputFields
 from baton.router.request_context import INT32_MAX
 
 LEAST_POSITIVE = 1e-6  # workers receive 32-bit floats, in which the smallest 64-bit ones are 0
@@ -56,7 +57,7 @@ class StreamOptions(RequestBody):
     include_obfuscation: bool = False  # ignored: padding that hides the lengths of events
 
 
-class GenerationFields(NeutralFields):
+class GenerationFields(StructuredOutputFields):
     """Options of a generation."""
 
     model: str | None = None
@@ -117,4 +118,5 @@ class GenerationFields(NeutralFields):
             min_tokens=self.min_tokens,
             logprobs=logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            grammar=self.grammar(),
         )

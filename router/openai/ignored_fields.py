@@ -12,12 +12,6 @@ MetadataName = Annotated[str, Field(max_length=MAX_METADATA_NAME_CHARS)]
 MetadataValue = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
 
 
-class TextFormat(RequestBody):
-    """The only supported response format."""
-
-    type: Literal["text"]
-
-
 class HarmlessFields(RequestBody):
     """Fields that do not change the output, whatever their value."""
 
@@ -37,12 +31,6 @@ class NeutralFields(HarmlessFields):
 
     functions: Annotated[list[object], Field(max_length=0, fail_fast=True)] | None = None
     function_call: Literal["none", "auto"] = "none"
-    response_format: TextFormat | None = None
-    structured_outputs: None = None
-    guided_json: None = None
-    guided_regex: None = None
-    guided_choice: None = None
-    guided_grammar: None = None
     logits_processors: Annotated[list[object], Field(max_length=0, fail_fast=True)] | None = None
     suffix: Literal[""] = ""
     audio: None = None

@@ -13,6 +13,8 @@ from baton.router.openai.ignored_fields import NeutralFields
 # By the names in llama.cpp, Ollama, SGLang, Text Generation Inference and transformers.
 RENAMED: Mapping[str, str] = {
     "eos_token_id": "stop_token_ids",
+    "format": "response_format",
+    "grammar": "ebnf",
     "input": "messages",
     "inputs": "prompt",
     "max_gen_len": "max_tokens",
@@ -31,17 +33,16 @@ RENAMED: Mapping[str, str] = {
     "sampling_seed": "seed",
     "stop_sequences": "stop",
     "stop_strings": "stop",
+    "structural_tag": "response_format",
     "text": "prompt",
     "token_ids": "tokens",
     "top_n_tokens": "top_logprobs",
 }
 MAX_COMPARED_CHARS = 64  # longest name for which similar ones are searched: the time grows with the length
 TEMPLATE_OPTIONS = frozenset({"enable_thinking", "reasoning_effort", "thinking"})
-STRUCTURED_OUTPUT, LORA, SAMPLER = "Structured output", "LoRA", "This sampler"
+LORA, SAMPLER = "LoRA", "This sampler"
 FEATURES: Mapping[str, str] = {
     "adapter_id": LORA, "adapter_source": LORA, "lora": LORA, "lora_path": LORA, "lora_request": LORA,
-    "ebnf": STRUCTURED_OUTPUT, "format": STRUCTURED_OUTPUT, "grammar": STRUCTURED_OUTPUT,
-    "json_schema": STRUCTURED_OUTPUT, "regex": STRUCTURED_OUTPUT, "structural_tag": STRUCTURED_OUTPUT,
     "dry_multiplier": SAMPLER, "dynatemp_range": SAMPLER, "epsilon_cutoff": SAMPLER, "eta_cutoff": SAMPLER,
     "mirostat": SAMPLER, "smoothing_factor": SAMPLER, "tfs_z": SAMPLER, "top_a": SAMPLER, "top_n_sigma": SAMPLER,
     "typical_p": SAMPLER, "xtc_probability": SAMPLER,
@@ -52,8 +53,8 @@ FEATURES: Mapping[str, str] = {
 
 def advice(name: str, known: Collection[str]) -> str:
     """Return advice about an unknown field, given the names of known ones; empty if there is none."""
-    if name in FEATURES or name.startswith("guided_"):
-        return f"{FEATURES.get(name, STRUCTURED_OUTPUT)} is not supported by this server."
+    if name in FEATURES:
+        return f"{FEATURES[name]} is not supported by this server."
     if RENAMED.get(name) in known:
         return f"Use {RENAMED[name]}."
     if option := template_advice(name, known):
@@ -77,6 +78,8 @@ def invalid_body(model: type[BaseModel], error: ValidationError) -> InvalidReque
     """Return the error for the first problem of a body."""
     problem = error.errors(include_url=False, include_context=False)[0]
     location = problem["loc"]
+    if location[:1] == ("response_format",):
+        location = (*location[:1], *location[2:])  # without the tag of the union
     if not location:
         return InvalidRequest("the body must be a JSON object" if "model" in problem["type"] else problem["msg"])
     name = _path(location)

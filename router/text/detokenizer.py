@@ -7,7 +7,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from baton.router.text.byte_level import TokenBytes
+from baton.engine.checkpoint.token_bytes import TokenBytes
 
 CONTEXT_TOKENS = 6  # of the prompt: enough to know whether the output's first word begins with a space
 REPLACEMENT = "\ufffd"

@@ -9,9 +9,9 @@ from typing import ParamSpec, TypeVar
 
 from tokenizers import Tokenizer as FastTokenizer
 
+from baton.engine.checkpoint.token_bytes import TokenBytes
 from baton.router.admission.turns import Turns
 from baton.router.errors import INPUT_PANICS
-from baton.router.text.byte_level import TokenBytes
 from baton.router.text.chat_template import ChatTemplate, Message, is_plain
 from baton.router.text.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
 from baton.router.text.prompt_encoder import PromptEncoder

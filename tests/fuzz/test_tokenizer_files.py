@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 
+from baton.engine.checkpoint.token_bytes import byte_of_character
 from baton.engine.errors import InvalidCheckpoint, InvalidRequest
-from baton.router.text.byte_level import byte_of_character
 from baton.router.text.chat_template import Message
 from baton.router.text.tokenizer import Tokenizer
 from tests.fuzz.fuzzing import Fuzzing

@@ -43,7 +43,6 @@ async def test_errors_name_what_is_wrong_with_a_request() -> None:
             (CHAT, {"messages": HELLO, "stop": ["a", "b", "c"]}, "limit of 2", "stop"),
             (CHAT, {"messages": HELLO, "stop": ""}, "at least 1 character", "stop[0]"),
             (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools is not supported", "tools"),
-            (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "not supported", "response_format"),
             (CHAT, {"messages": HELLO, "audio": {"voice": "x"}}, "audio is not supported", "audio"),
             (CHAT, {"messages": HELLO, "top_logprobs": 2}, "logprobs is true", "top_logprobs"),
             (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "equal to 20", "top_logprobs"),

@@ -3,10 +3,23 @@
 import random
 from dataclasses import fields
 
+import pytest
+
+from baton.engine.errors import InvalidRequest
+from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.outputs import PositionLogprobs, TokenLogprob
 from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2
 from baton.rpc.requests import logprobs_from_proto, logprobs_to_proto, sampling_from_proto, sampling_to_proto
+
+GRAMMARS = (
+    Grammar(GrammarKind.JSON_OBJECT, field="response_format"),
+    Grammar(GrammarKind.JSON_SCHEMA, '{"type": "string"}', is_open=True),
+    Grammar(GrammarKind.REGEX, "é+"),
+    Grammar(GrammarKind.CHOICE, '["a", "b\\n"]'),
+    Grammar(GrammarKind.EBNF, 'root ::= "a"', field="guided_grammar"),
+    Grammar(GrammarKind.STRUCTURAL_TAG, "{}"),
+)
 
 
 def random_sampling(rng: random.Random) -> SamplingParams:
@@ -18,7 +31,7 @@ def random_sampling(rng: random.Random) -> SamplingParams:
         frequency_penalty=share(), repetition_penalty=share(), logit_bias={rng.randrange(500): -share()},
         seed=rng.getrandbits(64), stop_token_ids=frozenset(rng.sample(range(500), 3)), ignore_eos=rng.random() < 0.5,
         min_tokens=rng.randrange(9), max_tokens=rng.randrange(1, 99), logprobs=rng.choice([None, 0, 5]),
-        prompt_logprobs=rng.choice([None, 0, 5]),
+        prompt_logprobs=rng.choice([None, 0, 5]), grammar=rng.choice([None, *GRAMMARS]),
     )  # fmt: skip
 
 
@@ -27,7 +40,17 @@ def test_options_round_trip_through_the_message() -> None:
     for _ in range(100):
         sampling = random_sampling(rng)
         message = common_pb2.SamplingParams.FromString(sampling_to_proto(sampling).SerializeToString())
-        assert sampling_from_proto(message) == sampling
+        received = sampling_from_proto(message)
+        assert received == sampling
+        assert (received.grammar and received.grammar.field) == (sampling.grammar and sampling.grammar.field)
+
+
+def test_a_grammar_without_a_source_is_invalid() -> None:
+    for message in (common_pb2.Grammar(), common_pb2.Grammar(json_object=False)):
+        grammar = sampling_from_proto(common_pb2.SamplingParams(grammar=message)).grammar
+        assert grammar is not None
+        with pytest.raises(InvalidRequest, match="grammar: the grammar is empty"):
+            grammar.validate()
 
 
 def test_every_option_has_its_field() -> None:

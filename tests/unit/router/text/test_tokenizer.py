@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
+from baton.engine.checkpoint.token_bytes import TokenBytes
 from baton.engine.errors import InvalidRequest
-from baton.router.text.byte_level import TokenBytes
 from baton.router.text.detokenizer import MAX_INCOMPLETE, MAX_SILENT, StreamDetokenizer
 from baton.router.text.tokenizer import LONG_SIZE, Tokenizer
 from tests.unit.router.running_router import MODEL

@@ -1,0 +1,186 @@
+"""Compiled grammars: a cache by content in front of a bounded number of compiling threads."""
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from baton.engine.errors import EngineError, InvalidRequest, QueueFull
+from baton.engine.grammar.base import CompiledGrammar, GrammarBackend
+from baton.engine.grammar.figures import GrammarCounters
+from baton.engine.grammar.grammar import Grammar
+from baton.engine.grammar.threads import DaemonThreads
+from baton.extras import XGRAMMAR
+
+logger = logging.getLogger(__name__)
+
+NUM_THREADS = 2
+MAX_WAITING = 64  # grammars
+MAX_CACHE_BYTES = 256 << 20
+MAX_CACHED = 1024  # grammars, those that failed included
+COMPILE_TIMEOUT_S = 30.0
+WAIT_TIMEOUT_S = 60.0  # for a thread, and for the import of the backend by the first grammar
+SLOW_FILL_S = 0.05  # time of a grammar's first mask from which its masks are filled apart from the other requests'
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyGrammar:
+    """A compiled grammar that allows at least one output."""
+
+    compiled: CompiledGrammar
+    is_slow: bool  # its first mask took more than SLOW_FILL_S
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A grammar in the cache, which may not be compiled yet."""
+
+    ready: "Future[ReadyGrammar]"
+    timer: threading.Timer | None = None
+    num_bytes: int = 0
+
+    def start_timer(self, timeout_s: float, expire: Callable[[], None]) -> None:
+        """Replace the timer."""
+        self.stop_timer()
+        self.timer = threading.Timer(timeout_s, expire)
+        self.timer.daemon = True
+        self.timer.start()
+
+    def stop_timer(self) -> None:
+        """Stop the timer, if any."""
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+class GrammarCompiler:
+    """Compiles grammars on threads of its own, each content once while it is cached."""
+
+    def __init__(
+        self, make_backend: Callable[[], GrammarBackend], vocab_size: int, timeout_s: float = COMPILE_TIMEOUT_S
+    ) -> None:
+        """make_backend: called on a compiling thread at the first grammar."""
+        self._make_backend = make_backend
+        self.num_words = -(-vocab_size // 32)  # int32 elements of a mask
+        self._timeout_s = timeout_s
+        self._threads = DaemonThreads("grammar compiler", NUM_THREADS, MAX_WAITING)
+        self._lock = threading.Lock()  # guards everything below
+        self._backend_lock = threading.Lock()
+        self._backend: GrammarBackend | None = None
+        self._entries: OrderedDict[Grammar, _Entry] = OrderedDict()  # least recently used first
+        self._num_bytes = 0
+        self.counters = GrammarCounters()
+
+    @property
+    def backend(self) -> GrammarBackend:
+        """The backend; exists once a grammar is compiled."""
+        assert self._backend is not None
+        return self._backend
+
+    def compile(self, grammar: Grammar) -> "Future[ReadyGrammar]":
+        """Return the future of a compiled grammar; its exception is InvalidRequest, QueueFull or EngineError.
+
+        Raises InvalidRequest if the backend is not installed, QueueFull if too many grammars wait for a thread.
+        """
+        with self._lock:
+            entry = self._entries.get(grammar)
+            if entry is not None:
+                self._entries.move_to_end(grammar)
+                self.counters.num_cache_hits += 1
+                return entry.ready
+            if not XGRAMMAR.is_installed:
+                raise InvalidRequest(XGRAMMAR.missing("structured output"))
+            entry = _Entry(Future())
+            busy = QueueFull("the threads that compile grammars are busy; try again later")
+            entry.start_timer(WAIT_TIMEOUT_S, lambda: self._fail(grammar, entry, busy))
+            try:
+                self._threads.submit(lambda: self._compile(grammar, entry))
+            except QueueFull:
+                entry.stop_timer()
+                raise
+            self._entries[grammar] = entry
+            self._evict()
+        return entry.ready
+
+    def _compile(self, grammar: Grammar, entry: _Entry) -> None:
+        """Compile on a thread. The requests fail at the timeout, although the thread is busy until the end."""
+        if entry.ready.done():  # it waited for too long
+            return
+        try:
+            backend = self._shared_backend()
+            text = f"it takes longer than {self._timeout_s:g} s to compile; simplify it"
+            entry.start_timer(self._timeout_s, lambda: self._fail(grammar, entry, InvalidRequest(text)))
+            started_at_s = time.monotonic()
+            ready = self._tried(backend.compile(grammar))
+            self._finish(entry, ready, time.monotonic() - started_at_s)
+        except EngineError as error:
+            self._fail(grammar, entry, error)
+        except Exception:  # a fault of the library or of this code, not of the request
+            logger.exception("a grammar could not be compiled")
+            self._fail(grammar, entry, EngineError("a grammar could not be compiled"))
+        finally:
+            entry.stop_timer()
+
+    def _shared_backend(self) -> GrammarBackend:
+        with self._backend_lock:
+            if self._backend is None:
+                self._backend = self._make_backend()
+            return self._backend
+
+    def _tried(self, compiled: CompiledGrammar) -> ReadyGrammar:
+        """Return the grammar after its first mask. Raises InvalidRequest if it allows no output."""
+        row = torch.zeros(self.num_words, dtype=torch.int32)
+        started_s = time.thread_time()
+        compiled.matcher(frozenset({0})).fill(row)
+        duration_s = time.thread_time() - started_s
+        if not row.any():
+            raise InvalidRequest("it matches no text")
+        return ReadyGrammar(compiled, duration_s > SLOW_FILL_S)
+
+    def _finish(self, entry: _Entry, ready: ReadyGrammar, duration_s: float) -> None:
+        with self._lock:
+            self.counters.num_compiles += 1
+            self.counters.compile_s += duration_s
+            if not entry.ready.done():
+                entry.num_bytes = ready.compiled.num_bytes
+                self._num_bytes += entry.num_bytes
+                self._evict()
+        _resolve(entry, ready)
+
+    def _fail(self, grammar: Grammar, entry: _Entry, error: EngineError) -> None:
+        """Fail the waiting requests. An invalid grammar stays in the cache, so that it is not compiled again."""
+        with self._lock:
+            if not isinstance(error, InvalidRequest) and self._entries.get(grammar) is entry:
+                del self._entries[grammar]
+        _resolve(entry, error)
+
+    def _evict(self) -> None:
+        """Remove entries in order of their last use until the rest fits. Those being compiled stay."""
+        for grammar, entry in list(self._entries.items()):
+            if self._num_bytes <= MAX_CACHE_BYTES and len(self._entries) <= MAX_CACHED:
+                return
+            if entry.ready.done():
+                del self._entries[grammar]
+                self._num_bytes -= entry.num_bytes
+
+
+def make_xgrammar_backend(directory: Path, vocab_size: int, eos_token_ids: frozenset[int]) -> GrammarBackend:
+    """Return xgrammar's backend. Raises InvalidRequest if the directory has no usable tokenizer."""
+    from baton.engine.grammar.xgrammar_backend import XGrammarBackend  # optional, and takes seconds to import
+
+    return XGrammarBackend(str(directory), vocab_size, eos_token_ids)
+
+
+def _resolve(entry: _Entry, result: ReadyGrammar | EngineError) -> None:
+    try:
+        if isinstance(result, EngineError):
+            entry.ready.set_exception(result)
+        else:
+            entry.ready.set_result(result)
+    except InvalidStateError:
+        return  # the other of the compiling thread and the timer was first

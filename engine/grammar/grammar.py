@@ -1,0 +1,99 @@
+"""A request's grammar as data, and the bounds on it that need no compiler."""
+
+import json
+from dataclasses import dataclass, field
+from enum import Enum
+
+from baton.engine.errors import InvalidRequest
+from baton.engine.grammar.json_schema import check_schema
+from baton.engine.grammar.regex import check_regex
+from baton.engine.grammar.structural_tag import check_structural_tag
+
+MAX_SOURCE_BYTES = 128 << 10  # every command to a worker carries the source
+MAX_NESTING = 64  # of JSON arrays and objects in a schema or structural tag
+MAX_SHOWN_CHARS = 50
+
+
+class GrammarKind(Enum):
+    """The language in which a grammar is written."""
+
+    JSON_OBJECT = "json_object"  # any JSON object
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"  # one of several texts
+    EBNF = "ebnf"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+JSON_KINDS = frozenset({GrammarKind.JSON_SCHEMA, GrammarKind.STRUCTURAL_TAG, GrammarKind.CHOICE})
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar that a request's output must match. Grammars with the same content are equal."""
+
+    kind: GrammarKind
+    source: str = ""  # JSON for a schema, a structural tag and the list of choices; empty for JSON_OBJECT
+    is_open: bool = False  # schemas: objects and arrays may have properties and items that the schema does not mention
+    field: str = field(default="grammar", compare=False)  # name of the request's field, for errors
+
+    def validate(self) -> None:
+        """Raise InvalidRequest, which names the field, if the grammar exceeds a bound or cannot be enforced."""
+        try:
+            num_bytes = len(self.source.encode())
+        except UnicodeEncodeError:
+            raise self.invalid("it has half of a surrogate pair, which is no character") from None
+        if num_bytes > MAX_SOURCE_BYTES:
+            raise self.invalid(f"it has {num_bytes} bytes, over the limit of {MAX_SOURCE_BYTES}")
+        try:
+            if self.kind in JSON_KINDS:
+                self._check_json()
+            elif self.kind is GrammarKind.REGEX:
+                check_regex(self.source)
+            elif self.kind is GrammarKind.EBNF and not self.source.strip():
+                raise ValueError("the grammar is empty")
+        except ValueError as error:
+            raise self.invalid(str(error)) from error
+
+    def invalid(self, problem: str) -> InvalidRequest:
+        """Return the error for a grammar with this problem; its message begins with the field's name."""
+        return InvalidRequest(f"{self.field}: {problem}")
+
+    def _check_json(self) -> None:
+        """Raise ValueError for JSON that is malformed, nested too deeply, or of the wrong type."""
+        try:
+            value = json.loads(self.source, parse_constant=_refuse_constant)
+        except RecursionError:
+            raise ValueError(f"it is nested over {MAX_NESTING} levels deep") from None
+        if _nesting(value) > MAX_NESTING:
+            raise ValueError(f"it is nested over {MAX_NESTING} levels deep")
+        if self.kind is GrammarKind.JSON_SCHEMA:
+            check_schema(value)
+        elif self.kind is GrammarKind.CHOICE:
+            _check_choices(value)
+        else:
+            check_structural_tag(value)
+
+
+def _check_choices(choices: object) -> None:
+    if not isinstance(choices, list) or not choices or not all(isinstance(each, str) and each for each in choices):
+        raise ValueError("it must be a list of one or more strings, none of them empty")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _nesting(value: object) -> int:
+    """Return how many arrays and objects are nested in each other. `value` was parsed, so recursion was possible."""
+    depth, level = 0, [value]
+    while level:
+        inner: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+        depth += any(isinstance(each, dict | list) for each in level)
+        level = inner
+    return depth

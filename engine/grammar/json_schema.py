@@ -1,0 +1,246 @@
+"""JSON Schemas: keywords that the compiler would ignore are refused by name.
+
+The compiler (xgrammar's converter) reads the first of `$ref`, `const`, `enum`, `anyOf`, `oneOf`, `allOf` and `type` in
+a schema, and ignores the keywords beside it that belong to the others. Annotations, such as `title`, restrict nothing.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+from baton.engine.grammar.regex import check_string_pattern
+
+Schema = Mapping[str, object]
+
+IGNORED = (
+    *("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"),
+    *("contains", "minContains", "maxContains", "additionalItems", "$dynamicRef", "$recursiveRef"),
+)
+REFERENCE = ("$ref",)
+VALUES = ("const", "enum")
+COMBINED = ("anyOf", "oneOf", "allOf")
+NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+TEXTS = ("pattern", "format", "minLength", "maxLength")
+ARRAYS = ("items", "prefixItems", "unevaluatedItems", "minItems", "maxItems")
+OBJECTS = (
+    *("properties", "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
+    *("required", "minProperties", "maxProperties"),
+)
+TYPE_NAMES = ("object", "array", "string", "number", "integer", "boolean", "null")
+RESTRICTING = ("type", *REFERENCE, *VALUES, *COMBINED, *NUMBERS, *TEXTS, *ARRAYS, *OBJECTS)
+IMPLIES_TYPE = ("properties", "additionalProperties", "unevaluatedProperties", "items", "prefixItems")
+FORMATS = (
+    *("email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri", "uri-reference"),
+    "uri-template",
+)
+MAX_MULTIPLE = 1024  # larger ones, and bounded ranges over MAX_RANGE, are ignored by the compiler
+MAX_RANGE = 10000
+ONE_SCHEMA = ("items", "unevaluatedItems", "additionalProperties", "unevaluatedProperties", "propertyNames")
+NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+LISTED_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
+
+
+def check_schema(schema: object) -> None:
+    """Raise ValueError, with the path of the problem, for a schema that would not be enforced as it is."""
+    for path, current in schemas_in(schema):
+        try:
+            if isinstance(current, dict):
+                _check(current)
+            elif not isinstance(current, bool):
+                raise ValueError("a schema must be an object, true or false")
+        except ValueError as error:
+            raise ValueError(f"{path.removeprefix('.') or 'the schema'}: {error}") from None
+
+
+def patterns_of(schema: object) -> Iterator[str]:
+    """Yield the regular expressions in a schema."""
+    for _, current in schemas_in(schema):
+        if isinstance(current, dict):
+            yield from _patterns(current)
+
+
+def schemas_in(schema: object) -> Iterator[tuple[str, object]]:
+    """Yield a schema and those in it, with their paths."""
+    pending = [("", schema)]
+    while pending:
+        path, current = pending.pop()
+        yield path, current
+        if isinstance(current, dict):
+            pending += [(f"{path}.{name}", inner) for name, inner in _inner(current)]
+
+
+def _patterns(schema: Schema) -> list[str]:
+    return [each for each in (schema.get("pattern"), *_keys(schema.get("patternProperties"))) if isinstance(each, str)]
+
+
+def _inner(schema: Schema) -> Iterator[tuple[str, object]]:
+    """Yield the schemas in a schema, with their paths."""
+    for name in ONE_SCHEMA:
+        inner = schema.get(name)
+        if name == "propertyNames" and isinstance(inner, dict):
+            yield name, {"type": "string", **inner}  # names are strings, even if the schema does not say so
+        elif name in schema:
+            yield name, inner
+    for name in NAMED_SCHEMAS:
+        named = schema.get(name)
+        for key, inner in named.items() if isinstance(named, dict) else ():
+            yield f"{name}.{key}", inner
+    for name in LISTED_SCHEMAS:
+        listed = schema.get(name)
+        for place, inner in enumerate(listed if isinstance(listed, list) else ()):
+            yield f"{name}[{place}]", inner
+
+
+def _check(schema: Schema) -> None:
+    for name in IGNORED:
+        if name in schema:
+            raise ValueError(f"{name} is not supported")
+    if schema.get("uniqueItems"):
+        raise ValueError("uniqueItems is not supported")
+    kinds = schema.get("type", [])
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if kind not in TYPE_NAMES:
+            raise ValueError(f"type must be one of {', '.join(TYPE_NAMES)}")
+    _check_siblings(schema)
+    _check_reference(schema)
+    _check_one_of(schema)
+    _check_text(schema)
+    _check_number(schema)
+    _check_object(schema)
+
+
+def _check_siblings(schema: Schema) -> None:
+    """Raise ValueError for a keyword that would be ignored because of another one."""
+    leading = next((name for name in (*REFERENCE, *VALUES, *COMBINED) if name in schema), None)
+    present = [name for name in RESTRICTING if name in schema and name != leading]
+    if leading in VALUES:
+        values = [schema["const"]] if leading == "const" else schema["enum"]
+        if present == ["type"] and isinstance(values, list) and _all_of_type(values, schema["type"]):
+            return
+        if present:
+            raise ValueError(f"{present[0]} next to {leading} is not supported; leave out what it excludes")
+    elif leading is not None and present:
+        raise ValueError(f"{present[0]} next to {leading} is not supported; put it into {leading}'s schemas")
+    elif leading is None and "type" not in schema and present and not any(name in schema for name in IMPLIES_TYPE):
+        raise ValueError(f"{present[0]} needs a type")
+    all_of = schema.get("allOf")
+    if isinstance(all_of, list) and len(all_of) > 1:
+        raise ValueError("allOf with several schemas is not supported; merge them")
+
+
+def _check_reference(schema: Schema) -> None:
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference != "#" and not reference.startswith("#/"):
+        raise ValueError('$ref must point into the same schema: "#" or "#/..."')
+
+
+def _check_one_of(schema: Schema) -> None:
+    options = schema.get("oneOf")
+    if not isinstance(options, list):
+        return
+    for place, first in enumerate(options):
+        if not all(_are_disjoint(first, second) for second in options[place + 1 :]):
+            raise ValueError("oneOf is only supported if its schemas exclude each other by type or constant; use anyOf")
+
+
+def _check_text(schema: Schema) -> None:
+    limits = [name for name in ("minLength", "maxLength") if name in schema]
+    for name in limits:
+        if isinstance(schema[name], bool) or not isinstance(schema[name], int) or not cast(int, schema[name]) >= 0:
+            raise ValueError(f"{name} must be a whole number, 0 or more")
+    if "pattern" in schema and ("format" in schema or limits):
+        raise ValueError(f"{(*limits, 'format')[0]} next to pattern is not supported; put it into the pattern")
+    if "format" in schema and limits:
+        raise ValueError(f"{limits[0]} next to format is not supported")
+    if "format" in schema and schema["format"] not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}")
+    for pattern in _patterns(schema):
+        check_string_pattern(pattern)
+
+
+def _check_number(schema: Schema) -> None:
+    if "multipleOf" not in schema:
+        return
+    multiple, kind = schema["multipleOf"], schema.get("type")
+    is_whole = isinstance(multiple, int) or (isinstance(multiple, float) and multiple.is_integer())
+    if kind != "integer" or not is_whole or not 0 < cast(float, multiple) <= MAX_MULTIPLE:
+        raise ValueError(f'multipleOf is only supported for "type": "integer", as an integer from 1 to {MAX_MULTIPLE}')
+    low = [schema[name] for name in ("minimum", "exclusiveMinimum") if name in schema]
+    high = [schema[name] for name in ("maximum", "exclusiveMaximum") if name in schema]
+    if not (low or high):
+        return
+    numbers = [each for each in (*low, *high) if isinstance(each, int | float)]
+    if not (low and high) or len(numbers) < len(low) + len(high) or max(numbers) - min(numbers) > MAX_RANGE:
+        raise ValueError(f"multipleOf with bounds needs both a minimum and a maximum, at most {MAX_RANGE} apart")
+
+
+def _check_object(schema: Schema) -> None:
+    required, named = schema.get("required"), schema.get("properties")
+    known = named.keys() if isinstance(named, dict) else ()
+    for name in required if isinstance(required, list) else ():
+        if name not in known:
+            raise ValueError(f"required has {json.dumps(name)[:100]}, which properties must define")
+    extras = [name for name in ("patternProperties", "propertyNames") if name in schema]
+    if len(extras) > 1 or (extras and "unevaluatedProperties" in schema):
+        raise ValueError(f"{extras[0]} next to another rule for further properties is not supported")
+    if extras and isinstance(schema.get("additionalProperties", False), dict):
+        raise ValueError(f"{extras[0]} next to a schema in additionalProperties is not supported")
+    patterns = _keys(schema.get("patternProperties"))
+    if patterns and (len(patterns) > 1 or known):
+        raise ValueError("patternProperties is only supported with one pattern and without properties")
+
+
+def _keys(value: object) -> Sequence[object]:
+    return list(value) if isinstance(value, dict) else ()
+
+
+def _are_disjoint(first: object, second: object) -> bool:
+    """Return whether no value can match both schemas, as far as types and constants show."""
+    if not isinstance(first, dict) or not isinstance(second, dict):
+        return False
+    if _types(first) and _types(second) and not _types(first) & _types(second):
+        return True
+    ours, theirs = _constants(first), _constants(second)
+    if ours and theirs:
+        return not ours & theirs
+    if not {"object"} == _types(first) == _types(second):
+        return False
+    shared = set(_names(first)) & set(_names(second))
+    properties = (cast(Schema, first["properties"]), cast(Schema, second["properties"]))
+    return any(_are_disjoint(properties[0][name], properties[1][name]) for name in shared)
+
+
+def _names(schema: Schema) -> Sequence[str]:
+    """Return the properties that a schema both requires and defines."""
+    required, named = schema.get("required"), schema.get("properties")
+    if not isinstance(required, list) or not isinstance(named, dict):
+        return ()
+    return [name for name in required if isinstance(name, str) and name in named]
+
+
+def _constants(schema: Schema) -> set[str]:
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return {json.dumps(each, sort_keys=True) for each in values} if isinstance(values, list) else set()
+
+
+def _types(schema: Schema) -> set[str]:
+    """Return the types that a schema allows; empty if it names none. An integer is a number too."""
+    kind = schema.get("type")
+    names = {each for each in (kind if isinstance(kind, list) else [kind]) if isinstance(each, str)}
+    return names | {"integer"} if "number" in names else names
+
+
+JSON_TYPES: Mapping[type, Sequence[str]] = {
+    bool: ("boolean",),
+    int: ("integer", "number"),
+    float: ("number",),
+    str: ("string",),
+    type(None): ("null",),
+    list: ("array",),
+    dict: ("object",),
+}
+
+
+def _all_of_type(values: Sequence[object], kind: object) -> bool:
+    kinds = kind if isinstance(kind, list) else [kind]
+    return all(any(name in kinds for name in JSON_TYPES[type(each)]) for each in values)

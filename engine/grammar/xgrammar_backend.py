@@ -1,0 +1,112 @@
+"""Grammars by xgrammar (Dong et al. 2024, "XGrammar: Flexible and Efficient Structured Generation Engine").
+
+Imports xgrammar, and with it transformers, when it is imported: use `GrammarCompiler`, which does so on its threads.
+"""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+
+import xgrammar
+from torch import Tensor
+
+from baton.engine.errors import InvalidRequest
+from baton.engine.grammar.base import CompiledGrammar, Matcher
+from baton.engine.grammar.grammar import Grammar, GrammarKind
+from baton.engine.grammar.json_schema import patterns_of
+from baton.engine.grammar.schema_rewrite import compilable_schema, compilable_tag
+from baton.engine.grammar.vocabulary import token_texts
+
+# Between two tokens of JSON. Without a bound, weak models repeat white space until max_tokens.
+MAX_WHITESPACE = 20
+MAX_THREADS = 8  # of one compile, at most half of the cores
+ANY_OBJECT = '{"type":"object"}'
+SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
+MAX_ERROR_CHARS = 400
+
+
+class XGrammarBackend:
+    """xgrammar's compiler for one vocabulary."""
+
+    def __init__(self, directory: str, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        """Read the vocabulary of a model's directory. Raises InvalidRequest if it has no usable tokenizer."""
+        vocabulary = xgrammar.TokenizerInfo(
+            token_texts(directory, vocab_size),
+            xgrammar.VocabType.RAW,
+            vocab_size=vocab_size,
+            stop_token_ids=sorted(eos_token_ids),
+        )
+        num_threads = min(MAX_THREADS, max(1, len(os.sched_getaffinity(0)) // 2))
+        self._compiler = xgrammar.GrammarCompiler(vocabulary, max_threads=num_threads, cache_enabled=False)
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Compile a grammar. Raises InvalidRequest with the place of the problem."""
+        try:
+            return XGrammar(self._compile(grammar))
+        except (RuntimeError, ValueError) as error:
+            raise InvalidRequest(_problem(error)) from error
+
+    def apply(self, logits: Tensor, masks: Tensor, rows: Sequence[int]) -> None:
+        """Set the logits of forbidden tokens to -inf in place; see `GrammarBackend`."""
+        xgrammar.apply_token_bitmask_inplace(logits, masks, vocab_size=logits.shape[1], indices=list(rows))
+
+    def _compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+        compiler, source = self._compiler, grammar.source
+        match grammar.kind:
+            case GrammarKind.JSON_OBJECT:
+                return compiler.compile_json_schema(ANY_OBJECT, strict_mode=False, max_whitespace_cnt=MAX_WHITESPACE)
+            case GrammarKind.JSON_SCHEMA:
+                schema = json.loads(source)
+                for pattern in patterns_of(schema):  # the converter of schemas ignores some of their syntax
+                    xgrammar.Grammar.from_regex(pattern)
+                return compiler.compile_json_schema(
+                    json.dumps(compilable_schema(schema)),
+                    strict_mode=not grammar.is_open,
+                    max_whitespace_cnt=MAX_WHITESPACE,
+                )
+            case GrammarKind.REGEX:
+                return compiler.compile_regex(source)
+            case GrammarKind.CHOICE:
+                options = " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(source))
+                return compiler.compile_grammar(f"root ::= {options}")
+            case GrammarKind.EBNF:
+                return compiler.compile_grammar(source)
+            case GrammarKind.STRUCTURAL_TAG:
+                return compiler.compile_structural_tag(json.dumps(compilable_tag(json.loads(source))))
+
+
+class XGrammar:
+    """A compiled grammar."""
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar) -> None:
+        self._compiled = compiled
+
+    @property
+    def num_bytes(self) -> int:
+        """Approximate size in memory."""
+        return int(self._compiled.memory_size_bytes)
+
+    def matcher(self, stop_token_ids: frozenset[int]) -> Matcher:
+        """Return a matcher at the start; `stop_token_ids` end an output that is complete."""
+        return XGrammarMatcher(xgrammar.GrammarMatcher(self._compiled, override_stop_tokens=sorted(stop_token_ids)))
+
+
+class XGrammarMatcher:
+    """The position of one output in its grammar."""
+
+    def __init__(self, matcher: xgrammar.GrammarMatcher) -> None:
+        self._matcher = matcher
+
+    def accept(self, token_id: int) -> bool:
+        """Advance by a token; return False, without effect, if the grammar does not allow it here."""
+        return bool(self._matcher.accept_token(token_id))
+
+    def fill(self, row: Tensor) -> None:
+        """Set the bits of the tokens allowed next, [ceil(vocab / 32)] int32; see `Matcher`."""
+        self._matcher.fill_next_token_bitmask(row[None])
+
+
+def _problem(error: Exception) -> str:
+    """Return xgrammar's message without the place in its own source."""
+    return SOURCE_PLACE.sub("", str(error).strip()).strip()[:MAX_ERROR_CHARS]

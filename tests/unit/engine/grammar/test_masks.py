@@ -1,0 +1,179 @@
+"""Masks that are late, slow or impossible: their requests wait or fail alone."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.engine.grammar import masks as masks_module
+from baton.engine.grammar.compiler import GrammarCompiler
+from baton.engine.grammar.grammar import Grammar, GrammarKind
+from baton.engine.grammar.masks import GrammarMasks
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling.params import SamplingParams
+
+EOS = 0
+VOCAB_SIZE = 64
+TIMEOUT_S = 30
+
+
+class CountingGrammar:
+    """Allows token `n + 1` after `n` tokens. Held back from the token on at which its gate is closed."""
+
+    num_bytes = 10
+
+    def __init__(self, gate: threading.Event, held_from: int) -> None:
+        self._gate = gate
+        self._held_from = held_from
+        self._num_tokens = 0
+
+    def matcher(self, stop_token_ids: frozenset[int]) -> "CountingGrammar":
+        return CountingGrammar(self._gate, self._held_from)
+
+    def accept(self, token_id: int) -> bool:
+        is_right = token_id == self._num_tokens + 1
+        self._num_tokens += is_right
+        return is_right
+
+    def fill(self, row: Tensor) -> None:
+        if self._num_tokens >= self._held_from:
+            assert self._gate.wait(TIMEOUT_S)
+        row.zero_()
+        row[(self._num_tokens + 1) // 32] = 1 << (self._num_tokens + 1) % 32
+
+
+class CountingBackend:
+    """Compiles grammars whose source is the number of tokens from which they are held."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    def compile(self, grammar: Grammar) -> CountingGrammar:
+        return CountingGrammar(self.gate, int(grammar.source))
+
+    def apply(self, logits: Tensor, masks: Tensor, rows: Sequence[int]) -> None:
+        for row in rows:
+            bits = (masks[row][:, None] >> torch.arange(32, dtype=torch.int32)) & 1
+            logits[row, ~bits.flatten().bool()] = -torch.inf
+
+
+@pytest.fixture
+def backend() -> Iterator[CountingBackend]:
+    counting = CountingBackend()
+    yield counting
+    counting.gate.set()
+
+
+def make_request(name: str, held_from: int | None, output: Sequence[int] = ()) -> Request:
+    grammar = None if held_from is None else Grammar(GrammarKind.REGEX, f"{held_from}")
+    return Request(RequestId(name), [9, 9, *output], 2, SamplingParams(max_tokens=50, grammar=grammar))
+
+
+def make_masks(backend: CountingBackend) -> GrammarMasks:
+    return GrammarMasks(GrammarCompiler(lambda: backend, VOCAB_SIZE), frozenset({EOS}))
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+def step(masks: GrammarMasks, requests: Sequence[Request]) -> list[int | None]:
+    """Samples the best allowed token of each request; None for those whose mask is late."""
+    masks.begin(requests)
+    collected = masks.collect(requests)
+    logits = torch.zeros(len(requests), VOCAB_SIZE)
+    if collected is None:
+        return logits.argmax(-1).tolist()
+    collected.apply(logits)
+    return [None if row in collected.late_rows else token for row, token in enumerate(logits.argmax(-1).tolist())]
+
+
+def test_a_late_mask_costs_its_own_request_a_step_and_the_others_one_wait(
+    backend: CountingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks_module, "WAIT_S", 0.3)
+    masks, woken = make_masks(backend), threading.Event()
+    masks.listen(woken.set)
+    held, quick, plain = make_request("held", 1), make_request("quick", 99), make_request("plain", None)
+    for request in (held, quick, plain):
+        masks.enter(request)
+    wait_until(lambda: masks.may_sample(held) and masks.may_sample(quick))
+    assert step(masks, [held, plain, quick]) == [1, 0, 1]
+    held.token_ids.append(1)
+    quick.token_ids.append(1)
+    woken.clear()
+    assert step(masks, [quick, held, plain]) == [2, None, 0]
+    assert masks.counters.num_late_masks == 1
+    quick.token_ids.append(2)
+    for token_id in range(3, 9):  # no step waits for it again
+        assert masks.may_sample(quick)
+        assert not masks.may_sample(held)
+        assert step(masks, [quick, plain]) == [token_id, 0]
+        quick.token_ids.append(token_id)
+    assert masks.counters.num_late_masks == 1
+    backend.gate.set()
+    assert woken.wait(TIMEOUT_S)
+    assert masks.may_sample(held)
+    assert step(masks, [held]) == [2]
+    held.token_ids.append(2)
+    wait_until(lambda: masks.may_sample(held))  # filled between steps from now on
+    assert step(masks, [held]) == [3]
+
+
+def test_stuck_threads_stop_the_masks_of_others_but_not_the_steps(backend: CountingBackend) -> None:
+    masks = make_masks(backend)
+    held = [make_request(f"{i}", 1, [1]) for i in range(20)]
+    quick = make_request("quick", 99)
+    for request in (*held, quick):
+        masks.enter(request)
+    wait_until(lambda: all(map(masks.may_sample, (*held, quick))))
+    while masks.may_sample(quick):
+        step(masks, [request for request in held if masks.may_sample(request)])
+    started_at_s = time.monotonic()
+    assert not any(map(masks.may_sample, held))
+    assert time.monotonic() - started_at_s < TIMEOUT_S / 10
+    backend.gate.set()
+    wait_until(lambda: all(map(masks.may_sample, (*held, quick))))
+    assert step(masks, [*held, quick]) == [2] * 20 + [1]
+
+
+def test_a_mask_that_takes_seconds_fails_its_request(backend: CountingBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks_module, "MAX_FILL_S", -1.0)
+    masks, request = make_masks(backend), make_request("a", 99)
+    masks.enter(request)
+    wait_until(lambda: masks.may_sample(request))
+    assert step(masks, [request]) == [None]
+    [(failed, error)] = masks.take_failures()
+    assert failed is request
+    assert "s to match one token" in str(error)
+    assert masks.take_failures() == []
+    assert not masks.may_sample(request)
+
+
+def test_an_output_that_does_not_match_fails_its_request(backend: CountingBackend) -> None:
+    masks, moved, wrong = make_masks(backend), make_request("moved", 99, [1, 2, 3]), make_request("wrong", 99, [1, 3])
+    for request in (moved, wrong):
+        masks.enter(request)
+    wait_until(lambda: masks.may_sample(moved) and masks.may_sample(wrong))
+    assert step(masks, [moved, wrong]) == [4, None]
+    [(failed, error)] = masks.take_failures()
+    assert failed is wrong
+    assert str(error) == "grammar: token 2 of the output does not match it"
+
+
+def test_ended_requests_leave_nothing_behind(backend: CountingBackend) -> None:
+    masks, request = make_masks(backend), make_request("a", 1, [1])
+    masks.enter(request)
+    while not masks.may_sample(request):
+        time.sleep(0.001)
+    assert step(masks, [request]) == [None]
+    del request
+    backend.gate.set()
+    wait_until(lambda: not masks._states)
+    assert masks.take_failures() == []
