@@ -23,9 +23,9 @@ from baton.protos.worker_pb2 import DrainRequest, UndrainRequest
 from baton.protos.worker_pb2_grpc import WorkerStub
 from benchmarks.server import served
 from tests.integration.decode_client import decode_client
-from tests.integration.test_stopped_worker import tokens_of, worker_pid
+from tests.integration.test_stopped_worker import tokens_of
 from tests.integration.worker_process import worker_processes
-from tests.integration.workers_view import wait_all_ready, workers
+from tests.integration.workers_view import pid_of, wait_all_ready, workers
 from tests.marks import slow_case
 
 MODEL = Path(str(files("baton"))) / "bundled_model"
@@ -155,7 +155,7 @@ async def test_a_drained_and_a_killed_decode_worker(expected: list[int]) -> None
                 seen = [await anext(tokens) for _ in range(40)]
                 leaving = response.headers["x-baton-decode"]
                 if salt == "killed":
-                    os.kill(worker_pid(url, leaving), signal.SIGKILL)
+                    os.kill(await pid_of(leaving, url), signal.SIGKILL)
                 else:
                     addresses = {worker["worker_id"]: worker["address"] for worker in await workers(url)}
                     async with grpc.aio.insecure_channel(addresses[leaving]) as channel:
