@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from baton.deployment.local import ports
 from baton.process.environment import prepare_environment
 from tests.flaky import OPTION, Rerun
 from tests.fork_server import ForkServer, Launcher, spawn
@@ -76,6 +77,18 @@ def pytest_collection_finish() -> None:
     """What all modules hold stays to the end: no pass of the garbage collector need look through it, half a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def separate_ports() -> Iterator[None]:
+    """Divide the ports among pytest's processes: a free port stays unused until the process that gets it listens."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    share = (ports.LAST_PORT - ports.FIRST_PORT) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    first = ports.FIRST_PORT + number * share
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ports, "FIRST_PORT", first)
+        patch.setattr(ports, "LAST_PORT", first + share)
+        yield
 
 
 @pytest.fixture(scope="session")

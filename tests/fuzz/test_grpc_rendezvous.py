@@ -119,7 +119,7 @@ def test_any_wake_leaves_the_engine_few_calls(fuzzing: Fuzzing) -> None:
         member = runner.run(stack.enter_async_context(busy_member()))
         try:
             fuzzing.run(st.lists(st.one_of(wakes, wakes, wire(WakeRequest, likely)), max_size=10), check, 100)
-            assert max(counts) == MAX_QUEUED_WAKES
+            assert 0 < max(counts) <= MAX_QUEUED_WAKES
             member.engine.take_calls()
             runner.run(member.wake(1, 7))
             assert member.engine.take_calls() == [(1, 7)]

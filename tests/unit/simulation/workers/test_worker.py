@@ -131,12 +131,13 @@ async def test_a_prefill_worker_that_dies_only_costs_time() -> None:
             worker_id="prefill-0", address=prefill.address, incarnation=prefill.description.incarnation
         )
         generation = await client.submit(PROMPT, sampling(6), peer)
-        await until(lambda: decode.simulated.core.link.num_bytes > 0)
+        # The second chunk is read once the first has been received.
+        await until(lambda: decode.simulated.core.link.num_bytes > 4 * SPEC.block_bytes)
         await prefill.stop()
         await generation.ended.wait()
         assert generation.token_ids == continuation(PROMPT, 6, SPEC)
         assert generation.served_by.prefill_worker == "decode-0"
-        assert generation.served_by.handed_over_tokens in (64, 128)
+        assert generation.served_by.handed_over_tokens in (64, 128, 192)
         assert (await decode.remote.wait_idle()).handover_failures == 1
 
 
