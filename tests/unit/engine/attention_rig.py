@@ -19,7 +19,7 @@ from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.kv.scales import UNSCALED, KVScales
 
 NUM_LAYERS, LAYER = 2, 1
-Chunks = Mapping[int, range]  # by sequence, the places of its new tokens
+Chunks = Mapping[int, range]  # positions of new tokens, by sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Sequences:
         self.tables = [[ids.pop() for _ in range(count)] for count in counts]
 
     def pool(self, computed: Chunks, unseen: float = 0.0) -> Tensor:
-        """A pool with the KV of the computed tokens, and `unseen` wherever there is none."""
+        """Return a pool with the KV of the computed tokens, and `unseen` elsewhere."""
         heads, size = self.paged.heads, self.paged.block_size
         shape: tuple[int, ...] = (NUM_LAYERS, size)
         if not self.paged.is_latent:
@@ -96,7 +96,7 @@ class Sequences:
         return pool
 
     def batch(self, chunks: Chunks) -> Batch:
-        """The batch of these chunks; those of one token have to come first."""
+        """Return the batch of these chunks; chunks of one token must come first."""
         size = self.paged.block_size
         longest = max(len(self.tables[seq]) for seq in chunks) + 1
         slots = [
@@ -120,9 +120,9 @@ class Sequences:
     def attend(
         self, backend: AttentionBackend, chunks: Chunks, pool: Tensor, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """One layer's attention, by sequence and place: [num_tokens, num_heads, value_width].
+        """Return one layer's attention, by sequence and position: [num_tokens, num_heads, value_width].
 
-        dtype: of what is computed, if not that of the heads.
+        dtype: of the computation (default: that of the heads).
         """
         heads, batch = self.paged.heads, self.batch(chunks)
         rows = torch.cat([self.tokens[seq][places.start : places.stop] for seq, places in chunks.items()])
@@ -136,14 +136,14 @@ class Sequences:
         return backend.forward(q, k, v, cache, batch, self.paged.scales)
 
     def _cached(self, rows: Tensor, scale: float) -> Tensor:
-        """Rows as the cache has them; scale: in FP8."""
+        """Return rows as the cache stores them; scale: used in FP8 only."""
         if self.paged.heads.cached_dtype == fp8_rows.DTYPE:
             return fp8_rows.encode(rows, scale)
         return encode(rows) if self.paged.heads.is_quantised else rows
 
 
 def random_chunks(draw: random.Random, longest: int) -> dict[int, range]:
-    """Some decodes, then some chunks of prompts, with and without earlier context."""
+    """Return some decodes, then some chunks of prompts, with and without earlier context."""
     query_lens = [1] * draw.randint(0, 4) + [draw.randint(2, 150) for _ in range(draw.randint(0, 2))]
     chunks = {}
     for seq, query_len in enumerate(query_lens or [1]):
@@ -153,7 +153,7 @@ def random_chunks(draw: random.Random, longest: int) -> dict[int, range]:
 
 
 def model_config(mla: MLAConfig | None, dtype: str, head_dim: int = 16) -> ModelConfig:
-    """As much of a model as attention asks for."""
+    """Return a config with the fields that attention needs."""
     return ModelConfig(
         architecture="any",
         vocab_size=1,

@@ -44,7 +44,7 @@ class FakeModel:
         self.block_size = block_size
 
     def run(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult]:
-        """Computes the scheduled tokens."""
+        """Compute the scheduled tokens."""
         results = []
         for item in scheduled:
             request, start = item.request, item.request.num_computed_tokens
@@ -53,7 +53,7 @@ class FakeModel:
         return results
 
     def compute(self, block_table: Sequence[BlockId], token_ids: Sequence[int], start: int, end: int) -> int:
-        """Fills the slots of some tokens from the slot before them; returns the last digest."""
+        """Fill the slots of some tokens from the slot before them; return the last digest."""
         state = self.slot(block_table, start - 1) if start else 0
         for position in range(start, end):
             state = digest(state, token_ids[position])
@@ -65,5 +65,5 @@ class FakeModel:
         return self.slots[block_table[position // self.block_size]][position % self.block_size]
 
     def receive(self, request: Request, end: int) -> None:
-        """Fills a receiving request's blocks from elsewhere."""
+        """Fill a receiving request's blocks, as a prefill worker does."""
         self.compute(request.block_table, request.token_ids, request.num_computed_tokens, end)

@@ -1,8 +1,8 @@
-"""What FlashInfer's wrappers promise and demand, in torch: enough to find a wrong plan without a GPU.
+"""Emulation of FlashInfer's wrappers in torch: enough to find a wrong plan without a GPU.
 
-After the documentation and the checks of flashinfer 0.7.2: metadata are contiguous int32, starts begin with 0, page
-counts follow from lengths, keys and values have the same strides, the last dimension is contiguous, causality is
-aligned to the end, decode takes one query a sequence.
+It follows the documentation and the checks of flashinfer 0.7.2: metadata are contiguous int32, starts begin with 0,
+page counts follow from lengths, keys and values have the same strides, the last dimension is contiguous, causality is
+aligned to the end, decode takes one query per sequence.
 """
 
 import math
@@ -24,7 +24,7 @@ def check_metadata(*tensors: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Pages:
-    """Where each sequence's KV is."""
+    """Location of each sequence's KV."""
 
     starts: Tensor
     pages: Tensor
@@ -51,7 +51,7 @@ class Pages:
 def attended(q: Tensor, keys: Tensor, values: Tensor, scale: float, is_causal: bool) -> tuple[Tensor, Tensor]:
     """q: [num_new, num_heads, width]; keys, values: [length, num_kv_heads, width].
 
-    Returns the shape of q, and of each query and head the logarithm to base 2 of its scores' sum: [num_new, num_heads].
+    Returns the result, of q's shape, and the base-2 logarithm of each head's sum of scores: [num_new, num_heads].
     """
     group = q.shape[1] // keys.shape[1]
     keys, values = (rows.repeat_interleave(group, dim=1).float() for rows in (keys, values))
@@ -108,9 +108,9 @@ class PagedWrapper:
         return_lse: bool = False,
         out: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Scores are scaled by `k_scale` in the kernel, results of the queries' type by `v_scale` behind it."""
+        """Scores are scaled by `k_scale` in the kernel, results of the queries' dtype by `v_scale` after it."""
         assert self.planned is not None
-        assert all(type(scale) in (float, type(None)) for scale in (k_scale, v_scale))  # of tensors it waits for one
+        assert all(type(scale) in (float, type(None)) for scale in (k_scale, v_scale))  # it waits for tensors
         plan, pages = self.planned, self.planned["pages"]
         num_heads, num_kv_heads, width = plan["heads"]
         assert q.dtype == plan["q_data_type"]
@@ -132,7 +132,7 @@ class PagedWrapper:
 
 
 class Decode(PagedWrapper):
-    """BatchDecodeWithPagedKVCacheWrapper: with `use_cuda_graph` a plan stands in the memory given."""
+    """BatchDecodeWithPagedKVCacheWrapper: with `use_cuda_graph` a plan is stored in the given memory."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ def append(keys: Tensor, values: Tensor, sequences: Tensor, positions: Tensor, c
     Pages.of(starts, pages, last_lens, page_size)
     page = pages[starts[sequences.long()] + positions // page_size].long()
     for rows, part in ((keys, cache[0]), (values, cache[1])):
-        assert rows.dtype == part.dtype  # whose bytes it copies, and does not look
+        assert rows.dtype == part.dtype  # it copies bytes without a check
         assert rows.stride(-1) == 1
         assert rows.shape == (len(sequences), *part.shape[1:4:2])
         part[page, :, (positions % page_size).long()] = rows

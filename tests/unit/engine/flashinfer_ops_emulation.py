@@ -1,8 +1,8 @@
-"""What FlashInfer's functions on rows promise and demand, in torch.
+"""Emulation of FlashInfer's functions on rows in torch.
 
-After the checks and kernels of flashinfer 0.7.2: bf16 or fp16, weights of the same type, whole vectors of 16 bytes that
-begin at multiples of 16, contiguous rows at multiples of their length up to 128; results where they are said to be.
-Sums and squares are of fp32, rounded once.
+It follows the checks and kernels of flashinfer 0.7.2: bf16 or fp16, weights of the same dtype, whole vectors of 16
+bytes that begin at multiples of 16, contiguous rows at multiples of their length up to 128; results are written in
+place or to `out`. Sums and squares are computed in fp32 and rounded once.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def normed(exact: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rmsnorm(rows: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None) -> Tensor:
-    """rows: of two dimensions, or heads, which may lie anywhere."""
+    """rows: [num_rows, width], or heads [num_rows, num_heads, width] with any strides."""
     check_rows(rows, min(max(rows.dim(), 2), 3))
     check_whole_rows(rows)
     check_weight(weight, rows)
@@ -65,7 +65,7 @@ def fused_add_rmsnorm(rows: Tensor, residual: Tensor, weight: Tensor, eps: float
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    assert gate_up.is_contiguous(), "it does not look"
+    assert gate_up.is_contiguous(), "the kernel does not check"
     check_rows(gate_up, 2)
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
@@ -74,7 +74,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 def rotate(
     positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, is_neox: bool = True
 ) -> None:
-    """apply_rope_with_cos_sin_cache_inplace, of halves."""
+    """apply_rope_with_cos_sin_cache_inplace, for rotated halves."""
     assert is_neox
     assert positions.dtype in (torch.int32, torch.int64)
     assert positions.is_contiguous()
@@ -82,7 +82,7 @@ def rotate(
     assert cos_sin_cache.is_contiguous()
     assert positions.shape == query.shape[:1] == key.shape[:1]
     assert head_size in (64, 128, 256, 512)
-    assert query.data_ptr() != key.data_ptr(), "both are turned"
+    assert query.data_ptr() != key.data_ptr(), "both are rotated in place"
     cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
     for heads in (query, key):
         check_rows(heads, 3)

@@ -1,7 +1,7 @@
 """Emulation of torch's FP8 products on a GPU: the same conditions and results as the CUDA code.
 
-The conditions are those that torch checks where it chooses a kernel, and those of cuBLAS that torch leaves to it: with
-scales of blocks the number of tokens is a multiple of 4.
+The conditions are those that torch checks when it selects a kernel, and those that torch leaves to cuBLAS: with block
+scales, the number of tokens is a multiple of 4.
 """
 
 import itertools
@@ -22,15 +22,15 @@ HOPPER = Fp8Products(of_rows=True, of_blocks=True, of_groups=True)
 
 
 class EmulatedFp8:
-    """Stands for `F.scaled_mm` and `torch._scaled_grouped_mm`, and counts their calls."""
+    """Replacement of `F.scaled_mm` and `torch._scaled_grouped_mm` that records their calls."""
 
     def __init__(self) -> None:
-        self.recipes: list[ScalingType] = []  # of the weights
-        self.groups: list[list[int]] = []  # how many rows each weight had
+        self.recipes: list[ScalingType] = []  # recipes of weights
+        self.groups: list[list[int]] = []  # rows of each weight
 
     @classmethod
     def installed(cls, monkeypatch: pytest.MonkeyPatch) -> "EmulatedFp8":
-        """A CPU makes all products in FP8 from now on that a Hopper GPU makes."""
+        """Make CPUs run all FP8 products that a Hopper GPU supports, until the test ends."""
         stand_in = cls()
         monkeypatch.setattr(fp8, "products_on", lambda device: HOPPER)
         monkeypatch.setattr(F, "scaled_mm", stand_in.scaled_mm)
@@ -50,7 +50,7 @@ class EmulatedFp8:
     ) -> Tensor:
         assert not others, "no bias, and no fast accumulation"
         self.recipes.append(weight_recipe)
-        if not len(tokens):  # then torch calls nobody
+        if not len(tokens):  # torch calls no kernel
             return torch.empty(0, weight.shape[1], dtype=output_dtype)
         _check_operands(tokens, weight)
         num_tokens, size = tokens.shape
@@ -103,7 +103,7 @@ class EmulatedFp8:
         assert token_scales.dtype == weight_scales.dtype == torch.float32
         starts = [0, *offs.tolist()]
         self.groups.append([end - start for start, end in itertools.pairwise(starts)])
-        result = torch.full((len(tokens), num_outputs), torch.nan, dtype=out_dtype)  # of padding rows
+        result = torch.full((len(tokens), num_outputs), torch.nan, dtype=out_dtype)  # stays in padding rows
         for index, (start, end) in enumerate(itertools.pairwise(starts)):
             rows = tokens[start:end].double() * token_scales[start:end, None]
             result[start:end] = (rows @ (weights[index].double() * weight_scales[index])).to(out_dtype)

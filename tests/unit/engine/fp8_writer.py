@@ -31,15 +31,15 @@ def of_rows(matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class OfBlocks:
-    """A scale for each block; those at the ends are smaller where the sizes do not divide."""
+    """One scale per block; blocks at the ends are smaller if the sizes are not multiples of a block's."""
 
     rows: int
     columns: int
 
     def __call__(self, matrix: Tensor) -> Tensor:
         num_rows, num_columns = matrix.shape[-2:]
-        below, beside = -num_rows % self.rows, -num_columns % self.columns
-        padded = torch.nn.functional.pad(matrix.abs(), (0, beside, 0, below))
+        below, right = -num_rows % self.rows, -num_columns % self.columns
+        padded = torch.nn.functional.pad(matrix.abs(), (0, right, 0, below))
         return padded.unflatten(-1, (-1, self.columns)).unflatten(-3, (-1, self.rows)).amax((-3, -1))
 
     def spread(self, scales: Tensor, shape: torch.Size) -> Tensor:
@@ -49,12 +49,12 @@ class OfBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Format:
-    """A way to store matrices in FP8."""
+    """Storage format of FP8 matrices."""
 
     config: dict[str, Any]
-    largest: Grid  # element of each part that has a scale
+    largest: Grid  # largest element per scale
     suffix: str = "_scale"
-    input_scale: str = ""  # the name of one that was measured beforehand
+    input_scale: str = ""  # name of a static activation scale
     more: tuple[str, ...] = ()  # other matrices that are converted
     scale_dtype: torch.dtype = field(default=torch.float32)
 
@@ -107,14 +107,14 @@ FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A checkpoint in FP8, and the numbers that it stands for in one in fp32."""
+    """Folders of an FP8 checkpoint, and of one in fp32 with the same numbers dequantised."""
 
     fp8: Path
     exact: Path
 
 
 def write_fp8(source: Path, directory: Path, fmt: Fp8Format) -> Stored:
-    """source: a checkpoint in fp32 of one file."""
+    """Write both checkpoints. source: a checkpoint in fp32 with one file."""
     stored = Stored(directory / "fp8", directory / "exact")
     tensors = load_file(source / "model.safetensors")
     quantised, exact = dict(tensors), dict(tensors)

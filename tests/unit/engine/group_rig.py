@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 CPU = torch.device("cpu")
 
 T = TypeVar("T")
-OnJoin = Callable[[ExpertGroup], None]  # called whenever a rank, loaded, asks for its place
+OnJoin = Callable[[ExpertGroup], None]  # called when a loaded rank asks to join
 
 
 class Group:
@@ -48,7 +48,7 @@ class Group:
 
 
 class Member:
-    """One rank's view of it."""
+    """One rank's view of the group."""
 
     def __init__(self, group: Group, name: str) -> None:
         self._group = group
@@ -111,11 +111,11 @@ class Rank:
         self._group = group
         self._name = name
         self._config = config
-        self.said: dict[str, list[SampledToken]] = {}
+        self.outputs: dict[str, list[SampledToken]] = {}
         self.unfinished: set[str] = set()
         self.num_steps = 0
         self.failure: BaseException | None = None
-        self.news = threading.Condition()
+        self.changed = threading.Condition()
         maker = ThreadPoolExecutor(1)
         self._making = maker.submit(self._make)
         maker.shutdown(wait=False)
@@ -137,24 +137,24 @@ class Rank:
 
     @property
     def experts(self) -> ExpertGroup:
-        """Its side of the group."""
+        """The rank's view of the expert group."""
         assert self.engine.group is not None
         return self.engine.group
 
     @property
     def turn_s(self) -> float:
-        """See EngineLoop."""
+        """Duration of the current turn in seconds, as `EngineLoop.turn_s` reports it."""
         return self._loop.turn_s
 
     def call(self, function: Callable[[Engine], T]) -> "Future[T]":
-        """On the engine's thread, between two steps."""
+        """Run a function on the engine's thread, between two steps."""
         return self._loop.call(function)
 
     def add(self, *requests: Request) -> None:
-        """Queues them between the same two steps."""
-        with self.news:
+        """Queue all requests between the same two steps."""
+        with self.changed:
             self.unfinished |= {request.request_id for request in requests}
-            self.said |= {request.request_id: [] for request in requests}
+            self.outputs |= {request.request_id: [] for request in requests}
 
         def add_all(engine: Engine) -> None:
             for request in requests:
@@ -163,18 +163,18 @@ class Rank:
         self._loop.call(add_all).result(TIMEOUT_S)
 
     def wait(self, ready: Callable[["Rank"], bool]) -> None:
-        """Until `ready`; raises what the engine failed with."""
-        with self.news:
-            assert self.news.wait_for(lambda: self.failure is not None or ready(self), TIMEOUT_S)
+        """Wait until `ready` returns True; raise the error that the engine failed with."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.failure is not None or ready(self), TIMEOUT_S)
         if self.failure is not None:
             raise self.failure
 
     def wait_for_all(self) -> None:
-        """Until every request has ended."""
+        """Wait until every request has ended."""
         self.wait(lambda rank: not rank.unfinished)
 
     def die(self) -> None:
-        """Ends between two steps without a word, as a killed process would: the others' collectives break."""
+        """End between two steps without leaving, as a killed process does: collectives of other ranks break."""
         del self._group.listeners[self._name]
 
         def fail(engine: Engine) -> None:
@@ -193,19 +193,19 @@ class Rank:
         self.engine.check_integrity()
 
     def _take(self, step: StepOutput) -> None:
-        with self.news:
+        with self.changed:
             self.num_steps += 1
             for each in step.outputs:
                 if each.sampled is not None:
-                    self.said[each.request_id].append(each.sampled)
+                    self.outputs[each.request_id].append(each.sampled)
                 if each.finish_reason is not None:
                     self.unfinished.discard(each.request_id)
-            self.news.notify_all()
+            self.changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
-        with self.news:
+        with self.changed:
             self.failure = error
-            self.news.notify_all()
+            self.changed.notify_all()
 
 
 class Ranks:
@@ -220,7 +220,7 @@ class Ranks:
         fewest: int = 1,
         **config: object,
     ) -> None:
-        """models: of ranks that have their own files of the model, as on other hosts; fewest: ranks of an epoch."""
+        """models: folders of ranks with their own files, as on other hosts; fewest: minimum ranks of an epoch."""
         self.group = Group()
         self._models = models or {}
         self._balance = balance
@@ -238,7 +238,7 @@ class Ranks:
         return self.ranks[name]
 
     def join(self, *names: str, on_join: OnJoin = lambda _: None) -> None:
-        """New ranks come, while others step."""
+        """Add ranks while others step."""
         new = {
             name: Rank(self.group, name, self._config_of(name), self._balance, self._fewest, on_join) for name in names
         }
@@ -251,7 +251,7 @@ class Ranks:
         return replace(self._config, model=str(self._models.get(name, self._config.model)))
 
     def lose(self, name: str) -> None:
-        """A rank dies."""
+        """Let a rank die."""
         self.ranks.pop(name).die()
         self.group.set_members(*self.ranks)
 
@@ -259,15 +259,15 @@ class Ranks:
         """Return the results of all requests once all have ended."""
         for rank in self.ranks.values():
             rank.wait_for_all()
-        return {request_id: tokens for rank in self.ranks.values() for request_id, tokens in rank.said.items()}
+        return {request_id: tokens for rank in self.ranks.values() for request_id, tokens in rank.outputs.items()}
 
     def close(self) -> None:
-        """One after the other leaves, as workers that are drained do."""
+        """Let one rank after the other leave, as drained workers do."""
         for name in list(self.ranks):
             self.leave(name)
 
     def leave(self, name: str) -> None:
-        """A rank leaves in good order."""
+        """Let a rank leave in good order."""
         rank = self.ranks.pop(name)
         rank.leave()
         self.group.set_members(*self.ranks)
@@ -302,6 +302,6 @@ def on_ranks(size: int, function: Callable[[RankGroup], T]) -> list[T]:
         made = [threads.submit(run, ranks) for ranks in all_ranks]
     failures = [each.exception() for each in made]
     for error in failures:
-        if error is not None and not isinstance(error, (GroupBroken, EngineEnded)):  # which follow from another's
+        if error is not None and not isinstance(error, (GroupBroken, EngineEnded)):  # caused by another rank's error
             raise error
     return [each.result() for each in made]

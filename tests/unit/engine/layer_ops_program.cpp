@@ -1,5 +1,5 @@
-// The functions on rows, on memory of exactly the size that they may touch, so that sanitizers see what is beyond. With
-// the argument "beyond" a row is taken for longer than it is, which has to be found.
+// Row operations on memory of exactly the size that they may touch, so that sanitizers detect accesses beyond it. With
+// the argument "beyond" a row is declared longer than it is, which must be detected.
 
 #include <cmath>
 #include <cstdio>
@@ -25,7 +25,7 @@ float widened(Bfloat16 number) {
 
 void narrow(float number, float& to) { to = number; }
 
-// Of numbers that have few digits.
+// Exact for numbers with few digits.
 void narrow(float number, Bfloat16& to) {
     std::uint32_t bits;
     std::memcpy(&bits, &number, sizeof bits);
@@ -45,11 +45,11 @@ bool is_close(double found, double expected) {
 }
 
 template <typename T>
-bool agrees(const RowFunctions<T>& rows, std::size_t width, std::size_t told_width, std::mt19937& random) {
+bool agrees(const RowFunctions<T>& rows, std::size_t width, std::size_t claimed_width, std::mt19937& random) {
     auto x = numbers<T>(width, random), addend = numbers<T>(width, random), weight = numbers<T>(width, random);
     std::unique_ptr<T[]> result(new T[width]), before(new T[width]);
     std::copy(x.get(), x.get() + width, before.get());
-    rows.add_norm(x.get(), addend.get(), weight.get(), told_width, kEps, result.get());
+    rows.add_norm(x.get(), addend.get(), weight.get(), claimed_width, kEps, result.get());
     double squares = 0;
     for (std::size_t i = 0; i < width; ++i) squares += static_cast<double>(widened(x[i])) * widened(x[i]);
     const double factor = 1 / std::sqrt(squares / static_cast<double>(width) + kEps);
@@ -58,8 +58,8 @@ bool agrees(const RowFunctions<T>& rows, std::size_t width, std::size_t told_wid
         holds &= is_close(widened(x[i]), widened(before[i]) + widened(addend[i]));
         holds &= is_close(widened(result[i]), widened(x[i]) * factor * widened(weight[i]));
     }
-    rows.norm(before.get(), weight.get(), told_width, kEps, result.get());
-    rows.silu(before.get(), addend.get(), told_width, result.get());
+    rows.norm(before.get(), weight.get(), claimed_width, kEps, result.get());
+    rows.silu(before.get(), addend.get(), claimed_width, result.get());
     for (std::size_t i = 0; i < width; ++i) {
         const double gate = widened(before[i]);
         holds &= is_close(widened(result[i]), gate / (1 + std::exp(-gate)) * widened(addend[i]));
@@ -76,12 +76,12 @@ bool agrees(const RowFunctions<T>& rows, std::size_t width, std::size_t told_wid
     }
     rows.rotate(before.get(), weight.get(), kEps, cos.get(), sin.get(), half, false);
     std::unique_ptr<std::uint8_t[]> bytes(new std::uint8_t[width]);
-    const float scale = rows.quantise(addend.get(), told_width, bytes.get());
+    const float scale = rows.quantise(addend.get(), claimed_width, bytes.get());
     for (std::size_t i = 0; i < width; ++i) {
         holds &= std::fabs((bytes[i] - 128.0) * scale - widened(addend[i])) <= 0.501 * scale;
     }
-    rows.scale(addend.get(), scale, weight.get(), told_width);
-    rows.scale(addend.get(), scale, nullptr, told_width);
+    rows.scale(addend.get(), scale, weight.get(), claimed_width);
+    rows.scale(addend.get(), scale, nullptr, claimed_width);
     return holds;
 }
 

@@ -1,6 +1,6 @@
-// The attention kernels on memory of exactly the size that they may touch, so that sanitizers see what is beyond. Every
-// instruction set that is here is compared with sums in double precision. With the argument "beyond" a block table names a
-// block after the last, which has to be found.
+// Attention kernels on memory of exactly the size that they may touch, so that sanitizers detect accesses beyond it. Every
+// supported instruction set is compared with sums in double precision. With the argument "beyond" a block table names a
+// block after the last one, which must be detected.
 
 #include <cmath>
 #include <cstdio>
@@ -26,7 +26,7 @@ void run_on_threads(Work function, void* argument, std::size_t num_threads) {
     for (std::thread& thread : threads) thread.join();
 }
 
-// Owns [rows, width] of elements of 4, 2 or 1 bytes, each a small number that all can hold. Rows of int8 have a scale.
+// Owns [rows, width] elements of 4, 2 or 1 bytes: small numbers that are exact in each type. Rows of int8 have a scale.
 struct Matrix {
     Matrix(std::size_t num_rows, std::size_t width, std::size_t bytes, std::mt19937& random)
         : width(width), bytes(bytes), row_bytes(width * bytes + (bytes == 1 ? kScaleBytes : 0)),
@@ -120,7 +120,7 @@ struct Step {
         return {pool.data.get(), num_blocks, shape.num_kv_heads, block, 0, value, head, token};
     }
 
-    // Row of the pool where a token's key is.
+    // Row of the pool with a token's key or value.
     std::size_t row(const Sequence& sequence, std::size_t token, std::size_t head, bool is_value) const {
         const auto block = static_cast<std::size_t>(plan.blocks[sequence.first_block + token / shape.block_size]);
         const std::size_t part = is_latent() ? block : 2 * block + is_value;

@@ -52,7 +52,7 @@ and there is no default, ValueError is raised.
 
 
 def logits_of(paged: PagedModel, tokens: list[int], chunk: int) -> Tensor:
-    """After every token, computed in chunks."""
+    """Return the logits after every token, computed in chunks of `chunk` tokens."""
     parts = [paged.step({"text": tokens[first : first + chunk]})["text"] for first in range(0, len(tokens), chunk)]
     return torch.cat(parts)
 

@@ -1,5 +1,5 @@
-// Products of floats, pairs and bytes, on memory of exactly the size that they may touch, so that sanitizers see what is beyond. With
-// the argument "beyond" there are more rows told than there are, which has to be found.
+// Products of floats, pairs and bytes on memory of exactly the size that they may touch, so that sanitizers detect
+// accesses beyond it. With the argument "beyond" more rows are declared than there are, which must be detected.
 
 #include <cmath>
 #include <cstdio>
@@ -59,7 +59,7 @@ Halves16 packed(const std::uint16_t* weight, std::size_t num_outputs, std::size_
 using products_avx512::Gated;
 using products_avx512::Plain;
 
-// One task on two threads.
+// Runs one task on two threads.
 template <typename Kind>
 void run(const Task& task, std::size_t more_rows) {
     std::vector<Task> tasks{task};
@@ -71,7 +71,7 @@ void run(const Task& task, std::size_t more_rows) {
     other.join();
 }
 
-// Rows and a weight of bytes, against sums in double precision of the same.
+// Compares a product of rows and a weight in bytes with sums in double precision.
 bool agrees_in_bytes(std::size_t num_rows, std::size_t num_outputs, std::size_t num_inputs, std::mt19937& random) {
     const std::size_t num_panels = divided_up(num_outputs, kColumns);
     const Halves16 rows = numbers(num_rows * num_inputs, random), result(new std::uint16_t[num_rows * num_outputs]);
@@ -114,7 +114,7 @@ bool agrees_in_bytes(std::size_t num_rows, std::size_t num_outputs, std::size_t 
     return holds;
 }
 
-// The same with a weight of floats.
+// Compares a product of rows and a weight in floats with sums in double precision.
 bool agrees_in_floats(std::size_t num_rows, std::size_t num_outputs, std::size_t num_inputs, std::mt19937& random) {
     const std::size_t num_panels = divided_up(num_outputs, kColumns);
     const Halves16 rows = numbers(num_rows * num_inputs, random), weight = numbers(num_outputs * num_inputs, random);

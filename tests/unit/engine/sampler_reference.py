@@ -1,6 +1,6 @@
 """A sampler written plainly: one row at a time, numpy, sorting, sums in float64, Python integers for the noise.
 
-Logits stay float32, since what is kept hangs on comparing them exactly.
+Logits stay float32, since the kept tokens depend on exact comparisons.
 """
 
 import math
@@ -14,7 +14,7 @@ MASK = (1 << 64) - 1
 
 
 def make_request(prompt: list[int] | None = None, output: list[int] | None = None, /, **options: object) -> Request:
-    """A request with some options under their own names."""
+    """Make a request; options: fields of SamplingParams by name."""
     prompt, output = prompt or [0], output or []
     params = SamplingParams(**{"max_tokens": 1 << 20, **options})  # type: ignore[arg-type]  # names are the options'
     return Request(RequestId("request"), prompt + output, len(prompt), params)
@@ -52,7 +52,7 @@ def edited(logits: np.ndarray, request: Request, eos: frozenset[int]) -> np.ndar
 
 
 def survivors(scaled: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, int]:
-    """Which tokens may be drawn, and how many top-k alone would leave."""
+    """Return which tokens may be drawn, and how many tokens top-k alone would keep."""
     kept = np.isfinite(scaled)
     if params.min_p > 0:
         kept &= scaled >= scaled.max() + np.float32(math.log(params.min_p))
@@ -69,7 +69,7 @@ def survivors(scaled: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, i
 
 
 def probabilities(logits: np.ndarray, request: Request, eos: frozenset[int] = frozenset()) -> np.ndarray:
-    """The distribution that the request's options ask for."""
+    """Return the distribution that the request's options specify."""
     scaled = edited(logits, request, eos) / np.float32(request.sampling.temperature)
     kept, _ = survivors(scaled, request.sampling)
     weights = np.where(kept, np.exp(scaled.astype(np.float64) - scaled[kept].max()), 0)
@@ -77,7 +77,7 @@ def probabilities(logits: np.ndarray, request: Request, eos: frozenset[int] = fr
 
 
 def choose(logits: np.ndarray, request: Request, eos: frozenset[int] = frozenset()) -> int:
-    """The token that the sampler must choose."""
+    """Return the token that the sampler must choose."""
     params, row = request.sampling, edited(logits, request, eos)
     if params.temperature < 1e-5:
         return int(np.argmax(row))

@@ -1,4 +1,4 @@
-"""A scheduler over a model that notices every wrong block."""
+"""A scheduler over a model that detects every wrong block."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ BLOCK_SIZE = 4
 
 @dataclass
 class Rig:
-    """A scheduler, its model, and what came out."""
+    """A scheduler, its model, and its outputs."""
 
     num_blocks: int = 40
     config: EngineConfig = field(
@@ -32,7 +32,7 @@ class Rig:
         self.receiving: list[Request] = []
 
     def add(self, name: str, prompt: list[int], max_tokens: int, **options: object) -> Request:
-        """Queues a request."""
+        """Queue a request."""
         request = Request(
             RequestId(name),
             list(prompt),
@@ -46,7 +46,7 @@ class Rig:
         return request
 
     def step(self) -> int:
-        """Runs a step; returns the number of tokens computed."""
+        """Run a step; return the number of tokens computed."""
         schedule = self.scheduler.schedule()
         self.scheduler.check_integrity()
         lens = [item.num_new_tokens for item in schedule.requests]
@@ -60,7 +60,7 @@ class Rig:
         return sum(lens)
 
     def take(self, output: RequestOutput) -> None:
-        """Keeps what came out."""
+        """Store an output."""
         if output.sampled is not None:
             self.outputs[output.request_id].append(output.sampled.token_id)
         if output.finish_reason is not None:
@@ -83,11 +83,11 @@ class Rig:
         self.scheduler.check_integrity()
 
     def run_to_end(self) -> None:
-        """Steps until nothing is left."""
+        """Step until all requests have ended."""
         for _ in range(10_000):
             if not self.scheduler.num_unfinished:
                 return
             self.step()
             for request in list(self.receiving):
                 self.end_receive(request, request.num_tokens, with_token=True)
-        raise AssertionError("the scheduler does not come to an end")
+        raise AssertionError("requests remain after 10,000 steps")

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class TensorRig:
-    """An engine, and the ranks that follow it; each on a thread of its own, with one thread of torch."""
+    """An engine and its followers, each on its own thread, with one torch thread."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class TensorRig:
         has_whole_experts: bool = False,
         **options: object,
     ) -> None:
-        """members: how many come, if not as many as there are to be; others: the followers' model, if not the same.
+        """members: number of members that join (default: `size`); others: the followers' model (default: `model`).
 
-        options: of the engines' config.
+        options: fields of the engines' config.
         """
         given: dict[str, object] = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 21, "num_threads": 1}
         self.config = EngineConfig(model=str(model), **(given | options))  # type: ignore[arg-type]
@@ -61,11 +61,11 @@ class TensorRig:
         return self._followers[rank].result(TIMEOUT_S)
 
     def call(self, function: Callable[[Engine], T]) -> T:
-        """On the leader's thread."""
+        """Run a function on rank 0's thread."""
         return self._leader.submit(function, self.engine).result(TIMEOUT_S)
 
     def close(self) -> None:
-        """The leader ends, and with it all others."""
+        """End rank 0, and with it all followers."""
         self._leader.submit(self.tensors[0].close).result(TIMEOUT_S)
         self.group.set_members()  # ranks that still wait for others would never end
         for tensor in self.tensors:

@@ -1,4 +1,4 @@
-"""Steps launched before the tokens of the one before are known: the same tokens, and nothing lost.
+"""Steps launched before the previous step's tokens are known: the tokens are the same, and none is lost.
 
 On a CPU a step is computed when it is launched, but the scheduler gets its results just as late as on a GPU.
 """
@@ -64,7 +64,7 @@ def random_request(draw: random.Random, name: str) -> Request:
 
 
 class Clients:
-    """Send requests to a loop, each when so many tokens have come, and take what it says."""
+    """Clients of an engine loop: send a request after every 23 tokens and collect the outputs."""
 
     def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
         self.engine = engine
@@ -75,18 +75,18 @@ class Clients:
         self._num_tokens = 0
         self._ended = threading.Event()
         self.failures: list[BaseException] = []
-        self.num_launched_behind = 0
+        self.num_launched_ahead = 0
         launch = engine.runner.launch
 
         def counting(scheduled: Sequence[ScheduledRequest], behind: LaunchedStep | None = None) -> LaunchedStep:
-            self.num_launched_behind += behind is not None
+            self.num_launched_ahead += behind is not None
             return launch(scheduled, behind)
 
         engine.runner.launch = counting  # type: ignore[method-assign]
         self.loop = EngineLoop(engine, self._on_step, self._on_failure)
 
     def run(self, at_once: int, aborted: Sequence[str] = ()) -> None:
-        """at_once: requests sent at first; aborted: those that are, after a few tokens."""
+        """at_once: number of requests sent at the start; aborted: ids of requests to abort after 4 tokens."""
         self._aborted = set(aborted)
         first, self._left = self._left[:at_once], self._left[at_once:]  # the loop's thread has the others
         self.loop.start()
@@ -104,7 +104,7 @@ class Clients:
     def _on_step(self, step: StepOutput) -> None:
         for output in step.outputs:
             name = output.request_id
-            is_ending = self.reasons.get(name) is FinishReason.ABORT  # the abort waits for the steps under way
+            is_ending = self.reasons.get(name) is FinishReason.ABORT  # the abort waits for steps in flight
             assert is_ending or name not in self.reasons, "an output of a request that has ended"
             if output.sampled is not None:
                 self.tokens[name].append(output.sampled.token_id)
@@ -128,7 +128,7 @@ class Clients:
 
 @pytest.mark.parametrize("seed", slow_except(range(6), {0, 1}))
 @pytest.mark.parametrize("memory", [1 << 20, 1 << 17], ids=["plenty", "scarce"])
-def test_tokens_are_those_of_one_step_at_a_time(model: Path, seed: int, memory: int) -> None:
+def test_tokens_equal_those_of_synchronous_scheduling(model: Path, seed: int, memory: int) -> None:
     requests = [random_request(random.Random(1000 * seed + number), str(number)) for number in range(25)]
     found, expected = (
         Clients(engine_of(model, ahead, kv_cache_memory_bytes=memory), [_copy(request) for request in requests])
@@ -138,12 +138,12 @@ def test_tokens_are_those_of_one_step_at_a_time(model: Path, seed: int, memory: 
         clients.run(at_once=10)
     assert found.tokens == expected.tokens
     assert found.reasons == expected.reasons
-    assert found.num_launched_behind > 5
-    assert expected.num_launched_behind == 0
+    assert found.num_launched_ahead > 5
+    assert expected.num_launched_ahead == 0
 
 
 @pytest.mark.parametrize("seed", slow_except(range(12), {0, 1, 2, 3}))
-def test_prompts_that_share_a_small_budget(model: Path, seed: int) -> None:
+def test_prompts_that_share_a_small_budget_get_the_same_tokens(model: Path, seed: int) -> None:
     """Chunks of one token are among the decodes and sample nothing; outputs of one token end at once."""
     draw = random.Random(seed)
     sizes = [(draw.randrange(1, 90), draw.choice((1, 1, 2, 6, 20))) for _ in range(12)] + [(63, 6), (20, 1)]
@@ -160,7 +160,7 @@ def test_prompts_that_share_a_small_budget(model: Path, seed: int) -> None:
     assert results[0] == results[1]
 
 
-def test_an_abort_between_two_steps_loses_nothing(model: Path) -> None:
+def test_an_abort_between_two_steps_loses_no_token(model: Path) -> None:
     requests = [Request(RequestId(str(n)), [5, 6, 7 + n], 3, replace(PLAIN, max_tokens=60)) for n in range(6)]
     alone = Clients(engine_of(model, False), [_copy(request) for request in requests])
     alone.run(at_once=6)
@@ -169,11 +169,11 @@ def test_an_abort_between_two_steps_loses_nothing(model: Path) -> None:
     assert {name: clients.tokens[name] for name in "0235"} == {name: alone.tokens[name] for name in "0235"}
     for name in "14":
         assert clients.tokens[name] == alone.tokens[name][: len(clients.tokens[name])]
-    assert clients.num_launched_behind > 20
+    assert clients.num_launched_ahead > 20
 
 
-def test_what_was_computed_in_vain_is_in_no_cache(model: Path) -> None:
-    """A request that ended was computed one token further: a prompt of its tokens must not find that KV."""
+def test_discarded_tokens_are_not_cached(model: Path) -> None:
+    """Scheduling ahead computes one token after the end of a request: later prompts must not find its KV."""
     draw = random.Random(3)
     ends = SamplingParams(temperature=1.0, seed=7, stop_token_ids=frozenset(range(0, VOCAB_SIZE, 5)), max_tokens=200)
     prompts = [draw.choices(range(3, VOCAB_SIZE), k=9) for _ in range(8)]

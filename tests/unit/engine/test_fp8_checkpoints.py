@@ -27,12 +27,12 @@ from tests.unit.engine.experts.test_expert_group import alone
 from tests.unit.engine.experts.test_expert_group import make_requests as make_group_requests
 from tests.unit.engine.fp8_writer import FORMATS, Stored, blocks, write_fp8
 from tests.unit.engine.group_rig import Ranks
-from tests.unit.engine.parallel.test_tensor_parallel import ATOL, Led, make_requests, mixed_steps, serve
+from tests.unit.engine.parallel.test_tensor_parallel import ATOL, Rank0PagedModel, make_requests, mixed_steps, serve
 from tests.unit.engine.tensor_rig import TensorRig
 from tests.unit.engine.test_load_memory import NUM_LAYERS, PROGRAM, SIZES, repeat_layer
 from tests.unit.engine.test_models import oracle_logits, random_tokens
 
-# Sizes that blocks of 128 do not divide, and such that the parts of two ranks begin within a block.
+# Sizes that are not multiples of 128, and with which the shards of two ranks begin within a block.
 UNEVEN = {"hidden_size": 192, "intermediate_size": 320}
 NAME = "model.layers.1.self_attn.k_proj.weight"
 CASES = [
@@ -78,7 +78,7 @@ def rigs() -> Iterator[Callable[..., TensorRig]]:
         each.close()
 
 
-def test_logits_and_tokens_are_the_oracles(stored: Stored) -> None:
+def test_logits_and_tokens_equal_the_oracles(stored: Stored) -> None:
     oracle = AutoModelForCausalLM.from_pretrained(stored.exact, attn_implementation="eager", dtype=torch.float32)
     prompts = {"long": random_tokens(70, 11), "short": random_tokens(9, 12)}
     for name, logits in PagedModel(stored.fp8, dtype="float32").step(prompts).items():
@@ -88,15 +88,17 @@ def test_logits_and_tokens_are_the_oracles(stored: Stored) -> None:
     outputs = PagedModel(stored.fp8, dtype="float32").greedy(prompts, 32)
     for name, tokens in prompts.items():
         ids = torch.tensor([tokens])
-        said = oracle.generate(
+        generated = oracle.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32, eos_token_id=None
         )
-        assert outputs[name] == said[0, len(tokens) :].tolist()
+        assert outputs[name] == generated[0, len(tokens) :].tolist()
     assert len(set().union(*outputs.values())) > 8
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_in_bfloat16_and_int8_it_is_the_same_numbers_rounded(stored: Stored, quantization: str | None) -> None:
+def test_bfloat16_and_int8_weights_equal_those_of_the_exact_checkpoint(
+    stored: Stored, quantization: str | None
+) -> None:
     if quantization is not None and not torch.cpu._is_vnni_supported():
         pytest.skip("products in int8 need VNNI")
     prompts = {"s": random_tokens(40, 3)}
@@ -108,19 +110,19 @@ def test_in_bfloat16_and_int8_it_is_the_same_numbers_rounded(stored: Stored, qua
     assert torch.equal(ours, plain)
 
 
-def test_two_ranks_say_what_one_says(stored: Stored, rigs: Callable[..., TensorRig]) -> None:
+def test_two_tensor_parallel_ranks_agree_with_one(stored: Stored, rigs: Callable[..., TensorRig]) -> None:
     one = Engine(EngineConfig(model=str(stored.fp8), dtype="float32", kv_cache_memory_bytes=1 << 22))
     expected = serve(one, make_requests(4, 0.0))
     rig = rigs(stored.fp8, 2, kv_cache_memory_bytes=1 << 23)
-    led = Led(stored.fp8, rig)
-    logits = rig.call(lambda _: mixed_steps(led))
+    rank0 = Rank0PagedModel(stored.fp8, rig)
+    logits = rig.call(lambda _: mixed_steps(rank0))
     for name, whole in mixed_steps(PagedModel(stored.fp8, dtype="float32")).items():
         torch.testing.assert_close(logits[name], whole, atol=ATOL, rtol=0)
     assert rig.call(lambda engine: serve(engine, make_requests(4, 0.0))) == expected
 
 
-def test_a_group_that_shares_experts_says_what_one_rank_says(tmp_path: Path) -> None:
-    """Experts are found to be there with their scales, and read when ranks have come."""
+def test_an_expert_parallel_group_agrees_with_one_rank(tmp_path: Path) -> None:
+    """Experts are located with their scales at the start, and read once ranks have joined."""
     source = make_checkpoint("qwen3-moe", tmp_path / "source")
     model = write_fp8(source, tmp_path, FORMATS["blocks-24x20"]).fp8
     group = Ranks(model, ["rank-0", "rank-1"], dtype="float32", enable_prefix_caching=False)
@@ -128,13 +130,13 @@ def test_a_group_that_shares_experts_says_what_one_rank_says(tmp_path: Path) -> 
         group["rank-0"].add(*make_group_requests(1, 4))
         group["rank-0"].wait_for_all()
         expected = alone(model, make_group_requests(1, 4), "float32")
-        assert {name: group["rank-0"].said[name] for name in expected} == expected
+        assert {name: group["rank-0"].outputs[name] for name in expected} == expected
     finally:
         group.close()
 
 
 def test_fused_experts_have_blocks_across_gate_and_up(tmp_path: Path) -> None:
-    """64 rows in blocks of 24: the second block holds the last rows of the gate and the first of the other half."""
+    """64 rows in blocks of 24: the second block holds the last rows of gate and the first of up."""
     source = make_checkpoint("qwen3-moe", tmp_path / "source")
     rewrite(source, fuse)
     for name in ("blocks-24x20", "channel"):
@@ -145,8 +147,8 @@ def test_fused_experts_have_blocks_across_gate_and_up(tmp_path: Path) -> None:
         assert torch.equal(ours, plain)
 
 
-def test_transformers_reads_blocks_as_we_do(tmp_path: Path) -> None:
-    """By its own reader of FP8, which multiplies out as well where there is no GPU."""
+def test_transformers_reads_block_scales_as_the_engine_does(tmp_path: Path) -> None:
+    """Its own FP8 reader dequantises too if there is no GPU."""
     sizes = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "tie_word_embeddings": False}
     stored = write_fp8(make_checkpoint("qwen3", tmp_path / "source", **sizes), tmp_path, FORMATS["blocks"])
     oracle = AutoModelForCausalLM.from_pretrained(stored.fp8, attn_implementation="eager", dtype=torch.float32)
@@ -171,7 +173,7 @@ def small_and_large(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 @pytest.mark.parametrize(("quantization", "most"), [("", 2.7), slow_case("int8", 1.5)])
 def test_no_copy_in_fp32_is_made(small_and_large: list[Path], quantization: str, most: float) -> None:
-    """Of the files' bytes: two in bfloat16, or one in int8, and what is on its way."""
+    """Peak over the files' bytes: 2 for bfloat16 or 1 for int8, and the tensors being converted."""
     if quantization and not torch.cpu._is_vnni_supported():
         pytest.skip("products in int8 need VNNI")
     command = [sys.executable, "-c", PROGRAM, *map(str, small_and_large), quantization]
@@ -182,22 +184,22 @@ def test_no_copy_in_fp32_is_made(small_and_large: list[Path], quantization: str,
     assert (highest - before) * 1024 < most * stored
 
 
-def test_the_log_says_once_why_weights_are_dequantised(qwen3: Stored, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reason_for_dequantising_is_logged_once(qwen3: Stored, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "baton.engine.checkpoint.weights"):
         PagedModel(qwen3.fp8)
-    said = [record.getMessage() for record in caplog.records if "FP8" in record.getMessage()]
-    assert len(said) == 1
-    assert said[0].startswith("weights in FP8 are dequantised to bfloat16: FP8 products need an NVIDIA GPU")
-    assert said[0].endswith("but the device is cpu")
+    messages = [record.getMessage() for record in caplog.records if "FP8" in record.getMessage()]
+    assert len(messages) == 1
+    assert messages[0].startswith("weights in FP8 are dequantised to bfloat16: FP8 products need an NVIDIA GPU")
+    assert messages[0].endswith("but the device is cpu")
 
 
 def test_progress_counts_scales(qwen3: Stored) -> None:
     config = read_model_config(qwen3.fp8)
-    heard: list[float] = []
-    load_model(qwen3.fp8, config, CPU, attention_for(config, 16, CPU), heard.append)
-    assert heard == sorted(heard)
-    assert heard[-1] == 1.0
-    assert heard[-2] > 0.99
+    reported: list[float] = []
+    load_model(qwen3.fp8, config, CPU, attention_for(config, 16, CPU), reported.append)
+    assert reported == sorted(reported)
+    assert reported[-1] == 1.0
+    assert reported[-2] > 0.99
 
 
 @pytest.mark.parametrize(
@@ -232,7 +234,7 @@ def test_progress_counts_scales(qwen3: Stored) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(
+def test_invalid_tensors_are_named(
     qwen3: Stored, tmp_path: Path, change: Callable[[dict[str, Tensor]], Any], error: type[Exception], message: str
 ) -> None:
     broken = copy(qwen3.fp8, tmp_path / "broken")
@@ -241,7 +243,7 @@ def test_what_is_wrong_is_named(
         PagedModel(broken)
 
 
-def test_without_a_config_of_it_fp8_is_refused(qwen3: Stored, tmp_path: Path) -> None:
+def test_fp8_without_a_quantization_config_is_refused(qwen3: Stored, tmp_path: Path) -> None:
     plain = copy(qwen3.fp8, tmp_path / "plain")
     (plain / "config.json").write_bytes((qwen3.exact / "config.json").read_bytes())
     with pytest.raises(UnsupportedModel, match=r"q_proj\.weight is in FP8, but the config has no quantization_config"):
@@ -249,7 +251,7 @@ def test_without_a_config_of_it_fp8_is_refused(qwen3: Stored, tmp_path: Path) ->
 
 
 def test_a_config_without_a_dtype_means_bfloat16(qwen3: Stored, tmp_path: Path) -> None:
-    """The tensors do not say it: matrices are in FP8, scales in fp32, and norms may be in either."""
+    """Tensors do not determine it: matrices are in FP8, scales in fp32, and norms may have any dtype."""
     unnamed = copy(qwen3.fp8, tmp_path / "unnamed")
     config = json.loads((unnamed / "config.json").read_text())
     del config["dtype"]
@@ -258,7 +260,7 @@ def test_a_config_without_a_dtype_means_bfloat16(qwen3: Stored, tmp_path: Path) 
     assert read_model_config(unnamed, "float32").dtype == "float32"
 
 
-def test_a_scale_for_each_tensor_or_row_has_these_shapes(tmp_path: Path) -> None:
+def test_scales_per_tensor_or_row_must_have_a_listed_shape(tmp_path: Path) -> None:
     source = make_checkpoint("qwen3", tmp_path / "source")
     stored = write_fp8(source, tmp_path, FORMATS["channel"])
     expected = PagedModel(stored.fp8).step({"s": random_tokens(20, 3)})["s"]

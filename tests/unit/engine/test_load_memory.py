@@ -19,7 +19,7 @@ SIZES = {
     "num_hidden_layers": 1,  # see `repeat_layer`
 }
 NUM_LAYERS = 20
-# Its memory before and at its highest, in KiB, of a process that has loaded a small model of the kind.
+# Prints the process's memory before the load and its peak, in KiB, after loading a small model of the same kind.
 PROGRAM = """
 import sys
 from baton.engine.config import EngineConfig
@@ -58,7 +58,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of some hundred megabytes."""
+    """A checkpoint of a few hundred megabytes."""
     directory = make_checkpoint("llama2", tmp_path_factory.mktemp("large"), dtype=torch.bfloat16, **SIZES)
     repeat_layer(directory, NUM_LAYERS)
     return directory
@@ -67,7 +67,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 @pytest.mark.parametrize(("quantization", "most"), [("", 1.3), ("int8", 1.1)])
 def test_no_second_copy_of_the_weights_is_made(small: Path, large: Path, quantization: str, most: float) -> None:
-    """Neither of the mapped files' pages, nor of what is laid out anew."""
+    """Neither as pages of the mapped files, nor as weights in another layout."""
     if quantization and not torch.cpu._is_vnni_supported():
         pytest.skip("products in int8 need VNNI")
     command = [sys.executable, "-c", PROGRAM, str(small), str(large), quantization]

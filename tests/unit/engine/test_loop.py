@@ -31,7 +31,7 @@ def make_request(name: str, max_tokens: int) -> Request:
 
 
 class Listener:
-    """Takes what the loop says."""
+    """Collects the outputs and failures of a loop."""
 
     def __init__(self) -> None:
         self.tokens: dict[str, list[int]] = {}
@@ -67,7 +67,7 @@ def test_requests_run_and_calls_return(model: Path) -> None:
     assert listener.errors == []
 
 
-def test_it_computes_the_same_on_as_many_threads_as_it_is_told(model: Path) -> None:
+def test_the_engine_uses_num_threads_and_tokens_do_not_depend_on_it(model: Path) -> None:
     before = torch.get_num_threads()
     tokens = []
     try:
@@ -81,11 +81,11 @@ def test_it_computes_the_same_on_as_many_threads_as_it_is_told(model: Path) -> N
             loop.stop()
             tokens.append(listener.tokens["a"])
     finally:
-        torch.set_num_threads(before)  # who computes next in a new thread would take it from the last one that said
+        torch.set_num_threads(before)  # new threads would inherit the last value
     assert tokens[0] == tokens[1]
 
 
-def test_a_request_that_cannot_go_on_costs_no_steps(model: Path) -> None:
+def test_a_blocked_request_costs_no_steps(model: Path) -> None:
     listener = Listener()
     engine = make_engine(model)
     loop = EngineLoop(engine, listener.on_step, listener.on_failure)
@@ -119,7 +119,7 @@ def test_a_failing_step_ends_the_loop(model: Path, monkeypatch: pytest.MonkeyPat
         loop.call(Engine.stats).result(timeout=60)
 
 
-def test_an_engine_that_cannot_be_closed_still_fails_its_callers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_fail_even_if_the_engine_cannot_be_closed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, listener = make_engine(model), Listener()
 
     def fail(*_: object) -> None:
@@ -136,7 +136,7 @@ def test_an_engine_that_cannot_be_closed_still_fails_its_callers(model: Path, mo
         loop.call(Engine.stats).result(timeout=60)
 
 
-def test_calls_that_come_too_late_fail(model: Path) -> None:
+def test_calls_after_the_end_of_the_loop_fail(model: Path) -> None:
     listener = Listener()
     loop = EngineLoop(make_engine(model), listener.on_step, listener.on_failure)
     entered, leave = threading.Event(), threading.Event()
@@ -153,7 +153,7 @@ def test_calls_that_come_too_late_fail(model: Path) -> None:
     late = loop.call(Engine.stats)
     leave.set()
     stopping.join(60)
-    outcome = late.exception(timeout=60)  # it came before the loop's last look or after it
+    outcome = late.exception(timeout=60)  # the call arrived before or after the loop's last check
     assert outcome is None or isinstance(outcome, EngineEnded)
     with pytest.raises(EngineEnded):
         loop.call(Engine.stats).result(timeout=60)

@@ -88,13 +88,13 @@ def test_bfloat16_is_as_close_to_float32_as_the_oracles(checkpoint: Path, oracle
     assert error.median() < 0.05
 
 
-def test_a_step_gives_the_same_bits_again(checkpoint: Path) -> None:
+def test_repeated_steps_give_the_same_bits(checkpoint: Path) -> None:
     prompts = {"long": random_tokens(90, 31), "short": random_tokens(8, 32)}
     first, second = PagedModel(checkpoint, seed=1).step(prompts), PagedModel(checkpoint, seed=2).step(prompts)
     assert all(torch.equal(first[name], second[name]) for name in prompts)
 
 
-def test_logits_come_for_the_wanted_tokens_only(checkpoint: Path) -> None:
+def test_only_requested_tokens_get_logits(checkpoint: Path) -> None:
     tokens = random_tokens(20, 41)
     everything = PagedModel(checkpoint).step({"s": tokens})["s"]
     paged = PagedModel(checkpoint)

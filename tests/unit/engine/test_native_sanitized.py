@@ -1,4 +1,4 @@
-"""The compiled code under address and undefined-behaviour sanitizers, as programs of its own."""
+"""The compiled code under address and undefined-behaviour sanitizers, as separate programs."""
 
 import os
 import shutil
@@ -39,24 +39,24 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("native_attention_program", "plain: 40 steps"),
         ("layer_ops_program", "plain: all widths"),
         ("products_program", "all shapes"),
     ],
 )
-def test_it_reads_and_writes_what_is_its_own(build: Callable[..., Path], name: str, said: str) -> None:
+def test_native_code_passes_the_memory_sanitizers(build: Callable[..., Path], name: str, expected: str) -> None:
     done = subprocess.run([build(name)], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     if NOT_HERE in done.stdout:
         pytest.skip(done.stdout)
-    assert said in done.stdout
+    assert expected in done.stdout
 
 
 @pytest.mark.parametrize("name", ["native_attention_program", "layer_ops_program", "products_program"])
-def test_what_is_beyond_is_noticed(build: Callable[..., Path], name: str) -> None:
-    environment = {**os.environ, "ASAN_OPTIONS": "symbolize=0"}  # whose names take 20 seconds, and nobody reads them
+def test_an_out_of_bounds_access_is_reported(build: Callable[..., Path], name: str) -> None:
+    environment = {**os.environ, "ASAN_OPTIONS": "symbolize=0"}  # the names of symbols take 20 s and are not needed
     done = subprocess.run([build(name), "beyond"], check=False, capture_output=True, text=True, env=environment)
     if NOT_HERE in done.stdout:
         pytest.skip(done.stdout)
@@ -65,11 +65,13 @@ def test_what_is_beyond_is_noticed(build: Callable[..., Path], name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("sanitizers", "arguments", "said"),
+    ("sanitizers", "arguments", "expected"),
     [("thread", [], "all calls"), (MEMORY, [], "all calls"), (MEMORY, ["fork"], "all forks")],
 )
-def test_a_team_of_threads(build: Callable[..., Path], sanitizers: str, arguments: list[str], said: str) -> None:
+def test_the_thread_team_passes_the_sanitizers(
+    build: Callable[..., Path], sanitizers: str, arguments: list[str], expected: str
+) -> None:
     program = build("thread_team_program", sanitizers, "c++20")
     done = subprocess.run([program, *arguments], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == f"{said}\n"
+    assert done.stdout == f"{expected}\n"

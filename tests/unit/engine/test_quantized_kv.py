@@ -1,5 +1,5 @@
-"""KV in one byte an element, int8 or FP8: that a request's tokens do not depend on where its KV came from, and that a
-model's texts are as likely as before.
+"""KV with one byte per element, int8 or FP8: a request's tokens do not depend on where its KV was computed, and
+perplexity hardly changes.
 """
 
 import random
@@ -42,18 +42,18 @@ def greedy(engine: Engine, name: str, prompt: list[int]) -> list[int]:
     """Return the tokens of a request that runs alone."""
     sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     engine.add(Request(RequestId(name), [*prompt], len(prompt), sampling))
-    said = []
+    tokens = []
     while engine.has_work:
-        said += [each.sampled.token_id for each in engine.run(engine.schedule()).outputs if each.sampled is not None]
+        tokens += [each.sampled.token_id for each in engine.run(engine.schedule()).outputs if each.sampled is not None]
     engine.check_integrity()
-    return said
+    return tokens
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_bundled_models_perplexity_stays(dtype: str, kv_dtype: str) -> None:
+def test_the_bundled_models_perplexity_hardly_changes(dtype: str, kv_dtype: str) -> None:
     usual = perplexity(dtype=dtype)
-    assert usual < 200  # it knows such texts
+    assert usual < 200  # the model knows such texts
     assert perplexity(dtype=dtype, kv_dtype=kv_dtype) == pytest.approx(usual, rel=0.01)
 
 
@@ -82,15 +82,15 @@ def one_and_two_ranks(
         yield checkpoints[family], kv_dtype, rig
 
 
-def test_parts_and_ranks_give_the_same_tokens(one_and_two_ranks: tuple[Path, str, TensorRig]) -> None:
+def test_kv_shards_and_ranks_give_the_same_tokens(one_and_two_ranks: tuple[Path, str, TensorRig]) -> None:
     model, kv_dtype, two_ranks = one_and_two_ranks
     one = Engine(engine_config(model, kv_dtype))
-    in_parts = Engine(engine_config(model, kv_dtype, kv_shards=2))
-    assert in_parts.pool.shape[1] == 2 * one.pool.shape[1]
+    in_shards = Engine(engine_config(model, kv_dtype, kv_shards=2))
+    assert in_shards.pool.shape[1] == 2 * one.pool.shape[1]
     stored = torch.int8 if kv_dtype == "int8" else torch.float8_e4m3fn
     assert two_ranks.engine.pool.dtype == two_ranks.follower(1).pool.dtype == stored
     for count in (1, 50, 130):
         name, prompt = f"p{count}", random_tokens(count)
         expected = greedy(one, name, prompt)
-        assert greedy(in_parts, name, prompt) == expected
+        assert greedy(in_shards, name, prompt) == expected
         assert two_ranks.call(lambda engine, name=name, prompt=prompt: greedy(engine, name, prompt)) == expected

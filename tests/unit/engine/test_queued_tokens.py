@@ -36,7 +36,7 @@ def test_tokens_are_counted_until_they_are_computed() -> None:
     assert engine.num_queued_tokens == 1  # it decodes
 
 
-def test_what_a_waiting_request_will_find_in_the_cache_is_not_counted() -> None:
+def test_cached_tokens_of_a_waiting_request_are_not_counted() -> None:
     engine = scheduler()
     engine.add(request("a", PROMPT))
     for _ in range(3):
@@ -47,18 +47,18 @@ def test_what_a_waiting_request_will_find_in_the_cache_is_not_counted() -> None:
     engine.check_integrity()
 
 
-def test_logprobs_of_the_prompt_need_all_of_it() -> None:
+def test_prompt_logprobs_count_the_whole_prompt() -> None:
     engine = scheduler()
     engine.add(request("a", PROMPT))
     for _ in range(3):
         step(engine)
-    wanting = request("b", PROMPT)
-    wanting.sampling = SamplingParams(max_tokens=5, seed=1, prompt_logprobs=0)
-    engine.add(wanting)
+    with_logprobs = request("b", PROMPT)
+    with_logprobs.sampling = SamplingParams(max_tokens=5, seed=1, prompt_logprobs=0)
+    engine.add(with_logprobs)
     assert engine.num_queued_tokens == 1 + 20
 
 
-def test_a_preempted_request_counts_whole() -> None:
+def test_all_tokens_of_a_preempted_request_are_counted() -> None:
     engine = scheduler()
     engine.add(request("a", PROMPT))
     for _ in range(3):
@@ -67,7 +67,7 @@ def test_a_preempted_request_counts_whole() -> None:
     assert engine.num_queued_tokens == 21
 
 
-def test_what_others_compute_is_not_counted() -> None:
+def test_tokens_computed_by_other_workers_are_not_counted() -> None:
     engine = scheduler()
     engine.add(request("a", PROMPT, receives_kv=True))
     assert engine.num_queued_tokens == 0

@@ -37,7 +37,7 @@ def serve(engine: Engine) -> list[list[int]]:
 
 
 def small_memory(engine: Engine, most: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The engine's steps fail above so many tokens; the sizes that it tries."""
+    """Make steps of more than `most` tokens fail; return the sizes, in tokens, that the engine tries."""
     tried: list[int] = []
     launch = engine.runner.launch
 
@@ -63,7 +63,7 @@ def test_tokens_are_the_same_in_smaller_steps(
     assert "ran out of GPU memory" in caplog.text
 
 
-def test_a_step_that_cannot_be_smaller_is_an_error(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_one_token_that_does_not_fit_raises(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(EngineConfig(model=str(directory), kv_cache_memory_bytes=1 << 22))
     tried = small_memory(engine, 0, monkeypatch)
     with pytest.raises(torch.OutOfMemoryError):
@@ -71,13 +71,13 @@ def test_a_step_that_cannot_be_smaller_is_an_error(directory: Path, monkeypatch:
     assert tried[-1] == 1
 
 
-def test_a_budget_recovers() -> None:
+def test_the_step_budget_recovers_after_it_shrank() -> None:
     budget = StepBudget(1000)
     assert budget.shrink(800)
     assert budget.num_tokens == 400
     for _ in range(1000):
         budget.recover()
-    assert 720 <= budget.num_tokens < 800  # not what failed
+    assert 720 <= budget.num_tokens < 800  # below the size that failed
     for _ in range(1 << 15):
         budget.recover()
     assert budget.num_tokens == 1000

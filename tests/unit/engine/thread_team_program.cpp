@@ -1,6 +1,6 @@
-// Teams of threads whose calls come one after the other, in several threads at once. Every turn of a call is to be taken
-// once, the function called no more often than was asked for, and nobody is to be within once a call has returned. With the
-// argument "fork" processes are forked that go on calling.
+// Thread teams that run one call after the other, in several callers at once. Each turn of a call must be taken once, the
+// function must run on at most the requested number of threads, and on none once the call has returned. With the argument
+// "fork" forked processes go on calling.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,7 +25,7 @@ constexpr std::size_t kForks = 40;
 struct Call {
     explicit Call(std::size_t num_turns) : taken(num_turns) {}
 
-    std::vector<int> taken;  // each written by one thread alone
+    std::vector<int> taken;  // each written by one thread only
     std::atomic<std::size_t> next{0}, num_within{0}, num_entered{0};
 };
 
@@ -50,7 +50,7 @@ std::size_t num_wrong(std::size_t caller) {
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < kCalls; ++i) {
         if (i % 1000 == 999) team = std::make_unique<ThreadTeam>();
-        if (i % 500 == 250) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // they go to sleep
+        if (i % 500 == 250) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the threads fall asleep
         wrong += num_wrong(*team, i % 97, (i + caller) % 6);
     }
     return wrong;

@@ -1,4 +1,4 @@
-"""How FlashInfer's wrappers are planned and called, against the torch reference; the kernels themselves need a GPU."""
+"""Plans and calls of FlashInfer's wrappers, compared with the torch reference; the kernels themselves need a GPU."""
 
 import random
 import sys
@@ -33,10 +33,10 @@ def backend(paged: PagedHeads) -> FlashInferAttention:
 
 
 def check(paged: PagedHeads, chunks: Chunks, seed: int) -> None:
-    """Check that both write equal KV and return close results."""
+    """Check that FlashInfer and the reference write equal KV and return close results."""
     sequences = Sequences(paged, [places.stop for places in chunks.values()], seed)
     before = {seq: range(places.start) for seq, places in chunks.items()}
-    pool = sequences.pool(before, unseen=float("nan"))  # nothing of it may come to a result
+    pool = sequences.pool(before, unseen=float("nan"))  # unseen KV must not affect results
     expected_pool = sequences.pool(before)
     result = sequences.attend(backend(paged), chunks, pool)
     expected = sequences.attend(paged.reference(), chunks, expected_pool)
@@ -49,18 +49,18 @@ def check(paged: PagedHeads, chunks: Chunks, seed: int) -> None:
     ("heads", "num_parts"),
     [(heads_of(8, 2, 16), 1), (heads_of(8, 4, 16), 2), (heads_of(4, 4, 8), 4), (heads_of(6, 1, 24, 16), 1)],
 )
-def test_results_are_the_references(heads: AttentionHeads, num_parts: int, seed: int) -> None:
+def test_results_agree_with_the_reference(heads: AttentionHeads, num_parts: int, seed: int) -> None:
     draw = random.Random(seed)
     check(PagedHeads(heads, draw.choice((4, 16)), num_parts), random_chunks(draw, 400), seed)
 
 
 @pytest.mark.parametrize("chunks", [{0: range(7, 8)}, {0: range(9)}, {0: range(15, 16), 1: range(32, 48)}])
-def test_batches_of_one_kind(chunks: Chunks) -> None:
+def test_small_batches_agree_with_the_reference(chunks: Chunks) -> None:
     check(PagedHeads(heads_of(4, 2, 8), 16), chunks, 1)
 
 
-def test_one_backend_serves_one_batch_after_the_other() -> None:
-    """Plans of an earlier step leave nothing behind."""
+def test_a_backend_serves_several_batches_in_turn() -> None:
+    """A plan does not depend on those of earlier steps."""
     paged = PagedHeads(heads_of(4, 2, 8), 4)
     sequences, served = Sequences(paged, [30, 30, 30], 2), backend(paged)
     pool, expected_pool = sequences.pool({}), sequences.pool({})
@@ -71,8 +71,8 @@ def test_one_backend_serves_one_batch_after_the_other() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("num_shared", "num_parts"), [(1, 1), (3, 2), (6, 1)])
-def test_decodes_share_the_reading_of_what_they_begin_with(num_shared: int, num_parts: int, seed: int) -> None:
-    """A prompt chunk in the same batch has the same prefix too, but is computed separately."""
+def test_decodes_read_a_shared_prefix_once(num_shared: int, num_parts: int, seed: int) -> None:
+    """A prompt chunk in the same batch has the same prefix, but is computed separately."""
     draw = random.Random(seed)
     paged = PagedHeads(heads_of(8, 2, 16), 4, num_parts)
     lengths = [4 * num_shared + draw.randrange(1, 30) for _ in range(5)]
@@ -96,7 +96,7 @@ def test_decodes_share_the_reading_of_what_they_begin_with(num_shared: int, num_
     assert usual.num_shared_blocks(sequences.batch(chunks)) == 0
 
 
-def test_each_decode_keeps_a_token_of_its_own() -> None:
+def test_the_shared_prefix_leaves_each_decode_a_token() -> None:
     paged = PagedHeads(heads_of(4, 2, 8), 4)
     sequences = Sequences(paged, [8, 8, 9], 1)
     for table in sequences.tables:
@@ -106,7 +106,7 @@ def test_each_decode_keeps_a_token_of_its_own() -> None:
     assert served.num_shared_blocks(sequences.batch({2: range(8, 9)})) == 0
 
 
-def test_sequences_without_padding() -> None:
+def test_paged_sequences_have_no_padding() -> None:
     paged = PagedHeads(heads_of(2, 1, 8), 4)
     sequences = Sequences(paged, [1, 9, 12, 4], 3)
     batch = sequences.batch({0: range(1), 1: range(8, 9), 2: range(3, 12), 3: range(4)})
@@ -118,7 +118,7 @@ def test_sequences_without_padding() -> None:
     assert found.last_block_lens.tolist() == [1, 4, 4]
 
 
-def test_what_the_library_has_kernels_for() -> None:
+def test_only_shapes_with_a_kernel_are_supported() -> None:
     def serves(width: int, value_width: int, dtype: torch.dtype, num_heads: int = 4) -> bool:
         return is_made_for(
             AttentionHeads(num_heads=num_heads, num_kv_heads=1, key_width=width, value_width=value_width, dtype=dtype)
@@ -133,7 +133,7 @@ def test_what_the_library_has_kernels_for() -> None:
     assert not serves(576, 512, torch.bfloat16, 24)
 
 
-def test_what_cannot_be_had_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fallbacks_to_torch_are_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)  # so that its import fails
     gpu = torch.device("cuda")
     assert isinstance(attention_for(model_config(None, "bfloat16", 64), 16, gpu), TorchAttention)

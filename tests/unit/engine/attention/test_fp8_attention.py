@@ -1,4 +1,4 @@
-"""Attention over KV in FP8: torch's against rounded numbers, FlashInfer's in its emulation against torch's."""
+"""Attention over KV in FP8: torch compared with rounded KV, FlashInfer's emulation compared with torch."""
 
 import logging
 import random
@@ -45,7 +45,7 @@ def as_bytes(pool: Tensor) -> Tensor:
 @KINDS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(3))
-def test_torchs_is_the_attention_to_rounded_kv(
+def test_torch_attention_agrees_with_attention_to_rounded_kv(
     num_heads: int, num_kv_heads: int, num_parts: int, scales: KVScales, dtype: torch.dtype, seed: int
 ) -> None:
     draw = random.Random(seed)
@@ -74,7 +74,9 @@ def test_torchs_is_the_attention_to_rounded_kv(
 @SCALES
 @KINDS
 @pytest.mark.parametrize("seed", range(4))
-def test_flashinfers_is_torchs(num_heads: int, num_kv_heads: int, num_parts: int, scales: KVScales, seed: int) -> None:
+def test_flashinfer_agrees_with_torch(
+    num_heads: int, num_kv_heads: int, num_parts: int, scales: KVScales, seed: int
+) -> None:
     draw = random.Random(seed)
     chunks = random_chunks(draw, 400)
     paged = PagedHeads(in_fp8(num_heads, num_kv_heads), draw.choice((4, 16)), num_parts, scales)
@@ -88,8 +90,8 @@ def test_flashinfers_is_torchs(num_heads: int, num_kv_heads: int, num_parts: int
     assert torch.equal(as_bytes(pool), as_bytes(expected_pool))
 
 
-def test_scales_are_for_kv_in_fp8_alone() -> None:
-    """A checkpoint may have them whatever type its KV gets."""
+def test_scales_do_not_affect_kv_in_other_dtypes() -> None:
+    """A checkpoint may have scales even if its KV is not stored in FP8."""
     chunks, scales = {0: range(3, 4), 1: range(20)}, KVScales(0.1, 7.0)
     usual = PagedHeads(replace(in_fp8(4, 2), kv_dtype=None), 4)
     sequences, scaled = Sequences(usual, [4, 20], 0), Sequences(replace(usual, scales=scales), [4, 20], 0)
@@ -105,7 +107,7 @@ def test_scales_are_for_kv_in_fp8_alone() -> None:
         assert torch.equal(*pools)
 
 
-def test_what_serves(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_factory_picks_a_backend_for_fp8(caplog: pytest.LogCaptureFixture) -> None:
     config = model_config(None, "bfloat16", 64)
     with caplog.at_level(logging.WARNING):
         assert isinstance(attention_for(config, 16, CPU, "fp8"), TorchAttention)

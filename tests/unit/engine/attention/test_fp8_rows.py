@@ -1,4 +1,4 @@
-"""KV rows in FP8: what they hold."""
+"""KV rows in FP8: rounding and saturation."""
 
 import torch
 
@@ -7,7 +7,7 @@ from baton.engine.attention.fp8_rows import DTYPE, MOST, encode
 INF, NAN = torch.inf, torch.nan
 
 
-def test_every_number_of_the_format_stays() -> None:
+def test_numbers_of_the_format_are_kept_exactly() -> None:
     numbers = torch.arange(256, dtype=torch.uint8).view(DTYPE).float()
     for dtype in (torch.float32, torch.bfloat16):
         for scale in (1.0, 0.25):
@@ -23,11 +23,11 @@ def test_an_element_is_off_by_a_sixteenth_at_most() -> None:
         assert ((found - rows).abs() <= rows.abs() / 16 * 1.0001 + least).all()
 
 
-def test_ties_go_to_the_even_one() -> None:
+def test_ties_round_to_even() -> None:
     assert encode(torch.tensor([17.0, 19.0, -17.0, 1.0625, 1.1875]), 1.0).float().tolist() == [16, 20, -16, 1, 1.25]
 
 
-def test_what_is_too_great_becomes_the_greatest() -> None:
+def test_overflows_saturate() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         rows = torch.tensor([450.0, 1e4, INF, -INF, -1e30, NAN], dtype=dtype)
         found = encode(rows, 1.0).float()
@@ -37,7 +37,7 @@ def test_what_is_too_great_becomes_the_greatest() -> None:
 
 
 def test_bits_depend_on_the_number_alone() -> None:
-    """For every dtype and memory layout, as in a chunk or as a single token."""
+    """The dtype, the memory layout and the number of tokens do not change bits."""
     rows = torch.randn(50, 6, 8, generator=torch.Generator().manual_seed(1)).bfloat16()
     for scale in (1.0, 0.07):
         whole = encode(rows[:, 1:4], scale).view(torch.uint8)

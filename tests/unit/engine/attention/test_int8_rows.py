@@ -1,4 +1,4 @@
-"""KV rows in int8: what they hold, and that the compiled kernel writes the same bits."""
+"""KV rows in int8: rounding, special values, and equality with the compiled kernel's bits."""
 
 import random
 
@@ -31,21 +31,21 @@ def test_an_element_is_off_by_half_a_step_at_most() -> None:
     assert torch.equal(decode(encode(-rows), torch.float32), -decode(encoded, torch.float32))
 
 
-def test_ties_go_to_the_even_one() -> None:
+def test_ties_round_to_even() -> None:
     items = encode(torch.tensor([127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 3.4999, -126.5]))[:-SCALE_BYTES]
     assert items.tolist() == [127, 0, 2, 2, 0, -2, -2, 3, -126]
 
 
-def test_rows_of_zeros_and_rows_that_are_not_finite() -> None:
+def test_zero_rows_stay_zero_and_non_finite_rows_become_nan() -> None:
     zeros = encode(torch.tensor([0.0, -0.0]))
     assert not zeros.any()
-    assert encode(torch.tensor([LEAST, 63 * LEAST])).tolist() == [0] * 6  # the scale is not a number above zero
+    assert encode(torch.tensor([LEAST, 63 * LEAST])).tolist() == [0] * 6  # the scale underflows to zero
     for wrong in ([1.0, INF], [NAN, 2.0], [-INF, NAN]):
         assert decode(encode(torch.tensor(wrong)), torch.float32).isnan().all()
 
 
 def hard_rows(width: int, dtype: torch.dtype, draw: random.Random) -> Tensor:
-    """[rows, width]: of every size, with ties, at the ends of what numbers can be, and not finite."""
+    """Return [num_rows, width]: rows of every magnitude, with ties, at the limits of the dtype, and not finite."""
     generator = torch.Generator().manual_seed(draw.randrange(1000))
     rows = [torch.randn(width, generator=generator) * 10.0**power for power in range(-45, 39, 3)]
     rows += [torch.randint(-508, 509, (width,), generator=generator) / 4 for _ in range(40)]  # halves are ties

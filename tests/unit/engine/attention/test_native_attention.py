@@ -43,10 +43,10 @@ def random_heads(draw: random.Random, dtype: torch.dtype, is_quantised: bool) ->
 
 
 def check(paged: PagedHeads, chunks: Chunks, instructions: str, seed: int) -> None:
-    """Check that both write equal KV and return close results."""
+    """Check that the kernel and the reference write equal KV and return close results."""
     sequences = Sequences(paged, [places.stop for places in chunks.values()], seed)
     before = {seq: range(places.start) for seq, places in chunks.items()}
-    pool = sequences.pool(before, unseen=float("nan"))  # nothing of it may come to a result
+    pool = sequences.pool(before, unseen=float("nan"))  # unseen KV must not affect results
     expected_pool = sequences.pool(before)
     if not paged.heads.is_quantised:
         expected_pool = expected_pool.float()
@@ -61,7 +61,7 @@ def check(paged: PagedHeads, chunks: Chunks, instructions: str, seed: int) -> No
 
 
 def assert_same_where_written(pool: Tensor, expected: Tensor, unwritten: Tensor) -> None:
-    """Rows that are `unwritten` have to be so still, and all others as expected."""
+    """Assert that the written rows are as expected, and that no other row is expected."""
     rows, never = pool.flatten(0, -2), unwritten.flatten(0, -2)[:1]
     is_written = ~rows.isnan().all(-1) if pool.is_floating_point() else (rows != never).any(-1)
     assert torch.equal(rows[is_written].to(expected.dtype), expected.flatten(0, -2)[is_written])
@@ -72,7 +72,7 @@ def assert_same_where_written(pool: Tensor, expected: Tensor, unwritten: Tensor)
 @QUANTISED
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", slow_except(range(12), {0, 1, 2}))
-def test_results_are_the_references(instructions: str, dtype: torch.dtype, is_quantised: bool, seed: int) -> None:
+def test_results_agree_with_the_reference(instructions: str, dtype: torch.dtype, is_quantised: bool, seed: int) -> None:
     draw = random.Random(seed)
     check(random_heads(draw, dtype, is_quantised), random_chunks(draw, 1200), instructions, seed)
 
@@ -80,7 +80,7 @@ def test_results_are_the_references(instructions: str, dtype: torch.dtype, is_qu
 @QUANTISED
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("context_len", [1, 2, 255, 256, 257, 512, 513, 2049, slow_case(8191), slow_case(8192)])
-def test_contexts_of_every_length(dtype: torch.dtype, is_quantised: bool, context_len: int) -> None:
+def test_any_context_length_agrees_with_the_reference(dtype: torch.dtype, is_quantised: bool, context_len: int) -> None:
     heads = AttentionHeads(
         num_heads=4,
         num_kv_heads=2,
@@ -96,8 +96,8 @@ def test_contexts_of_every_length(dtype: torch.dtype, is_quantised: bool, contex
 
 @INSTRUCTIONS
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_weights_of_scores_far_apart(instructions: str, dtype: torch.dtype) -> None:
-    """Keys of which all but one count for nothing, and of which the first splits count for nothing."""
+def test_a_dominant_key_gets_all_the_weight(instructions: str, dtype: torch.dtype) -> None:
+    """All other keys have no weight, nor have whole splits of the context before it."""
     heads = AttentionHeads(num_heads=2, num_kv_heads=1, key_width=64, value_width=64, dtype=dtype)
     paged = PagedHeads(heads, 16)
     sequences = Sequences(paged, [700], 3)
@@ -114,7 +114,7 @@ def test_weights_of_scores_far_apart(instructions: str, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("mla", [None, MLA])
-def test_a_model_on_a_cpu_is_served_by_it(mla: MLAConfig | None, dtype: str) -> None:
+def test_models_on_cpus_use_the_native_kernel(mla: MLAConfig | None, dtype: str) -> None:
     config = model_config(mla, dtype)
     chosen = attention_for(config, 16, torch.device("cpu"))
     assert isinstance(chosen, NativeAttention)
@@ -128,7 +128,7 @@ def test_a_model_on_a_cpu_is_served_by_it(mla: MLAConfig | None, dtype: str) -> 
     torch.testing.assert_close(*results, atol=2e-6 if dtype == "float32" else 2e-2, rtol=0)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     heads = AttentionHeads(num_heads=2, num_kv_heads=1, key_width=8, value_width=8, dtype=torch.float32)
     paged = PagedHeads(heads, 8)
     with pytest.raises(ValueError, match="instruction set 'mmx'"):

@@ -1,4 +1,4 @@
-"""A token's attention has the same bits however the work is cut."""
+"""A token's attention has the same bits however the work is divided."""
 
 import itertools
 import random
@@ -17,7 +17,7 @@ from tests.unit.engine.attention_rig import Chunks, PagedHeads, Sequences
 
 DTYPES = (torch.float32, torch.bfloat16)
 HEADS = {"grouped": (6, 2, 80, 80), "many": (32, 2, 64, 64), "latent": (5, 1, 72, 56)}
-# Each instruction set has every kind of heads, and so has each type of KV. The other combinations are slow.
+# Each instruction set and each KV dtype runs with every kind of heads. The other combinations are slow.
 TYPES = itertools.product(instruction_sets(), DTYPES, (False, True))
 CASES = [
     (kind, *each) if place % len(HEADS) == index else slow_case(kind, *each)
@@ -47,14 +47,14 @@ def paged_heads(kind: str, dtype: torch.dtype, is_quantised: bool, block_size: i
 
 
 def at_once(sequences: Sequences, seq: int, instructions: str) -> Tensor:
-    """All of a sequence's tokens in one chunk, alone, on one thread."""
+    """Return the attention of all of a sequence's tokens, computed alone, in one chunk and on one thread."""
     torch.set_num_threads(1)
     chunks = {seq: range(len(sequences.tokens[seq]))}
     return sequences.attend(sequences.paged.native(instructions), chunks, sequences.pool({}))
 
 
 @pytest.mark.parametrize(("kind", "instructions", "dtype", "is_quantised"), CASES)
-def test_in_chunks_with_other_sequences_and_threads(
+def test_bits_do_not_depend_on_chunks_other_sequences_or_threads(
     kind: str, instructions: str, dtype: torch.dtype, is_quantised: bool
 ) -> None:
     draw = random.Random(5)
@@ -77,7 +77,7 @@ def test_in_chunks_with_other_sequences_and_threads(
 
 
 @pytest.mark.parametrize(("kind", "instructions", "dtype", "is_quantised"), CASES)
-def test_a_decode_whose_context_is_divided_among_threads(
+def test_bits_do_not_depend_on_dividing_a_context_among_threads(
     kind: str, instructions: str, dtype: torch.dtype, is_quantised: bool
 ) -> None:
     sequences = Sequences(paged_heads(kind, dtype, is_quantised), [1500], 2)
@@ -92,7 +92,7 @@ def test_a_decode_whose_context_is_divided_among_threads(
 
 @pytest.mark.parametrize("is_quantised", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_blocks_of_any_size(dtype: torch.dtype, is_quantised: bool) -> None:
+def test_bits_do_not_depend_on_the_block_size(dtype: torch.dtype, is_quantised: bool) -> None:
     results = []
     for block_size in (1, 8, 16, 60, 64):
         sequences = Sequences(paged_heads("grouped", dtype, is_quantised, block_size), [400], 4)

@@ -61,7 +61,7 @@ def test_defaults_are_those_of_the_architecture(tmp_path: Path) -> None:
     assert config.eos_token_ids == {2}
 
 
-def test_both_spellings_of_the_rotary_embedding_read_alike(tmp_path: Path) -> None:
+def test_both_spellings_of_the_rotary_embedding_are_equivalent(tmp_path: Path) -> None:
     numbers = {
         "factor": 8.0,
         "low_freq_factor": 1.0,
@@ -114,7 +114,7 @@ def test_scaling_stretches_the_context(tmp_path: Path, scaling: dict[str, Any], 
         (DEEPSEEK_V2 | {"norm_topk_prob": True}, "norm_topk_prob"),
     ],
 )
-def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+def test_unsupported_options_are_refused_by_name(tmp_path: Path, change: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedModel, match=named):
         read_model_config(write(tmp_path, LLAMA | change))
 
@@ -142,7 +142,7 @@ def test_a_window_that_hides_nothing_is_accepted(tmp_path: Path, change: dict[st
         (DEEPSEEK_V2 | {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 1}, "3 groups"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+def test_invalid_values_are_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidCheckpoint, match=named):
         read_model_config(write(tmp_path, LLAMA | change))
 
@@ -170,7 +170,7 @@ def test_the_requested_dtype_wins_over_the_checkpoints(tmp_path: Path) -> None:
         read_model_config(write(tmp_path, LLAMA), "int8")
 
 
-def test_float16_is_served_as_float32_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_float16_is_served_as_float32_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert read_model_config(write(tmp_path, LLAMA | {"torch_dtype": "float16"})).dtype == "float32"
     assert "served as float32" in caplog.text
 
@@ -199,8 +199,8 @@ def test_the_layout_counts_a_blocks_bytes(tmp_path: Path) -> None:
     assert latent.num_parts == 1
 
 
-def test_ranks_hold_some_parts_of_every_block(tmp_path: Path) -> None:
-    config = read_model_config(write(tmp_path, LLAMA))  # of 4 KV heads
+def test_ranks_hold_shards_of_every_block(tmp_path: Path) -> None:
+    config = read_model_config(write(tmp_path, LLAMA))  # with 4 KV heads
     for num_parts, num_ranks, held in ((1, 1, 1), (2, 1, 2), (2, 2, 1), (4, 2, 2), (4, 8, 1)):
         layout = KVCacheLayout.of(config, 16, num_parts, num_ranks)
         assert layout.block_shape == (held, 3, 2, 4 // num_parts, 16, 16)
@@ -211,7 +211,7 @@ def test_ranks_hold_some_parts_of_every_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_parts", [1, 4])
-def test_a_layers_keys_and_values_are_strided_views_and_a_part_is_one_region(tmp_path: Path, num_parts: int) -> None:
+def test_a_layers_keys_and_values_are_strided_views_and_a_shard_is_one_region(tmp_path: Path, num_parts: int) -> None:
     layout = KVCacheLayout.of(read_model_config(write(tmp_path, LLAMA)), 8, num_parts)
     pool = torch.zeros(layout.pool_shape(5), dtype=layout.dtype)
     # [num_blocks, num_kv_heads, block_size, head_dim]; a copy would fail

@@ -1,4 +1,4 @@
-"""The script that makes random checkpoints: what it writes can be loaded and tokenised, by others and by us."""
+"""The script that makes random checkpoints: transformers and the engine can load and tokenise its output."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from scripts.make_random_checkpoint import SPECIAL_TOKENS, save_tokenizer, write
 from tests.paged_model import PagedModel
 
 
-def test_every_id_of_the_tokenizer_is_text(tmp_path: Path) -> None:
+def test_every_token_id_decodes_to_text(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, 2000, 512)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert len(tokenizer) == 2000
@@ -23,7 +23,7 @@ def test_every_id_of_the_tokenizer_is_text(tmp_path: Path) -> None:
     assert chat == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_streamed_weights_are_those_of_the_config(tmp_path: Path) -> None:
+def test_streamed_weights_match_the_config(tmp_path: Path) -> None:
     config = transformers.Qwen3Config(
         vocab_size=300,
         hidden_size=64,

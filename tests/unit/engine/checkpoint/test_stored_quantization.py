@@ -51,12 +51,12 @@ def compressed(*groups: dict[str, Any], **more: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_known_formats(quantization: dict[str, Any] | None, expected: StoredQuantization | None) -> None:
+def test_known_formats_are_read(quantization: dict[str, Any] | None, expected: StoredQuantization | None) -> None:
     assert read(quantization) == expected
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_formats_that_models_are_tested_in(name: str) -> None:
+def test_formats_of_the_test_checkpoints_are_read(name: str) -> None:
     stored = read(FORMATS[name].config)
     assert stored is not None
     assert (stored.block is not None) == name.startswith("blocks")
@@ -93,7 +93,7 @@ def test_the_formats_that_models_are_tested_in(name: str) -> None:
         ),
     ],
 )
-def test_all_else_is_refused_by_name(quantization: dict[str, Any], named: str) -> None:
+def test_other_formats_are_refused_by_name(quantization: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedModel) as raised:
         read(quantization)
     assert named in str(raised.value)
@@ -109,7 +109,7 @@ def test_blocks_have_two_sizes(sizes: Any) -> None:
         read(FP8 | {"weight_block_size": sizes})
 
 
-def test_scales_that_were_measured_beforehand_are_known() -> None:
+def test_static_activation_scales_are_unused() -> None:
     stored = StoredQuantization()
     assert stored.is_unused("model.layers.0.mlp.down_proj.input_scale")
     assert stored.is_unused("model.layers.0.mlp.down_proj.activation_scale")

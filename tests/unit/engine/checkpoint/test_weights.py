@@ -138,11 +138,11 @@ def test_progress_rises_to_one(qwen3: Path) -> None:
     from baton.engine.attention.torch_reference import TorchAttention
 
     config = read_model_config(qwen3)
-    heard: list[float] = []
-    load_model(qwen3, config, CPU, TorchAttention.for_model(config, 16), heard.append)
-    assert heard == sorted(heard)
-    assert len(heard) > 10
-    assert heard[-1] == 1.0
+    reported: list[float] = []
+    load_model(qwen3, config, CPU, TorchAttention.for_model(config, 16), reported.append)
+    assert reported == sorted(reported)
+    assert len(reported) > 10
+    assert reported[-1] == 1.0
 
 
 def test_weights_convert_to_the_models_dtype(qwen3: Path) -> None:

@@ -33,11 +33,11 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files count as old enough at once."""
+    """Treat files as settled at once."""
     monkeypatch.setattr(file_hashes, "SETTLED_NS", 0)
 
 
-def test_the_revision_is_of_the_bytes_alone(sharded: Path, tmp_path: Path) -> None:
+def test_the_revision_depends_only_on_the_bytes(sharded: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(sharded, tmp_path / "copy", copy_function=shutil.copyfile)
     assert weights_revision(copy) == weights_revision(sharded)
     assert len(list(copy.glob("*.safetensors"))) > 2
@@ -61,7 +61,7 @@ def test_a_file_that_changes_while_it_is_loaded_is_refused(sharded: Path, tmp_pa
 
 def test_the_threads_end_with_the_context(tmp_path: Path) -> None:
     with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate(1 << 40)  # no reader comes to its end
+        file.truncate(1 << 40)  # no reader reaches its end
     before = threading.active_count()
     with WeightsHash(tmp_path, tmp_path / "cache") as weights_hash:
         pass
@@ -71,7 +71,7 @@ def test_the_threads_end_with_the_context(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_hash_is_remembered_over_processes(file: Path, tmp_path: Path, settled: None) -> None:
+def test_a_hash_is_cached_across_processes(file: Path, tmp_path: Path, settled: None) -> None:
     state = FileState.of(file)
     known = FileHashes(tmp_path / "new" / "cache", min_bytes=1)
     assert known.find(file, state) is None
@@ -86,14 +86,14 @@ def test_a_hash_is_remembered_over_processes(file: Path, tmp_path: Path, settled
 
 
 def rewrite(path: Path) -> None:
-    """Other bytes, and the time stamp of those before."""
+    """Write other bytes and keep the time stamp."""
     status = path.stat()
     path.write_bytes(bytes(999) + b"x")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def replace(path: Path) -> None:
-    """Another file under the same name."""
+    """Put another file with the same time stamp under the same name."""
     status = path.stat()
     other = path.with_name("other")
     other.write_bytes(bytes(999) + b"x")
@@ -102,7 +102,7 @@ def replace(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [rewrite, replace, lambda path: path.write_bytes(bytes(1001))])
-def test_no_hash_of_another_state_is_trusted(
+def test_a_hash_of_another_file_state_is_not_trusted(
     file: Path, tmp_path: Path, settled: None, change: Callable[[Path], None]
 ) -> None:
     known = FileHashes(tmp_path / "cache", min_bytes=1)
@@ -123,7 +123,7 @@ def test_no_hash_of_another_state_is_trusted(
         None,
     ],
 )
-def test_a_damaged_entry_counts_as_none(file: Path, tmp_path: Path, settled: None, damage: bytes | None) -> None:
+def test_a_damaged_entry_is_ignored(file: Path, tmp_path: Path, settled: None, damage: bytes | None) -> None:
     known = FileHashes(tmp_path / "cache", min_bytes=1)
     state = FileState.of(file)
     known.store(file, state, HASH)
@@ -135,7 +135,7 @@ def test_a_damaged_entry_counts_as_none(file: Path, tmp_path: Path, settled: Non
 
 
 @pytest.mark.parametrize(("key", "value"), [("version", 0), ("hash", "short"), ("path", "/else"), ("inode", 1)])
-def test_an_entry_that_differs_anywhere_counts_as_none(
+def test_an_entry_with_any_mismatch_is_ignored(
     file: Path, tmp_path: Path, settled: None, key: str, value: object
 ) -> None:
     known = FileHashes(tmp_path / "cache", min_bytes=1)
@@ -146,21 +146,21 @@ def test_an_entry_that_differs_anywhere_counts_as_none(
     assert known.find(file, state) is None
 
 
-def test_small_files_and_new_ones_are_not_remembered(file: Path, tmp_path: Path) -> None:
+def test_hashes_of_small_and_new_files_are_not_cached(file: Path, tmp_path: Path) -> None:
     FileHashes(tmp_path / "cache", min_bytes=1).store(file, FileState.of(file), HASH)  # it was written just now
     assert not (tmp_path / "cache").exists()
     FileHashes(tmp_path / "cache", min_bytes=1001).store(file, FileState.of(file), HASH)
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(file: Path, tmp_path: Path, settled: None) -> None:
+def test_an_unwritable_cache_is_skipped(file: Path, tmp_path: Path, settled: None) -> None:
     (tmp_path / "cache").write_text("a file")
     known = FileHashes(tmp_path / "cache", min_bytes=1)
     known.store(file, FileState.of(file), HASH)
     assert known.find(file, FileState.of(file)) is None
 
 
-def test_many_writers_leave_one_whole_entry(file: Path, tmp_path: Path, settled: None) -> None:
+def test_concurrent_writers_leave_one_complete_entry(file: Path, tmp_path: Path, settled: None) -> None:
     state, found = FileState.of(file), set[str | None]()
 
     def work() -> None:
@@ -178,7 +178,7 @@ def test_many_writers_leave_one_whole_entry(file: Path, tmp_path: Path, settled:
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_what_is_remembered_is_not_read_again(
+def test_files_with_cached_hashes_are_not_read_again(
     sharded: Path, tmp_path: Path, settled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FileHashes.__init__, "__defaults__", (1,))

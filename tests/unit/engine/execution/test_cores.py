@@ -18,32 +18,32 @@ from tests.checkpoints import make_checkpoint
 @pytest.mark.parametrize(
     ("text", "cores"), [("0", (0,)), ("0-3,8", (0, 1, 2, 3, 8)), ("4, 2-3,3", (4, 2, 3)), ("7-7", (7,))]
 )
-def test_texts(text: str, cores: tuple[int, ...]) -> None:
+def test_core_lists_are_parsed_and_formatted(text: str, cores: tuple[int, ...]) -> None:
     assert parse_cores(text) == cores
     assert set(parse_cores(format_cores(cores))) == set(cores)
 
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-2", "1,,2", "1-2-3", "0x1", "1.5"])
-def test_what_is_no_core_is_refused(text: str) -> None:
+def test_invalid_core_lists_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="such as 0-3,8"):
         parse_cores(text)
     with pytest.raises(EngineError, match="such as 0-3,8"):
         cores_of_rank(text, 0, 1)
 
 
-def test_cores_that_are_not_ours_are_refused() -> None:
+def test_cores_outside_the_affinity_mask_are_refused() -> None:
     with pytest.raises(EngineError, match="may only run on"):
         cores_of_rank("70000", 0, 1)
 
 
-def test_ranks_share_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     assert [cores_of_rank("0-7", rank, 3) for rank in range(3)] == [(0, 1), (2, 3, 4), (5, 6, 7)]
     assert [cores_of_rank("5", rank, 2) for rank in range(2)] == [(5,), (5,)]
     assert cores_of_rank(None, 1, 2) == ()
 
 
-def test_a_thread_is_back_where_it_was_afterwards() -> None:
+def test_the_affinity_of_a_thread_is_restored() -> None:
     before = os.sched_getaffinity(0)
     with running_on([min(before)]):
         assert os.sched_getaffinity(0) == {min(before)}
@@ -52,7 +52,7 @@ def test_a_thread_is_back_where_it_was_afterwards() -> None:
         assert os.sched_getaffinity(0) == before
 
 
-def test_an_engine_steps_on_its_cores_and_nothing_else_does(tmp_path: Path) -> None:
+def test_only_the_engine_thread_runs_on_the_configured_cores(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
     core = max(before)
     model = make_checkpoint("qwen3", tmp_path / "model")

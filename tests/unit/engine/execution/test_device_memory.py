@@ -1,4 +1,4 @@
-"""GPU memory left for KV, with a fake meter; the measured steps are computed on a CPU."""
+"""GPU memory available for KV, with a fake meter; the measured steps are computed on a CPU."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -25,7 +25,7 @@ from tests.unit.engine.tensor_rig import TensorRig
 
 
 class ScriptedMeter:
-    """See Meter: computes what it measures, and has an answer for each measurement in turn."""
+    """Meter that computes what it measures and returns the given peaks, in bytes, in turn."""
 
     total_bytes = 80_000
     non_torch_bytes = 3_000
@@ -43,7 +43,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("llama3", tmp_path_factory.mktemp("llama3") / "model")
 
 
-def left(directory: Path, config: EngineConfig, *peaks: int) -> int:
+def kv_bytes(directory: Path, config: EngineConfig, *peaks: int) -> int:
     model_config = read_model_config(directory, "float32")
     model = load_model(directory, model_config, CPU, attention_for(model_config, config.block_size, CPU))
     layout = KVCacheLayout.of(model_config, config.block_size)
@@ -52,9 +52,9 @@ def left(directory: Path, config: EngineConfig, *peaks: int) -> int:
     )
 
 
-def test_weights_activations_and_others_are_taken_off(directory: Path) -> None:
+def test_weights_activations_and_other_memory_are_subtracted(directory: Path) -> None:
     config = EngineConfig(model=str(directory), gpu_memory_utilization=0.5, enforce_eager=True)
-    assert left(directory, config, 12_000) == 40_000 - 3_000 - 12_000
+    assert kv_bytes(directory, config, 12_000) == 40_000 - 3_000 - 12_000
 
 
 def test_more_kv_than_the_gpu_has_free_is_refused() -> None:
@@ -64,7 +64,7 @@ def test_more_kv_than_the_gpu_has_free_is_refused() -> None:
 
 
 def test_ranks_measure_together(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each computes the greatest step with the others, and draws from the logits that it has."""
+    """Each rank computes the greatest step with the others, and samples from its own logits."""
     measured: dict[int, int] = {}
 
     def load_and_measure(
@@ -84,14 +84,14 @@ def test_ranks_measure_together(directory: Path, monkeypatch: pytest.MonkeyPatch
         assert measured == dict.fromkeys(range(2), 40000 - 3000 - 12000)
 
 
-def test_recorded_decodes_have_memory_of_their_own(directory: Path) -> None:
+def test_recorded_decodes_get_their_own_memory(directory: Path) -> None:
     config = EngineConfig(model=str(directory), gpu_memory_utilization=0.5, max_num_seqs=5)
     recorded = 2_000 + RECORDED_BYTES * len(recorded_sizes(5))
-    assert left(directory, config, 12_000, 9_000, 11_000) == 40_000 - 3_000 - 12_000 - recorded
+    assert kv_bytes(directory, config, 12_000, 9_000, 11_000) == 40_000 - 3_000 - 12_000 - recorded
 
 
 @pytest.mark.parametrize(("max_num_seqs", "max_model_len"), [(8, 1000), (8, 60), (1, 33), (199, 1000)])
-def test_the_greatest_step_is_as_large_as_steps_get(max_num_seqs: int, max_model_len: int) -> None:
+def test_the_greatest_step_fills_the_budget(max_num_seqs: int, max_model_len: int) -> None:
     config = EngineConfig(model="none", max_num_batched_tokens=200, max_num_seqs=max_num_seqs)
     step = greatest_step(config, max_model_len)
     assert sum(item.num_new_tokens for item in step) == 200

@@ -1,7 +1,7 @@
-"""Decodes that are recorded once and replayed, against the same model step by step; CUDA's graphs need a GPU.
+"""Decodes that are recorded once and replayed, compared with the eager model; CUDA graphs themselves need a GPU.
 
-Instead of kernels the recorder here computes again what was recorded, with the Python objects of that time: what does
-not stand in the tensors that are kept is stale, as it would be in a graph.
+The recorder here calls the recorded function again, with the Python objects of the recording: values that are not in
+the static tensors are stale, as they would be in a graph.
 """
 
 import random
@@ -25,7 +25,7 @@ MAX_BLOCKS = 8
 
 
 class Recomputing:
-    """See Recorder."""
+    """Recorder whose replays call the recorded function again."""
 
     def __init__(self) -> None:
         self.num_replays = 0
@@ -66,8 +66,8 @@ def tokens(draw: random.Random, count: int) -> list[int]:
     return draw.choices(range(3, VOCAB_SIZE), k=count)
 
 
-def test_replays_are_the_steps(directory: Path) -> None:
-    """Sequences come, grow over their blocks' ends and go; batches of all sizes, mixed ones and too large ones."""
+def test_replays_equal_eager_steps(directory: Path) -> None:
+    """Sequences start, grow beyond their blocks and end; batches have all sizes, mixed ones and too large ones too."""
     draw = random.Random(1)
     graphed, recorder = graphed_model(directory, [1, 2, 4])
     eager = eager_model(directory)
@@ -89,7 +89,7 @@ def test_replays_are_the_steps(directory: Path) -> None:
     assert recorder.num_replays == decodes > 10
 
 
-def test_sizes_are_close_to_each_other() -> None:
+def test_recorded_sizes_are_close_to_each_other() -> None:
     assert recorded_sizes(1) == [1]
     assert recorded_sizes(4) == [1, 2, 4]
     assert recorded_sizes(20) == [1, 2, 4, 8, 16, 20]

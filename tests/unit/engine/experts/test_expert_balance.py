@@ -36,17 +36,17 @@ SIZES = [
 
 
 def imbalance_of(placement: ExpertPlacement, loads: Sequence[float] | NDArray[np.float64]) -> float:
-    """Tokens of the busiest rank over the mean rank's."""
+    """Return the tokens of the busiest rank divided by the mean of all ranks."""
     return imbalance(placement.slots, loads)
 
 
 def num_replicas(placement: ExpertPlacement) -> Counter[int]:
-    """Of each expert."""
+    """Return the number of replicas of each expert."""
     return Counter(expert for experts in placement.slots for expert in experts)
 
 
 def drawn_loads(kind: str, num_experts: int, seed: int) -> NDArray[np.float64]:
-    """Loads of one kind, in an order by chance."""
+    """Return loads of one kind in random order."""
     rng = np.random.default_rng(seed)
     zipf = 1 / np.arange(1, num_experts + 1)
     loads = {
@@ -75,7 +75,7 @@ def test_any_loads_give_a_valid_placement_no_worse_than_the_first(
 
 
 @pytest.mark.parametrize("seed", slow_except(range(100), range(20)))
-def test_zipf_loads_are_even(seed: int) -> None:
+def test_zipf_loads_are_balanced(seed: int) -> None:
     for kind in ("zipf", "tokens"):
         loads = drawn_loads(kind, 64, seed)
         assert imbalance_of(balanced(loads, 8, 16), loads) < 1.005
@@ -97,7 +97,7 @@ def test_zipf_loads_are_even(seed: int) -> None:
         (4, 3, 2, 1.5),
     ],
 )
-def test_tiny_sizes_against_the_best_of_all_placements(
+def test_tiny_placements_are_close_to_the_optimum(
     num_experts: int, num_ranks: int, num_redundant: int, bound: float
 ) -> None:
     ratios = []
@@ -111,7 +111,7 @@ def test_tiny_sizes_against_the_best_of_all_placements(
 
 
 def optimum(loads: NDArray[np.float64], num_ranks: int, slots_per_rank: int) -> float:
-    """The best balance of all placements without an expert twice on a rank."""
+    """Return the lowest imbalance of all placements without an expert twice on a rank."""
     ranks = list(itertools.combinations(range(len(loads)), slots_per_rank))
     return min(
         imbalance_of(ExpertPlacement(len(loads), slots), loads)
@@ -120,32 +120,32 @@ def optimum(loads: NDArray[np.float64], num_ranks: int, slots_per_rank: int) -> 
     )
 
 
-def test_imbalance_is_of_the_busiest_rank_with_replicas_sharing_evenly() -> None:
+def test_imbalance_compares_the_busiest_rank_with_the_mean() -> None:
     assert imbalance([[0, 1], [0, 2]], [4, 6, 2]) == pytest.approx((2 + 6) / 6)
     assert imbalance([[0, 1], [0, 2]], [0, 0, 0]) == 1
     assert imbalance([[0, 1, 2], []], [4, 6, 2]) == 2  # a rank that has just joined holds none
 
 
-def test_a_hot_expert_stands_on_every_rank() -> None:
+def test_a_hot_expert_is_replicated_on_every_rank() -> None:
     loads = drawn_loads("one hot", 16, 1)
     placement = balanced(loads, 4, 4)
     assert num_replicas(placement)[int(loads.argmax())] == 4
     assert imbalance_of(placement, loads) == pytest.approx(1)
 
 
-def test_no_load_is_equal_loads() -> None:
+def test_zero_loads_count_as_equal_loads() -> None:
     assert balanced(np.zeros(64), 8, 16) == balanced(np.ones(64), 8, 16) == contiguous(64, 8, 16)
     assert balanced(np.zeros(64), 8, 0, 8, 4) == balanced(np.ones(64), 8, 0, 8, 4) == contiguous(64, 8)
 
 
-def test_a_rank_that_alone_has_room_may_hold_the_expert_already() -> None:
-    loads = [1, 1, 1, 1, 1, 2, 1, 1, 2, 2, 2, 2, 2]  # the last replica is such a one
+def test_the_only_rank_with_room_may_already_hold_the_expert() -> None:
+    loads = [1, 1, 1, 1, 1, 2, 1, 1, 2, 2, 2, 2, 2]  # true of the last replica
     placement = balanced(loads, 3, 14)
     assert placement.slots_per_rank == 9
     assert imbalance_of(placement, loads) == pytest.approx(1, abs=0.06)
 
 
-def test_hot_groups_are_packed_to_different_nodes() -> None:
+def test_hot_groups_are_placed_on_different_nodes() -> None:
     loads = np.repeat([9, 8, 1, 2, 1, 1, 1, 1], 8) + np.arange(64) / 64
     placement = balanced(loads, 8, 0, num_groups=8, num_nodes=4)
     nodes_of_hot = [[rank // 2 for rank, experts in enumerate(placement.slots) if hot in experts] for hot in (0, 8)]
@@ -153,7 +153,7 @@ def test_hot_groups_are_packed_to_different_nodes() -> None:
     assert imbalance_of(placement, loads) < 1.5 < 2.5 < imbalance_of(contiguous(64, 8), loads)
 
 
-def test_ranks_with_room_for_all_hold_all() -> None:
+def test_ranks_with_enough_slots_hold_all_experts() -> None:
     placement = balanced([5, 0, 1], 2, 5)
     assert placement.slots == ((0, 1, 2, 0), (0, 1, 2, 0))
     assert imbalance_of(placement, [5, 0, 1]) == pytest.approx(1)
@@ -201,7 +201,7 @@ def test_without_even_nodes_the_policy_is_global(
         ),
     ],
 )
-def test_the_example_that_eplb_was_published_with(loads: list[int], published: list[int], reached: float) -> None:
+def test_the_published_eplb_example_is_matched(loads: list[int], published: list[int], reached: float) -> None:
     """12 experts in 4 groups, with 4 redundant, on 8 ranks of 2 nodes."""
     theirs = ExpertPlacement(12, tuple(zip(published[::2], published[1::2], strict=True)))
     ours = balanced(loads, 8, 4, num_groups=4, num_nodes=2)
@@ -211,18 +211,18 @@ def test_the_example_that_eplb_was_published_with(loads: list[int], published: l
 
 
 def nodes(placement: ExpertPlacement) -> set[frozenset[int]]:
-    """The experts of each of two nodes."""
+    """Return the experts of each of two nodes."""
     half = placement.num_ranks // 2
     return {frozenset().union(*placement.slots[:half]), frozenset().union(*placement.slots[half:])}
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
-def test_loads_that_cannot_be_are_refused(wrong: float) -> None:
+def test_invalid_loads_are_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match="the load of expert 1 is"):
         balanced([1.0, wrong, 2.0], 2, 0)
 
 
-def test_sizes_that_cannot_be_are_refused() -> None:
+def test_invalid_sizes_are_refused() -> None:
     for loads in ([], [[1, 2], [3, 4]], 3):
         with pytest.raises(ValueError, match="one number per expert"):
             balanced(loads, 2, 0)
@@ -239,7 +239,7 @@ def test_a_layer_of_a_large_model_takes_less_than_50_ms(kind: str, num_nodes: in
     times_s = []
     for seed in range(3):
         loads = drawn_loads(kind, 256, seed)
-        start_s = time.thread_time()  # of this thread alone: others may have the processor for a while
+        start_s = time.thread_time()  # CPU time of this thread: others may run in between
         balanced(loads, 64, 32, num_groups=8, num_nodes=num_nodes)
         times_s.append(time.thread_time() - start_s)
     assert min(times_s) < 0.05

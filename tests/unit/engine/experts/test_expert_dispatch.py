@@ -9,13 +9,13 @@ from tests.unit.engine.group_rig import CPU, on_ranks
 
 FEW = 64  # tokens on all ranks together
 HIDDEN = 16
-TOKEN_BYTES = HIDDEN * 4 + 4  # as it travels: fp32, and the replica that it chose
+TOKEN_BYTES = HIDDEN * 4 + 4  # as sent: fp32, and the id of the selected replica
 ROW_BYTES = HIDDEN * 4
-COUNT_BYTES = 8  # how many tokens come
+COUNT_BYTES = 8  # the number of tokens that follow
 
 
 def sent_bytes(num_tokens: list[int], chosen: list[int]) -> list[int]:
-    """Return the rows each rank sends in a layer with one expert per rank, if all its tokens choose the given one."""
+    """Return the bytes that each rank sends in a layer with one expert per rank, if all its tokens go to `chosen`."""
 
     def compute(ranks: RankGroup) -> int:
         exchange = GroupExchange(ranks, 2, CPU)
@@ -39,25 +39,25 @@ def test_few_tokens_go_to_all_ranks_at_once(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1, FEW // 2, FEW + 1])
-def test_one_token_more_and_they_go_only_where_they_are_wanted(first: int) -> None:
+def test_more_tokens_go_only_to_the_ranks_of_their_experts(first: int) -> None:
     num_tokens = [first, FEW + 1 - first]
-    assert sent_bytes(num_tokens, chosen=[0, 1]) == [COUNT_BYTES, COUNT_BYTES]  # nowhere: each has its expert itself
+    assert sent_bytes(num_tokens, chosen=[0, 1]) == [COUNT_BYTES, COUNT_BYTES]  # each rank has its expert itself
     there_and_back = [
         COUNT_BYTES + ours * TOKEN_BYTES + theirs * ROW_BYTES for ours, theirs in (num_tokens, reversed(num_tokens))
     ]
     assert sent_bytes(num_tokens, chosen=[1, 0]) == there_and_back
 
 
-def test_an_experts_tokens_go_to_its_replicas_in_turns() -> None:
+def test_an_experts_tokens_go_to_its_replicas_in_turn() -> None:
     routes = ExpertRoutes(4, [[0, 1], [2, 0], [0, 3]], CPU)  # replica 2 * rank + slot
     chosen = torch.tensor([[0, 1]] * 7)
     assert routes.of(chosen, 0)[:, 0].tolist() == [0, 3, 4, 0, 3, 4, 0]
-    assert routes.of(chosen, 0)[:, 1].tolist() == [1] * 7  # it has one
+    assert routes.of(chosen, 0)[:, 1].tolist() == [1] * 7  # the only replica
     starts = [routes.of(chosen, rank)[0, 0].item() for rank in range(4)]
-    assert starts == [0, 3, 4, 0]  # each rank begins with another, for most steps are of few tokens
+    assert starts == [0, 3, 4, 0]  # each rank begins with another one, since most steps have few tokens
 
 
-def test_replicas_compute_equally_many_tokens() -> None:
+def test_replicas_compute_equal_numbers_of_tokens() -> None:
     def num_rows(ranks: RankGroup) -> int:
         exchange = GroupExchange(ranks, 2, CPU)
         exchange.routes, exchange.num_slots = ExpertRoutes(2, [[0, 1], [1, 0], [0, 1]], CPU), 2
@@ -70,6 +70,6 @@ def test_replicas_compute_equally_many_tokens() -> None:
     assert on_ranks(3, num_rows) == [4, 4, 4]
 
 
-def test_an_expert_that_stands_nowhere_is_named() -> None:
+def test_an_expert_without_a_rank_is_named() -> None:
     with pytest.raises(ValueError, match=r"no rank has experts \[1, 3\]"):
         ExpertRoutes(4, [[0], [2]], CPU)

@@ -1,4 +1,4 @@
-"""Experts spread over ranks: the same bits as on one rank, whatever others compute and however membership changes."""
+"""Experts spread over ranks: the same bits as on one rank, for any work of other ranks and membership changes."""
 
 import random
 import threading
@@ -39,7 +39,7 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def groups() -> Iterator[Groups]:
-    """Makes groups, and closes them at the end."""
+    """Factory of groups that are closed after the test."""
     made: list[Ranks] = []
 
     def make(*args: Any, **kwargs: Any) -> Ranks:
@@ -52,7 +52,7 @@ def groups() -> Iterator[Groups]:
 
 
 def held(group: Ranks) -> list[tuple[int, ...]]:
-    """The first layer's experts of each rank."""
+    """Return the first layer's experts on each rank."""
     return [rank.engine.group.layers[0].held for rank in group.ranks.values() if rank.engine.group is not None]
 
 
@@ -81,29 +81,29 @@ def alone(model: Path, requests: list[Request], dtype: str, **options: Any) -> O
     """Return one rank's results for these requests. Logprobs are floats of the logits: equal only if all bits are."""
     config = EngineConfig(model=str(model), dtype=dtype, kv_cache_memory_bytes=1 << 21, num_threads=1, **options)
     engine = Engine(config)
-    said: Outputs = {request.request_id: [] for request in requests}
+    outputs: Outputs = {request.request_id: [] for request in requests}
     for request in requests:
         engine.add(request)
     while engine.has_work:
         for each in engine.run(engine.schedule()).outputs:
             if each.sampled is not None:
-                said[each.request_id].append(each.sampled)
-    return said
+                outputs[each.request_id].append(each.sampled)
+    return outputs
 
 
 @pytest.mark.parametrize(
     ("num_ranks", "dtype"), [(4, "float32"), (2, "bfloat16"), slow_case(2, "float32"), slow_case(4, "bfloat16")]
 )
-def test_logits_equal_one_ranks_bit_for_bit(model: Path, num_ranks: int, dtype: str, groups: Groups) -> None:
+def test_logits_equal_those_of_one_rank_bit_for_bit(model: Path, num_ranks: int, dtype: str, groups: Groups) -> None:
     names = [f"rank-{index}" for index in range(num_ranks)]
     counts = dict(zip(names, (5, 1, 2, 0), strict=False))  # the last of four has nothing, the second is soon done
     group = groups(model, names, dtype=dtype)
     for place, name in enumerate(names):
         group[name].add(*make_requests(place, counts[name]))
-    said = group.wait_for_all()
+    outputs = group.wait_for_all()
     for place, name in enumerate(names):
         expected = alone(model, make_requests(place, counts[name]), dtype)
-        assert {request_id: said[request_id] for request_id in expected} == expected
+        assert {request_id: outputs[request_id] for request_id in expected} == expected
 
 
 def test_each_rank_reads_its_own_experts_only(mixtral: Path, groups: Groups) -> None:
@@ -111,7 +111,7 @@ def test_each_rank_reads_its_own_experts_only(mixtral: Path, groups: Groups) -> 
     assert held(group) == [(0, 1, 2), (3, 4, 5), (6, 7)]
 
 
-def test_a_rank_joins_once_all_but_its_experts_is_loaded(mixtral: Path) -> None:
+def test_a_rank_joins_once_all_weights_but_its_experts_are_loaded(mixtral: Path) -> None:
     rig = Group()
     rig.set_members("rank-0")
     member = Member(rig, "rank-0")
@@ -123,48 +123,48 @@ def test_a_rank_joins_once_all_but_its_experts_is_loaded(mixtral: Path) -> None:
     assert num_layers == [3]
 
 
-def test_many_tokens_go_only_where_they_are_wanted(mixtral: Path, groups: Groups) -> None:
+def test_many_tokens_go_only_to_the_ranks_of_their_experts(mixtral: Path, groups: Groups) -> None:
     group = groups(mixtral, ["rank-0", "rank-1"], dtype="float32", max_num_batched_tokens=512)
     long, short = ("long", 5, 400, 3), ("short", 6, 1, 3)
     group["rank-0"].add(make_request(*long))
     group["rank-1"].add(make_request(*short))
-    said = group.wait_for_all()
+    outputs = group.wait_for_all()
     for request in (long, short):
         expected = alone(mixtral, [make_request(*request)], "float32", max_num_batched_tokens=512)
-        assert said[request[0]] == expected[request[0]]
+        assert outputs[request[0]] == expected[request[0]]
 
 
 def test_a_lost_ranks_experts_are_read_by_the_others(mixtral: Path, groups: Groups) -> None:
     group = groups(mixtral, ["rank-0", "rank-1", "rank-2"], dtype="float32")
     group["rank-0"].add(*make_requests(1, 4))
     group["rank-1"].add(*make_requests(2, 3))
-    group["rank-0"].wait(lambda rank: any(rank.said.values()))
+    group["rank-0"].wait(lambda rank: any(rank.outputs.values()))
     group.lose("rank-2")
-    said = group.wait_for_all()
+    outputs = group.wait_for_all()
     for seed, count in ((1, 4), (2, 3)):
         expected = alone(mixtral, make_requests(seed, count), "float32")
-        assert {request_id: said[request_id] for request_id in expected} == expected
+        assert {request_id: outputs[request_id] for request_id in expected} == expected
     assert sorted(sum(held(group), ())) == list(range(8))
 
 
-def test_one_rank_may_be_all_that_is_left(mixtral: Path, groups: Groups) -> None:
+def test_a_group_may_shrink_to_one_rank(mixtral: Path, groups: Groups) -> None:
     group = groups(mixtral, ["rank-0", "rank-1"], dtype="float32")
     group["rank-0"].add(*make_requests(1, 4))
-    group["rank-0"].wait(lambda rank: any(rank.said.values()))
+    group["rank-0"].wait(lambda rank: any(rank.outputs.values()))
     group.lose("rank-1")
     assert group.wait_for_all() == alone(mixtral, make_requests(1, 4), "float32")
 
 
-def test_with_too_few_ranks_nothing_is_computed_until_one_comes(mixtral: Path, groups: Groups) -> None:
-    """Those that are left might not have the memory for all experts."""
+def test_with_too_few_ranks_no_step_runs_until_one_joins(mixtral: Path, groups: Groups) -> None:
+    """The remaining ranks might not have memory for all experts."""
     group = groups(mixtral, ["rank-0", "rank-1", "rank-2"], fewest=3, dtype="float32")
     staying = [group["rank-0"], group["rank-1"]]
     staying[0].add(*make_requests(1, 4))
-    staying[0].wait(lambda rank: any(rank.said.values()))
+    staying[0].wait(lambda rank: any(rank.outputs.values()))
     group.lose("rank-2")
     for rank in staying:
         wait_until(lambda rank=rank: rank.engine.is_short_of_ranks)  # type: ignore[misc]
-        assert rank.turn_s == 0  # the watchdog must not end it for that
+        assert rank.turn_s == 0  # a shortage must not trigger the watchdog
     assert [len(layer.held) for layer in staying[0].experts.layers] == [3, 3, 3]
     group.join("rank-3")
     assert group.wait_for_all() == alone(mixtral, make_requests(1, 4), "float32")
@@ -172,31 +172,31 @@ def test_with_too_few_ranks_nothing_is_computed_until_one_comes(mixtral: Path, g
     assert not any(rank.engine.is_short_of_ranks for rank in staying)
 
 
-def test_who_joins_takes_part_while_others_go_on(mixtral: Path, groups: Groups) -> None:
+def test_a_joining_rank_takes_part_while_others_go_on(mixtral: Path, groups: Groups) -> None:
     group = groups(mixtral, ["rank-0"], dtype="float32")
     group["rank-0"].add(*make_requests(1, 6))
-    group["rank-0"].wait(lambda rank: any(rank.said.values()))
+    group["rank-0"].wait(lambda rank: any(rank.outputs.values()))
     group.join("rank-1")
     group["rank-1"].add(*make_requests(2, 2))
-    said = group.wait_for_all()
+    outputs = group.wait_for_all()
     for seed, count in ((1, 6), (2, 2)):
         expected = alone(mixtral, make_requests(seed, count), "float32")
-        assert {request_id: said[request_id] for request_id in expected} == expected
+        assert {request_id: outputs[request_id] for request_id in expected} == expected
 
 
-def test_who_has_just_come_gets_a_share_of_the_experts(mixtral: Path, groups: Groups) -> None:
+def test_a_new_rank_gets_a_share_of_the_experts(mixtral: Path, groups: Groups) -> None:
     group = groups(mixtral, ["rank-0"], dtype="float32")
     group.join("rank-1")
     assert held(group)[1] == ()
     requests = make_requests(1, 30)
     group["rank-0"].add(*requests)
-    said = group.wait_for_all()
-    assert {request_id: said[request_id] for request_id in said} == alone(mixtral, make_requests(1, 30), "float32")
+    outputs = group.wait_for_all()
+    assert outputs == alone(mixtral, make_requests(1, 30), "float32")
     assert [len(experts) for experts in held(group)] == [4, 4]
 
 
 @pytest.mark.parametrize("num_redundant", [0, 4])
-def test_placements_change_under_load_and_nothing_is_wrong(mixtral: Path, groups: Groups, num_redundant: int) -> None:
+def test_placement_changes_under_load_change_no_token(mixtral: Path, groups: Groups, num_redundant: int) -> None:
     settings = BalanceSettings(is_enabled=True, num_redundant=num_redundant, step_interval=10)
     names = ["rank-0", "rank-1"]
     group = groups(mixtral, names, settings, dtype="float32")
@@ -204,16 +204,16 @@ def test_placements_change_under_load_and_nothing_is_wrong(mixtral: Path, groups
     for turn in range(4):
         for place, name in enumerate(names):
             group[name].add(*make_requests(10 * turn + place, 12))
-        said = group.wait_for_all()
+        outputs = group.wait_for_all()
         seen.add(tuple(held(group)))
         for place in range(2):
             expected = alone(mixtral, make_requests(10 * turn + place, 12), "float32")
-            assert {request_id: said[request_id] for request_id in expected} == expected
+            assert {request_id: outputs[request_id] for request_id in expected} == expected
     assert len(seen) > 1
     assert [len(experts) for experts in held(group)] == [4 + num_redundant // 2] * 2
 
 
-def test_members_come_and_go_under_load_and_nothing_is_wrong(mixtral: Path, groups: Groups) -> None:
+def test_membership_changes_under_load_change_no_token(mixtral: Path, groups: Groups) -> None:
     """Random losses, joins and reports of breaks; the first rank stays and its tokens are right throughout."""
     draw = random.Random(7)
     group = groups(mixtral, ["rank-0", "rank-1"], dtype="float32")
@@ -231,16 +231,16 @@ def test_members_come_and_go_under_load_and_nothing_is_wrong(mixtral: Path, grou
             case "break":
                 group.group.set_members(*group.ranks)
         group["rank-0"].wait_for_all()
-    tokens = {name: [each.token_id for each in said] for name, said in group["rank-0"].said.items()}
-    assert tokens == {name: [each.token_id for each in said] for name, said in expected.items()}
+    tokens = {name: [each.token_id for each in outputs] for name, outputs in group["rank-0"].outputs.items()}
+    assert tokens == {name: [each.token_id for each in outputs] for name, outputs in expected.items()}
 
 
-def test_a_rank_that_breaks_off_has_a_new_epoch_begun(mixtral: Path, groups: Groups) -> None:
+def test_a_rank_that_breaks_off_starts_a_new_epoch(mixtral: Path, groups: Groups) -> None:
     """The membership learns of failures only from the ranks."""
     group = groups(mixtral, ["rank-0", "rank-1", "rank-2"], dtype="float32")
     epoch = group.group.epoch
     group["rank-0"].add(*make_requests(1, 4))
-    group["rank-0"].wait(lambda rank: any(rank.said.values()))
+    group["rank-0"].wait(lambda rank: any(rank.outputs.values()))
     group["rank-1"].call(lambda engine: group["rank-1"].experts.ranks.drop()).result(TIMEOUT_S)
     assert group.wait_for_all() == alone(mixtral, make_requests(1, 4), "float32")
     assert {broken for broken, _ in group.group.broken} == {epoch}
@@ -250,8 +250,8 @@ def test_a_rank_that_breaks_off_has_a_new_epoch_begun(mixtral: Path, groups: Gro
     assert held(group) == [(0, 1, 2), (3, 4, 5), (6, 7)]
 
 
-def test_who_waits_for_a_rank_outlasts_it(mixtral: Path, groups: Groups) -> None:
-    """The rank that hangs is to be ended by its own watchdog, before those of the others end them."""
+def test_a_waiting_rank_outlasts_the_rank_that_hangs(mixtral: Path, groups: Groups) -> None:
+    """The watchdog of the rank that hangs must end it before those of the waiting ranks end them."""
     group = groups(mixtral, ["rank-0", "rank-1"], dtype="float32")
     hanging, waiting = group["rank-1"], group["rank-0"]
     for rank in group.ranks.values():
@@ -278,9 +278,9 @@ def test_who_waits_for_a_rank_outlasts_it(mixtral: Path, groups: Groups) -> None
     wait_until(lambda: waiting.engine.watchdog_multiplier == 1)  # asleep again
 
 
-def test_who_forms_an_epoch_has_much_time(mixtral: Path, groups: Groups) -> None:
+def test_forming_an_epoch_extends_the_watchdog(mixtral: Path, groups: Groups) -> None:
     group = groups(mixtral, ["rank-0", "rank-1"], dtype="float32")
-    group.group.set_members("rank-0", "rank-1", "somebody who does not come")
+    group.group.set_members("rank-0", "rank-1", "a rank that never joins")
     for rank in group.ranks.values():
         wait_until(lambda rank=rank: rank.engine.watchdog_multiplier == 30)  # type: ignore[misc]
     group.group.set_members("rank-0", "rank-1")
@@ -324,8 +324,8 @@ HAS_TILES = torch.cpu._is_amx_tile_supported()
         ),
     ],
 )
-def test_rows_of_any_tile_are_the_same(dtype: torch.dtype, packed: bool) -> None:
-    """Bit equality relies on this: a product's rows do not depend on the number of row tiles."""
+def test_rows_do_not_depend_on_the_number_of_tiles(dtype: torch.dtype, packed: bool) -> None:
+    """Bit equality with one rank relies on this."""
     draw = torch.Generator().manual_seed(1)
     for size, hidden in ((128, 256), (768, 512), (96, 64)):
         linear = Linear(torch.randn(size, hidden, generator=draw).to(dtype), packed=packed)

@@ -23,7 +23,7 @@ def sorted_ranks(placement: ExpertPlacement, num_nodes: int) -> list[list[tuple[
 
 
 def num_moves(old: ExpertPlacement, new: ExpertPlacement) -> int:
-    """Slots whose expert is another one than stood there."""
+    """Return the number of slots whose expert changes."""
     return sum(
         held[slot : slot + 1] != (expert,)
         for held, wanted in zip(old.slots, new.slots, strict=True)
@@ -32,7 +32,7 @@ def num_moves(old: ExpertPlacement, new: ExpertPlacement) -> int:
 
 
 def num_read(old: Slots, new: Slots) -> int:
-    """Experts that a rank does not have, wherever in its slots."""
+    """Return the number of experts that ranks have to read because none of their slots has them."""
     return sum(len(set(wanted) - set(held)) for held, wanted in zip(old, new, strict=True))
 
 
@@ -41,7 +41,7 @@ def num_read(old: Slots, new: Slots) -> int:
     ("num_experts", "num_ranks", "num_redundant", "num_nodes"),
     [(16, 4, 0, 1), (16, 4, 8, 2), (64, 8, 16, 1), (64, 8, 16, 4), (64, 7, 16, 2), (4, 3, 11, 1), (8, 1, 0, 1)],
 )
-def test_a_reordered_placement_is_the_same_with_no_more_moves(
+def test_reordering_keeps_the_placement_and_needs_no_more_moves(
     seed: int, num_experts: int, num_ranks: int, num_redundant: int, num_nodes: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -53,11 +53,11 @@ def test_a_reordered_placement_is_the_same_with_no_more_moves(
     assert sorted_ranks(reordered, kept_nodes) == sorted_ranks(new, kept_nodes)
     assert imbalance(reordered.slots, new_loads) == pytest.approx(imbalance(new.slots, new_loads))
     assert num_moves(old, reordered) <= num_moves(old, new)
-    assert num_moves(old, with_few_moves(old.slots, new)) <= num_moves(old, reordered)  # with fewer bounds
+    assert num_moves(old, with_few_moves(old.slots, new)) <= num_moves(old, reordered)  # nodes unbound
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
-@pytest.mark.parametrize("num_redundant", [0, 4])  # of the new placement; with none, it has fewer slots than the old
+@pytest.mark.parametrize("num_redundant", [0, 4])  # in the new placement; 0 gives it fewer slots than the old one
 @pytest.mark.parametrize("seed", range(20))
 def test_no_order_of_ranks_needs_fewer_moves(seed: int, num_redundant: int, num_nodes: int) -> None:
     rng = np.random.default_rng(seed)
@@ -72,7 +72,7 @@ def test_no_order_of_ranks_needs_fewer_moves(seed: int, num_redundant: int, num_
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 4])
-def test_what_is_only_reordered_needs_no_move(num_nodes: int) -> None:
+def test_a_permuted_placement_needs_no_moves(num_nodes: int) -> None:
     rng = np.random.default_rng(5)
     old = balanced(rng.random(64), 8, 16, 4, num_nodes)
     size = 8 // num_nodes
@@ -82,7 +82,7 @@ def test_what_is_only_reordered_needs_no_move(num_nodes: int) -> None:
     assert with_few_moves(old.slots, new, num_nodes) == old
 
 
-def test_nodes_stay_together_though_fewer_moves_were_possible() -> None:
+def test_nodes_stay_together_even_if_that_needs_more_moves() -> None:
     old = ExpertPlacement(4, ((0,), (1,), (2,), (3,)))
     new = ExpertPlacement(4, ((0,), (2,), (1,), (3,)))
     assert with_few_moves(old.slots, new) == old
@@ -94,7 +94,7 @@ def test_experts_that_stay_keep_their_slots() -> None:
     assert with_few_moves(old.slots, new).slots == ((0, 1, 2), (2, 3, 0))
 
 
-def test_with_fewer_slots_what_stood_in_those_that_go_moves() -> None:
+def test_with_fewer_slots_experts_move_into_the_remaining_slots() -> None:
     old, new = contiguous(8, 4, 4), contiguous(8, 4)
     assert (old.slots[0], new.slots[0]) == ((0, 1, 2), (0, 1))
     assert num_moves(old, with_few_moves(old.slots, new)) == 0
@@ -102,13 +102,13 @@ def test_with_fewer_slots_what_stood_in_those_that_go_moves() -> None:
     assert kept_in_place((4, 5, 6), (5, 4)) == (4, 5)
 
 
-def test_placements_of_other_sizes_are_refused() -> None:
+def test_placements_of_different_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="the old placement has 2 ranks, the new one 3"):
         with_few_moves(contiguous(8, 2).slots, contiguous(8, 3))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_ranks_that_have_unequal_numbers_keep_what_they_can(seed: int) -> None:
+def test_ranks_with_unequal_numbers_of_experts_keep_as_many_as_possible(seed: int) -> None:
     rng = np.random.default_rng(seed)
     old = share_missing([()] * 3, 8)
     assert [len(held) for held in old] == [3, 3, 2]
@@ -119,18 +119,18 @@ def test_ranks_that_have_unequal_numbers_keep_what_they_can(seed: int) -> None:
     assert num_read(old, reordered.slots) == fewest
 
 
-def test_experts_move_only_where_that_helps() -> None:
+def test_experts_move_only_if_the_balance_improves() -> None:
     loads = np.full(8, 100)
     old = [[0, 3, 5, 6], [1, 2, 4, 7]]
     assert better_slots(old, loads, 0) == old
-    loads[5] = 101  # by next to nothing
+    loads[5] = 101  # a negligible gain
     assert better_slots(old, loads, 0) == old
     loads[[0, 3]] = 400
     assert better_slots(old, loads, 0) != old
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_assignment_is_the_best_of_all(seed: int) -> None:
+def test_the_assignment_is_optimal(seed: int) -> None:
     rng = np.random.default_rng(seed)
     size = seed % 6 + 1
     gains: NDArray[np.int64] = rng.integers(0, (2, 5, 1000)[seed % 3], (size, size))

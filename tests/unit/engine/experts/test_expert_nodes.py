@@ -27,7 +27,7 @@ def test_groups_stay_whole_on_a_node(num_redundant: int) -> None:
     assert set(groups_of(anywhere, range(2))) & set(groups_of(anywhere, range(2, 4)))
 
 
-# Equal but for 1%, which is enough for another placement.
+# Equal up to 1%, which is enough for another placement.
 NEARLY_EQUAL = 10_000 + np.random.default_rng(1).integers(0, 100, NUM_EXPERTS)
 
 

@@ -24,19 +24,19 @@ SIZES = [(1, 1, 0), (8, 1, 0), (8, 2, 0), (10, 4, 2), (10, 4, 0), (3, 5, 0), (64
         (3, ((0, 1, 1), (0, 1, 2)), "rank 0 holds expert 1 twice"),
     ],
 )
-def test_what_is_no_placement_is_refused(num_experts: int, slots: tuple[tuple[int, ...], ...], wrong: str) -> None:
+def test_invalid_placements_are_refused(num_experts: int, slots: tuple[tuple[int, ...], ...], wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
         ExpertPlacement(num_experts, slots)
 
 
-def test_an_expert_may_stand_twice_on_a_rank_with_more_slots_than_experts() -> None:
+def test_an_expert_may_be_twice_on_a_rank_with_more_slots_than_experts() -> None:
     placement = ExpertPlacement(2, ((0, 1, 0), (1, 1, 0)))
     assert (placement.num_ranks, placement.slots_per_rank) == (2, 3)
     assert placement.as_array().tolist() == [[0, 1, 0], [1, 1, 0]]
 
 
 @pytest.mark.parametrize(("num_experts", "num_ranks", "num_redundant"), SIZES)
-def test_the_first_placement_is_contiguous_and_as_even_as_can_be(
+def test_the_initial_placement_is_contiguous_and_as_even_as_possible(
     num_experts: int, num_ranks: int, num_redundant: int
 ) -> None:
     placement = contiguous(num_experts, num_ranks, num_redundant)
@@ -55,6 +55,6 @@ def test_without_spare_slots_each_rank_has_its_own_experts() -> None:
 
 
 @pytest.mark.parametrize(("num_experts", "num_ranks", "num_redundant"), [(0, 1, 0), (4, 0, 0), (4, 2, -1)])
-def test_sizes_that_cannot_be_are_refused(num_experts: int, num_ranks: int, num_redundant: int) -> None:
+def test_invalid_sizes_are_refused(num_experts: int, num_ranks: int, num_redundant: int) -> None:
     with pytest.raises(ValueError, match="cannot be placed"):
         contiguous(num_experts, num_ranks, num_redundant)

@@ -29,9 +29,9 @@ from tests.unit.engine.experts.test_expert_group import alone, make_requests
 from tests.unit.engine.group_rig import TIMEOUT_S, Rank, Ranks
 
 FILE = "model.safetensors"
-COULD_NOT = "rebalancing the experts failed; keeping the current placement"
+FAILURE = "rebalancing the experts failed; keeping the current placement"
 NUM_LAYERS, NUM_EXPERTS = 3, 8
-EXACT = {"dtype": "float32", "enable_prefix_caching": False}  # the same requests again are computed like the first ones
+EXACT = {"dtype": "float32", "enable_prefix_caching": False}  # repeated requests are computed like the first ones
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,8 @@ def group(mixtral: Path, own: Path) -> Iterator[Ranks]:
 
 
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed is tried again soon."""
+def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry failed reads after 4 steps."""
     monkeypatch.setattr(expert_group, "RETRY_STEPS", 4)
 
 
@@ -64,61 +64,61 @@ def weights_of(experts: ExpertGroup) -> Weights:
 
 
 def lose_files(experts: ExpertGroup, directory: Path) -> None:
-    """A rank without mapped files cannot find them, as after the loss of a network file system."""
+    """Unmap and hide a rank's files, as after the loss of a network file system."""
     weights_of(experts).close()
     if (directory / FILE).exists():
         (directory / FILE).rename(directory / "gone")
 
 
 def write_into_files(_: ExpertGroup, directory: Path) -> None:
-    """As a copy in place of the next version does: what a rank has mapped changes with the file."""
+    """Overwrite a part of the file in place, which also changes what the rank has mapped."""
     with (directory / FILE).open("r+b") as file:
         file.seek(-1000, os.SEEK_END)
         file.write(bytes(1000))
 
 
-def find_files(directory: Path) -> None:
+def restore_files(directory: Path) -> None:
     (directory / "gone").rename(directory / FILE)
 
 
 def num_held(group: Ranks) -> list[list[int]]:
-    """Experts of each rank, by layer."""
+    """Return the number of experts of each rank, by layer."""
     return [[len(layer.held) for layer in rank.experts.layers] for rank in group.ranks.values()]
 
 
 def num_failures(caplog: pytest.LogCaptureFixture) -> int:
-    return sum(record.message == COULD_NOT for record in caplog.records)
+    return sum(record.message == FAILURE for record in caplog.records)
 
 
 def serve(group: Ranks, seed: int, model: Path | None = None) -> None:
-    """Requests at the first rank, whose tokens must be those of the model, its own if none is given."""
+    """Run requests on rank-0 and check their tokens against those of `model` (default: the model of rank-0)."""
     group["rank-0"].add(*make_requests(seed, 6))
     check(group, seed, model)
 
 
 def check(group: Ranks, seed: int, model: Path | None = None) -> None:
-    """What became of them; no others may have been computed at the time, for rows of one product make others' bits."""
+    """Check the requests' tokens. No others may run at the time: the rows of a product affect each other's bits."""
     group["rank-0"].wait_for_all()
     for rank in group.ranks.values():
         assert rank.failure is None
     expected = alone(model or Path(group["rank-0"].engine.config.model), make_requests(seed, 6), "float32")
-    assert {name: group["rank-0"].said[name] for name in expected} == expected
+    assert {name: group["rank-0"].outputs[name] for name in expected} == expected
 
 
-@pytest.mark.usefixtures("soon")
-def test_who_came_without_files_gets_experts_when_they_are_there(
+@pytest.mark.usefixtures("fast_retries")
+def test_a_rank_that_joins_without_files_gets_experts_once_they_exist(
     group: Ranks, own: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     group.join("rank-1", on_join=lambda experts: lose_files(experts, own))
-    serve_until(group, lambda: num_failures(caplog) > 2)  # tried again and again
+    serve_until(group, lambda: num_failures(caplog) > 2)  # after several retries
     assert num_held(group) == [[NUM_EXPERTS] * NUM_LAYERS, [0] * NUM_LAYERS]
-    find_files(own)
+    restore_files(own)
     serve_until(group, lambda: num_held(group) == [[NUM_EXPERTS // 2] * NUM_LAYERS] * 2)
     assert num_failures(caplog) < 10
 
 
-@pytest.mark.usefixtures("soon")
-def test_who_comes_gets_experts_though_another_rank_cannot_read(
+@pytest.mark.usefixtures("fast_retries")
+def test_a_joining_rank_gets_experts_even_if_another_cannot_read(
     group: Ranks, own: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     group.join("rank-1")
@@ -130,8 +130,8 @@ def test_who_comes_gets_experts_though_another_rank_cannot_read(
     assert all(min(sizes) >= 2 and max(sizes) <= 3 for sizes in zip(*num_held(group), strict=True))
 
 
-def test_who_has_enough_reads_nothing_when_another_comes(group: Ranks) -> None:
-    """Though a placement by the loads would have other experts on every rank."""
+def test_ranks_with_enough_experts_read_nothing_when_another_joins(group: Ranks) -> None:
+    """Even though a placement balanced by load would change the experts of every rank."""
     group.join("rank-1")
     serve_until(group, lambda: all(num_held(group)[1]))
     num_read = [weights_of(group[name].experts)._read_bytes for name in ("rank-0", "rank-1")]
@@ -140,13 +140,13 @@ def test_who_has_enough_reads_nothing_when_another_comes(group: Ranks) -> None:
     assert num_read == [weights_of(group[name].experts)._read_bytes for name in ("rank-0", "rank-1")]
 
 
-def test_tries_become_rare(
+def test_retries_back_off(
     group: Ranks, own: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(expert_group, "RETRY_STEPS", 1)
     monkeypatch.setattr(expert_group, "MAX_DOUBLINGS", 3)
     group.join("rank-1", on_join=lambda experts: lose_files(experts, own))
-    waits: list[int] = []  # steps between two tries
+    waits: list[int] = []  # steps between two attempts
     begin = ExpertGroup._begin_rebalance
 
     def count(experts: ExpertGroup) -> None:
@@ -160,7 +160,7 @@ def test_tries_become_rare(
 
 
 @pytest.mark.parametrize("spoil", [lose_files, write_into_files])
-def test_a_rank_that_cannot_read_what_nobody_has_ends_and_the_others_go_on(
+def test_a_rank_that_cannot_read_a_lost_expert_ends_and_the_others_go_on(
     group: Ranks, own: Path, spoil: Callable[[ExpertGroup, Path], None]
 ) -> None:
     group.join("rank-1")
@@ -183,10 +183,10 @@ def test_a_rank_that_cannot_read_what_nobody_has_ends_and_the_others_go_on(
     assert num_held(group) == [[NUM_EXPERTS] * NUM_LAYERS]
 
 
-def test_files_that_were_there_at_the_start_are_enough(tmp_path: Path) -> None:
-    """Also those that hold nothing but experts of other ranks."""
+def test_files_deleted_after_the_start_can_still_be_read(tmp_path: Path) -> None:
+    """Including files that hold only experts of other ranks."""
     whole = make_checkpoint("qwen3-moe", tmp_path / "whole")
-    model = with_a_file_for_each_tensor(whole, tmp_path / "model")
+    model = with_one_file_per_tensor(whole, tmp_path / "model")
     group = Ranks(model, ["rank-0", "rank-1"], **EXACT)
     for file in model.glob("*.safetensors"):
         file.unlink()
@@ -196,8 +196,8 @@ def test_files_that_were_there_at_the_start_are_enough(tmp_path: Path) -> None:
     group.close()
 
 
-def with_a_file_for_each_tensor(checkpoint: Path, directory: Path) -> Path:
-    """The same checkpoint."""
+def with_one_file_per_tensor(checkpoint: Path, directory: Path) -> Path:
+    """Copy a checkpoint, with one file per tensor."""
     shutil.copytree(checkpoint, directory, ignore=shutil.ignore_patterns(FILE))
     tensors = load_file(checkpoint / FILE)
     files = {name: f"model-{number}.safetensors" for number, name in enumerate(tensors)}
@@ -208,7 +208,7 @@ def with_a_file_for_each_tensor(checkpoint: Path, directory: Path) -> Path:
 
 
 def serve_until(group: Ranks, is_true: Callable[[], bool]) -> None:
-    """Load of which every token is right, for as long as that takes."""
+    """Run requests and check their tokens until `is_true` returns True."""
     deadline_s = time.monotonic() + TIMEOUT_S
     for seed in itertools.count():
         serve(group, seed)
@@ -218,7 +218,7 @@ def serve_until(group: Ranks, is_true: Callable[[], bool]) -> None:
 
 
 class ReadAhead:
-    """Count the layers of which a rank holds new experts in addition to the old ones."""
+    """Counts the layers in which a rank holds new experts in addition to the old ones."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.worst: dict[RankGroup, int] = {}
@@ -247,7 +247,7 @@ class ReadAhead:
 def hanging_files(rank: Rank, directory: Path) -> Iterator[None]:
     """Opening a rank's file hangs, as on a network file system, and finally fails.
 
-    After that the file is read as it should be.
+    Afterwards the file can be read again.
     """
     file = directory / FILE
     rank.call(lambda _: lose_files(rank.experts, directory)).result(TIMEOUT_S)
@@ -257,19 +257,19 @@ def hanging_files(rank: Rank, directory: Path) -> Iterator[None]:
     finally:
         os.close(os.open(file, os.O_RDWR))  # releases a thread that waits in open()
         file.unlink()
-        find_files(directory)
+        restore_files(directory)
 
 
 @pytest.fixture
 def replicating(mixtral: Path, own: Path) -> Iterator[Ranks]:
-    """Two ranks that will read each other's experts when they have stepped for a while."""
+    """Two ranks that read each other's experts after 20 steps."""
     settings = BalanceSettings(is_enabled=True, num_redundant=NUM_EXPERTS, step_interval=20)
     made = Ranks(mixtral, ["rank-0", "rank-1"], settings, {"rank-1": own}, **EXACT)
     yield made
     made.close()
 
 
-def test_a_rank_whose_files_hang_ends_the_move_for_all_and_a_later_one_succeeds(
+def test_a_rank_whose_files_hang_ends_the_migration_for_all_and_a_later_one_succeeds(
     replicating: Ranks, own: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(expert_rebalance, "READ_DEADLINE_S", 0.2)
@@ -278,12 +278,12 @@ def test_a_rank_whose_files_hang_ends_the_move_for_all_and_a_later_one_succeeds(
         serve_until(replicating, lambda: caplog.text.count("keeping the current placement") > 1)
         assert num_held(replicating) == before
         readers = [thread for thread in threading.enumerate() if thread.name == "experts"]
-        assert len(readers) <= 3  # the one that hangs, the next, and the other rank's
+        assert len(readers) <= 3  # the hanging one, its successor, and the other rank's
     monkeypatch.setattr(expert_rebalance, "READ_DEADLINE_S", TIMEOUT_S)
     serve_until(replicating, lambda: num_held(replicating) == [[NUM_EXPERTS] * NUM_LAYERS] * 2)
 
 
-def test_one_layer_is_read_ahead_and_no_more(
+def test_at_most_one_layer_is_read_ahead(
     replicating: Ranks, own: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = replicating["rank-0"], replicating["rank-1"]
@@ -302,8 +302,8 @@ def test_one_layer_is_read_ahead_and_no_more(
     assert read_ahead.worst == {first.experts.ranks: 1, second.experts.ranks: 1}
 
 
-def test_what_a_gpu_copies_is_copied_beside_the_steps(group: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU in bf16, where the experts of a layer lie together."""
+def test_grouped_experts_are_copied_on_the_reading_thread(group: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU in bf16, where the experts of a layer are contiguous."""
     copiers: set[str] = set()
     lay_out = GroupedWeights.of
 
@@ -322,7 +322,7 @@ def test_what_a_gpu_copies_is_copied_beside_the_steps(group: Ranks, monkeypatch:
     assert copiers == {"experts"}
 
 
-def test_what_is_read_for_nobody_ends_with_its_rank(replicating: Ranks, own: Path) -> None:
+def test_pending_reads_end_with_their_rank(replicating: Ranks, own: Path) -> None:
     before = reading_threads()
     with hanging_files(replicating["rank-1"], own):
         serve_until(replicating, lambda: num_ready(replicating["rank-0"]) > 0)
@@ -334,13 +334,13 @@ def test_what_is_read_for_nobody_ends_with_its_rank(replicating: Ranks, own: Pat
 
 
 def num_ready(rank: Rank) -> int:
-    """Layers that it has prepared, and not been asked for."""
+    """Return the number of layers that the rank has prepared so far; 0 without a rebalance."""
     rebalance = rank.experts._rebalance
     return rebalance.num_ready if rebalance is not None else 0
 
 
 def weights_of_expert(experts: ExpertGroup) -> list[Tensor]:
-    """Size of any expert; all have the same size."""
+    """Return the weights of one expert; all experts have the same sizes."""
     expert = experts.layers[0].experts.slots[0]
     return [expert.gate_up.weight, expert.down.weight]
 

@@ -16,7 +16,7 @@ from baton.engine.native.layer_ops import sort_rows
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(20))
-def test_both_ways_are_one(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_and_torch_versions_agree(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
     num_tokens, num_chosen, num_slots = draw.choice([0, 1, 2, 50]), draw.randint(1, 4), draw.randint(1, 9)
     x = torch.randn(num_tokens, 6, generator=torch.Generator().manual_seed(seed)).to(dtype)
@@ -45,7 +45,7 @@ def test_both_ways_are_one(seed: int, dtype: torch.dtype, monkeypatch: pytest.Mo
             first += size
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     x, slots, room = torch.zeros(2, 4), torch.tensor([0, 1, 2]), torch.zeros(64, 4)
     places, tokens = torch.zeros(3, dtype=torch.int64), torch.tensor([0, 1, 2])
 

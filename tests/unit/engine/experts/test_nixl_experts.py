@@ -1,6 +1,6 @@
 """Expert dispatch by `nixl_ep`, as far as possible without a GPU: the calls made, and the use of their results.
 
-Its kernels are stood in for by a few lines that move rows between threads, in the shapes that its documentation gives.
+A few lines that move rows between threads replace its kernels, with the shapes that its documentation gives.
 """
 
 import sys
@@ -36,7 +36,7 @@ class Fabric:
         self.slots_per_rank = slots_per_rank
         self.sent: dict[int, tuple[Tensor, Tensor]] = {}
         self.results: dict[int, Tensor] = {}
-        self.places: dict[tuple[int, int, int], tuple[int, int]] = {}  # (rank, token, choice) to slot and row
+        self.places: dict[tuple[int, int, int], tuple[int, int]] = {}  # (rank, token, k) to slot and row
         self.meeting = threading.Barrier(size)
         self.masked: list[int] = []
 
@@ -64,12 +64,12 @@ class ThreadBuffer:
 
         def receive() -> None:
             fabric.meeting.wait(10)
-            for rank in reversed(range(fabric.size)):  # rows come in any order
+            for rank in reversed(range(fabric.size)):  # rows may arrive in any order
                 rows, chosen = fabric.sent[rank]
-                for token, choice in (chosen // fabric.slots_per_rank == self._rank).nonzero().tolist():
-                    slot = int(chosen[token, choice]) % fabric.slots_per_rank
+                for token, k in (chosen // fabric.slots_per_rank == self._rank).nonzero().tolist():
+                    slot = int(chosen[token, k]) % fabric.slots_per_rank
                     received[slot, counts[slot]] = rows[token]
-                    fabric.places[rank, token, choice] = (int(chosen[token, choice]), int(counts[slot]))
+                    fabric.places[rank, token, k] = (int(chosen[token, k]), int(counts[slot]))
                     counts[slot] += 1
 
         return received, counts, "handle", None, receive
@@ -82,10 +82,10 @@ class ThreadBuffer:
         fabric.results[self._rank] = x
         fabric.meeting.wait(10)
         combined = torch.zeros(len(topk_idx), HIDDEN)
-        for token, choice in torch.ones_like(topk_idx).nonzero().tolist():
-            place, row = fabric.places[self._rank, token, choice]
+        for token, k in torch.ones_like(topk_idx).nonzero().tolist():
+            place, row = fabric.places[self._rank, token, k]
             rank, slot = divmod(place, fabric.slots_per_rank)
-            combined[token] += topk_weights[token, choice] * fabric.results[rank][slot, row].float()
+            combined[token] += topk_weights[token, k] * fabric.results[rank][slot, row].float()
         fabric.meeting.wait(10)
         return combined.bfloat16(), None, None
 
@@ -109,13 +109,13 @@ def make_expert(number: int) -> Expert:
     return Expert(Linear(gate_up, packed=False), Linear(down, packed=False))
 
 
-def given_alone(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """What the experts give to each token."""
+def reference(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted sum of each token's experts, computed without dispatch."""
     results = torch.zeros(len(x), HIDDEN)
-    for token, choice in torch.ones_like(chosen).nonzero().tolist():
+    for token, k in torch.ones_like(chosen).nonzero().tolist():
         rows = x[token].expand(ROW_TILE, HIDDEN).contiguous()
-        expert = Experts([make_expert(int(chosen[token, choice]))])
-        results[token] += weights[token, choice] * expert(rows, [ROW_TILE])[0].float()
+        expert = Experts([make_expert(int(chosen[token, k]))])
+        results[token] += weights[token, k] * expert(rows, [ROW_TILE])[0].float()
     return results
 
 
@@ -128,12 +128,12 @@ def on_ranks(fabric: Fabric, run: Callable[[int, NixlLink], Any]) -> list[Any]:
 @pytest.mark.parametrize("is_grouped", [False, True])
 @pytest.mark.parametrize("num_tokens", [[3, 5], [0, 1], [MAX_TOKENS, 0], [0, 0]])
 @pytest.mark.parametrize("slots", [[[0, 2, 1], [1, 3]], [[0, 1, 2, 3], []]])  # expert 1 is on both ranks, or on none
-def test_every_token_gets_what_its_experts_give(
+def test_every_token_gets_the_results_of_its_experts(
     slots: list[list[int]], num_tokens: list[int], is_grouped: bool
 ) -> None:
     routes = ExpertRoutes(4, slots, CPU)
     fabric = Fabric(2, slots_per_rank=5)  # room for more than the layer has
-    came: list[int] = []
+    num_arrived: list[int] = []
 
     def run(rank: int, link: NixlLink) -> tuple[Tensor, Tensor]:
         draw = torch.Generator().manual_seed(rank)
@@ -143,23 +143,23 @@ def test_every_token_gets_what_its_experts_give(
         replicas = routes.of(chosen, rank)
         assert link.accepts(num_tokens, routes.slots_per_rank)
         experts = Experts([make_expert(expert) for expert in slots[rank]], is_grouped=is_grouped)
-        dispatch = link.dispatch(x, replicas, LayerSlots(routes.slots_per_rank, len(slots[rank])), came.append)
+        dispatch = link.dispatch(x, replicas, LayerSlots(routes.slots_per_rank, len(slots[rank])), num_arrived.append)
         arrived = dispatch.receive()
-        return dispatch.combine(experts(arrived.rows, arrived.sizes), weights).float(), given_alone(x, chosen, weights)
+        return dispatch.combine(experts(arrived.rows, arrived.sizes), weights).float(), reference(x, chosen, weights)
 
     for combined, expected in on_ranks(fabric, run):
         torch.testing.assert_close(combined, expected, atol=0.05, rtol=0.02)
-    assert sum(came) == 2 * sum(num_tokens)
+    assert sum(num_arrived) == 2 * sum(num_tokens)
 
 
-def test_steps_that_are_too_large_go_another_way() -> None:
+def test_the_link_declines_steps_that_are_too_large() -> None:
     link = link_of(Fabric(2, 4), 0)
     assert link.accepts([MAX_TOKENS, 0], 4)
     assert not link.accepts([0, MAX_TOKENS + 1], 4)
     assert not link.accepts([1, 1], 5)  # more slots than there is room for
 
 
-def test_a_rank_that_did_not_answer_breaks_the_group() -> None:
+def test_a_rank_that_does_not_respond_breaks_the_group() -> None:
     fabric = Fabric(1, 2)
     fabric.masked = [0]
     buffer = ThreadBuffer(fabric, 0)
@@ -173,7 +173,7 @@ def test_a_rank_that_did_not_answer_breaks_the_group() -> None:
     assert buffer.is_destroyed
 
 
-def test_what_it_needs_is_said_before_it_is_tried() -> None:
+def test_unmet_requirements_are_all_reported() -> None:
     with pytest.raises(
         EngineError,
         match=r"nixl_ep needs a GPU, not cpu; bfloat16, not float32; a hidden size of 2048.*; "
@@ -183,8 +183,8 @@ def test_what_it_needs_is_said_before_it_is_tried() -> None:
 
 
 @pytest.mark.parametrize(("num_ranks", "places"), [(2, 2), (7, 7), (8, 8), (9, 16), (16, 16), (23, 24)])
-def test_buffers_are_for_less_than_a_node_or_for_whole_ones(num_ranks: int, places: int) -> None:
-    """As the library asks; ranks that are not there stay masked, and are none that did not respond."""
+def test_buffers_beyond_one_node_cover_whole_nodes(num_ranks: int, places: int) -> None:
+    """As the library requires. Missing ranks stay masked and do not count as ranks that did not respond."""
     assert num_buffer_ranks(num_ranks) == places
     fabric = Fabric(num_ranks, 1)
     fabric.masked = list(range(num_ranks, places))
@@ -228,7 +228,7 @@ class LibraryBuffer:
         self.sizes = (num_ranks, num_experts_per_rank, num_rdma_bytes)
 
     def connect_ranks(self, remote_ranks: list[int]) -> None:
-        assert self._store.check([f"NIXL_EP/{rank}" for rank in remote_ranks]), "it would wait for who has not come"
+        assert self._store.check([f"NIXL_EP/{rank}" for rank in remote_ranks]), "it would wait for missing ranks"
         if self._library.fails_in == "connecting":
             raise RuntimeError("Failed to get metadata")
 
@@ -247,15 +247,15 @@ def test_ranks_connect_once_all_have_their_buffers(monkeypatch: pytest.MonkeyPat
     assert [library.made[rank].sizes for rank in range(3)] == [(3, 4, MAX_TOKENS * 2048 * 12)] * 3
 
 
-def test_a_rank_without_the_memory_for_its_buffers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To form anew would not help it."""
+def test_a_rank_without_memory_for_its_buffers_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not GroupBroken, since a new epoch would not help."""
     Library(monkeypatch).fails_in = "memory"
     with pytest.raises(EngineError, match=r"failed to create its buffers: CUDA error: out of memory\. Use") as raised:
         group_rig.on_ranks(2, partial(connect, slots_per_rank=4))
     assert not isinstance(raised.value, GroupBroken)
 
 
-def test_buffers_of_ranks_that_do_not_connect_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_of_ranks_that_do_not_connect_are_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library(monkeypatch)
     library.fails_in = "connecting"
 
@@ -267,7 +267,7 @@ def test_buffers_of_ranks_that_do_not_connect_are_given_back(monkeypatch: pytest
     assert [library.made[rank].is_destroyed for rank in range(2)] == [True, True]
 
 
-def test_more_slots_than_the_kernels_take_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_slots_than_the_kernels_support_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     Library(monkeypatch)
     with pytest.raises(EngineError, match="at most 28 slots of all ranks on this GPU, not 30: use fewer redundant"):
         group_rig.on_ranks(2, partial(connect, slots_per_rank=15))

@@ -11,7 +11,7 @@ import baton.engine.kv.block_hash
 import baton.engine.kv.python_block_hash
 from baton.engine.kv.block_hash import HASH_BYTES, extend_hashes, hash_blocks, pack_hashes, root_hash, split_hashes
 
-# The same function twice if nothing was compiled.
+# Both are the same function if nothing was compiled.
 CHAINS = [baton.engine.kv.block_hash.chain_hashes, baton.engine.kv.python_block_hash.chain_hashes]
 Chain = Callable[[bytes, Sequence[int], int, int], bytes]
 
@@ -21,7 +21,7 @@ KNOWN = [
 ]
 
 
-def test_known_value() -> None:
+def test_hashes_have_known_values() -> None:
     hashes = hash_blocks(list(range(32)), 16)
     assert [each.hex() for each in hashes] == KNOWN
 
@@ -52,7 +52,7 @@ def test_salts_and_adapters_share_nothing() -> None:
 
 
 def defined_chain(parent: bytes, token_ids: Sequence[int], block_size: int, start: int) -> list[bytes]:
-    """As `pack_hashes` defines them."""
+    """Return the hashes that `pack_hashes` defines."""
     hashes = []
     for first in range(start, len(token_ids) - block_size + 1, block_size):
         tokens = b"".join(token.to_bytes(4, "little") for token in token_ids[first : first + block_size])
@@ -63,7 +63,7 @@ def defined_chain(parent: bytes, token_ids: Sequence[int], block_size: int, star
 
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("block_size", [1, 4, 16, 28, 29, 32, 60, 64, 128, 1000])
-def test_chains_are_those_of_the_definition(chain: Chain, block_size: int) -> None:
+def test_chains_follow_the_definition(chain: Chain, block_size: int) -> None:
     rng = random.Random(block_size)
     for length in (0, 1, block_size - 1, block_size, 3 * block_size + 1, 100 * block_size):
         tokens = [rng.choice([0, 1, (1 << 32) - 1, rng.randrange(1 << 32)]) for _ in range(length)]
@@ -74,13 +74,13 @@ def test_chains_are_those_of_the_definition(chain: Chain, block_size: int) -> No
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_other_integers_are_tokens_too(chain: Chain) -> None:
+def test_numpy_integers_are_accepted_as_tokens(chain: Chain) -> None:
     tokens = np.arange(32, dtype=np.int64)
     assert chain(root_hash(), list(tokens), 16, 0) == chain(root_hash(), list(range(32)), 16, 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_what_is_no_token_is_an_error(chain: Chain) -> None:
+def test_invalid_tokens_raise(chain: Chain) -> None:
     for token in (-1, 1 << 32, 1 << 70):
         with pytest.raises(OverflowError):
             chain(root_hash(), [0, token], 2, 0)
@@ -95,6 +95,6 @@ def test_hashes_are_extended_from_where_they_end() -> None:
     assert hashes == hash_blocks(tokens, 16) == split_hashes(pack_hashes(root_hash(), tokens, 16))
 
 
-def test_a_cut_hash_is_an_error() -> None:
+def test_a_truncated_hash_raises() -> None:
     with pytest.raises(ValueError, match="17 bytes"):
         split_hashes(b"x" * 17)

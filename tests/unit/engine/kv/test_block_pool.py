@@ -14,7 +14,7 @@ def some_hashes(count: int, seed: int = 0) -> list[BlockHash]:
     return hash_blocks([seed] * count * 4, 4)
 
 
-def test_random_holds_and_releases() -> None:
+def test_random_holds_and_releases_keep_the_pool_consistent() -> None:
     rng = random.Random(2)
     pool = BlockPool(33)
     held: list[BlockId] = []
@@ -32,7 +32,7 @@ def test_random_holds_and_releases() -> None:
     assert 0 not in held
 
 
-def test_a_pool_without_room_is_refused() -> None:
+def test_a_pool_without_usable_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="2 blocks"):
         BlockPool(1)
 
@@ -54,7 +54,7 @@ def test_eviction_takes_empty_blocks_first_then_the_least_recently_used_ends() -
     assert (len(cache.match(old)), len(cache.match(new))) == (0, 3)
 
 
-def test_changes_rebuild_the_cache_elsewhere() -> None:
+def test_changes_replicate_the_cache() -> None:
     rng = random.Random(3)
     cache = PrefixCache(BlockPool(17))
     mirror: set[BlockHash] = set()

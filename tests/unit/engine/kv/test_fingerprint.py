@@ -23,7 +23,7 @@ def fingerprint_of(directory: Path) -> str:
     return compatibility_fingerprint(directory, read_model_config(directory), 16, weights_revision(directory))
 
 
-def test_only_engines_whose_blocks_mean_the_same_have_one_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_engines_with_compatible_blocks_share_a_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     config = read_model_config(BUNDLED)
     known = {compatibility_fingerprint(BUNDLED, config, 16, REVISION)}
     assert compatibility_fingerprint(BUNDLED, read_model_config(BUNDLED), 16, REVISION) in known
@@ -41,7 +41,7 @@ def test_only_engines_whose_blocks_mean_the_same_have_one_fingerprint(monkeypatc
     assert len(known) == 9
 
 
-def test_one_changed_byte_of_any_tensor_makes_another(tmp_path: Path) -> None:
+def test_one_changed_byte_of_any_tensor_changes_the_revision(tmp_path: Path) -> None:
     copy = shutil.copytree(BUNDLED, tmp_path / "copy", copy_function=shutil.copyfile)
     assert fingerprint_of(copy) == fingerprint_of(BUNDLED)
     tensors = read_tensors(copy).values()
@@ -61,13 +61,13 @@ def test_an_engine_has_the_fingerprint_of_its_files(tmp_path: Path) -> None:
     assert engine.fingerprint == fingerprint_of(BUNDLED)
 
 
-def test_equal_fingerprints_mean_one_vocabulary(tmp_path: Path) -> None:
+def test_the_fingerprint_covers_the_vocabulary(tmp_path: Path) -> None:
     copy = shutil.copytree(BUNDLED, tmp_path / "copy")
     original = fingerprint_of(copy)
     settings = json.loads((copy / "tokenizer_config.json").read_text())
     (copy / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": "{{ messages }}"}))
     (copy / "chat_template.jinja").write_text("{{ messages }}")
-    assert fingerprint_of(copy) == original  # the router applies it: its tokens mean the same to all workers
+    assert fingerprint_of(copy) == original  # the router applies it: token ids mean the same to all workers
     (copy / "tokenizer_config.json").write_text(json.dumps({**settings, "add_bos_token": True}))
     found = {original, fingerprint_of(copy)}
     (copy / "tokenizer_config.json").unlink()

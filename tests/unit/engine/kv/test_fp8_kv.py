@@ -35,9 +35,9 @@ def random_tokens(count: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(3, VOCAB_SIZE), k=count)
 
 
-def test_logits_are_as_near_as_three_digits_allow(model: Path) -> None:
-    """An element is off by 1/38 of itself in the root mean square, 1/16 at most, each alone: what an attention adds up
-    of many of them is no further off, and three layers' errors come to twice that.
+def test_logits_stay_near_those_of_exact_kv(model: Path) -> None:
+    """An element's relative error is 1/38 in the root mean square and 1/16 at most. The errors are independent, so
+    that an attention's sum of many elements has no larger one, and the errors of three layers add up to twice that.
     """
     tokens = random_tokens(300, 1)
     exact = logits_of(PagedModel(model, dtype="float32"), tokens, 70)
@@ -47,7 +47,7 @@ def test_logits_are_as_near_as_three_digits_allow(model: Path) -> None:
 
 
 def test_a_checkpoints_scales_are_used(tmp_path: Path) -> None:
-    """Such small ones that all KV becomes the greatest number there is, or what is next to it."""
+    """The scales are so small that nearly all KV saturates."""
     model = make_checkpoint("llama3", tmp_path / "model")
     tokens = random_tokens(100, 1)
     exact = logits_of(PagedModel(model, dtype="float32"), tokens, 70)
@@ -57,7 +57,7 @@ def test_a_checkpoints_scales_are_used(tmp_path: Path) -> None:
         assert ((logits - exact).square().mean().sqrt() > 0.3 * exact.std()) == is_far
 
 
-def test_blocks_hold_elements_alone(llama3: Path) -> None:
+def test_blocks_hold_no_scales(llama3: Path) -> None:
     config = read_model_config(llama3, "bfloat16")
     layout, usual = KVCacheLayout.of(config, 16, kv_dtype="fp8"), KVCacheLayout.of(config, 16)
     assert layout == KVCacheLayout.of(config, 16, kv_dtype="fp8_e4m3")
@@ -66,4 +66,4 @@ def test_blocks_hold_elements_alone(llama3: Path) -> None:
     assert 2 * layout.block_bytes == usual.block_bytes
     assert row_bytes(128, "fp8") == 128
     assert 2 * kv_bytes_per_token(config, "fp8") == kv_bytes_per_token(config)
-    assert [kv_cache_dtype(config, asked) for asked in ("fp8", "fp8_e4m3")] == ["fp8", "fp8"]
+    assert [kv_cache_dtype(config, requested) for requested in ("fp8", "fp8_e4m3")] == ["fp8", "fp8"]

@@ -34,12 +34,12 @@ def random_tokens(count: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(3, VOCAB_SIZE), k=count)
 
 
-def test_logits_are_as_near_as_in_bfloat16(model: Path) -> None:
+def test_logits_are_nearer_than_in_bfloat16(model: Path) -> None:
     tokens = random_tokens(300, 1)
     exact = logits_of(PagedModel(model, dtype="float32"), tokens, 70)
     near = logits_of(PagedModel(model, dtype="float32", kv_dtype="int8"), tokens, 70)
     rough = logits_of(PagedModel(model, dtype="bfloat16"), tokens, 70)
-    # Of the median token: a token for which another expert is chosen is far off either way.
+    # Errors of the median token: a token routed to another expert is far off either way.
     errors = [(logits - exact).square().mean(-1).sqrt().median() for logits in (near, rough)]
     assert 1e-4 * exact.std() < errors[0] < errors[1] < 0.03 * exact.std()
 
@@ -56,9 +56,9 @@ def test_blocks_hold_their_scales(model: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_what_there_is_not_is_refused(llama3: Path, dtype: str) -> None:
+def test_unsupported_kv_dtypes_are_refused(llama3: Path, dtype: str) -> None:
     config = read_model_config(llama3, dtype)
-    assert [kv_cache_dtype(config, asked) for asked in ("auto", dtype, "int8")] == [dtype, dtype, "int8"]
+    assert [kv_cache_dtype(config, requested) for requested in ("auto", dtype, "int8")] == [dtype, dtype, "int8"]
     [other] = {*KV_CACHE_DTYPES} - {"auto", dtype, "int8", "fp8", "fp8_e4m3"}
     for wrong in (other, "fp8_e5m2"):
         with pytest.raises(UnsupportedModel, match=f"kv_cache_dtype '{wrong}' .* only auto, {dtype}, int8, fp8"):

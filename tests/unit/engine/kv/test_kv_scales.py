@@ -44,7 +44,7 @@ def loaded(model: Path) -> KVScales:
         ({"kv_scale": number(9), "k_scale": number(0.3), "v_scale": number(0.7)}, (0.3, 0.7)),
     ],
 )
-def test_they_stand_under_the_names_that_are_in_use(
+def test_scales_are_read_under_all_names_in_use(
     llama3: Path, tensors: dict[str, Tensor], expected: tuple[float, float] | KVScales
 ) -> None:
     add_tensors(llama3, {f"{PREFIX}.{name}": tensor for name, tensor in tensors.items()})
@@ -66,14 +66,14 @@ def test_they_stand_under_the_names_that_are_in_use(
         ({"k_scale": number(1, 2), "v_scale": number(1, 2)}, rf"{PREFIX}.k_scale has shape \[2\]"),
     ],
 )
-def test_what_is_no_scale_is_refused(llama3: Path, tensors: dict[str, Tensor], message: str) -> None:
+def test_invalid_scales_are_refused(llama3: Path, tensors: dict[str, Tensor], message: str) -> None:
     add_tensors(llama3, {f"{PREFIX}.{name}": tensor for name, tensor in tensors.items()})
     with pytest.raises(InvalidCheckpoint, match=message):
         loaded(llama3)
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
-def test_a_model_with_scales_loads_whatever_type_its_kv_has(llama3: Path, kv_dtype: str) -> None:
+def test_a_model_with_scales_loads_with_any_kv_dtype(llama3: Path, kv_dtype: str) -> None:
     add_kv_scales(llama3, first=0.02)
     add_tensors(llama3, {f"{PREFIX}.q_scale": number(1), f"{PREFIX}.prob_scale": number(1)})
     engine = Engine(EngineConfig(model=str(llama3), kv_cache_dtype=kv_dtype, kv_cache_memory_bytes=1 << 20))
@@ -85,7 +85,7 @@ def test_a_model_with_scales_loads_whatever_type_its_kv_has(llama3: Path, kv_dty
     ]
 
 
-def test_latent_attention_does_without(tmp_path: Path) -> None:
+def test_latent_attention_ignores_scales(tmp_path: Path) -> None:
     model = add_kv_scales(make_checkpoint("deepseek-v2-lite", tmp_path / "model"))
     engine = Engine(EngineConfig(model=str(model), dtype="bfloat16", kv_cache_memory_bytes=1 << 20))
     assert engine.pool.dtype == torch.bfloat16

@@ -28,7 +28,7 @@ class Rig:
         self.num_removed = 0
 
     def start(self) -> None:
-        """Prompts over two letters share prefixes, and are often computed at the same time."""
+        """Start a request. Prompts over two tokens share prefixes, and are often computed at the same time."""
         tokens = [self.rng.randrange(2)] * BLOCK_SIZE + [self.rng.randrange(2) for _ in range(self.rng.randrange(24))]
         request = Request(RequestId(f"{self.rng.random()}"), tokens, len(tokens), SamplingParams(max_tokens=1))
         if not self.blocks.take(request, 0, reads_cache=self.rng.random() < 0.8):
@@ -40,7 +40,7 @@ class Rig:
             self.fills.append(request)
 
     def compute(self) -> None:
-        """Some of a request's tokens, and at times one more."""
+        """Compute some of a request's tokens, and append one if all are computed."""
         request = self.rng.choice(self.running)
         self.blocks.advance(request, self.rng.randint(request.num_computed_tokens, request.num_tokens))
         if request.num_computed_tokens == request.num_tokens:
@@ -50,24 +50,24 @@ class Rig:
                 self.end(request)
 
     def end(self, request: Request) -> None:
-        """At any point of its life."""
+        """End a request at any point of its life."""
         self.running.remove(request)
         self.blocks.free(request)
 
     def pin(self) -> None:
-        """A peer reads the prefix of some request, or something it made up."""
+        """Pin a request's prefix, as a peer does that reads it, or hashes that begin within it."""
         hashes: list[BlockHash] = []
         extend_hashes(hashes, self.rng.choice(self.running).token_ids, BLOCK_SIZE, root_hash())
         self.pins.append(self.blocks.pin(hashes[self.rng.choice([0, 0, 1]) :])[0])
 
     def note(self, request: Request) -> None:
-        """Return the parent of each of the request's blocks."""
+        """Record the parent of each of the request's blocks."""
         hashes: list[BlockHash] = []
         extend_hashes(hashes, request.token_ids, BLOCK_SIZE, root_hash())
         self.parents |= dict(zip(hashes[1:], hashes[:-1], strict=True))
 
     def step(self) -> None:
-        """One random change."""
+        """Make one random change."""
         choice = self.rng.random()
         if not self.running or (choice < 0.3 and len(self.running) < MAX_RUNNING):
             self.start()
@@ -94,7 +94,7 @@ class Rig:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_cache_stays_closed(seed: int) -> None:
+def test_the_cache_stays_closed_under_prefixes(seed: int) -> None:
     rig = Rig(seed)
     for _ in range(1_500):
         rig.step()
@@ -110,7 +110,7 @@ def computed(blocks: BlockManager, name: str, tokens: list[int], num_computed: i
 
 
 def test_a_request_stores_its_own_blocks_when_those_of_another_are_evicted() -> None:
-    blocks = BlockManager(8, BLOCK_SIZE, enable_prefix_caching=True)  # 7 of them to use
+    blocks = BlockManager(8, BLOCK_SIZE, enable_prefix_caching=True)  # 7 of them usable
     first = computed(blocks, "first", [1] * 4, 4)
     second = computed(blocks, "second", [1] * 12, 8)
     assert len(blocks.cache.snapshot()) == 2

@@ -33,7 +33,7 @@ def test_bits_depend_on_the_row_alone(threads: int, hidden: int, num_experts: in
         torch.set_num_threads(before)
 
 
-def random_choice(draw: random.Random) -> ExpertChoice:
+def random_routing(draw: random.Random) -> ExpertChoice:
     """A random routing config of a kind that models use."""
     num_groups, group_size = draw.choice([1, 1, 2, 8]), draw.choice([2, 3, 8, 33])
     num_best = draw.randint(1, num_groups)
@@ -55,15 +55,15 @@ def random_choice(draw: random.Random) -> ExpertChoice:
 
 @needs_compiled
 @pytest.mark.parametrize("seed", range(40))
-def test_compiled_code_chooses_as_torch_does(seed: int) -> None:
+def test_compiled_routing_agrees_with_torch(seed: int) -> None:
     draw = random.Random(seed)
-    choice = random_choice(draw)
+    choice = random_routing(draw)
     shape = draw.choice([0, 1, 15, 100]), choice.config.num_experts
     logits = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * draw.choice([1, 3])
     assert choice._rule is not None
     weights, experts = choice._chosen_natively(logits, choice._rule)
     expected_weights, expected = choice._chosen(logits)
-    # Scores that differ by less than a rounding may change places.
+    # Scores that differ by less than a rounding may swap places.
     torch.testing.assert_close(weights.sum(1), expected_weights.sum(1), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(weights.sort(1).values, expected_weights.sort(1).values, atol=1e-5, rtol=1e-5)
     assert (experts == expected).float().mean() > 0.99 or not len(logits)
@@ -71,7 +71,7 @@ def test_compiled_code_chooses_as_torch_does(seed: int) -> None:
 
 
 @needs_compiled
-def test_of_equal_experts_the_first_are_chosen() -> None:
+def test_ties_select_the_first_experts() -> None:
     config = MoEConfig(num_experts=12, num_experts_per_token=4, intermediate_size=64, num_groups=3, topk_groups=2)
     choice = ExpertChoice(config, torch.zeros(12, 8), None)
     assert choice._rule is not None
@@ -83,9 +83,9 @@ def test_of_equal_experts_the_first_are_chosen() -> None:
 @needs_compiled
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_the_logits_different_experts_are_chosen(number: float, seed: int) -> None:
-    """A token with NaN has invalid weights, and does not affect other tokens."""
-    choice = random_choice(random.Random(seed))
+def test_a_token_never_selects_an_expert_twice(number: float, seed: int) -> None:
+    """Not even with logits that are not finite."""
+    choice = random_routing(random.Random(seed))
     assert choice._rule is not None
     num_experts = choice.config.num_experts
     logits = torch.randn(3, num_experts, generator=torch.Generator().manual_seed(seed))

@@ -13,7 +13,7 @@ HIDDEN, SIZE = 48, 96
 
 @pytest.fixture(params=[1, 2, 3, 4])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """So many threads of torch."""
+    """Number of torch threads during the test."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param

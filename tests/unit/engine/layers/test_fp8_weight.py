@@ -1,7 +1,8 @@
-"""Products in FP8 as GPUs make them, against sums in double precision of the same bytes.
+"""FP8 products as computed on GPUs, compared with double-precision sums of the same bytes.
 
-Products with scales of rows are torch's own, which has them on CPUs too. Those of blocks and of groups are emulated,
-under the conditions of torch's CUDA code; its shape functions, which check some of them, see our arguments as well.
+Products with row scales are torch's own, which supports them on CPUs too. Grouped ones and those with block scales are
+emulated under the conditions of torch's CUDA code. Torch's shape functions, which check some of these conditions, get
+our arguments as well.
 """
 
 from types import SimpleNamespace
@@ -32,21 +33,21 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def rows_weight(num_outputs: int, size: int, seed: int = 0) -> RowScaledWeight:
-    """Rows of very different sizes."""
+    """Return a weight whose rows have very different magnitudes."""
     weight = drawn(num_outputs, size, seed=seed) * torch.logspace(-3, 3, num_outputs)[:, None]
     scales = weight.abs().amax(1, keepdim=True) / 448
     return RowScaledWeight((weight / scales).to(fp8.E4M3), scales)
 
 
 def exact_product(x: Tensor, width: int, values: Tensor, spread: Tensor) -> Tensor:
-    """Of what the bytes stand for."""
+    """Return the product of the dequantised numbers, in double precision."""
     tokens, scales = quantise(x, width)
     return (tokens.double() * scales.repeat_interleave(width, 1)) @ (values.double() * spread).T
 
 
 @pytest.mark.parametrize("shape", [(1, 64, 48), (5, 128, 16), (40, 512, 1104)])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_torchs_product_with_scales_of_rows(shape: tuple[int, int, int], has_bias: bool) -> None:
+def test_torch_products_with_row_scales_are_exact_up_to_rounding(shape: tuple[int, int, int], has_bias: bool) -> None:
     num_tokens, size, num_outputs = shape
     weight = rows_weight(num_outputs, size)
     bias = drawn(num_outputs, seed=2).bfloat16() if has_bias else None
@@ -63,7 +64,7 @@ def test_torchs_product_with_scales_of_rows(shape: tuple[int, int, int], has_bia
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 4, 130])
 @pytest.mark.parametrize("size", [128, 384, 640])
 @pytest.mark.parametrize(("num_outputs", "first"), [(256, 0), (576, 0), (64, 0), (256, 96), (80, 16)])
-def test_products_with_scales_of_blocks(
+def test_products_with_block_scales_are_exact_up_to_rounding(
     num_tokens: int, size: int, num_outputs: int, first: int, emulated: EmulatedFp8
 ) -> None:
     """Rows that begin with a block of 128, and rows that begin within one."""
@@ -82,10 +83,10 @@ def test_products_with_scales_of_blocks(
     assert emulated.recipes == [recipe, recipe]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="it is a GPU's own products that are compared")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="compares products of a real GPU")
 @pytest.mark.parametrize("num_tokens", [1, 3, 8, 130])
-def test_a_gpus_own_products(num_tokens: int) -> None:
-    """Those that are emulated elsewhere, as far as this GPU has them; against sums in double precision."""
+def test_products_on_a_gpu_are_exact_up_to_rounding(num_tokens: int) -> None:
+    """Products that are emulated elsewhere, if this GPU has them, compared with double-precision sums."""
     gpu = torch.device("cuda")
     found, size = products_on(gpu), 640
     x = drawn(num_tokens, size, seed=3).bfloat16().to(gpu)
@@ -114,8 +115,8 @@ def test_a_gpus_own_products(num_tokens: int) -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 6, 8])
 @pytest.mark.parametrize("first", [0, 96])
-def test_torchs_shape_functions_take_our_arguments(num_tokens: int, first: int) -> None:
-    """They check what a GPU's code checks."""
+def test_torch_shape_functions_accept_our_arguments(num_tokens: int, first: int) -> None:
+    """Shape functions check the same conditions as the GPU code."""
     x = torch.empty(num_tokens, 384, dtype=torch.bfloat16, device="meta")
     grid = torch.rand(4, 3)[(torch.arange(256) + first) // 128]
     made = BlockScaledWeight.of(torch.zeros(256, 384).to(fp8.E4M3), grid)
@@ -128,11 +129,11 @@ def test_torchs_shape_functions_take_our_arguments(num_tokens: int, first: int) 
     several = torch.empty(3, 48, 384, dtype=fp8.E4M3, device="meta")
     group = Fp8Product(several, torch.empty(3, 48, device="meta"))
     assert group(x, torch.empty(3, dtype=torch.int32, device="meta")).shape == (num_tokens, 48)
-    with pytest.raises(RuntimeError, match="divisible by 16"):  # they do check
+    with pytest.raises(RuntimeError, match="divisible by 16"):  # the condition is checked
         RowScaledWeight(rows.values.to("meta")[:, :40], rows.scales.to("meta"))(x[:, :40])
 
 
-def test_tokens_are_rounded_by_their_largest_element() -> None:
+def test_tokens_are_scaled_by_their_largest_element() -> None:
     x = drawn(6, 256).bfloat16()
     x[1] = 0
     x[2, 3] = torch.nan
@@ -153,7 +154,7 @@ def test_tokens_are_rounded_by_their_largest_element() -> None:
 
 
 @pytest.mark.parametrize("tiles", [[1, 1, 1], [0, 3, 0], [0, 0, 5]])
-def test_all_experts_are_one_product(tiles: list[int], emulated: EmulatedFp8) -> None:
+def test_all_experts_run_as_one_product(tiles: list[int], emulated: EmulatedFp8) -> None:
     slots = [
         Expert(Linear(rows_weight(64, 48, seed)), Linear(rows_weight(48, 32, seed + 10))) for seed in range(3)
     ]  # fmt: skip
@@ -167,7 +168,7 @@ def test_all_experts_are_one_product(tiles: list[int], emulated: EmulatedFp8) ->
     first = grouped.slots[1].down.form
     assert isinstance(first, RowScaledWeight)
     assert torch.equal(first.scales, slots[1].down.form.scales)  # type: ignore[union-attr]
-    again = Experts([*grouped.slots[1:], slots[0]], is_grouped=True)  # views of what was laid out may be laid out anew
+    again = Experts([*grouped.slots[1:], slots[0]], is_grouped=True)  # views of a grouped layout can be grouped again
     order = [*sizes[1:], sizes[0]]
     moved = torch.cat([rows[sizes[0] :], rows[: sizes[0]]])
     expected = torch.cat([alone[sizes[0] :], alone[: sizes[0]]])
@@ -187,7 +188,7 @@ def test_all_experts_are_one_product(tiles: list[int], emulated: EmulatedFp8) ->
         ((9, 0), None, Fp8Products()),
     ],
 )
-def test_what_a_gpu_can_do_follows_from_its_capability(
+def test_supported_products_follow_from_the_compute_capability(
     capability: tuple[int, int], cuda: str | None, expected: Fp8Products, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", cuda)
@@ -197,14 +198,14 @@ def test_what_a_gpu_can_do_follows_from_its_capability(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float32])
-def test_on_a_gpu_experts_in_fp8_are_one_product(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_grouped_on_gpus_except_in_fp32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     on_gpu, on_cpu = (SimpleNamespace(is_cuda=is_cuda, dtype=dtype, device=None) for is_cuda in (True, False))
     assert expert_layers._is_faster_grouped(on_gpu) == (dtype != torch.float32)  # type: ignore[arg-type]
     assert not expert_layers._is_faster_grouped(on_cpu)  # type: ignore[arg-type]
 
 
-def test_some_experts_of_a_layer_in_fp8_are_refused() -> None:
+def test_a_layer_with_only_some_experts_in_fp8_is_refused() -> None:
     linears = [Linear(rows_weight(64, 48)), Linear(drawn(64, 48).bfloat16(), packed=False)]
     with pytest.raises(UnsupportedModel, match="1 of 2 experts of a layer are in FP8: must be all or none"):
         grouped_product(linears)

@@ -22,7 +22,7 @@ def make_experts(seed: int) -> list[Expert]:
 
 
 @pytest.mark.parametrize("tiles", [[1, 1, 1, 1, 1], [0, 3, 0, 1, 0], [0, 0, 0, 0, 7], [0, 0, 0, 0, 0]])
-def test_one_product_gives_what_each_gives_alone(tiles: list[int]) -> None:
+def test_the_grouped_product_agrees_with_separate_products(tiles: list[int]) -> None:
     slots = make_experts(1)
     sizes = [ROW_TILE * count for count in tiles]
     rows = torch.randn(sum(sizes), HIDDEN, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
@@ -30,7 +30,7 @@ def test_one_product_gives_what_each_gives_alone(tiles: list[int]) -> None:
     torch.testing.assert_close(Experts(slots, is_grouped=True)(rows, sizes), expected, atol=1e-2, rtol=1e-2)
 
 
-def test_experts_that_are_replaced_are_computed_with_from_then_on() -> None:
+def test_replaced_experts_are_used_from_then_on() -> None:
     experts = Experts([], is_grouped=True)
     first, second = make_experts(1), make_experts(3)
     rows = torch.ones(ROW_TILE, HIDDEN, dtype=torch.bfloat16)
@@ -40,24 +40,24 @@ def test_experts_that_are_replaced_are_computed_with_from_then_on() -> None:
         assert all(torch.equal(a.down.weight, b.down.weight) for a, b in zip(experts.slots, slots, strict=True))
         results.append(experts(rows, [ROW_TILE, *[0] * (len(slots) - 1)]))
     assert not torch.equal(*results)
-    experts.take(experts.prepare(first))  # views of what was there before may be among those that come
+    experts.take(experts.prepare(first))  # new experts may be views of the earlier layout
     assert torch.equal(experts(rows, [ROW_TILE, 0, 0, 0, 0]), results[0])
 
 
-def test_experts_that_stand_already_are_not_copied() -> None:
+def test_experts_already_in_place_are_not_copied() -> None:
     experts = Experts(make_experts(1), is_grouped=True)
     weights = experts.slots[0].down.weight
     experts.take(experts.prepare(experts.slots))
     assert experts.slots[0].down.weight.data_ptr() == weights.data_ptr()
 
 
-def test_on_a_cpu_each_has_its_own_product() -> None:
+def test_experts_are_separate_products_on_a_cpu() -> None:
     experts = make_experts(1)
     assert list(Experts(experts).slots) == experts
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 40])
-def test_the_device_alone_counts_the_rows(num_tokens: int) -> None:
+def test_the_device_exchange_agrees_with_the_local_exchange(num_tokens: int) -> None:
     draw = torch.Generator().manual_seed(num_tokens)
     x = torch.randn(num_tokens, HIDDEN, generator=draw).to(torch.bfloat16)
     chosen = torch.stack([torch.randperm(NUM_EXPERTS, generator=draw)[:2] for _ in range(num_tokens)])

@@ -32,9 +32,9 @@ def random_tokens(count: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_bundled_models_perplexity_stays(dtype: str) -> None:
+def test_the_bundled_models_perplexity_hardly_changes(dtype: str) -> None:
     usual = perplexity(dtype=dtype)
-    assert usual < 200  # it knows such texts
+    assert usual < 200  # the model knows such texts
     assert perplexity(dtype=dtype, quantization="int8") == pytest.approx(usual, rel=0.01)
     assert perplexity(dtype=dtype, quantization="int8", kv_dtype="int8") == pytest.approx(usual, rel=0.01)
 
@@ -44,11 +44,11 @@ def test_logits_stay_near_those_of_exact_weights(model: Path) -> None:
     exact, near = (logits_of(PagedModel(model, quantization=each), tokens, 70) for each in (None, "int8"))
     assert exact.std() > 0.5
     errors = (near - exact).norm(dim=1) / exact.norm(dim=1)
-    assert 1e-3 < errors.median() < 0.1  # most: where a token's experts are others, its logits are too
+    assert 1e-3 < errors.median() < 0.1  # a median: tokens routed to other experts have other logits
 
 
-def test_a_sequence_does_not_see_who_is_beside_it(model: Path) -> None:
-    """Nor in what chunks its prompt came."""
+def test_the_tokens_of_a_sequence_do_not_depend_on_the_batch(model: Path) -> None:
+    """The chunks of its prompt do not change them either."""
     alone = PagedModel(model, quantization="int8").greedy({"a": random_tokens(60, 2)}, 12)["a"]
     others = {name: random_tokens(length, length) for name, length in (("b", 3), ("c", 90), ("d", 41))}
     together = PagedModel(model, quantization="int8").greedy({"a": random_tokens(60, 2), **others}, 12)
@@ -58,8 +58,10 @@ def test_a_sequence_does_not_see_who_is_beside_it(model: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 64, 48), (3, 1, 5), (40, 100, 7), (8, 512, 1100), (140, 9000, 40)])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_a_product_is_that_of_what_was_rounded(dtype: torch.dtype, shape: tuple[int, int, int], has_bias: bool) -> None:
-    """Against sums in double precision of the same bytes."""
+def test_products_equal_those_of_the_rounded_numbers(
+    dtype: torch.dtype, shape: tuple[int, int, int], has_bias: bool
+) -> None:
+    """Compared with double-precision sums of the same bytes."""
     num_tokens, inner, outer = shape
     draw = torch.Generator().manual_seed(inner)
     weight = torch.randn(outer, inner, generator=draw).to(dtype)
@@ -75,7 +77,7 @@ def test_a_product_is_that_of_what_was_rounded(dtype: torch.dtype, shape: tuple[
     before = weight.clone()
     linear = Linear(weight, bias, quantization="int8")
     result = linear(x)
-    assert torch.equal(weight, before)  # it may be an embedding too
+    assert torch.equal(weight, before)  # the weight may also be an embedding
     assert result.dtype == dtype
     # One number in a thousand may be rounded the other way where it lies between two.
     error = (result.double() - expected).square().mean().sqrt()
@@ -84,7 +86,7 @@ def test_a_product_is_that_of_what_was_rounded(dtype: torch.dtype, shape: tuple[
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tokens_that_are_not_finite_stay_so(dtype: torch.dtype) -> None:
+def test_non_finite_tokens_stay_non_finite(dtype: torch.dtype) -> None:
     x = torch.ones(2, 32, dtype=dtype)
     x[1, 3] = torch.nan
     result = int8_weight(torch.eye(32, dtype=dtype))(x)
@@ -93,15 +95,15 @@ def test_tokens_that_are_not_finite_stay_so(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(not can_have_panels(torch.ones(1, 4).bfloat16(), 4), reason="oneDNN multiplies on this processor")
-def test_both_forms_have_the_same_weights() -> None:
+def test_panel_and_plain_weights_agree() -> None:
     weight = torch.randn(50, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     x = torch.randn(9, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     ours = int8_weight(weight)
     assert isinstance(ours, Int8PanelWeight)
-    torch.testing.assert_close(ours(x), Int8Weight(weight)(x), rtol=2**-6, atol=2**-6)  # which rounds twice
+    torch.testing.assert_close(ours(x), Int8Weight(weight)(x), rtol=2**-6, atol=2**-6)  # Int8Weight rounds twice
 
 
-def test_the_engine_is_told_by_an_option(model: Path) -> None:
+def test_the_quantization_option_selects_int8_weights(model: Path) -> None:
     tokens = random_tokens(50, 3)
     engine = Engine(EngineConfig(model=str(model), quantization="int8", kv_cache_memory_bytes=1 << 21))
     plain = PagedModel(model, quantization="int8")
@@ -112,7 +114,7 @@ def test_the_engine_is_told_by_an_option(model: Path) -> None:
     assert torch.equal(engine.runner.model.forward(batch, plain.pool), expected)
 
 
-def test_where_it_cannot_be_had_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_hardware_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_quantization(None, torch.device("cuda"))
     check_quantization("int8", CPU)
     with pytest.raises(UnsupportedModel, match="is for CPUs"):

@@ -1,4 +1,4 @@
-"""Products in pairs of bfloat16 against torch's, over random shapes."""
+"""Products of bfloat16 pairs, compared with torch's over random shapes."""
 
 import random
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def matrix(num_outputs: int, num_inputs: int, seed: int = 0) -> Tensor:
-    """Of which products are as large as what they are made of."""
+    """Return a matrix whose products are about as large as their inputs."""
     return (drawn(num_outputs, num_inputs, seed=seed).float() / num_inputs**0.5).bfloat16()
 
 
@@ -62,7 +62,7 @@ def test_products_agree_with_torchs(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_products_in_fp32(seed: int) -> None:
+def test_products_in_fp32_agree_with_torchs(seed: int) -> None:
     draw = random.Random(seed)
     num_outputs, num_inputs = draw.randint(1, 300), draw.randint(1, 600)
     weight = torch.randn(num_outputs, num_inputs, generator=torch.Generator().manual_seed(seed))
@@ -75,8 +75,8 @@ def test_products_in_fp32(seed: int) -> None:
         assert torch.equal(product(x[first : first + count]), result[first : first + count])
 
 
-def test_long_rows() -> None:
-    """Of which a part is multiplied with all rows before the next part is."""
+def test_products_of_long_rows_agree_with_torchs() -> None:
+    """Long rows are split: each part is multiplied with all rows before the next one."""
     weight, x = matrix(40, 9000), drawn(150, 9000, seed=1)
     close(Linear(weight)(x), F.linear(x.float(), weight.float()))
 
@@ -84,7 +84,7 @@ def test_long_rows() -> None:
 @QUANTIZATIONS
 @pytest.mark.parametrize("num_inputs", [60, 9000])
 def test_bits_depend_on_the_row_alone(num_inputs: int, quantization: str | None) -> None:
-    """Neither on how many rows there are, nor on where among them one is."""
+    """The number of rows and the place of a row among them do not change bits."""
     linear = Linear(matrix(100, num_inputs), drawn(100), quantization=quantization)
     assert isinstance(linear.form, PanelWeight)
     rows = drawn(300, num_inputs, seed=1)
@@ -113,8 +113,8 @@ def test_mlps_agree_with_torchs(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_mlps_in_int8(seed: int) -> None:
-    """Against sums of the same bytes."""
+def test_mlps_in_int8_are_exact_up_to_rounding(seed: int) -> None:
+    """Compared with sums of the same bytes."""
     draw, ops = random.Random(seed), TorchOps()
     hidden, inner = 4 * draw.randint(1, 150), 16 * draw.randint(1, 12)
     sizes = [draw.choice([0, 1, 2, 7, 8, 9, 33, 200]) for _ in range(draw.randint(1, 5))]
@@ -157,7 +157,7 @@ def test_bits_of_an_mlp_depend_on_the_row_alone(quantization: str | None) -> Non
 @pytest.mark.parametrize(
     ("inner", "biases"), [(24, (None, None)), (32, (64, None)), (32, (None, 64))], ids=["odd", "gate bias", "down bias"]
 )
-def test_mlps_that_are_two_products(inner: int, biases: tuple[int | None, int | None]) -> None:
+def test_unsupported_mlps_are_computed_as_two_products(inner: int, biases: tuple[int | None, int | None]) -> None:
     gate_up, down = matrix(2 * inner, 64), matrix(64, inner, 1)
     first, second = (None if size is None else drawn(size, seed=2) for size in biases)
     linears = Linear(gate_up, first), Linear(down, second)
@@ -168,7 +168,7 @@ def test_mlps_that_are_two_products(inner: int, biases: tuple[int | None, int | 
     torch.testing.assert_close(MLP(*linears)(x).float(), expected, atol=2**-5, rtol=2**-5)
 
 
-def test_what_is_not_finite_stays_in_its_row() -> None:
+def test_non_finite_numbers_affect_only_their_row() -> None:
     mlp = MLP(Linear(matrix(64, 64)), Linear(matrix(64, 32)))
     rows = drawn(9, 64, seed=1)
     right = mlp(rows)
@@ -179,8 +179,8 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
     assert torch.equal(wrong[5:], right[5:])
 
 
-def test_large_gates_pass_and_small_ones_do_not() -> None:
-    """As silu has it: its exponential must neither overflow nor leave its range."""
+def test_extreme_gates_do_not_overflow() -> None:
+    """The exponential of silu must stay within its range."""
     gate_up = torch.cat([torch.eye(32), torch.ones(32, 32) / 32]).bfloat16()
     rows = torch.zeros(2, 32).bfloat16()
     rows[0], rows[1] = 1e4, -1e4
@@ -199,12 +199,12 @@ def test_large_gates_pass_and_small_ones_do_not() -> None:
         (torch.zeros(5, 6, dtype=torch.bfloat16, device="meta"), False),
     ],
 )
-def test_what_is_computed_here(weight: Tensor, can: bool) -> None:
+def test_only_supported_weights_get_panels(weight: Tensor, can: bool) -> None:
     assert can_have_panels(weight) == can
 
 
-def test_what_has_other_sizes_or_types_is_refused() -> None:
-    """Since the compiled code reads what it is pointed at."""
+def test_mismatched_inputs_are_refused() -> None:
+    """The compiled code would read out of bounds."""
     linear, mlp = Linear(matrix(32, 16)), MLP(Linear(matrix(64, 16)), Linear(matrix(16, 32)))
     for wrong in (drawn(3, 18), drawn(3, 16).float(), drawn(2, 3, 16), drawn(16)):
         for layer in (linear, mlp):
@@ -218,7 +218,7 @@ def test_what_has_other_sizes_or_types_is_refused() -> None:
             experts(drawn(3, 16), sizes)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_products_are_refused() -> None:
     for num_inputs, *unit in ((3, 2), (2, 4, 1, 1), (0, 1)):
         with pytest.raises(ValueError, match="inputs fill their units"):
             Product(0, 4, num_inputs, *unit)

@@ -15,7 +15,7 @@ from baton.engine.parallel.tensor_shard import TensorShard
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case, slow_except
 from tests.paged_model import PagedModel
-from tests.unit.engine.parallel.test_tensor_parallel import ATOL, Led, make_requests, mixed_steps, serve
+from tests.unit.engine.parallel.test_tensor_parallel import ATOL, Rank0PagedModel, make_requests, mixed_steps, serve
 from tests.unit.engine.tensor_rig import TensorRig
 
 MODELS = ("mixtral", "qwen3-moe", "deepseek-v3")
@@ -42,18 +42,18 @@ def rigs() -> Iterator[Rigs]:
 
 
 def experts_of(model: Any) -> list[int]:
-    """How many experts each sparse layer has here."""
+    """Return the number of experts that the model holds in each sparse layer."""
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, MoE)]
     return [len(each.experts.slots) for each in mixtures]
 
 
 @pytest.mark.parametrize("size", [2, slow_case(4)])
-def test_logits_and_tokens_are_one_ranks(model: Path, size: int, rigs: Rigs) -> None:
+def test_logits_and_tokens_equal_those_of_one_rank(model: Path, size: int, rigs: Rigs) -> None:
     one = Engine(EngineConfig(model=str(model), dtype="float32", kv_cache_memory_bytes=1 << 22))
     expected = serve(one, make_requests(6, 0.0))
     rig = rigs(model, size)
-    led = Led(model, rig)
-    logits = rig.call(lambda _: mixed_steps(led))
+    rank0 = Rank0PagedModel(model, rig)
+    logits = rig.call(lambda _: mixed_steps(rank0))
     for name, whole in mixed_steps(PagedModel(model)).items():
         torch.testing.assert_close(logits[name], whole, atol=ATOL, rtol=0)
     assert rig.call(lambda engine: serve(engine, make_requests(6, 0.0))) == expected
@@ -68,20 +68,20 @@ def test_two_runs_give_the_same_bits(model: Path, rigs: Rigs) -> None:
     runs = []
     for _ in range(2):
         rig = rigs(model, 4, dtype="bfloat16")
-        led = Led(model, rig)
-        runs.append(rig.call(lambda _, led=led: mixed_steps(led)))
+        rank0 = Rank0PagedModel(model, rig)
+        runs.append(rig.call(lambda _, rank0=rank0: mixed_steps(rank0)))
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
 
 
 @pytest.mark.parametrize(("count", "size"), [(8, 2), (7, 3), (2, 4), (256, 6)])
-def test_every_expert_is_on_one_rank(count: int, size: int) -> None:
+def test_every_expert_is_on_exactly_one_rank(count: int, size: int) -> None:
     shares = [TensorShard(rank, size, has_whole_experts=True).experts_of(count) for rank in range(size)]
     assert [expert for share in shares for expert in share] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    assert TensorShard(1, 2).experts_of(8) == range(8)  # a part of each
+    assert TensorShard(1, 2).experts_of(8) == range(8)  # a shard of each
 
 
-def test_only_the_rows_of_our_experts_are_computed() -> None:
+def test_a_rank_computes_only_the_rows_of_its_experts() -> None:
     x = torch.arange(5.0).view(5, 1)
     chosen = torch.tensor([[0, 3], [2, 1], [3, 2], [0, 1], [2, 3]])
     dispatch = PartExchange(2, 2).dispatch(x, chosen)  # experts 2 and 3
@@ -94,7 +94,7 @@ def test_only_the_rows_of_our_experts_are_computed() -> None:
     assert combined[:, 0].tolist() == [20.0, 11.0, 36.0, 0.0, 42.0]
 
 
-def test_a_rank_whose_experts_nobody_chose_gives_zeros() -> None:
+def test_a_rank_without_tokens_for_its_experts_returns_zeros() -> None:
     x = torch.ones(3, 4)
     for tokens in (x, x[:0]):
         dispatch = PartExchange(6, 2).dispatch(tokens, torch.zeros(len(tokens), 2, dtype=torch.int64))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baton.engine.layers import attention, latent_attention, linear, mlp
 from baton.engine.layers import norm as norm_layer
-from baton.engine.ops import factory as choice
+from baton.engine.ops import factory as ops_factory
 from baton.engine.ops.base import HeadNorms, Rotation
 from baton.engine.ops.factory import ops_for
 from baton.engine.ops.flashinfer_ops import FlashInferOps
@@ -27,7 +27,7 @@ NUM_POSITIONS = 300
 
 
 def placed(tensor: Tensor, offset_bytes: int = 0) -> Tensor:
-    """The same, so many bytes behind a multiple of 128."""
+    """Copy a tensor to memory that begins `offset_bytes` after a multiple of 128."""
     memory = torch.empty(tensor.nbytes + 256, dtype=torch.uint8)
     start = -memory.data_ptr() % 128 + offset_bytes
     result = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
@@ -40,7 +40,7 @@ def drawn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def close(result: Tensor, expected: Tensor) -> None:
-    """To some units in the last place; `expected` is of fp32."""
+    """Assert equality up to a few units in the last place; `expected` is in fp32."""
     atol, rtol = TOLERANCES[result.dtype]
     torch.testing.assert_close(result.float(), expected, atol=4 * atol, rtol=rtol)
 
@@ -53,7 +53,7 @@ def rotation_of(num_tokens: int, width: int, interleaved: bool) -> Rotation:
 
 @DTYPES
 @pytest.mark.parametrize("shape", [(1, 4096), (3, 64), (130, 1024), (7, 40)])
-def test_norms(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+def test_norms_agree_with_torch(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     called, reference = Called(), TorchOps()
     ops = FlashInferOps(called.functions())
     x, addend = drawn(*shape, dtype=dtype), drawn(*shape, dtype=dtype, seed=1)
@@ -64,15 +64,15 @@ def test_norms(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     total, expected = reference.add_rms_norm(x.float(), addend.float(), weight.float(), EPS)
     places = x.data_ptr(), addend.data_ptr()
     added, normed = ops.add_rms_norm(x, addend, weight, EPS)
-    assert (added.data_ptr(), normed.data_ptr()) == places  # no memory is taken
+    assert (added.data_ptr(), normed.data_ptr()) == places  # no memory is allocated
     close(added, total)
     close(normed, expected)
     assert called.counts == {"norm": 3, "add_norm": 1}
 
 
 @DTYPES
-def test_a_norm_of_columns_of_rows(dtype: torch.dtype) -> None:
-    """Strided rows, like latents next to rotary keys."""
+def test_norms_accept_strided_rows(dtype: torch.dtype) -> None:
+    """Latents are such rows: each is followed by a rotary key."""
     called, x = Called(), drawn(9, 576, dtype=dtype)[:, :512]
     weight = drawn(512, dtype=dtype, seed=1)
     result = FlashInferOps(called.functions()).rms_norm(x, weight, EPS)
@@ -82,7 +82,7 @@ def test_a_norm_of_columns_of_rows(dtype: torch.dtype) -> None:
 
 @DTYPES
 @pytest.mark.parametrize(("num_rows", "size"), [(1, 3072), (70, 256), (5, 12)])
-def test_silu(dtype: torch.dtype, num_rows: int, size: int) -> None:
+def test_silu_agrees_with_torch(dtype: torch.dtype, num_rows: int, size: int) -> None:
     called = Called()
     ops = FlashInferOps(called.functions())
     whole = drawn(num_rows, 2 * size + 8, dtype=dtype)
@@ -95,7 +95,7 @@ def test_silu(dtype: torch.dtype, num_rows: int, size: int) -> None:
 @pytest.mark.parametrize("has_norms", [True, False])
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("seed", range(6))
-def test_rotation(dtype: torch.dtype, has_norms: bool, interleaved: bool, seed: int) -> None:
+def test_rotation_agrees_with_torch(dtype: torch.dtype, has_norms: bool, interleaved: bool, seed: int) -> None:
     draw = random.Random(seed)
     num_tokens, width = draw.choice((1, 3, 100)), draw.choice((64, 128, 256))
     counts = draw.choice(((1,), (4, 1), (8, 2), (3, 3)))
@@ -122,15 +122,15 @@ def test_rotation(dtype: torch.dtype, has_norms: bool, interleaved: bool, seed: 
     "x",
     [
         drawn(4, 64, dtype=torch.float32),
-        drawn(4, 20, dtype=torch.bfloat16),  # no whole vectors
+        drawn(4, 20, dtype=torch.bfloat16),  # not a multiple of a vector
         drawn(0, 64, dtype=torch.bfloat16),
         placed(torch.randn(4, 64).bfloat16(), 2),
-        placed(torch.randn(4, 64).bfloat16(), 16),  # where rows of 128 bytes do not begin
+        placed(torch.randn(4, 64).bfloat16(), 16),  # rows of 128 bytes begin at multiples of 128
         drawn(4, 68, dtype=torch.bfloat16)[:, :64],
         drawn(4, 128, dtype=torch.bfloat16)[:, ::2],
     ],
 )
-def test_what_the_kernels_are_not_made_for_is_torchs(x: Tensor) -> None:
+def test_norms_of_unsupported_rows_fall_back_to_torch(x: Tensor) -> None:
     called, reference = Called(), TorchOps()
     ops, weight = FlashInferOps(called.functions()), torch.ones(x.shape[1], dtype=x.dtype)
     assert torch.equal(ops.rms_norm(x, weight, EPS), reference.rms_norm(x, weight, EPS))
@@ -139,7 +139,7 @@ def test_what_the_kernels_are_not_made_for_is_torchs(x: Tensor) -> None:
     assert called.counts == {}
 
 
-def test_rows_that_begin_within_a_vector_are_torchs() -> None:
+def test_misaligned_rows_fall_back_to_torch() -> None:
     called, reference = Called(), TorchOps()
     ops, rotation = FlashInferOps(called.functions()), rotation_of(4, 64, interleaved=False)
     rows = placed(torch.randn(4, 192).bfloat16(), 2)
@@ -150,7 +150,7 @@ def test_rows_that_begin_within_a_vector_are_torchs() -> None:
     assert called.counts == {}
 
 
-def test_silu_of_rows_that_lie_apart_is_of_a_copy() -> None:
+def test_silu_copies_strided_rows() -> None:
     called, x = Called(), drawn(4, 128, dtype=torch.bfloat16)[:, ::2]
     close(FlashInferOps(called.functions()).silu_and_mul(x), TorchOps().silu_and_mul(x.float()))
     assert called.counts == {"silu_and_mul": 1}
@@ -158,7 +158,7 @@ def test_silu_of_rows_that_lie_apart_is_of_a_copy() -> None:
     assert FlashInferOps(called.functions()).silu_and_mul(nothing).shape == (0, 32)
 
 
-def test_what_is_never_served() -> None:
+def test_unsupported_operations_fall_back_to_torch() -> None:
     called, reference = Called(), TorchOps()
     ops, x = FlashInferOps(called.functions()), drawn(5, 64, dtype=torch.bfloat16)
     for width in (16, 80, 96):
@@ -174,8 +174,10 @@ def test_what_is_never_served() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama3", "deepseek-v3"])
-def test_models_say_the_same(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that a layer still needs is overwritten. Sizes are such that whatever memory a CPU gives is served."""
+def test_models_are_as_exact_as_with_torch_ops(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In-place operations overwrite nothing that a layer still needs. The sizes suit any alignment of CPU memory."""
     sizes = {"hidden_size": 32, "intermediate_size": 48}
     if architecture == "deepseek-v3":
         sizes |= {"qk_rope_head_dim": 64, "moe_intermediate_size": 16, "n_shared_experts": 1}
@@ -197,29 +199,29 @@ def test_models_say_the_same(architecture: str, tmp_path: Path, monkeypatch: pyt
     errors = [(each - exact).square().mean(-1).sqrt().median() for each in (logits(), usual)]
     assert errors[0] < 1.2 * errors[1]
     num_layers, is_latent = 3, architecture == "deepseek-v3"
-    assert called.counts["add_norm"] == 2 * 2 * num_layers  # of two steps
+    assert called.counts["add_norm"] == 2 * 2 * num_layers  # in two steps
     assert called.counts["rotate"] == 2 * (1 + is_latent) * num_layers
     assert called.counts["norm"] == 2 * (1 + (2 * num_layers if architecture != "llama3" else 0))
     assert called.counts["silu_and_mul"] >= 2 * num_layers
 
 
 @pytest.fixture
-def _asked_anew() -> Iterator[None]:
-    choice._cuda_ops.cache_clear()
+def _empty_ops_cache() -> Iterator[None]:
+    ops_factory._cuda_ops.cache_clear()
     yield
-    choice._cuda_ops.cache_clear()
+    ops_factory._cuda_ops.cache_clear()
 
 
-@pytest.mark.usefixtures("_asked_anew")
-def test_what_cannot_be_had_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_empty_ops_cache")
+def test_a_missing_library_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)  # so that its import fails
     found = [ops_for(torch.device(device)) for device in ("cuda", "cuda:1", "cuda")]
     assert all(isinstance(ops, TorchOps) for ops in found)
     assert caplog.text.count('pip install "baton-serve[gpu]"') == 1
 
 
-@pytest.mark.usefixtures("_asked_anew")
-def test_on_a_gpu_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_empty_ops_cache")
+def test_gpus_use_the_flashinfer_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     class Library:
         rmsnorm = fused_add_rmsnorm = silu_and_mul = apply_rope_with_cos_sin_cache_inplace = None
 

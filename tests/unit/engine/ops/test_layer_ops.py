@@ -35,14 +35,14 @@ def drawn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def close(result: Tensor, expected: Tensor) -> None:
-    """To the last digits of the result's dtype; `expected` is of fp32."""
+    """Assert equality up to rounding to the result's dtype; `expected` is in fp32."""
     torch.testing.assert_close(result.float(), expected, **TOLERANCES[result.dtype])
 
 
 @INSTRUCTIONS
 @DTYPES
 @pytest.mark.parametrize("shape", SHAPES)
-def test_norms(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+def test_norms_agree_with_torch(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     ops, reference = NativeOps(instructions), TorchOps()
     x, addend, weight = drawn(*shape, dtype=dtype), drawn(*shape, dtype=dtype, seed=1), drawn(shape[1], dtype=dtype)
     close(ops.rms_norm(x, weight, EPS), reference.rms_norm(x.float(), weight.float(), EPS))
@@ -56,7 +56,7 @@ def test_norms(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) ->
 @INSTRUCTIONS
 @DTYPES
 @pytest.mark.parametrize("shape", SHAPES)
-def test_silu(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+def test_silu_agrees_with_torch(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     gate_up = 4 * drawn(shape[0], 2 * shape[1], dtype=dtype)
     close(NativeOps(instructions).silu_and_mul(gate_up), TorchOps().silu_and_mul(gate_up.float()))
 
@@ -64,8 +64,9 @@ def test_silu(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) -> 
 @INSTRUCTIONS
 @DTYPES
 @pytest.mark.parametrize("shape", SHAPES)
-def test_int8(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    """All bits are torch's."""
+def test_int8_rows_equal_those_of_torch_bit_for_bit(
+    instructions: str, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
     ops, reference, draw = NativeOps(instructions), TorchOps(), torch.Generator().manual_seed(2)
     x = drawn(shape[0], shape[1] + 3, dtype=dtype)[:, 3:] * torch.rand(shape[0], 1, generator=draw).to(dtype)
     x[0], x[-1, -1] = 0, -5
@@ -85,7 +86,9 @@ def test_int8(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) -> 
 @pytest.mark.parametrize(
     ("num_tokens", "num_chosen", "width"), [(1, 4, 512), (3, 1, 7), (5, 2, 16), (130, 8, 100), (0, 4, 8)]
 )
-def test_weighted_sums(instructions: str, dtype: torch.dtype, num_tokens: int, num_chosen: int, width: int) -> None:
+def test_weighted_sums_agree_with_torch(
+    instructions: str, dtype: torch.dtype, num_tokens: int, num_chosen: int, width: int
+) -> None:
     ops, reference = NativeOps(instructions), TorchOps()
     rows = drawn(num_tokens * num_chosen + 3, width, dtype=dtype)
     weights = drawn(num_tokens, num_chosen, dtype=torch.float32, seed=1).abs()
@@ -99,7 +102,7 @@ def test_weighted_sums(instructions: str, dtype: torch.dtype, num_tokens: int, n
 
 @INSTRUCTIONS
 @pytest.mark.parametrize("wrong", [torch.inf, -torch.inf, torch.nan])
-def test_a_row_that_is_not_finite_comes_out_as_none(instructions: str, wrong: float) -> None:
+def test_a_non_finite_row_stays_non_finite(instructions: str, wrong: float) -> None:
     x = torch.ones(2, 40)
     x[1, 33] = wrong
     for ops in (NativeOps(instructions), TorchOps()):
@@ -115,7 +118,9 @@ def test_a_row_that_is_not_finite_comes_out_as_none(instructions: str, wrong: fl
 @pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_rotation(instructions: str, dtype: torch.dtype, has_norm: bool, interleaved: bool, seed: int) -> None:
+def test_rotation_agrees_with_torch(
+    instructions: str, dtype: torch.dtype, has_norm: bool, interleaved: bool, seed: int
+) -> None:
     draw = random.Random(seed)
     num_tokens, num_heads, width = draw.choice((1, 3, 200)), draw.randint(1, 12), 2 * draw.choice((1, 4, 32, 33, 64))
     angles = torch.outer(torch.arange(50.0), torch.rand(width // 2))
@@ -138,7 +143,7 @@ def test_rotation(instructions: str, dtype: torch.dtype, has_norm: bool, interle
 
 @DTYPES
 def test_bits_depend_on_the_row_alone(dtype: torch.dtype) -> None:
-    """Not on the instruction set, the number of threads, or the other rows."""
+    """The instruction set, the number of threads and the other rows do not change bits."""
     x, addend, weight = drawn(500, 100, dtype=dtype), drawn(500, 100, dtype=dtype, seed=1), drawn(100, dtype=dtype)
 
     def results(ops: LayerOps, rows: slice) -> list[Tensor]:
@@ -156,7 +161,7 @@ def test_bits_depend_on_the_row_alone(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_torchs_silu_of_a_row_does_not_depend_on_the_rows_beside_it(threads: int) -> None:
+def test_torch_silu_of_a_row_does_not_depend_on_the_other_rows(threads: int) -> None:
     torch.set_num_threads(threads)
     gate_up = drawn(700, 202, dtype=torch.float32)
     whole = TorchOps().silu_and_mul(gate_up)
@@ -164,7 +169,7 @@ def test_torchs_silu_of_a_row_does_not_depend_on_the_rows_beside_it(threads: int
 
 
 @INSTRUCTIONS
-def test_numbers_at_the_ends_of_their_range(instructions: str) -> None:
+def test_extreme_numbers_agree_with_torch(instructions: str) -> None:
     ops = NativeOps(instructions)
     gates = torch.tensor([[0.0, -0.0, 88.0, 3e38, -88.0, -200.0, -3e38, torch.inf, torch.nan, 1e-40]])
     result = ops.silu_and_mul(torch.cat([gates, torch.ones_like(gates)], dim=1))[0]
@@ -175,14 +180,14 @@ def test_numbers_at_the_ends_of_their_range(instructions: str) -> None:
     torch.testing.assert_close(total, wide + wide, equal_nan=True)
 
 
-def test_nothing_of_no_rows() -> None:
+def test_empty_batches_give_empty_results() -> None:
     ops, none = NativeOps(), torch.empty(0, 8)
     weight = torch.ones(8)
     assert ops.rms_norm(none, weight, EPS).shape == ops.add_rms_norm(none, none, weight, EPS)[1].shape == (0, 8)
     assert ops.silu_and_mul(none).shape == (0, 4)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="does not have"):
         Float32Ops("mmx")
     table = torch.zeros(4, 8)
@@ -196,6 +201,6 @@ def test_what_cannot_be_is_refused() -> None:
             NativeOps().weighted_sum(torch.zeros(rows, 8), places, torch.ones(1, 2))
 
 
-def test_what_serves() -> None:
+def test_cpus_use_the_native_ops() -> None:
     assert isinstance(ops_for(torch.device("cpu")), NativeOps)
     assert isinstance(ops_for(torch.device("mps")), TorchOps)

@@ -1,4 +1,4 @@
-"""Wakes that no rank has sent: those for any round but the next are ignored, and the next one costs one empty round."""
+"""Forged wakes: those for any round but the next are ignored, and one for the next round costs an empty round."""
 
 import random
 import time
@@ -60,7 +60,7 @@ def serve(rank: Rank, name: str) -> None:
     ("epoch", "round_number", "expected"),
     [
         (3, 8, True),
-        (3, 7, False),  # has begun
+        (3, 7, False),  # that round has begun
         (3, 9, False),
         (3, 0, False),
         (3, MOST, False),

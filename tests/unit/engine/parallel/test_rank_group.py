@@ -30,7 +30,7 @@ class Pair:
         self.threads = [ThreadPoolExecutor(1) for _ in self.ranks]
 
     def form(self) -> None:
-        """Both come."""
+        """Form the group on both ranks."""
         self.group.set_members("rank-0", "rank-1")
         forming = [thread.submit(ranks.form) for thread, ranks in zip(self.threads, self.ranks, strict=True)]
         for each in forming:
@@ -38,15 +38,15 @@ class Pair:
 
     def waiting(self) -> "Future[list[list[int]]]":
         """Rank 0 sends a number and waits for one from rank 1, which sends none."""
-        told = self.threads[0].submit(self.ranks[0].gather, [1])
+        pending = self.threads[0].submit(self.ranks[0].gather, [1])
         deadline_s = time.monotonic() + TIMEOUT_S
         while not self.ranks[0].is_waiting:
             assert time.monotonic() < deadline_s
             time.sleep(0.001)
-        return told
+        return pending
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """End all waits and close both ranks."""
         for ranks in self.ranks:
             ranks.leave()
         pairs = zip(self.threads, self.ranks, strict=True)
@@ -63,11 +63,11 @@ def pair() -> Iterator[Pair]:
     made.close()
 
 
-def test_numbers_of_all_ranks_are_gathered_by_rank(pair: Pair) -> None:
+def test_numbers_are_gathered_in_rank_order(pair: Pair) -> None:
     pair.form()
-    told = pair.waiting()
+    pending = pair.waiting()
     assert pair.threads[1].submit(pair.ranks[1].gather, [2]).result(TIMEOUT_S) == [[1], [2]]
-    assert told.result(TIMEOUT_S) == [[1], [2]]
+    assert pending.result(TIMEOUT_S) == [[1], [2]]
     assert not pair.ranks[0].is_waiting
     assert pair.ranks[0].waited_s > 0
 
@@ -88,35 +88,35 @@ def test_a_delay_is_reported_once_if_a_rank_is_late(pair: Pair) -> None:
     assert delays[0] >= POLL_S
 
 
-def test_a_newer_epoch_ends_a_wait_for_a_rank_that_lives(pair: Pair) -> None:
-    """Its connections stay open, so only the membership reports it."""
+def test_a_newer_epoch_ends_a_wait_for_a_live_rank(pair: Pair) -> None:
+    """The rank's connections stay open, so only the membership reports the change."""
     pair.form()
-    told = pair.waiting()
+    pending = pair.waiting()
     pair.group.set_members("rank-0")
     with pytest.raises(GroupBroken, match="epoch 2 of the group has begun"):
-        told.result(SOON_S)
+        pending.result(SOON_S)
     assert not pair.ranks[0].is_waiting
 
 
-def test_who_leaves_ends_its_own_wait(pair: Pair) -> None:
+def test_a_rank_that_leaves_ends_its_own_wait(pair: Pair) -> None:
     pair.form()
-    told = pair.waiting()
+    pending = pair.waiting()
     pair.ranks[0].leave()
     with pytest.raises(GroupBroken, match="this rank has left its group"):
-        told.result(SOON_S)
+        pending.result(SOON_S)
 
 
-def test_who_is_gone_ends_the_others_wait(pair: Pair) -> None:
-    """Its connections end before the membership reports it."""
+def test_a_lost_rank_ends_the_wait_of_other_ranks(pair: Pair) -> None:
+    """The rank's connections close before the membership reports the loss."""
     pair.form()
-    told = pair.waiting()
+    pending = pair.waiting()
     pair.threads[1].submit(pair.ranks[1].drop).result(TIMEOUT_S)
     with pytest.raises(GroupBroken, match="a collective failed"):
-        told.result(SOON_S)
+        pending.result(SOON_S)
 
 
 class GpuWork:
-    """A collective like NCCL's: a timed wait ends its communicator on timeout."""
+    """A collective like NCCL's: a timed wait aborts its communicator on timeout."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -128,7 +128,7 @@ class GpuWork:
     def wait(self, *timeout: timedelta) -> bool:
         self.is_aborted = bool(timeout)
         assert not timeout
-        assert self.is_completed(), "it would wait for ever, whatever becomes of the group"
+        assert self.is_completed(), "the wait would never end, even if the group breaks"
         return self._work.wait()
 
 
@@ -141,58 +141,58 @@ class OnGpu:
         self.begun: list[GpuWork] = []
 
     def begin(self, number: int) -> "Future[list[int]]":
-        """Tells a number to both, and waits for both's."""
+        """Send a number to both ranks and receive theirs."""
         return self._thread.submit(self._exchange, number)
 
     def _exchange(self, number: int) -> list[int]:
-        told, heard = torch.full((2,), number), torch.zeros(2, dtype=torch.int64)
-        work = self._ranks._connected.data.alltoall_base(heard, told, [1, 1], [1, 1], timedelta(seconds=60))
+        sent, received = torch.full((2,), number), torch.zeros(2, dtype=torch.int64)
+        work = self._ranks._connected.data.alltoall_base(received, sent, [1, 1], [1, 1], timedelta(seconds=60))
         self.begun.append(GpuWork(work))
         Exchange(self.begun[-1], self._ranks, is_on_gpu=True).wait()  # type: ignore[arg-type]
-        return heard.tolist()
+        return received.tolist()
 
-    def wait_until_it_waits(self) -> None:
+    def wait_until_waiting(self) -> None:
         deadline_s = time.monotonic() + TIMEOUT_S
         while not self._ranks.is_waiting:
             assert time.monotonic() < deadline_s
             time.sleep(0.001)
 
 
-def test_a_gpus_collective_may_take_longer_than_a_look(pair: Pair) -> None:
+def test_a_gpu_collective_may_take_longer_than_a_poll(pair: Pair) -> None:
     pair.form()
     first, second = OnGpu(pair, 0), OnGpu(pair, 1)
-    told = first.begin(1)
-    first.wait_until_it_waits()
+    pending = first.begin(1)
+    first.wait_until_waiting()
     time.sleep(2 * POLL_S)
     assert second.begin(2).result(TIMEOUT_S) == [1, 2]
-    assert told.result(TIMEOUT_S) == [1, 2]
+    assert pending.result(TIMEOUT_S) == [1, 2]
     assert not first.begun[0].is_aborted
 
 
-def test_a_newer_epoch_ends_the_wait_for_a_gpu_and_its_memory_stays_until_the_group_has_ended(pair: Pair) -> None:
+def test_a_newer_epoch_ends_a_gpu_wait_and_keeps_its_memory_until_the_group_closes(pair: Pair) -> None:
     pair.form()
     first = OnGpu(pair, 0)
-    told = first.begin(1)
-    first.wait_until_it_waits()
+    pending = first.begin(1)
+    first.wait_until_waiting()
     pair.group.set_members("rank-0")
     with pytest.raises(GroupBroken, match="epoch 2 of the group has begun"):
-        told.result(SOON_S)
+        pending.result(SOON_S)
     assert pair.ranks[0]._abandoned == first.begun
     pair.threads[0].submit(pair.ranks[0].close).result(TIMEOUT_S)
     assert pair.ranks[0]._abandoned == []
 
 
-def test_who_is_gone_ends_the_others_wait_for_a_gpu(pair: Pair) -> None:
+def test_a_lost_rank_ends_the_gpu_wait_of_other_ranks(pair: Pair) -> None:
     pair.form()
     first = OnGpu(pair, 0)
-    told = first.begin(1)
-    first.wait_until_it_waits()
+    pending = first.begin(1)
+    first.wait_until_waiting()
     pair.threads[1].submit(pair.ranks[1].drop).result(TIMEOUT_S)
     with pytest.raises(GroupBroken, match="a collective failed"):
-        told.result(SOON_S)
+        pending.result(SOON_S)
 
 
-def test_what_is_to_follow_the_groups_end_does_not_hold_up_the_engine(pair: Pair) -> None:
+def test_work_after_dropping_a_group_does_not_block_the_engine(pair: Pair) -> None:
     pair.form()
     began, may_end = threading.Event(), threading.Event()
 
@@ -211,7 +211,7 @@ def test_what_is_to_follow_the_groups_end_does_not_hold_up_the_engine(pair: Pair
 
 
 def test_torchs_watchdog_does_not_end_the_process() -> None:
-    """Torch looks at this when a group of GPUs is made."""
+    """Torch reads this variable when it creates an NCCL process group."""
     assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
 
 
@@ -255,7 +255,7 @@ def test_an_epoch_that_does_not_form_is_reported_and_a_later_one_joined(
         forming = thread.submit(ranks.form)
         try:
             with group.changed:
-                assert group.changed.wait_for(lambda: len(group.broken) > 1, TIMEOUT_S)  # it goes on trying
+                assert group.changed.wait_for(lambda: len(group.broken) > 1, TIMEOUT_S)  # the rank retries
             group.set_members(here)
             forming.result(TIMEOUT_S)
             assert ranks.size == 1
@@ -265,14 +265,14 @@ def test_an_epoch_that_does_not_form_is_reported_and_a_later_one_joined(
     assert re.fullmatch(reason, group.broken[0][1])
 
 
-def test_who_leaves_forms_nothing_any_more(pair: Pair) -> None:
+def test_a_rank_that_left_forms_no_epoch(pair: Pair) -> None:
     forming = pair.threads[0].submit(pair.ranks[0].form)
     pair.ranks[0].leave()
     with pytest.raises(EngineEnded, match="this rank has left its group"):
         forming.result(SOON_S)
 
 
-def test_what_is_dropped_leaves_no_thread_behind() -> None:
+def test_dropped_groups_leave_no_threads() -> None:
     before = set(threading.enumerate())
     pair = Pair()
     for _ in range(3):

@@ -21,7 +21,7 @@ def llama3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_are_added_in_the_order_of_ranks(size: int, dtype: torch.dtype) -> None:
-    """On all ranks, whether they exchange all they have (few rows) or each adds some rows; row by row the same bits."""
+    """All ranks get the same bits, whether they exchange whole tensors (few rows) or each adds some of the rows."""
     shapes = [(1, 8), (3, 64), (700, 256), (3, 65536), (0, 64)]
 
     def part(rank: int, rows: int, width: int) -> Tensor:
@@ -54,22 +54,22 @@ def test_columns_are_gathered_at_the_first_rank(size: int) -> None:
     assert all(torch.equal(ours, whole[:, 16 * r : 16 * r + 16]) for r, (ours, _) in enumerate(others, start=1))
 
 
-def test_batches_of_any_size_reach_the_others(llama3: Path) -> None:
+def test_batches_of_any_size_reach_all_ranks(llama3: Path) -> None:
     batches = [PagedModel(llama3).batch([f"s{i}" for i in range(num)], [[5] * 40] * num) for num in (1, 30, 1)]
     assert len(pack(batches[0])) < FIRST_NUMBERS < len(pack(batches[1]))
 
-    def pass_on(tensor: TensorGroup) -> list[Tensor]:
+    def broadcast_all(tensor: TensorGroup) -> list[Tensor]:
         if tensor.shard.rank == 0:
             for batch in batches:
                 tensor.broadcast(batch)
             return [pack(batch) for batch in batches]
         return [pack(tensor.receive_broadcast()) for _ in batches]
 
-    first, *others = on_all_ranks(3, pass_on)
+    first, *others = on_all_ranks(3, broadcast_all)
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
 
 
-def test_a_batch_is_the_same_on_the_other_side(llama3: Path) -> None:
+def test_a_packed_batch_unpacks_to_an_equal_one(llama3: Path) -> None:
     paged = PagedModel(llama3)
     paged.step({"a": [5, 6, 7]})
     batch = paged.batch(["a", "b"], [[8], list(range(3, 60))])

@@ -50,7 +50,7 @@ def llama3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def rigs() -> Iterator[Rigs]:
-    """Makes groups of ranks, and ends them."""
+    """Factory of groups of ranks that are closed after the test."""
     made: list[TensorRig] = []
 
     def make(*args: Any, **kwargs: Any) -> TensorRig:
@@ -62,7 +62,7 @@ def rigs() -> Iterator[Rigs]:
         each.close()
 
 
-class Led(PagedModel):
+class Rank0PagedModel(PagedModel):
     """Drives the model of a group's rank 0 like a single-rank model."""
 
     def __init__(self, model: Path, rig: TensorRig) -> None:
@@ -82,7 +82,7 @@ def random_tokens(count: int, seed: int) -> list[int]:
 
 
 def mixed_steps(paged: PagedModel) -> dict[str, Tensor]:
-    """Logits of sequences that are computed in chunks and decodes in any mixture."""
+    """Return the logits of sequences computed in random mixtures of chunks and decodes."""
     draw = random.Random(4)
     sequences = {f"s{index}": random_tokens(length, index) for index, length in enumerate((131, 64, 17, 90))}
     done = dict.fromkeys(sequences, 0)
@@ -107,19 +107,19 @@ def make_requests(count: int, temperature: float) -> list[Request]:
 
 
 def serve(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
-    """Every request's tokens."""
-    said: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    """Run requests to their end and return the output tokens of each."""
+    outputs: dict[str, list[int]] = {request.request_id: [] for request in requests}
     for request in requests:
         engine.add(request)
     while engine.has_work:
         for each in engine.run(engine.schedule()).outputs:
             if each.sampled is not None:
-                said[each.request_id].append(each.sampled.token_id)
+                outputs[each.request_id].append(each.sampled.token_id)
     engine.check_integrity()
-    return said
+    return outputs
 
 
-# With 4 ranks all models of 2 KV heads have each of them twice.
+# With 4 ranks, models with 2 KV heads store each head on two ranks.
 @pytest.mark.parametrize(
     ("model", "size"),
     [
@@ -129,10 +129,10 @@ def serve(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
     ],
     indirect=["model"],
 )
-def test_logits_are_one_ranks_up_to_rounding(model: Path, size: int, rigs: Rigs) -> None:
+def test_logits_equal_those_of_one_rank_up_to_rounding(model: Path, size: int, rigs: Rigs) -> None:
     rig = rigs(model, size)
-    led = Led(model, rig)
-    logits = rig.call(lambda _: mixed_steps(led))
+    rank0 = Rank0PagedModel(model, rig)
+    logits = rig.call(lambda _: mixed_steps(rank0))
     for name, expected in mixed_steps(PagedModel(model)).items():
         assert expected.std() > 0.5
         torch.testing.assert_close(logits[name], expected, atol=ATOL, rtol=0)
@@ -140,7 +140,7 @@ def test_logits_are_one_ranks_up_to_rounding(model: Path, size: int, rigs: Rigs)
 
 @pytest.mark.parametrize("model", slow_except(MODELS, DISTINCT), indirect=True)
 @pytest.mark.parametrize("size", [2, slow_case(4)])
-def test_greedy_tokens_equal_one_ranks(model: Path, size: int, rigs: Rigs) -> None:
+def test_greedy_tokens_equal_those_of_one_rank(model: Path, size: int, rigs: Rigs) -> None:
     expected = serve(
         Engine(EngineConfig(model=str(model), dtype="float32", kv_cache_memory_bytes=1 << 22)), make_requests(9, 0.0)
     )
@@ -155,33 +155,33 @@ def test_two_runs_give_the_same_bits(model: Path, dtype: str, rigs: Rigs) -> Non
     runs = []
     for _ in range(2):
         rig = rigs(model, 4, dtype=dtype)
-        led = Led(model, rig)
-        runs.append(rig.call(lambda _, led=led: mixed_steps(led)))
+        rank0 = Rank0PagedModel(model, rig)
+        runs.append(rig.call(lambda _, rank0=rank0: mixed_steps(rank0)))
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
 
 
 def test_bfloat16_is_about_as_exact_as_on_one_rank(llama3: Path, rigs: Rigs) -> None:
     exact, one = mixed_steps(PagedModel(llama3)), mixed_steps(PagedModel(llama3, dtype="bfloat16"))
     rig = rigs(llama3, 4, dtype="bfloat16")
-    led = Led(llama3, rig)
-    four = rig.call(lambda _: mixed_steps(led))
+    rank0 = Rank0PagedModel(llama3, rig)
+    four = rig.call(lambda _: mixed_steps(rank0))
     errors = [torch.cat([logits[name] - exact[name] for name in exact]).abs().median() for logits in (one, four)]
     assert errors[1] < 1.3 * errors[0]
 
 
-def test_each_rank_reads_and_keeps_its_part_alone(llama3: Path, rigs: Rigs, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_rank_loads_only_its_shard(llama3: Path, rigs: Rigs, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     one = Engine(EngineConfig(model=str(llama3), dtype="float32", kv_cache_memory_bytes=1 << 21))
     rig = rigs(llama3, 2)
     assert rig.engine.layout.block_bytes * 2 == one.layout.block_bytes
     assert len(rig.engine.pool) == len(rig.follower(1).pool)
-    assert len(rig.engine.pool) // 2 == len(one.pool)  # in as much memory
+    assert len(rig.engine.pool) // 2 == len(one.pool)  # with equal memory
     read = [float(record.message.split()[1]) for record in caplog.records if "MB of weights in" in record.message]
     assert len(read) == 3
     assert max(read[1:]) < 0.6 * read[0]
 
 
-def test_parts_of_experts_are_read_alike_from_fused_tensors(tmp_path: Path) -> None:
+def test_fused_and_separate_tensors_give_the_same_expert_shards(tmp_path: Path) -> None:
     separate = make_checkpoint("qwen3-moe", tmp_path / "separate")
     tensors = load_file(separate / "model.safetensors")
     prefix, names = "model.layers.1.mlp.experts", ("gate_proj", "up_proj", "down_proj")
@@ -202,7 +202,7 @@ def test_parts_of_experts_are_read_alike_from_fused_tensors(tmp_path: Path) -> N
         assert torch.equal(part.down.weight, down[5, :, 8:16])
 
 
-def test_the_same_kv_stands_in_the_same_blocks_of_all_ranks(llama3: Path, rigs: Rigs) -> None:
+def test_all_ranks_store_their_shards_in_the_same_blocks(llama3: Path, rigs: Rigs) -> None:
     one = Engine(EngineConfig(model=str(llama3), dtype="float32", kv_cache_memory_bytes=1 << 21, num_threads=1))
     rig = rigs(llama3, 2)
     for engine in (one, rig.engine):
@@ -226,7 +226,7 @@ def test_sizes_that_cannot_be_divided_are_named(tmp_path: Path, llama3: Path, ri
         _ = rigs(experts, 4).engine
 
 
-def test_experts_on_other_ranks_and_parts_of_them_are_refused_together(tmp_path: Path, rigs: Rigs) -> None:
+def test_expert_and_tensor_parallelism_are_refused_together(tmp_path: Path, rigs: Rigs) -> None:
     model = make_checkpoint("mixtral", tmp_path / "model")
     rig = rigs(model, 2)
     experts = ExpertGroup(Member(Group(), "a"), "127.0.0.1", CPU)
@@ -235,13 +235,13 @@ def test_experts_on_other_ranks_and_parts_of_them_are_refused_together(tmp_path:
         Engine(rig.config, group=experts, tensor=rig.tensors[0])
 
 
-def test_ranks_of_other_models_are_refused(llama3: Path, tmp_path: Path, rigs: Rigs) -> None:
+def test_ranks_with_different_models_are_refused(llama3: Path, tmp_path: Path, rigs: Rigs) -> None:
     other = make_checkpoint("llama3", tmp_path / "other", seed=1, max_position_embeddings=256)
     with pytest.raises(EngineError, match="rank 1 differs from rank 0 in max_model_len, model, dtype"):
         _ = rigs(llama3, 2, others=other).engine
 
 
-def test_ranks_with_other_weights_are_refused_once_these_are_read(llama3: Path, tmp_path: Path, rigs: Rigs) -> None:
+def test_ranks_with_different_weights_are_refused_after_loading(llama3: Path, tmp_path: Path, rigs: Rigs) -> None:
     other = make_checkpoint("llama3", tmp_path / "other", seed=1)
     with pytest.raises(EngineError, match="rank 1 differs from rank 0 in weights: ranks of one model"):
         _ = rigs(llama3, 2, others=other).engine
@@ -253,7 +253,7 @@ def test_too_many_members_are_refused(llama3: Path, rigs: Rigs) -> None:
 
 
 def lose(rig: TensorRig, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A follower dies after its next step."""
+    """Make a follower die after its next step."""
 
     def die() -> None:
         raise SystemExit
@@ -261,7 +261,7 @@ def lose(rig: TensorRig, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rig.tensors[rank], "receive_broadcast", die)
 
 
-def test_a_lost_follower_ends_a_step_of_all_others(llama3: Path, rigs: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_follower_ends_a_step_on_all_ranks(llama3: Path, rigs: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = rigs(llama3, 4)
     rig.call(lambda engine: serve(engine, make_requests(2, 0.0)))
     lose(rig, 2, monkeypatch)
@@ -272,10 +272,10 @@ def test_a_lost_follower_ends_a_step_of_all_others(llama3: Path, rigs: Rigs, mon
         assert isinstance(other.exception(TIMEOUT_S), GroupBroken)
 
 
-def test_a_lost_follower_ends_all_others_that_wait_for_a_step(
+def test_a_lost_follower_ends_all_ranks_that_wait_for_a_step(
     llama3: Path, rigs: Rigs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other ranks notice it by their connections; rank 0, which waits for requests, by the membership."""
+    """Followers detect the loss by their connections; rank 0, which waits for requests, by the membership."""
     rig = rigs(llama3, 4)
     failed: Future[BaseException] = Future()
     loop = EngineLoop(rig.engine, lambda _: None, failed.set_result)

@@ -16,14 +16,14 @@ def noise_of(seed: int, position: int, counters: list[int]) -> list[float]:
     return gumbel_noise(row_keys([seed], [position], CPU), torch.tensor(counters))[0].tolist()
 
 
-def test_known_answers() -> None:
-    """Values that must never change: a request's tokens hang on them, across releases and machines."""
+def test_noise_has_known_values() -> None:
+    """Values that must never change: a request's tokens depend on them, across releases and machines."""
     keys = row_keys([0, 1, 2**64 - 1], [0, 7, 131072], CPU)
     assert keys.tolist() == KNOWN_KEYS
     assert noise_of(42, 1000, [0, 1, 31999, 1 << 32]) == pytest.approx(KNOWN_NOISE, rel=1e-14)
 
 
-def test_equals_splitmix64_in_python_integers() -> None:
+def test_noise_equals_splitmix64_in_python_integers() -> None:
     seeds = [0, 1, 12345, 2**63 - 1, 2**63, 2**64 - 1]
     positions = [0, 1, 2, 4095, 131072, 2**31]
     counters = [0, 1, 127, 128, 50_000, 2**32, 2**32 + 999]
@@ -41,7 +41,7 @@ def test_a_number_depends_on_its_seed_position_and_counter_alone() -> None:
     assert torch.equal(gumbel_noise(keys[3:9], torch.arange(500, 777)), whole[3:9, 500:777])
 
 
-def test_is_gumbel_distributed() -> None:
+def test_noise_is_gumbel_distributed() -> None:
     noise = gumbel_noise(row_keys([3] * 200, list(range(200)), CPU), torch.arange(5000)).flatten()
     assert abs(float(noise.mean()) - EULER) < 5 * math.pi / math.sqrt(6) / 1000
     assert abs(float(noise.var()) - math.pi**2 / 6) < 0.02
@@ -60,7 +60,7 @@ def test_neighbouring_seeds_positions_and_counters_are_uncorrelated() -> None:
     assert float(correlation.abs().max()) < 5 / math.sqrt(len(counters))
 
 
-def test_is_finite_at_the_ends_of_the_range() -> None:
+def test_noise_is_finite_at_the_ends_of_the_range() -> None:
     noise = gumbel_noise(row_keys(list(range(64)), [0] * 64, CPU), torch.arange(100_000))
     assert bool(noise.isfinite().all())
     assert -3.6 < float(noise.min()) < -2.5

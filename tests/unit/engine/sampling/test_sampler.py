@@ -51,7 +51,7 @@ def any_request(draw: st.DrawFn, vocab_size: int) -> Request:
 
 @settings(max_examples=60)
 @given(data=st.data(), vocab_size=st.sampled_from(VOCAB_SIZES), seed=st.integers(0, 2**32), ties=st.booleans())
-def test_equals_the_plain_reference_for_any_options(
+def test_the_sampler_equals_the_reference_for_any_options(
     data: st.DataObject, vocab_size: int, seed: int, ties: bool
 ) -> None:
     requests = data.draw(st.lists(any_request(vocab_size), min_size=1, max_size=6))
@@ -94,14 +94,14 @@ def test_many_rows_draw_the_same_as_few() -> None:
         assert sample_ids(logits[start : start + 7], requests[start : start + 7]) == found[start : start + 7]
 
 
-def test_tokens_do_not_depend_on_history_beyond_its_length() -> None:
+def test_tokens_depend_only_on_the_length_of_the_history() -> None:
     logits = random_logits(1, 1000)
     fresh = make_request([1, 2, 3, 4], [], seed=9)
     moved = make_request([7], [8, 9, 10], seed=9)
     assert sample_ids(logits, [fresh]) == sample_ids(logits, [moved])
 
 
-def test_seeds_and_positions_matter() -> None:
+def test_draws_depend_on_seed_and_position() -> None:
     logits = torch.zeros(1, 5000)
     by_seed = {sample_ids(logits, [make_request(seed=seed)])[0] for seed in range(50)}
     by_position = {sample_ids(logits, [make_request([0] * (1 + n))])[0] for n in range(50)}
@@ -109,7 +109,7 @@ def test_seeds_and_positions_matter() -> None:
     assert len(by_position) > 45
 
 
-def test_known_answers() -> None:
+def test_tokens_have_known_values() -> None:
     """Tokens that must never change for given logits: flat, by blocks, and truncated with few and many candidates."""
     logits = (torch.arange(3000) * 7919 % 3000).float()[None].expand(4, -1) / 300
     options: list[dict[str, object]] = [{}, {"top_k": 40}, {"top_p": 0.97}, {"temperature": 0.8, "min_p": 0.05}]
@@ -134,7 +134,7 @@ def test_known_answers() -> None:
 )
 @pytest.mark.parametrize("num_draws", [4_000, slow_case(20_000)])
 def test_draws_follow_the_distribution(options: dict[str, object], num_draws: int) -> None:
-    """Chi-square of so many positions; the bound is exceeded by chance once in a million times."""
+    """Chi-square test over `num_draws` positions; the bound is exceeded by chance once in a million times."""
     vocab_size = 700
     logits = random_logits(1, vocab_size, spread=1.5)
     counts = np.zeros(vocab_size)
@@ -162,7 +162,7 @@ def test_one_seed_over_many_positions_follows_the_distribution() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 25
 
 
-def test_greedy_takes_the_first_of_the_largest() -> None:
+def test_greedy_breaks_ties_by_the_lowest_token_id() -> None:
     logits = torch.zeros(4, 128)
     logits[0, [7, 70]] = 3
     logits[1, [64, 65]] = 1
@@ -180,7 +180,7 @@ def test_greedy_equals_argmax() -> None:
         assert sample_ids(logits, [make_request(temperature=0)] * 50) == expected
 
 
-def test_a_row_with_nothing_allowed_does_no_harm_to_others() -> None:
+def test_a_row_without_allowed_tokens_does_not_affect_others() -> None:
     mixture: list[dict[str, object]] = [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}, {"top_k": 100, "top_p": 0.5}]
     for options in mixture:
         logits = random_logits(3, 200)
@@ -191,7 +191,7 @@ def test_a_row_with_nothing_allowed_does_no_harm_to_others() -> None:
         assert found[2:] == alone
 
 
-def test_survives_large_and_tiny_temperatures() -> None:
+def test_the_sampler_survives_large_and_tiny_temperatures() -> None:
     logits = random_logits(1, 500)
     best = int(logits.argmax())
     mixture: list[dict[str, object]] = [{}, {"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.1}]
@@ -200,7 +200,7 @@ def test_survives_large_and_tiny_temperatures() -> None:
         assert 0 <= sample_ids(logits * 1e6, [make_request(temperature=100, **options)])[0] < 500
 
 
-def test_logits_stay_as_they_are() -> None:
+def test_logits_are_not_modified() -> None:
     logits = random_logits(3, 300)
     before = logits.clone()
     requests = [make_request([4], [5], repetition_penalty=1.3, logit_bias={1: 5.0}, min_p=0.3, top_p=0.5, logprobs=2)]
@@ -208,11 +208,11 @@ def test_logits_stay_as_they_are() -> None:
     assert torch.equal(logits, before)
 
 
-def test_nothing_to_sample() -> None:
+def test_an_empty_batch_samples_nothing() -> None:
     assert Sampler(10, EOS).sample(torch.empty(0, 10), []) == []
 
 
-def test_refuses_shapes_that_do_not_fit() -> None:
+def test_mismatched_shapes_are_refused() -> None:
     sampler = Sampler(10, EOS)
     with pytest.raises(ValueError, match="2 requests x 10"):
         sampler.sample(torch.zeros(1, 10), [make_request()] * 2)
@@ -224,7 +224,7 @@ def test_refuses_shapes_that_do_not_fit() -> None:
         Sampler(4, EOS)
 
 
-def test_only_asked_rows_have_logprobs() -> None:
+def test_only_requests_with_logprobs_get_them() -> None:
     requests = [make_request(), make_request(logprobs=0), make_request(logprobs=2), make_request(temperature=0)]
     found: list[SampledToken] = Sampler(50, EOS).sample(random_logits(4, 50), requests)
     assert found[0].logprobs is None

@@ -55,12 +55,12 @@ def test_repetition_penalty_comes_after_bias_and_before_the_others() -> None:
         ({"min_tokens": 1, "stop_token_ids": frozenset([0])}, set()),
     ],
 )
-def test_stops_are_forbidden_until_min_tokens(options: dict[str, object], forbidden: set[int]) -> None:
+def test_stop_tokens_are_forbidden_until_min_tokens(options: dict[str, object], forbidden: set[int]) -> None:
     found = edit([0, 1, 2], [4], **options)
     assert {token for token, logit in enumerate(found) if logit == -float("inf")} == forbidden
 
 
-def test_a_mixed_batch_equals_row_by_row() -> None:
+def test_a_mixed_batch_equals_separate_rows() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(8, 50, generator=generator) * 3
     tokens = torch.randint(50, (8, 30), generator=generator).tolist()

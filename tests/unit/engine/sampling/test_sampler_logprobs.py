@@ -12,7 +12,7 @@ def random_logits(num_rows: int, vocab_size: int) -> torch.Tensor:
 
 
 def check(found: PositionLogprobs, logits: np.ndarray, token_id: int, num_top: int) -> None:
-    """Against a log-softmax in float64."""
+    """Compare logprobs with a log-softmax in float64."""
     logprobs = logits.astype(np.float64) - logits.max()
     logprobs -= np.log(np.exp(logprobs).sum())
     assert found.chosen.token_id == token_id
@@ -28,7 +28,7 @@ def check(found: PositionLogprobs, logits: np.ndarray, token_id: int, num_top: i
 
 @pytest.mark.parametrize("vocab_size", [5, 333, 4096])
 @pytest.mark.parametrize("ties", [False, True])
-def test_prompt_logprobs(vocab_size: int, ties: bool) -> None:
+def test_prompt_logprobs_equal_a_log_softmax(vocab_size: int, ties: bool) -> None:
     logits = random_logits(9, vocab_size)
     logits = logits.round() if ties else logits
     targets = torch.randint(vocab_size, (9,), generator=torch.Generator().manual_seed(2)).tolist()
@@ -39,7 +39,7 @@ def test_prompt_logprobs(vocab_size: int, ties: bool) -> None:
             check(found[row], logits[row].numpy(), target, min(num_top, vocab_size))
 
 
-def test_prompt_logprobs_take_a_tensor_of_targets() -> None:
+def test_prompt_logprobs_accept_a_tensor_of_targets() -> None:
     sampler, logits = Sampler(30, frozenset()), random_logits(3, 30)
     assert sampler.prompt_logprobs(logits, torch.tensor([4, 5, 6]), 2) == sampler.prompt_logprobs(logits, [4, 5, 6], 2)
 

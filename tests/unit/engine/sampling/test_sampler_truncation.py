@@ -33,7 +33,7 @@ def test_candidates_are_the_largest_logits(vocab_size: int, ties: bool) -> None:
 @pytest.mark.parametrize("vocab_size", [64, 700, 4096])
 @pytest.mark.parametrize("top_k", [0, 1, 10, 63, 64, 200])
 @pytest.mark.parametrize("top_p", [1.0, 0.99, 0.5, 1e-6])
-def test_thresholds_leave_what_sorting_leaves(vocab_size: int, ties: bool, top_k: int, top_p: float) -> None:
+def test_thresholds_keep_the_same_tokens_as_sorting(vocab_size: int, ties: bool, top_k: int, top_p: float) -> None:
     logits = random_logits(6, vocab_size, ties)
     params = make_request(top_k=top_k, top_p=top_p).sampling
     kept, num_after_top_k = zip(*(survivors(row, params) for row in logits.numpy()), strict=True)
@@ -44,7 +44,7 @@ def test_thresholds_leave_what_sorting_leaves(vocab_size: int, ties: bool, top_k
     masked = mask_truncated(logits, peak, counts, shares)
     assert torch.equal(masked > -1e30, expected)
     assert torch.equal(masked[expected], logits[expected])
-    # With few candidates the answer is the same, or is known to be incomplete.
+    # With few candidates the result is the same, or is known to be incomplete.
     total = integer_total(relative_weights(logits, peak))
     found = candidate_thresholds(find_candidates(logits, 64), peak, total, counts, shares, vocab_size)
     exact = ((logits >= found.logits) == expected).all(-1)

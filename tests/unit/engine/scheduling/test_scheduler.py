@@ -1,4 +1,4 @@
-"""The scheduler over random workloads on a model that notices every wrong block."""
+"""The scheduler over random workloads on a model that detects every wrong block."""
 
 import random
 
@@ -12,7 +12,7 @@ from tests.unit.engine.fake_model import VOCAB, reference
 from tests.unit.engine.scheduler_rig import BLOCK_SIZE, Rig
 
 
-def test_tokens_are_right_in_random_workloads() -> None:
+def test_random_workloads_produce_the_reference_tokens() -> None:
     for seed in range(30):
         rng = random.Random(seed)
         rig = Rig(num_blocks=rng.choice([26, 30, 60]))
@@ -55,7 +55,7 @@ def test_tokens_are_right_in_random_workloads() -> None:
         assert rig.scheduler.blocks.cache.pool.num_free == rig.num_blocks - 1
 
 
-def test_preemption_happens_and_changes_no_token() -> None:
+def test_preemption_changes_no_token() -> None:
     rig = Rig(num_blocks=16)
     prompts = [[number] * 7 for number in range(6)]
     for number, prompt in enumerate(prompts):
@@ -66,8 +66,8 @@ def test_preemption_happens_and_changes_no_token() -> None:
         assert rig.outputs[RequestId(f"{number}")] == reference(prompt, 40)
 
 
-def test_blocks_that_others_may_read_are_never_taken() -> None:
-    """A prompt for another worker: its blocks are announced as they fill, and stay as they are until it is let go."""
+def test_a_request_with_kept_blocks_is_never_preempted() -> None:
+    """A prefill for another worker announces its blocks as they fill, and keeps them until it is released."""
     rig = Rig(num_blocks=49)
     for number in range(6):
         rig.add(f"{number}", [number] * 8, 60)
@@ -110,7 +110,7 @@ def test_a_long_prompt_does_not_hold_up_decodes() -> None:
     rig.run_to_end()
 
 
-def test_priority_goes_first_and_arrival_decides_between_equals() -> None:
+def test_requests_run_in_order_of_priority_then_arrival() -> None:
     rig = Rig(config=EngineConfig(model="", block_size=BLOCK_SIZE, max_num_batched_tokens=16, max_num_seqs=1))
     order = []
     for name, priority in (("late", 5), ("first", 0), ("second", 0), ("urgent", -1)):
@@ -184,7 +184,7 @@ def test_an_id_is_refused_while_its_blocks_are_filled() -> None:
     assert rig.scheduler.blocks.cache.pool.num_free == rig.num_blocks - 1
 
 
-def test_ends() -> None:
+def test_a_request_ends_at_a_stop_token_or_at_max_tokens() -> None:
     rig = Rig()
     token = reference([1, 2, 3], 3)[2]
     for name, sampling, expected in (
@@ -211,7 +211,7 @@ def test_the_context_length_ends_a_request() -> None:
     ("prompt", "max_tokens", "message"),
     [([], 1, "at least one token"), ([1] * 100, 1, "context of 100"), ([1] * 60, 40, "blocks of KV")],
 )
-def test_what_could_never_run_is_refused(prompt: list[int], max_tokens: int, message: str) -> None:
+def test_a_request_that_can_never_run_is_refused(prompt: list[int], max_tokens: int, message: str) -> None:
     rig = Rig(num_blocks=20)
     with pytest.raises(InvalidRequest, match=message):
         rig.add("bad", prompt, max_tokens)
@@ -230,7 +230,7 @@ def test_the_queue_is_bounded_and_ids_are_unique() -> None:
     rig.run_to_end()
 
 
-def test_requests_computed_elsewhere_do_not_keep_others_out() -> None:
+def test_receiving_requests_do_not_block_local_ones() -> None:
     rig = Rig(num_blocks=60)
     for number in range(20):
         rig.add(f"elsewhere {number}", [number] * 6, 4, receives_kv=True)

@@ -19,14 +19,14 @@ STEP_S, SEQUENCE_S, TOKENS_PER_S = 0.01, 0.0001, 20_000.0
 Draw = Callable[[random.Random], StepWork]
 
 
-def learnt(draw: Draw, num_steps: int = 400, noise: float = 0.1, held_up_every: int = 0) -> StepRates:
-    """From steps of the linear model, each longer or shorter by chance, some of them held up for long."""
+def estimated_rates(draw: Draw, num_steps: int = 400, noise: float = 0.1, delayed_every: int = 0) -> StepRates:
+    """Return the rates estimated from noisy steps of the linear model; some steps take 30 times as long."""
     rng, times = random.Random(1), StepTimes()
     for number in range(num_steps):
         work = draw(rng)
         step_s = STEP_S + SEQUENCE_S * work.num_sequences + work.num_prompt_tokens / TOKENS_PER_S
         step_s *= 1 + noise * rng.uniform(-1, 1)
-        times.add(work, step_s * (30 if held_up_every and number % held_up_every == 0 else 1))
+        times.add(work, step_s * (30 if delayed_every and number % delayed_every == 0 else 1))
     return times.rates()
 
 
@@ -34,34 +34,34 @@ def mixed(rng: random.Random) -> StepWork:
     return StepWork(rng.randint(1, 60), rng.choice([0, 0, 0, rng.randint(1, 2000)]))
 
 
-@pytest.mark.parametrize("held_up_every", [0, 37])
-def test_mixed_steps_tell_all_terms(held_up_every: int) -> None:
-    rates = learnt(mixed, held_up_every=held_up_every)
+@pytest.mark.parametrize("delayed_every", [0, 37])
+def test_mixed_steps_determine_all_terms(delayed_every: int) -> None:
+    rates = estimated_rates(mixed, delayed_every=delayed_every)
     assert rates.prefill_tokens_per_s == pytest.approx(TOKENS_PER_S, rel=0.05)
     assert rates.decode_step_s == pytest.approx(STEP_S + SEQUENCE_S, rel=0.1)
     assert rates.decode_sequence_s == pytest.approx(SEQUENCE_S, rel=0.25)
 
 
-def test_prompts_alone_tell_their_rate_and_what_is_fixed() -> None:
-    rates = learnt(lambda rng: StepWork(0, rng.randint(1, 2048)))
+def test_prompts_alone_determine_the_prefill_rate_and_the_fixed_time() -> None:
+    rates = estimated_rates(lambda rng: StepWork(0, rng.randint(1, 2048)))
     assert rates.prefill_tokens_per_s == pytest.approx(TOKENS_PER_S, rel=0.05)
     assert rates.decode_step_s == pytest.approx(STEP_S, rel=0.1)
 
 
-def test_equal_long_prompts_are_paid_by_the_token() -> None:
-    rates = learnt(lambda rng: StepWork(0, 2048))
+def test_equal_long_prompts_are_attributed_to_the_token_rate() -> None:
+    rates = estimated_rates(lambda rng: StepWork(0, 2048))
     predicted_s = rates.decode_step_s + 2048 / rates.prefill_tokens_per_s
     assert predicted_s == pytest.approx(STEP_S + 2048 / TOKENS_PER_S, rel=0.05)
     assert 0.8 * TOKENS_PER_S < rates.prefill_tokens_per_s < TOKENS_PER_S
 
 
-def test_equal_decodes_are_paid_by_the_step() -> None:
-    rates = learnt(lambda rng: StepWork(20, 0))
+def test_equal_decodes_are_attributed_to_the_step_time() -> None:
+    rates = estimated_rates(lambda rng: StepWork(20, 0))
     assert rates.decode_step_s == pytest.approx(STEP_S + 20 * SEQUENCE_S, rel=0.05)
     assert rates.decode_sequence_s < SEQUENCE_S
 
 
-def test_a_long_spell_of_decodes_does_not_make_prompts_forgotten() -> None:
+def test_the_prefill_rate_survives_many_decode_steps() -> None:
     times = StepTimes()
     for num_tokens in (256, 512, 1024, 2048):
         times.add(StepWork(0, num_tokens), STEP_S + num_tokens / TOKENS_PER_S)
@@ -71,7 +71,7 @@ def test_a_long_spell_of_decodes_does_not_make_prompts_forgotten() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_prompts_of_many_chunks_tell_their_rate_all_the_time(seed: int) -> None:
+def test_the_prefill_rate_is_stable_over_prompts_of_many_chunks(seed: int) -> None:
     """Late chunks take much longer with fewer tokens, since more and more sequences decode in the same step."""
     rng, times, rates = random.Random(seed), StepTimes(), []
     num_steps, chunk_budget, token_s = 20, 512, 1 / TOKENS_PER_S
@@ -92,7 +92,7 @@ def test_prompts_of_many_chunks_tell_their_rate_all_the_time(seed: int) -> None:
     assert 0.6 * mean_rate < min(rates) < max(rates) < 2 * mean_rate
 
 
-def test_a_change_of_speed_is_learnt() -> None:
+def test_rates_follow_a_change_of_speed() -> None:
     times, rng = StepTimes(), random.Random(2)
     for factor in (1, 3):
         for _ in range(600):
@@ -103,10 +103,10 @@ def test_a_change_of_speed_is_learnt() -> None:
     assert times.rates().decode_step_s == pytest.approx(3 * STEP_S, rel=0.1)
 
 
-def test_nothing_is_said_of_what_was_never_seen() -> None:
+def test_rates_without_enough_samples_are_zero() -> None:
     assert StepTimes().rates() == StepRates()
-    assert learnt(lambda rng: StepWork(3, 0)).prefill_tokens_per_s == 0
-    assert learnt(lambda rng: StepWork(0, rng.randint(1, 20))).prefill_tokens_per_s == 0  # too few to estimate
+    assert estimated_rates(lambda rng: StepWork(3, 0)).prefill_tokens_per_s == 0
+    assert estimated_rates(lambda rng: StepWork(0, rng.randint(1, 20))).prefill_tokens_per_s == 0  # too few to estimate
 
 
 def test_no_term_is_ever_negative() -> None:
@@ -117,7 +117,7 @@ def test_no_term_is_ever_negative() -> None:
         assert min(rates.prefill_tokens_per_s, rates.decode_step_s, rates.decode_sequence_s) >= 0
 
 
-def test_an_engine_learns_from_what_its_steps_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_records_the_work_of_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[StepWork] = []
     monkeypatch.setattr(StepTimes, "add", lambda times, work, step_s: seen.append(work))
     model = make_checkpoint("qwen3", tmp_path)
@@ -131,7 +131,7 @@ def test_an_engine_learns_from_what_its_steps_computed(tmp_path: Path, monkeypat
     assert engine.stats().num_prefilled_tokens == 40
 
 
-def test_a_schedule_is_sequences_and_prompt_tokens() -> None:
+def test_step_work_counts_sequences_and_prompt_tokens() -> None:
     request = Request(RequestId("r"), list(range(50)), 40, SamplingParams(max_tokens=5))
     scheduled = [ScheduledRequest.of(request, 1), ScheduledRequest.of(request, 1), ScheduledRequest.of(request, 30)]
     assert StepWork.of(scheduled) == StepWork(2, 30, sum(range(1, 31)))
