@@ -23,7 +23,7 @@ from baton.doctor.report import Section
 from baton.doctor.worker import ExaminedWorker, examine_worker, probe_link
 from baton.process.states import ProcessReport, process_reports
 from baton.rpc.peers import Channels
-from baton.rpc.router_client import ServerError, check, connect
+from baton.rpc.router_client import ServerError, check, connect, json_body
 from baton.rpc.tls import Security
 
 READ_TIMEOUT_S = 10.0
@@ -59,8 +59,8 @@ def examine_cluster(router: RouterAddress, max_links: int, on_progress: OnProgre
         with connect(url, READ_TIMEOUT_S, router.api_key, router.https) as client:
             response = client.get("/workers")
             check(response)
-            content: object = response.json()
-    except (httpx.TransportError, ServerError, ValueError) as error:
+            content = json_body(response)
+    except (httpx.TransportError, ServerError) as error:
         remedy = "pass the router's URL as --url, and check that `baton status` reaches it"
         return [Section("router", [failure("router-unreachable", f"{url}: {error}", remedy)])]
     match content:

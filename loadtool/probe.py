@@ -89,5 +89,5 @@ def _unreachable(url: str, error: Exception) -> str:
 def _json(answer: httpx.Response) -> object:
     try:
         return answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

@@ -1,8 +1,10 @@
 """A child process on this machine: its progress, its log, its end."""
 
 import asyncio
+import errno
 import os
 import signal
+import stat
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Mapping
 from contextlib import nullcontext, suppress
@@ -26,6 +28,7 @@ class ProcessSpec:
     log_path: Path | None  # None: inherits our standard output and error
     env: Mapping[str, str] = field(default_factory=dict)  # in addition to our environment
     has_own_session: bool = True  # a terminal's Ctrl-C or a kill of our process group does not reach it
+    private_dir: Path | None = None  # for its Unix sockets; made again before a start if it was removed
     heartbeat_timeout_s: float = 0.0  # its supervisor ends it after this long without a heartbeat; 0: it sends none
 
 
@@ -50,6 +53,8 @@ class ChildProcess:
     @classmethod
     async def start(cls, spec: ProcessSpec) -> "ChildProcess":
         """Start the process. Raises OSError if it cannot be started."""
+        if spec.private_dir is not None:
+            make_private_dir(spec.private_dir)
         progress_read, progress_write = os.pipe()
         try:
             lifeline_read, lifeline_write = os.pipe()
@@ -144,6 +149,19 @@ class ChildProcess:
                 os.killpg(self.pid, signal.SIGKILL)
         else:
             self._process.kill()
+
+
+def make_private_dir(path: Path) -> None:
+    """Make a directory that only this user can enter, unless it exists.
+
+    Raises OSError if it cannot be made, or if the path is another user's: in /tmp, any user can take a free name.
+    """
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise FileExistsError(errno.EEXIST, "it is not a directory of this user; remove it", str(path)) from None
 
 
 def describe_exit(status: int) -> str:

@@ -98,8 +98,8 @@ def parse_progress(line: bytes) -> Progress:
     """Return the message in one line of the pipe. Raises ProgressError if it is none."""
     try:
         message = json.loads(line)
-    except ValueError as error:
-        raise ProgressError(f"not JSON: {line!r}") from error
+    except (ValueError, RecursionError) as error:
+        raise ProgressError(f"not JSON: {line[:MAX_MESSAGE_CHARS]!r}") from error
     match message:
         case {"stage": "loading", "fraction": int() | float() as fraction} if 0 <= fraction <= 1:
             return Loading(float(fraction))

@@ -6,7 +6,13 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
+
+from baton.settings.regular_file import open_regular
+
+State = Literal["starting", "ready", "waiting"]  # waiting: for its next start
+MAX_FILE_BYTES = 1 << 20  # a process has less than 1 KiB
+MAX_NUMBER = 2**53  # floats represent all integers below, and JSON encoders accept them
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +20,7 @@ class ProcessState:
     """A process over its restarts; times are in seconds since 1970."""
 
     name: str
-    state: Literal["starting", "ready", "waiting"] = "starting"  # waiting: for its next start
+    state: State = "starting"
     pid: int | None = None
     num_restarts: int = 0
     num_deaths: int = 0  # in a row
@@ -45,11 +51,40 @@ def write_states(path: Path, states: Iterable[ProcessState]) -> None:
 
 
 def read_states(path: Path) -> list[ProcessState]:
-    """Return the states in a file; none without a supervisor, or after it has ended."""
+    """Return the states in a file; none without a supervisor, after it has ended, or if the file is damaged."""
     try:
-        return [ProcessState(**state) for state in json.loads(path.read_bytes())]
-    except (OSError, ValueError, TypeError):
+        with open_regular(path) as file:
+            content = file.read(MAX_FILE_BYTES)
+        states = [ProcessState(**state) for state in json.loads(content)]
+    except (OSError, ValueError, TypeError, RecursionError):
         return []
+    return states if all(map(_is_valid, states)) else []
+
+
+def _is_valid(state: ProcessState) -> bool:
+    """Return whether the values from a file have the types of their fields."""
+    numbers = (state.ended_at_s, state.next_start_at_s)
+    return (
+        _is_text(state.name)
+        and state.state in get_args(State)
+        and (state.pid is None or _is_count(state.pid))
+        and _is_count(state.num_restarts)
+        and _is_count(state.num_deaths)
+        and (state.last_end is None or _is_text(state.last_end))
+        and all(each is None or (_is_number(each) and abs(each) < MAX_NUMBER) for each in numbers)
+    )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)  # no lone surrogate
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and _is_number(value) and 0 <= value < MAX_NUMBER
 
 
 RECENT_S = 600.0

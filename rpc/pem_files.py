@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from baton.rpc.background_check import BackgroundCheck
+from baton.settings.regular_file import open_regular
+
 
 def load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
     """Load a certificate and its key. Raises OSError for files that cannot be read or do not match."""
     for path in (cert, key):
-        Path(path).open("rb").close()  # OpenSSL's error does not name the file
+        open_regular(path).close()  # OpenSSL's error does not name the file, and it would wait for a FIFO
 
     def no_password() -> str:
         raise OSError(f"{key} is encrypted; a server needs a key without a password")
@@ -25,7 +28,7 @@ def load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
 
 def load_authorities(context: ssl.SSLContext, path: str) -> None:
     """Load the certificate authorities to trust. Raises OSError for a file without any."""
-    Path(path).open("rb").close()
+    open_regular(path).close()
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
@@ -50,25 +53,32 @@ class FileWatch(Generic[T]):
         self._make = make
         self._stamp = self._logged_stamp = _stamp(paths)
         self._value = make()
+        self._check = BackgroundCheck(what, self._renew)
 
     def look(self) -> T:
-        """Return the value of the current files, or the previous one while they do not match, as in mid-change."""
+        """Return the value of the current files.
+
+        Returns the previous one while they do not match, as in mid-change, or while a read of them hangs. Thread-safe.
+        """
+        self._check.run()
+        return self._value
+
+    def _renew(self) -> None:
         stamp = _stamp(self._paths)
         if stamp == self._stamp:
-            return self._value
+            return
         try:
             value = self._make()
         except OSError as error:
             if stamp != self._logged_stamp:
                 logger.warning("%s changed and cannot be read; keeping the previous ones: %s", self._what, error)
                 self._logged_stamp = stamp
-            return self._value  # the next look tries again: the cause may be a lack of file descriptors
+            return  # the next look tries again: the cause may be a lack of file descriptors
         self._stamp = stamp
         if value != self._value:
             self._value = value
             self.version += 1
             logger.info("%s were replaced", self._what)
-        return self._value
 
 
 def _stamp(paths: Sequence[str]) -> Stamp:

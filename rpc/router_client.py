@@ -6,10 +6,11 @@ import click
 import httpx
 
 CONNECT_TIMEOUT_S = 5.0
+MAX_ERROR_CHARS = 500
 
 
 class ServerError(Exception):
-    """An error response; the text is the server's."""
+    """An error response, with the server's text, or a response without the expected content."""
 
 
 def connect(
@@ -37,18 +38,27 @@ def unreachable(url: str, error: httpx.TransportError) -> click.ClickException:
     return click.ClickException(f"no server answers at {url} ({error}); start one with `baton serve`, or set --url")
 
 
+def json_body(response: httpx.Response) -> object:
+    """Return the JSON value in a response. Raises ServerError if it has none, or one that is nested too deeply."""
+    try:
+        value: object = response.json()
+    except (ValueError, RecursionError) as error:
+        raise ServerError(f"the response is not JSON: {response.text[:MAX_ERROR_CHARS]!r}") from error
+    return value
+
+
 def check(response: httpx.Response) -> None:
     """Raise ServerError for an error status, with the message of OpenAI's error shape or else the response's text."""
     if response.is_success:
         return
     response.read()
     try:
-        content = response.json()
-    except ValueError:
+        content = json_body(response)
+    except ServerError:
         content = None
     match content:
         case {"error": {"message": str() as message}} | {"message": str() as message} | {"detail": str() as message}:
             pass
         case _:
-            message = response.text[:500].strip() or response.reason_phrase
+            message = response.text[:MAX_ERROR_CHARS].strip() or response.reason_phrase
     raise ServerError(f"{response.status_code}: {message}")

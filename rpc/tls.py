@@ -7,13 +7,13 @@ Open connections keep the certificates with which they began.
 
 import ssl
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import grpc
 
 from baton.rpc.grpc_options import CHANNEL_OPTIONS
 from baton.rpc.pem_files import FileWatch, load_authorities, load_pair
+from baton.settings.regular_file import read_regular
 from baton.settings.values import OptionError
 
 
@@ -126,4 +126,4 @@ def _read(files: TlsFiles) -> _Pems:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     load_pair(context, files.cert, files.key)
     load_authorities(context, files.ca)
-    return _Pems(*(Path(name).read_bytes() for name in (files.cert, files.key, files.ca)))
+    return _Pems(*(read_regular(name) for name in (files.cert, files.key, files.ca)))

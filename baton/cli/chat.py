@@ -13,7 +13,7 @@ from baton.cli.display.chat_stream import Message, ask
 from baton.cli.options.https_flags import https_flags
 from baton.cli.options.model_argument import model_argument
 from baton.cli.options.server import key_flag, url_flag
-from baton.rpc.router_client import ServerError, check, connect, unreachable
+from baton.rpc.router_client import ServerError, check, connect, json_body, unreachable
 
 HELP = "/clear starts a new conversation, /exit quits, Ctrl-C stops a response."
 
@@ -99,7 +99,7 @@ def command(
 def _first_model(client: httpx.Client) -> str:
     response = client.get("/v1/models")
     check(response)
-    match response.json():
+    match json_body(response):
         case {"data": [{"id": str() as name}, *_]}:
             return name
     raise ServerError("the server lists no models")

@@ -15,7 +15,7 @@ from baton.cli.display.status_table import status_table, transport_lines, worker
 from baton.cli.options.https_flags import https_flags
 from baton.cli.options.server import key_flag, url_flag
 from baton.process.states import process_reports
-from baton.rpc.router_client import ServerError, check, connect, unreachable
+from baton.rpc.router_client import ServerError, check, connect, json_body, unreachable
 
 READ_TIMEOUT_S = 10.0
 
@@ -58,8 +58,7 @@ def command(
 def _fetch(client: httpx.Client) -> object:
     response = client.get("/workers")
     check(response)
-    content: object = response.json()
-    return content
+    return json_body(response)
 
 
 def _render(content: object, url: str, width: int) -> RenderableType:

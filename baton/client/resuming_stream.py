@@ -171,32 +171,55 @@ class ResumingStream:
 
 
 def _asks_for_stream(body: bytes) -> bool:
-    try:
-        fields = json.loads(body)
-    except ValueError:
-        return False
+    fields = _json(body)
     return isinstance(fields, dict) and fields.get("stream") is True
 
 
 def _error_of(event: Event) -> dict[str, Any] | None:
     if event.data is None or not event.data.startswith(b'{"error"'):
         return None
-    error = json.loads(event.data)["error"]
-    return error if isinstance(error, dict) else {"message": error}
+    match _json(event.data):
+        case {"error": dict() as error}:
+            return error
+        case {"error": error}:
+            return {"message": error}
+    return None
 
 
 def _code_of(response: httpx.Response) -> object:
     """Return the error code of a router's response; None if it is not an error, or not a router's."""
-    try:
-        return response.json()["error"]["code"] if response.is_error else None
-    except (ValueError, KeyError, TypeError):
-        return None
+    match _json(response.content) if response.is_error else None:
+        case {"error": {"code": code}}:
+            return code
+    return None
 
 
 def _finished_completions(event: Event) -> set[int]:
     if event.data is None or not FINISH.search(event.data):
         return set()
-    return {int(choice["index"]) for choice in json.loads(event.data)["choices"] if choice["finish_reason"]}
+    match _json(event.data):
+        case {"choices": list() as choices}:
+            pass
+        case _:
+            return set()  # not a router's event
+    return {index for choice in choices if (index := _finished_index(choice)) is not None}
+
+
+def _finished_index(choice: object) -> int | None:
+    """Return the index of a choice of an event if it has finished."""
+    match choice:
+        case {"index": int() as index, "finish_reason": str()}:
+            return index
+    return None
+
+
+def _json(text: bytes) -> object:
+    """Return the JSON value; None for other texts, and for values that are nested too deeply."""
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value
 
 
 def _retry_after_s(response: httpx.Response) -> float:

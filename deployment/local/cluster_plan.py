@@ -78,12 +78,18 @@ class ClusterPlan:
         env = {"OMP_NUM_THREADS": str(num_threads)} if num_threads is not None else {}
         env |= ALLOCATOR
         words = [*WORKER_COMMANDS[worker.role], *_common(self.log_level), *flags_of(worker)]
-        return _spec(worker.worker_id, words, log_dir, env)
+        return replace(_spec(worker.worker_id, words, log_dir, env), private_dir=_parent(worker.uds))
 
 
 def rendezvous_spec(config: RendezvousConfig, log_dir: Path, log_level: str) -> ProcessSpec:
     """Return the process of a rendezvous."""
-    return _spec(RENDEZVOUS, ["baton.membership.rendezvous", *_common(log_level), *flags_of(config)], log_dir, {})
+    words = ["baton.membership.rendezvous", *_common(log_level), *flags_of(config)]
+    return replace(_spec(RENDEZVOUS, words, log_dir, {}), private_dir=_parent(config.uds))
+
+
+def _parent(uds: str | None) -> Path | None:
+    """Return the directory of a Unix socket."""
+    return None if uds is None else Path(uds).parent
 
 
 def _common(log_level: str) -> list[str]:

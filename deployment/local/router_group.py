@@ -140,4 +140,5 @@ def _spec(config: RouterConfig, log_level: str) -> ProcessSpec:
     # -P: do not import from the current directory, which may have a package with the same name.
     argv = (sys.executable, "-P", "-m", "baton.router", f"--log-level={log_level}", *flags_of(config))
     name, env = f"router-{config.process}", {"PYTHONUNBUFFERED": "1", **secrets}
-    return ProcessSpec(name, argv, None, env, heartbeat_timeout_s=config.heartbeat_timeout_s)
+    directory = None if config.group_dir is None else Path(config.group_dir)
+    return ProcessSpec(name, argv, None, env, private_dir=directory, heartbeat_timeout_s=config.heartbeat_timeout_s)

@@ -9,6 +9,7 @@ import httpx
 from baton.deployment.local.cluster_config import ClusterSettings
 from baton.deployment.local.events import ServingWorker
 from baton.router.auth.api_key import hidden, new_key
+from baton.rpc.router_client import ServerError, json_body
 from baton.settings.values import Value
 
 END_TIMEOUT_S = 0.5  # for the last request to a router that is about to shut down
@@ -36,7 +37,7 @@ def router_client(key: str | None) -> httpx.AsyncClient:
 async def view_router(client: httpx.AsyncClient, url: str) -> RouterView | None:
     """Return the router's current view; None if it does not respond."""
     try:
-        body = (await client.get(f"{url}/workers")).raise_for_status().json()
+        body: Any = json_body((await client.get(f"{url}/workers")).raise_for_status())
         router, workers = body["router"], [each for each in body["workers"] if each["state"] == "ready"]
         return RouterView(
             is_ready=bool(router["ready"]),
@@ -44,8 +45,8 @@ async def view_router(client: httpx.AsyncClient, url: str) -> RouterView | None:
             addresses={worker["worker_id"]: worker["address"] for worker in workers},
             workers=tuple(map(_worker, workers)),
         )
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):  # it does not listen yet, or another program does
-        return None
+    except (httpx.HTTPError, ServerError, ValueError, KeyError, TypeError):
+        return None  # it does not listen yet, or another program does
 
 
 async def num_open_requests(client: httpx.AsyncClient, url: str) -> int | None:

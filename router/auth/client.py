@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 from baton.router.auth.api_key import ApiKey, digest_of
@@ -11,6 +12,7 @@ from baton.router.auth.cache_secret import CacheSecret, Tenant
 from baton.router.auth.key_meter import NOTHING, KeyMeter
 from baton.router.auth.keys_file import InvalidKeysFile, KeysFile
 from baton.router.request_context import INT32_MAX
+from baton.rpc.background_check import BackgroundCheck
 from baton.rpc.status import Unauthenticated
 
 logger = logging.getLogger(__name__)
@@ -94,7 +96,8 @@ class KeyRing:
     """Clients by the digests of their keys. Not thread-safe.
 
     Each lookup checks the file for changes, at most once a second, so a removed key is refused within a second. The
-    file is read synchronously: a thousand keys take some 100 ms, once per change.
+    lookup waits for the check up to `background_check.MAX_WAIT_S`: a thousand keys take some 100 ms, once per change.
+    If the file's file system hangs, the keys are unchanged until it responds.
     """
 
     def __init__(
@@ -109,38 +112,42 @@ class KeyRing:
         Raises InvalidKeysFile.
         """
         self._keys = tuple(keys)
-        self._file = file
+        self._check = None if file is None else BackgroundCheck("API keys", partial(self._read_if_changed, file))
         self._secret = secret
         self._clock = clock
         self._meters: dict[str, KeyMeter] = {}  # by the keys' names
         self._clients: dict[bytes, Client] = {}
         self._checked_s = clock()
-        self._take(file.read() if file is not None else ())
+        self._in_file: Sequence[ApiKey] = [] if file is None else file.read()  # replaced by the check's thread
+        self._in_use: Sequence[ApiKey] = self._in_file  # the version in `_clients`
+        self._take(self._in_file)
 
     def __len__(self) -> int:
         return len(self._clients)
 
     def find(self, digest: bytes) -> Client | None:
         """Return the client with the key of this digest; None if it is unknown or expired."""
-        if self._file is not None and self._clock() - self._checked_s >= CHECK_INTERVAL_S:
-            self._reload_if_changed(self._file)
+        if self._check is not None and self._clock() - self._checked_s >= CHECK_INTERVAL_S:
+            self._checked_s = self._clock()
+            self._check.run()
+        if (in_file := self._in_file) is not self._in_use:
+            self._in_use = in_file
+            self._take(in_file)
+            logger.info("%d API keys are in use now", len(self))
         client = self._clients.get(digest)
         if client is None or client.key is None:
             return None
         expires_s = client.key.expires_s
         return client if expires_s is None or time.time() < expires_s else None
 
-    def _reload_if_changed(self, file: KeysFile) -> None:
-        """Reload the file if it has changed. An invalid file leaves the keys unchanged."""
-        self._checked_s = self._clock()
+    def _read_if_changed(self, file: KeysFile) -> None:
+        """Read the file if it has changed. An invalid file leaves the keys unchanged. Called in the check's thread."""
         if not file.has_changed():
             return
         try:
-            self._take(file.read())
+            self._in_file = file.read()
         except InvalidKeysFile as error:
             logger.error("the API keys are unchanged: %s", error)
-        else:
-            logger.info("%d API keys are in use now", len(self))
 
     def _take(self, keys: Iterable[ApiKey]) -> None:
         """Replace the file's keys. The counts of a key continue under its name."""

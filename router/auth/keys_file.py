@@ -24,6 +24,7 @@ from baton.router.request_context import INT32_MAX
 from baton.settings.config_file import BAD_SCALAR, build, check_section
 from baton.settings.names import NAME_RULE, is_name
 from baton.settings.options import described, option, options_of
+from baton.settings.regular_file import open_regular
 from baton.settings.values import OptionError
 
 try:
@@ -71,13 +72,14 @@ class KeysFile:
         return self._stat() != self._signature
 
     def read(self) -> list[ApiKey]:
-        """Read the keys. Raises InvalidKeysFile; an invalid file counts as read, too."""
+        """Read the keys. Raises InvalidKeysFile; an invalid file counts as read, too, unless it can be read later."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 self._signature = _signature(os.fstat(file.fileno()))
                 text = file.read()
         except OSError as error:
-            self._signature = self._stat()
+            if not isinstance(error, BlockingIOError):  # that one has a lease, which its holder will release
+                self._signature = self._stat()
             raise InvalidKeysFile(f"cannot read {self.path}: {error.strerror}") from None
         return read_keys(text, str(self.path))
 

@@ -14,7 +14,14 @@ from baton.router.dispatch.attempt import AttemptTimes, RetryBudget, make_comman
 from baton.router.errors import Draining, HandedOff, NoWorker, WorkerLost
 from baton.router.generation import Generation
 from baton.router.metrics.metrics import RouterMetrics
-from baton.router.policy.cluster import ClusterSnapshot, ImpossiblePlan, Plan, RoutedRequest, find_candidates
+from baton.router.policy.cluster import (
+    ClusterSnapshot,
+    ImpossiblePlan,
+    NoPrefiller,
+    Plan,
+    RoutedRequest,
+    find_candidates,
+)
 from baton.router.policy.estimates import OutputLength, ReuseShare
 from baton.router.policy.policy import Policy
 from baton.router.workers.load import LoadShare
@@ -177,6 +184,10 @@ class Dispatcher:
                 break
             except (NoWorker, ImpossiblePlan) as error:
                 if isinstance(error, ImpossiblePlan) and not progress.attempt:
+                    if isinstance(error, NoPrefiller) and self._pool.expects_prefiller(
+                        error.fingerprints, progress.routed.num_tokens
+                    ):
+                        raise NoWorker(f"{error} now") from error
                     raise  # a lost worker may come back, but an unknown one will not
                 left_s = deadline_s - asyncio.get_running_loop().time()
                 if left_s <= 0 and isinstance(error, ImpossiblePlan) and progress.failure is not None:

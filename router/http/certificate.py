@@ -6,10 +6,10 @@ current ones. Established connections are unaffected.
 
 import ssl
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from baton.router.config import RouterConfig
 from baton.rpc.pem_files import FileWatch, load_authorities, load_pair
+from baton.settings.regular_file import read_regular
 from baton.settings.values import OptionError
 
 
@@ -65,7 +65,7 @@ def make_certificate(config: RouterConfig) -> Certificate | None:
 
 def _load(files: HttpsFiles) -> _Loaded:
     """Raises OSError."""
-    contents = [Path(path).read_bytes() for path in files.paths]
+    contents = [read_regular(path) for path in files.paths]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     load_pair(context, files.certfile, files.keyfile)

@@ -151,6 +151,15 @@ class ImpossiblePlan(InvalidRequest):
     """The hints name an unknown worker, or a plan that the workers cannot serve."""
 
 
+class NoPrefiller(ImpossiblePlan):
+    """The plan is remote and leaves the prefill worker open, but none that takes requests now fits a decode worker."""
+
+    def __init__(self, message: str, fingerprints: frozenset[str]) -> None:
+        """`fingerprints`: of the decode workers that can receive KV; empty if there is none."""
+        super().__init__(message)
+        self.fingerprints = fingerprints
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """Possible workers: at least one decode worker, and at least one plan for each."""
@@ -213,8 +222,10 @@ def _hinted(
         able = [decode for decode in decoders if candidates.prefillers_for(decode)]
         if not able:
             names = ", ".join(decode.worker_id for decode in decoders[:4])
-            through = hints.prefill_worker or "any prefill worker"
-            raise ImpossiblePlan(f"the plan is remote, but {through} cannot prefill for {names}")
+            if hints.prefill_worker is not None:
+                raise ImpossiblePlan(f"the plan is remote, but {hints.prefill_worker} cannot prefill for {names}")
+            fingerprints = frozenset(each.fingerprint for each in decoders if each.role is not WorkerRole.BOTH)
+            raise NoPrefiller(f"the plan is remote, but no prefill worker can prefill for {names}", fingerprints)
         candidates = Candidates(able, prefillers, plan)
     return candidates
 

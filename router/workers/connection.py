@@ -95,6 +95,7 @@ class WorkerConnection:
         self.address = address
         self.state = ConnectionState.CONNECTING
         self.description: WorkerDescription | None = None  # of the current incarnation; None: not connected
+        self.last_description: WorkerDescription | None = None  # the same, but kept when the connection is lost
         self.load = LoadEstimate()
         self.attach: AttachStream | None = None
         self.reached_s = 0.0  # time of the first report of this incarnation, on the monotonic clock
@@ -182,6 +183,19 @@ class WorkerConnection:
             return None
         return self.load.snapshot(description, ROLES[description.role])
 
+    def may_prefill_later(self, fingerprints: frozenset[str], num_tokens: int) -> bool:
+        """Return whether the worker takes no requests now, and may later prefill `num_tokens` for these fingerprints.
+
+        A worker that returns is assumed to be as before. A given address that was never reached may have any worker.
+        """
+        if self.state is ConnectionState.READY:
+            return False
+        last = self.last_description
+        if last is None:
+            return self.address in self._given
+        can_prefill = ROLES[last.role] is not WorkerRole.DECODE and last.max_model_len > num_tokens
+        return can_prefill and last.fingerprint in fingerprints
+
     def as_source(self) -> WorkerSnapshot | None:
         """Return the worker's snapshot as a prefix source, draining or not; None if it is unavailable."""
         description = self.description
@@ -198,7 +212,7 @@ class WorkerConnection:
                 raise WorkerLost(f"the worker at {self.address} has the unknown role {description.role}")
             self._check(self.address, description)
             self.load = LoadEstimate()
-            self.description = description
+            self.description = self.last_description = description
             self._changed()
             if self._stranger is not None:
                 self._stranger.answered()

@@ -212,6 +212,12 @@ class WorkerPool:
         """Return the maximum prompt plus output of any ready decode worker; None if none is ready."""
         return self._current().max_model_len
 
+    def expects_prefiller(self, fingerprints: frozenset[str], num_tokens: int) -> bool:
+        """Return whether a worker that takes no requests now may later prefill `num_tokens` for these fingerprints."""
+        if not fingerprints:
+            return False
+        return any(each.may_prefill_later(fingerprints, num_tokens) for each in self._connections.values())
+
     def is_ambiguous(self, worker_id: str) -> bool:
         """Return whether several connected workers have this id."""
         return worker_id in self._current().same_ids

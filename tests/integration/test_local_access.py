@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import stat
 import sys
@@ -200,3 +201,20 @@ async def test_no_log_no_page_and_no_command_line_has_a_key_or_the_secret(served
     assert len(logs) == 4  # the console's, the router's and two workers'
     for text in (*pages, *lines, *logs):
         assert not [each for each in secret if each in text]
+
+
+async def test_a_worker_that_dies_after_its_sockets_were_removed_serves_again(served: Served) -> None:
+    rows = {row["worker_id"]: Path(row["address"].removeprefix("unix:")) for row in await served.workers()}
+    directory = rows["decode-0"].parent
+    shutil.rmtree(directory)
+    [worker] = [each for each in served.process.children() if "--worker-id=decode-0" in each.cmdline()]
+    worker.kill()
+    async with asyncio.timeout(DEADLINE_S):
+        while not rows["decode-0"].exists() or _connect(rows["decode-0"]) != 0:
+            await asyncio.sleep(0.1)
+        while {row["state"] for row in await served.workers()} != {"ready"}:
+            await asyncio.sleep(0.1)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    async with served.client() as client:
+        answer = await client.post("/v1/completions", json={"prompt": list(range(300, 340)), "max_tokens": 2})
+        assert answer.status_code == 200

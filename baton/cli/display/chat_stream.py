@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from baton.rpc.router_client import ServerError, check
+from baton.rpc.router_client import MAX_ERROR_CHARS, ServerError, check
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,12 @@ class Answer:
     usage: Mapping[str, object] = field(default_factory=dict)
 
     def text(self) -> Iterator[str]:
-        """Yield the text in pieces. Raises ServerError if the server sends an error event."""
+        """Yield the text in pieces. Raises ServerError if the server sends an error event, or no JSON."""
         for data in self.events:
-            chunk = json.loads(data)
+            try:
+                chunk = json.loads(data)
+            except (ValueError, RecursionError) as error:
+                raise ServerError(f"an event of the server is not JSON: {data[:MAX_ERROR_CHARS]!r}") from error
             if "error" in chunk:
                 raise ServerError(str(chunk["error"].get("message", chunk["error"])))
             self.usage = chunk.get("usage") or self.usage

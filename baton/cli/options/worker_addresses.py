@@ -12,7 +12,7 @@ import httpx
 
 from baton.membership.registry.base import Registry, first_view
 from baton.membership.registry.factory import open_registry
-from baton.rpc.router_client import ServerError, check, unreachable
+from baton.rpc.router_client import ServerError, check, json_body, unreachable
 from baton.rpc.tls import Security
 from baton.settings.values import OptionError
 
@@ -58,8 +58,11 @@ def router_workers(router: httpx.Client, url: str) -> list[KnownWorker]:
         try:
             response = client.get("/workers")
             check(response)
-            return [_known(each) for each in response.json()["workers"]]
-        except (ServerError, ValueError, KeyError, TypeError) as error:
+            match json_body(response):
+                case {"workers": list() as workers}:
+                    return [_known(each) for each in workers]
+            raise ServerError("the server is not a router")
+        except (ServerError, KeyError, TypeError) as error:
             raise click.ClickException(f"{url}: {error}") from error
         except httpx.TransportError as error:
             raise unreachable(url, error) from error

@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from baton.__main__ import main
-from baton.cli.display.chat_stream import sse_data
+from baton.cli.display.chat_stream import Answer, sse_data
 from baton.deployment.local.ports import free_ports
+from baton.rpc.router_client import ServerError
 from tests.unit.cli.small_server import Reply, Routes, json_reply, serving, sse_reply
 
 MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
@@ -177,3 +178,9 @@ def test_a_conversation_at_a_terminal_survives_a_lost_connection(monkeypatch: py
 )
 def test_server_sent_events_are_parsed(lines: list[str], data: list[str]) -> None:
     assert list(sse_data(iter(lines))) == data
+
+
+@pytest.mark.parametrize("data", ["<html>", "[" * 100_000])
+def test_an_event_without_json_is_an_error_of_the_server(data: str) -> None:
+    with pytest.raises(ServerError, match="an event of the server is not JSON"):
+        list(Answer({}, iter([data])).text())

@@ -30,6 +30,17 @@ def _begin(stream: ResumingStream) -> int:
     return count
 
 
+def test_values_that_are_nested_too_deeply_are_passed_on() -> None:
+    deep = b'{"error":' + b"[" * 100_000
+    request = httpx.Request("POST", f"http://a{PATH}", content=deep)
+    request.read()
+    ResumingStream(request, RouterList([]), ResumePolicy())
+    stream = _stream()
+    assert _begin(stream) == 0
+    events = b"".join(b"data: " + data + b"\n\n" for data in (deep, b'{"finish_reason":"stop"', b"[DONE]"))
+    assert stream.receive(events) == events
+
+
 def test_a_stream_may_be_cut_after_every_byte() -> None:
     for num_bytes in range(len(stream_behind(0))):
         stream = _stream()

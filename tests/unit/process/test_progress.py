@@ -94,6 +94,7 @@ def test_without_a_pipe_nothing_is_written() -> None:
         b'{"stage":"loading","fraction":2}',
         b'{"stage":"x"}',
         b'{"stage":"re',
+        b"[" * 60_000,
     ],
 )
 def test_other_lines_are_refused(line: bytes) -> None:

@@ -1,6 +1,7 @@
 """Pinned requests, from the header to the worker."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -8,6 +9,21 @@ import grpc
 from baton.protos import common_pb2, worker_pb2
 from tests.unit.router.running_router import RunningRouter, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
+
+REMOTE = {"plan": "remote"}
+MISSING = "the plan is remote, but no prefill worker can prefill for decode-0 now"
+
+
+async def is_status(router: RunningRouter, status: int) -> bool:
+    """Return whether a request with a remote plan has this status."""
+    return (await post(router, plan="remote"))[0] == status
+
+
+async def until_async(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until the condition holds."""
+    async with asyncio.timeout(20):
+        while not await condition():
+            await asyncio.sleep(0.02)
 
 
 async def post(router: RunningRouter, **headers: str) -> tuple[int, dict[str, Any]]:
@@ -39,6 +55,55 @@ async def test_an_impossible_hint_is_a_client_error() -> None:
         status, body = await post(router, plan="remote")
         assert status == 400
         assert "decode-0" in body["error"]["message"]
+
+
+async def test_a_remote_plan_without_a_ready_prefill_worker_is_retried_later() -> None:
+    decode, prefill = ScriptedWorker("decode-0"), ScriptedWorker("prefill-0", worker_pb2.WORKER_ROLE_PREFILL)
+    async with running_router(decode, prefill) as router:
+        assert (await post(router, plan="remote"))[0] == 200
+
+        prefill.draining = True
+        prefill.news()
+        await until_async(lambda: is_status(router, 503))
+        await prefill.stop()
+        for hints in (REMOTE, {**REMOTE, "decode": "decode-0"}):
+            status, body = await post(router, **hints)
+            assert (status, body["error"]["message"]) == (503, MISSING)
+        headers = {"x-baton-plan": "remote"}
+        answer = await router.http.post("/v1/completions", json={"prompt": [300], "max_tokens": 1}, headers=headers)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert (await post(router, plan="remote", prefill="prefill-0"))[0] == 400
+        assert (await post(router, plan="remote", decode="decode-9"))[0] == 400
+        assert (await post(router))[0] == 200
+        prefill.draining = False
+        await prefill.start()
+        await until_async(lambda: is_status(router, 200))
+
+
+async def test_a_remote_plan_that_never_becomes_possible_is_a_client_error() -> None:
+    decode, prefill = ScriptedWorker("decode-0"), ScriptedWorker("prefill-0", worker_pb2.WORKER_ROLE_PREFILL)
+    small = ScriptedWorker("prefill-1", worker_pb2.WORKER_ROLE_PREFILL)
+    prefill.fingerprint, small.max_model_len = "other", 8
+    async with running_router(decode, prefill, small, ScriptedWorker("decode-1")) as router:
+        for worker in (prefill, small):
+            await worker.stop()
+        await until_async(lambda: is_status(router, 400))
+        _, body = await post(router, plan="remote")
+        assert body["error"]["message"].startswith("the plan is remote, but no prefill worker can prefill for decode-")
+
+
+async def test_a_configured_worker_that_was_never_reached_may_become_the_prefill_worker() -> None:
+    prefill = ScriptedWorker("prefill-0", worker_pb2.WORKER_ROLE_PREFILL)
+    address = await prefill.start()
+    await prefill.stop()
+    decode = ScriptedWorker("decode-0")
+    async with running_router(workers=(await decode.start(), address)) as router:
+        await until_async(lambda: is_status(router, 503))
+        assert (await post(router, plan="remote"))[1]["error"]["message"] == MISSING
+        await prefill.start()
+        await until_async(lambda: is_status(router, 200))
+    await prefill.stop()
+    await decode.stop()
 
 
 async def test_a_pinned_request_waits_for_its_worker_to_come_back() -> None:

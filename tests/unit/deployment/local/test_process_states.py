@@ -1,9 +1,11 @@
 """The states of a supervisor's processes, from its events to what a router reports of them."""
 
+import os
 from pathlib import Path
 
+import orjson
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.deployment.local.events import Died, Progressed, Started, Warned
 from baton.deployment.local.process_states import StatesWriter
@@ -63,9 +65,35 @@ def test_without_a_supervisor_there_are_no_series() -> None:
     assert list(reader().collect()) == []
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", '[{"name": "a", "from": "another version"}]'])
-def test_an_invalid_file_has_no_states(tmp_path: Path, content: str) -> None:
-    (path := tmp_path / "processes.json").write_text(content)
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[1]", "null", "5", '{"processes": 5}', "[" * 100_000, '{"a":' * 100_000, "[" + " " * (1 << 21) + "]",
+        '[{"name": "a", "from": "another version"}]', '[{"name": 1}]', '[{"name": null}]', '[{"name": "\\ud800"}]',
+        "[{}]",
+        *(f'[{{"name": "a", "{name}": {value}}}]' for name, value in (
+            ("state", "null"), ("state", '"gone"'), ("state", "[]"), ("pid", '"1"'), ("pid", "-1"), ("pid", "1.5"),
+            ("num_restarts", '"a"'), ("num_restarts", "null"), ("num_restarts", "true"), ("num_restarts", "9" * 400),
+            ("num_deaths", "[]"), ("last_end", "1"), ("last_end", '"\\udfff"'), ("ended_at_s", '"now"'),
+            ("ended_at_s", "NaN"), ("ended_at_s", "9" * 400), ("next_start_at_s", "1e400"), ("next_start_at_s", "true"),
+        )),
+    ],
+    ids=lambda content: content[:48],
+)  # fmt: skip
+def test_a_damaged_file_has_no_states_and_fails_no_report(tmp_path: Path, content: str) -> None:
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    StatesWriter(good, ["decode-0"])
+    bad.write_text(content)
+    states = reader(bad, good)
+    assert [state.name for state in states.read()] == ["decode-0"]
+    registry = CollectorRegistry()
+    registry.register(states)
+    assert b'baton:process_up{name="decode-0"} 0.0' in generate_latest(registry)
+    assert orjson.dumps([state.report() for state in states.read()])
+
+
+def test_a_fifo_has_no_states(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "processes.json")
     assert read_states(path) == []
 
 

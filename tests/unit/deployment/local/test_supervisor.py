@@ -4,7 +4,9 @@ import asyncio
 import os
 import shutil
 import signal
+import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -160,3 +162,18 @@ async def test_a_lost_log_directory_does_not_prevent_restarts_once_a_cluster_has
     await supervisor.stop(timeout_s=10)
     await run
     assert not any(psutil.pid_exists(pid) for pid in recorder.pids())
+
+
+async def test_a_removed_directory_of_sockets_is_made_again_before_the_next_start(tmp_path: Path) -> None:
+    recorder = Recorder()
+    sockets = tmp_path / "sockets"
+    spec = replace(child_spec(sys.executable, tmp_path, "serve"), private_dir=sockets)
+    supervisor = Supervisor(spec, POLICY, recorder)
+    run = asyncio.create_task(supervisor.run())
+    await recorder.wait_for(is_ready)
+    sockets.rmdir()
+    os.kill(recorder.pids()[0], signal.SIGKILL)
+    await recorder.wait_for(is_second_start)
+    assert stat.S_IMODE(sockets.stat().st_mode) == 0o700
+    await supervisor.stop(timeout_s=10)
+    await run

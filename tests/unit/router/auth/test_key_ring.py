@@ -1,6 +1,8 @@
 """The keys that a router accepts while their file changes."""
 
 import logging
+import os
+import threading
 import time
 from pathlib import Path
 
@@ -19,10 +21,12 @@ SECRET = "of all routers in this test"
 class Ring:
     """A ring with a file and a test clock."""
 
-    def __init__(self, keys: TestKeys, *fixed: ApiKey, shared_cache: bool = False) -> None:
+    def __init__(
+        self, keys: TestKeys, *fixed: ApiKey, shared_cache: bool = False, file: KeysFile | None = None
+    ) -> None:
         self.now_s = 0.0
         secret = None if shared_cache else CacheSecret(SECRET)
-        self.ring = KeyRing(fixed, KeysFile(str(keys.path)), secret, lambda: self.now_s)
+        self.ring = KeyRing(fixed, file or KeysFile(str(keys.path)), secret, lambda: self.now_s)
 
     def find(self, key: str) -> Client | None:
         return self.ring.find(digest_of(key.encode()))
@@ -68,6 +72,63 @@ def test_a_damaged_or_missing_file_changes_nothing(tmp_path: Path, caplog: pytes
     other = keys.add("b")
     ring.now_s = 6.0
     assert (ring.name(key), ring.name(other)) == (None, "b")
+
+
+class HungFile(KeysFile):
+    """A file on a mount that hangs, played by a FIFO without a writer, and later responds."""
+
+    def __init__(self, keys: TestKeys) -> None:
+        super().__init__(str(keys.path))
+        self.fifo = keys.path.with_name("fifo")
+        self.num_checks = 0
+
+    def has_changed(self) -> bool:
+        self.num_checks += 1
+        if self.fifo.exists():
+            self.fifo.open("rb").close()
+        return super().has_changed()
+
+    def respond(self) -> None:
+        """End the check that waits, and let later ones pass."""
+        descriptor = os.open(self.fifo, os.O_WRONLY)
+        self.fifo.unlink()
+        os.close(descriptor)
+        for thread in threading.enumerate():
+            if thread.name == "check of API keys":
+                thread.join(10)
+
+
+def test_a_mount_that_hangs_leaves_the_keys_unchanged_until_it_responds(tmp_path: Path) -> None:
+    keys = TestKeys(tmp_path)
+    ring = Ring(keys, file=(file := HungFile(keys)))
+    key = keys.add("a")
+    ring.now_s = 1.0
+    assert ring.name(key) == "a"
+    os.mkfifo(file.fifo)
+    keys.remove("a")
+    for second in range(2, 12):
+        ring.now_s = second
+        assert ring.name(key) == "a"
+    assert file.num_checks == 2  # the second hangs, and no other begins
+    file.respond()
+    assert ring.name(key) is None
+
+
+def test_a_fifo_in_place_of_the_file_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = TestKeys(tmp_path)
+    key = keys.add("a")
+    ring = Ring(keys)
+    os.mkfifo(tmp_path / "fifo")
+    os.replace(tmp_path / "fifo", keys.path)
+    for second in range(1, 5):
+        ring.now_s = second
+        assert ring.name(key) == "a"
+    assert [record.message for record in caplog.records] == [
+        f"the API keys are unchanged: cannot read {keys.path}: it is not a regular file"
+    ]
+    keys.remove("a")
+    ring.now_s = 5.0
+    assert ring.name(key) is None
 
 
 def test_a_damaged_file_at_start_is_an_error(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Valid and invalid files of API keys."""
 
+import fcntl
 import os
+import signal
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -129,3 +131,29 @@ def test_a_damaged_file_is_logged_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidKeysFile, match=r"cannot read .*: Is a directory"):
         file.read()
     assert not file.has_changed()
+
+
+def test_a_fifo_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    os.mkfifo(path)
+    file = KeysFile(str(path))
+    with pytest.raises(InvalidKeysFile, match=r"cannot read .*keys.yaml: it is not a regular file"):
+        file.read()
+    assert not file.has_changed()
+
+
+def test_a_file_under_a_lease_is_read_once_it_is_released(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_bytes(entry())
+    file = KeysFile(str(path))
+    previous = signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel's request to release the lease
+    try:
+        with path.open("rb+") as holder:
+            fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            with pytest.raises(InvalidKeysFile, match="temporarily unavailable"):
+                file.read()
+            assert file.has_changed()
+            fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        assert [key.name for key in file.read()] == ["a"]
+    finally:
+        signal.signal(signal.SIGIO, previous)

@@ -51,7 +51,7 @@ def test_hints_are_followed(policy: CostPolicy, hints: RoutingHints, decode: str
         (RoutingHints(prefill_worker="p9"), "prefill worker p9 is asked for, but no such worker"),
         (RoutingHints(prefill_worker="d1"), "prefill worker d1 is asked for, but it is in the role decode"),
         (RoutingHints(prefill_worker="p1", plan="local"), "the plan is local, but prefill worker p1 is asked for"),
-        (RoutingHints(decode_worker="b", plan="remote"), "remote, but any prefill worker cannot prefill for b"),
+        (RoutingHints(decode_worker="b", plan="remote"), "remote, but no prefill worker can prefill for b"),
         (RoutingHints(decode_worker="b", prefill_worker="p1"), "remote, but p1 cannot prefill for b"),
     ],
 )
