@@ -41,9 +41,14 @@ class Lockstep:
     @property
     def is_round_pending(self) -> bool:
         """Whether this rank must take part in a step, even if it has nothing to compute."""
-        if self._group.ranks.has_left:
+        if self.has_left:
             return False
         return not self._group.ranks.is_current or not self._is_asleep or self._is_woken
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this rank has left its group for good."""
+        return self._group.ranks.has_left
 
     @property
     def is_waiting(self) -> bool:
@@ -87,7 +92,7 @@ class Lockstep:
                 return None
             except GroupBroken as error:
                 self._group.abandon_epoch(error)
-                if self._group.ranks.has_left and not num_tokens:
+                if self.has_left and not num_tokens:
                     return None
             except EngineEnded:  # this rank left while the group was re-forming
                 if num_tokens:

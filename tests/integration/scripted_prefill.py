@@ -48,12 +48,14 @@ class ScriptedPrefill(worker_pb2_grpc.PrefillServicer):
         self._pool = pool
         self._description = description
         self._script = script
+        self.began = asyncio.Event()  # a call has arrived
         self.ended = asyncio.Event()
 
     async def Prefill(  # noqa: N802
         self, request: worker_pb2.PrefillRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[worker_pb2.PrefillEvent]:
         """Run the script, then hold the lease."""
+        self.began.set()
         try:
             async for event in self._script(Prefilled(request, self._pool, self._description)):
                 yield event

@@ -16,9 +16,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.deployment.local.ports import free_ports
+from baton.engine.sampling.params import SamplingParams
+from baton.process.child import ChildProcess
 from baton.protos import worker_pb2
 from benchmarks.server import served
 from tests.integration.completion_load import complete, completion_load
+from tests.integration.decode_client import decode_client
+from tests.integration.scripted_prefill import Prefilled, scripted_prefill
 from tests.integration.worker_process import WorkerProcess, worker_processes
 from tests.integration.workers_view import pid_of, wait_all_ready, workers
 from tests.marks import slow_case
@@ -111,14 +115,48 @@ async def test_ranks_end_with_status_0_in_any_order(tmp_path: Path) -> None:
 
 async def test_a_rank_that_waits_for_others_ends_with_status_0(tmp_path: Path) -> None:
     async with ranks_of_a_group(tmp_path, 2, "--min-expert-ranks=2") as ranks:
-        log = tmp_path / "decode-0.log"
         ranks[1].child.kill()
-        async with asyncio.timeout(30):
-            while "nothing is computed until more join" not in log.read_text():
-                await asyncio.sleep(0.05)
+        await wait_logged(tmp_path / "decode-0.log", "nothing is computed until more join")
         ranks[0].child.terminate()
         assert await ranks[0].child.wait() == 0
-        assert " ERROR " not in log.read_text()
+        assert " ERROR " not in (tmp_path / "decode-0.log").read_text()
+
+
+async def test_a_rank_that_waits_for_others_while_it_receives_kv_ends_after_its_drain(tmp_path: Path) -> None:
+    async def accept(prefilled: Prefilled) -> AsyncIterator[worker_pb2.PrefillEvent]:
+        yield prefilled.accepted()
+        while True:
+            await asyncio.sleep(1)
+            yield worker_pb2.PrefillEvent()
+
+    async with (
+        ranks_of_a_group(tmp_path, 2, "--min-expert-ranks=2", "--drain-timeout-s=0.1") as ranks,
+        scripted_prefill(await ranks[0].describe(), accept) as (peer, prefill),
+        decode_client(ranks[0]) as client,
+    ):
+        await client.submit(list(range(300, 400)), SamplingParams(max_tokens=2), peer)
+        await prefill.began.wait()
+        ranks[1].child.kill()
+        await wait_logged(tmp_path / "decode-0.log", "nothing is computed until more join")
+        assert await status_after_sigterm(ranks[0].child) == 0
+        assert " ERROR " not in (tmp_path / "decode-0.log").read_text()
+
+
+async def status_after_sigterm(child: ChildProcess) -> int:
+    """Terminate a process and return its exit status; kill it if it still runs after 30 s."""
+    child.terminate()
+    killing = asyncio.get_running_loop().call_later(30, child.kill)
+    try:
+        return await child.wait()
+    finally:
+        killing.cancel()
+
+
+async def wait_logged(log: Path, text: str) -> None:
+    """Wait until the log has the text."""
+    async with asyncio.timeout(30):
+        while text not in log.read_text():
+            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
