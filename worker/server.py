@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 1.0
 ROOT_CAUSE_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 2.0  # for the services of a worker with follower ranks to close
 STALL_S = 5.0  # wait of the engine for other ranks after which a drain past its timeout ends
 ROLES = {
     "prefill": worker_pb2.WORKER_ROLE_PREFILL,
@@ -181,12 +182,25 @@ async def _serve(
             await worker_health.end()
             await _drain(core)
     finally:
+        # First: the services wait for calls, which an engine that waits for other ranks does not run.
         if group is not None:
-            await group.leave()  # first: the services wait for calls, which an engine that waits for ranks does not run
-        await services.close()
+            await group.leave()
+        if ranks is not None:
+            ranks.leave_engine()
+        await _close(services, ranks)
         await server.stop(STOP_GRACE_S)
         await host.stop()
         watching.cancel()  # last: every step above may hang if the engine hangs
+
+
+async def _close(services: WorkerServices, ranks: WorkerRanks | None) -> None:
+    """Close the services; a follower that does not let them close in time, since it hangs, is killed."""
+    closing = asyncio.ensure_future(services.close())
+    if ranks is not None:
+        await asyncio.wait((closing,), timeout=CLOSE_TIMEOUT_S)
+        if not closing.done():
+            ranks.kill()
+    await closing
 
 
 async def _load(

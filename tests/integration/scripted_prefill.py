@@ -13,6 +13,7 @@ from baton.kvtransfer.base import PoolIdentity
 from baton.kvtransfer.checksum.block_checksum import block_checksums
 from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.shared_memory.pool import SharedPool
+from baton.process.progress import HEARTBEAT_S
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.pool_description import pool_to_proto
 
@@ -39,6 +40,14 @@ class Prefilled:
             blocks=worker_pb2.BlocksReady(first_index=first_index, block_ids=ids),
             checksums=worker_pb2.BlockChecksums(first_index=first_index, checksums=checksums),
         )
+
+
+async def accept_only(prefilled: Prefilled) -> AsyncIterator[worker_pb2.PrefillEvent]:
+    """Accept the prompt, and send only keep-alives after that."""
+    yield prefilled.accepted()
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        yield worker_pb2.PrefillEvent()
 
 
 class ScriptedPrefill(worker_pb2_grpc.PrefillServicer):

@@ -22,7 +22,7 @@ from baton.protos import worker_pb2
 from benchmarks.server import served
 from tests.integration.completion_load import complete, completion_load
 from tests.integration.decode_client import decode_client
-from tests.integration.scripted_prefill import Prefilled, scripted_prefill
+from tests.integration.scripted_prefill import accept_only, scripted_prefill
 from tests.integration.worker_process import WorkerProcess, worker_processes
 from tests.integration.workers_view import pid_of, wait_all_ready, workers
 from tests.marks import slow_case
@@ -123,15 +123,9 @@ async def test_a_rank_that_waits_for_others_ends_with_status_0(tmp_path: Path) -
 
 
 async def test_a_rank_that_waits_for_others_while_it_receives_kv_ends_after_its_drain(tmp_path: Path) -> None:
-    async def accept(prefilled: Prefilled) -> AsyncIterator[worker_pb2.PrefillEvent]:
-        yield prefilled.accepted()
-        while True:
-            await asyncio.sleep(1)
-            yield worker_pb2.PrefillEvent()
-
     async with (
         ranks_of_a_group(tmp_path, 2, "--min-expert-ranks=2", "--drain-timeout-s=0.1") as ranks,
-        scripted_prefill(await ranks[0].describe(), accept) as (peer, prefill),
+        scripted_prefill(await ranks[0].describe(), accept_only) as (peer, prefill),
         decode_client(ranks[0]) as client,
     ):
         await client.submit(list(range(300, 400)), SamplingParams(max_tokens=2), peer)
@@ -142,10 +136,10 @@ async def test_a_rank_that_waits_for_others_while_it_receives_kv_ends_after_its_
         assert " ERROR " not in (tmp_path / "decode-0.log").read_text()
 
 
-async def status_after_sigterm(child: ChildProcess) -> int:
-    """Terminate a process and return its exit status; kill it if it still runs after 30 s."""
+async def status_after_sigterm(child: ChildProcess, timeout_s: float = 30.0) -> int:
+    """Terminate a process and return its exit status; kill it if it still runs after the timeout."""
     child.terminate()
-    killing = asyncio.get_running_loop().call_later(30, child.kill)
+    killing = asyncio.get_running_loop().call_later(timeout_s, child.kill)
     try:
         return await child.wait()
     finally:
