@@ -108,6 +108,14 @@ class Engine:
         return WAITING_MULTIPLIER if group is not None and group.is_waiting else 1.0
 
     @property
+    def resumed_s(self) -> float:
+        """Monotonic time from which on the watchdog counts the current turn; may be read from any thread.
+
+        The turn may have begun earlier, when the multiplier was larger: it includes waits of any length for ranks.
+        """
+        return self.lockstep.resumed_s if self.lockstep is not None else 0.0
+
+    @property
     def waits_for_ranks(self) -> bool:
         """Whether the engine waits for other ranks or forms a group with them; may be read from any thread."""
         return self.watchdog_multiplier > 1

@@ -74,10 +74,13 @@ class EngineLoop:
     @property
     def turn_s(self) -> float:
         """Seconds that the current turn (calls and a step) has taken so far, divided by the engine's
-        watchdog_multiplier. 0 while idle.
+        watchdog_multiplier. 0 while idle. Counts from the engine's resumed_s if the turn began earlier.
         """
         since_s = self._busy_since_s
-        return 0.0 if since_s is None else (time.monotonic() - since_s) / self._engine.watchdog_multiplier
+        if since_s is None:
+            return 0.0
+        multiplier = self._engine.watchdog_multiplier  # before resumed_s, which changes first
+        return (time.monotonic() - max(since_s, self._engine.resumed_s)) / multiplier
 
     def call(self, function: Callable[[Engine], T]) -> "Future[T]":
         """Run `function(engine)` between two steps; the future receives its result or exception.

@@ -98,6 +98,7 @@ class ExpertGroup:
             while not self._has_formed():
                 pass
         finally:
+            self.ranks.resumed_s = time.monotonic()
             self.ranks.is_forming = False
 
     def _has_formed(self) -> bool:

@@ -62,8 +62,13 @@ class Lockstep:
 
     @property
     def is_short(self) -> bool:
-        """Whether the group has too few ranks and waits for more."""
+        """Whether the group has too few ranks and waits for more, or for an epoch without those that are lost."""
         return self._group.ranks.is_short
+
+    @property
+    def resumed_s(self) -> float:
+        """Monotonic time at which the group last ended such a wait, or had formed an epoch."""
+        return self._group.ranks.resumed_s
 
     @property
     def epoch(self) -> int:
