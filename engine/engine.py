@@ -116,6 +116,25 @@ class Engine:
         return WAITING_MULTIPLIER if group is not None and group.is_waiting else 1.0
 
     @property
+    def resumed_s(self) -> float:
+        """Monotonic time from which on the watchdog counts the current turn; may be read from any thread.
+
+        The turn may have begun earlier, when the multiplier was larger: it includes waits of any length for ranks.
+        """
+        return self.lockstep.resumed_s if self.lockstep is not None else 0.0
+
+    @property
+    def waits_for_ranks(self) -> bool:
+        """Whether the engine waits for other ranks or forms a group with them; may be read from any thread."""
+        return self.watchdog_multiplier > 1
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this engine has left its group for good, so that its next step fails; may be read from any thread."""
+        group = self.lockstep or self.tensor
+        return group is not None and group.has_left
+
+    @property
     def is_short_of_ranks(self) -> bool:
         """Whether the engine is stalled until more ranks join, however long that takes; may be read from any thread."""
         return self.lockstep is not None and self.lockstep.is_short

@@ -48,7 +48,10 @@ class EngineLoop:
     def __init__(
         self, engine: Engine, on_step: Callable[[StepOutput], None], on_failure: Callable[[BaseException], None]
     ) -> None:
-        """Create the loop. `on_step` and `on_failure` run on the engine's thread; a failure ends the loop."""
+        """Create the loop. `on_step` and `on_failure` run on the engine's thread; a failure ends the loop.
+
+        A step that fails because the engine has left its group ends the loop too, without a call of `on_failure`.
+        """
         self._engine = engine
         self._on_step = on_step
         self._on_failure = on_failure
@@ -72,10 +75,13 @@ class EngineLoop:
     @property
     def turn_s(self) -> float:
         """Seconds that the current turn (calls and a step) has taken so far, divided by the engine's
-        watchdog_multiplier. 0 while idle.
+        watchdog_multiplier. 0 while idle. Counts from the engine's resumed_s if the turn began earlier.
         """
         since_s = self._busy_since_s
-        return 0.0 if since_s is None else (time.monotonic() - since_s) / self._engine.watchdog_multiplier
+        if since_s is None:
+            return 0.0
+        multiplier = self._engine.watchdog_multiplier  # before resumed_s, which changes first
+        return (time.monotonic() - max(since_s, self._engine.resumed_s)) / multiplier
 
     def call(self, function: Callable[[Engine], T]) -> "Future[T]":
         """Run `function(engine)` between two steps; the future receives its result or exception.
@@ -101,7 +107,12 @@ class EngineLoop:
             with running_on(self._engine.cores), computing_on(self._engine.pool.device):
                 self._step_until_stopped()
         except BaseException as error:
-            hides_traceback = isinstance(error, EngineError) and not logger.isEnabledFor(logging.DEBUG)
+            is_expected = isinstance(error, EngineError)
+            if is_expected and self._engine.has_left:
+                logger.info("the engine has ended: %s", error)
+                self._end()
+                return
+            hides_traceback = is_expected and not logger.isEnabledFor(logging.DEBUG)
             logger.error("the engine failed: %s", error, exc_info=not hides_traceback)
             self._end()
             self._on_failure(error)

@@ -9,6 +9,7 @@ Unavailable (rpc/status.py)
 ├── NoWorker     no worker can serve the request now
 ├── WorkerLost   the worker of the request was lost
 ├── HandedOff    the worker of the request is draining and handed it off
+├── ShortOfRanks the worker of the request waits for ranks of its group, and another can continue it
 └── Draining     the router is shutting down
 Conflict (rpc/status.py)
 └── ResumeFailed the output of a resumed request differs from what its client received
@@ -59,6 +60,10 @@ class WorkerLost(Unavailable):
 
 class HandedOff(Unavailable):
     """The worker of the request is draining and handed it off; its cache still has the KV."""
+
+
+class ShortOfRanks(Unavailable):
+    """The worker of the request waits for ranks of its group, and another worker can continue the request."""
 
 
 class Draining(Unavailable):

@@ -105,6 +105,16 @@ class EngineHost:
             await asyncio.wait((future,), timeout=RANKS_POLL_S)
         return True
 
+    async def wait_stalled(self, limit_s: float) -> None:
+        """Return once the engine waits for other ranks and has run no call for `limit_s` seconds."""
+        while True:
+            call = self.call(Engine.look_at_ranks)
+            await asyncio.wait((call,), timeout=limit_s)
+            if not call.done() and self._engine.waits_for_ranks:
+                return
+            call.cancel()  # no-op once it is done
+            await asyncio.sleep(limit_s)
+
     async def _ask(self, function: Callable[[Engine], T], last: T) -> T:
         if self.is_short_of_ranks:
             return last

@@ -35,7 +35,7 @@ from baton.rpc.reflection import enable_reflection
 from baton.rpc.tls import Security, make_security
 from baton.worker.config import WorkerConfig
 from baton.worker.device import require_gpus
-from baton.worker.drain import Drain
+from baton.worker.drain import HAND_OFF_S, Drain
 from baton.worker.engine_host import EngineHost
 from baton.worker.expert_group import WorkerGroup, joined
 from baton.worker.health import WorkerHealth
@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 1.0
 ROOT_CAUSE_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 2.0  # for the services of a worker with follower ranks to close
+STALL_S = 5.0  # wait of the engine for other ranks after which a drain past its timeout ends
 ROLES = {
     "prefill": worker_pb2.WORKER_ROLE_PREFILL,
     "decode": worker_pb2.WORKER_ROLE_DECODE,
@@ -180,12 +182,25 @@ async def _serve(
             await worker_health.end()
             await _drain(core)
     finally:
-        await services.close()
-        await server.stop(STOP_GRACE_S)
+        # First: the services wait for calls, which an engine that waits for other ranks does not run.
         if group is not None:
             await group.leave()
+        if ranks is not None:
+            ranks.leave_engine()
+        await _close(services, ranks)
+        await server.stop(STOP_GRACE_S)
         await host.stop()
         watching.cancel()  # last: every step above may hang if the engine hangs
+
+
+async def _close(services: WorkerServices, ranks: WorkerRanks | None) -> None:
+    """Close the services; a follower that does not let them close in time, since it hangs, is killed."""
+    closing = asyncio.ensure_future(services.close())
+    if ranks is not None:
+        await asyncio.wait((closing,), timeout=CLOSE_TIMEOUT_S)
+        if not closing.done():
+            ranks.kill()
+    await closing
 
 
 async def _load(
@@ -280,12 +295,29 @@ async def _raise_root_cause(ranks: WorkerGroup | WorkerRanks) -> None:
 async def _drain(core: WorkerCore) -> None:
     """Return once the worker is idle, or other workers continue its requests. Raises if the engine fails."""
     drained = asyncio.ensure_future(core.drain.run(core.config.drain_timeout_s, final=True))
-    waits: list[asyncio.Future[Any]] = [drained, core.host.failed]
+    stalled = asyncio.ensure_future(_wait_stalled(core))
+    waits: list[asyncio.Future[Any]] = [drained, core.host.failed, stalled]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    if not drained.done():
-        drained.cancel()
+    stalled.cancel()
+    if drained.done():
+        if num_handed_off := drained.result():
+            logger.warning(
+                "%d requests did not finish within the drain timeout; other workers continue them", num_handed_off
+            )
+        return
+    drained.cancel()
+    if core.host.failed.done():
         core.host.failed.result()
-    elif num_handed_off := drained.result():
-        logger.warning(
-            "%d requests did not finish within the drain timeout; other workers continue them", num_handed_off
-        )
+    logger.warning(
+        "the engine still waits for other ranks after the drain timeout; %d requests or reads of KV are ended",
+        core.drain.num_requests,
+    )
+
+
+async def _wait_stalled(core: WorkerCore) -> None:
+    """Return once the engine has waited for other ranks for `STALL_S` after the drain's timeout.
+
+    Such an engine neither ends the requests that were handed off nor lets other workers read their KV.
+    """
+    await asyncio.sleep(core.config.drain_timeout_s + HAND_OFF_S)
+    await core.host.wait_stalled(STALL_S)

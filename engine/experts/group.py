@@ -21,7 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from baton.engine.errors import EngineError, GroupBroken
+from baton.engine.errors import EngineEnded, EngineError, GroupBroken
 from baton.engine.experts.balance import imbalance
 from baton.engine.experts.layer import ExpertLayer
 from baton.engine.experts.nixl_dispatch import NixlLink
@@ -98,6 +98,7 @@ class ExpertGroup:
             while not self._has_formed():
                 pass
         finally:
+            self.ranks.resumed_s = time.monotonic()
             self.ranks.is_forming = False
 
     def _has_formed(self) -> bool:
@@ -133,7 +134,10 @@ class ExpertGroup:
         self.ranks.drop(link.close if link is not None else None)
 
     def _place(self) -> None:
-        """Give every expert a slot. Raises GroupBroken, or EngineError if this rank cannot read its share."""
+        """Give every expert a slot.
+
+        Raises GroupBroken, EngineEnded if this rank has left, or EngineError if it cannot read its share.
+        """
         started_s, rank = time.monotonic(), self.ranks.view.rank
         self._slots = [
             share_missing(held, layer.num_experts) for layer, held in zip(self.layers, self._held(), strict=True)
@@ -142,6 +146,8 @@ class ExpertGroup:
             len(slots[rank]) - len(layer.held) for layer, slots in zip(self.layers, self._slots, strict=True)
         )
         for layer, slots in zip(self.layers, self._slots, strict=True):
+            if self.ranks.has_left:
+                raise EngineEnded("this rank has left its group")
             try:
                 layer.place(slots, rank, layer.prepare(layer.read(slots[rank])))
             except Exception as error:  # out of memory, a missing file, or anything else

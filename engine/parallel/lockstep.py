@@ -41,9 +41,14 @@ class Lockstep:
     @property
     def is_round_pending(self) -> bool:
         """Whether this rank must take part in a step, even if it has nothing to compute."""
-        if self._group.ranks.has_left:
+        if self.has_left:
             return False
         return not self._group.ranks.is_current or not self._is_asleep or self._is_woken
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this rank has left its group for good."""
+        return self._group.ranks.has_left
 
     @property
     def is_waiting(self) -> bool:
@@ -57,8 +62,13 @@ class Lockstep:
 
     @property
     def is_short(self) -> bool:
-        """Whether the group has too few ranks and waits for more."""
+        """Whether the group has too few ranks and waits for more, or for an epoch without those that are lost."""
         return self._group.ranks.is_short
+
+    @property
+    def resumed_s(self) -> float:
+        """Monotonic time at which the group last ended such a wait, or had formed an epoch."""
+        return self._group.ranks.resumed_s
 
     @property
     def epoch(self) -> int:
@@ -87,7 +97,7 @@ class Lockstep:
                 return None
             except GroupBroken as error:
                 self._group.abandon_epoch(error)
-                if self._group.ranks.has_left and not num_tokens:
+                if self.has_left and not num_tokens:
                     return None
             except EngineEnded:  # this rank left while the group was re-forming
                 if num_tokens:

@@ -1,6 +1,7 @@
 """A group of ranks and its collectives."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 IN_A_STEP = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
 NEVER = timedelta(days=365)  # timeout of waits that end by other means: a newer epoch, or a lost connection
 CLOSE_TIMEOUT_S = 2.0
+NO_EPOCH_S = 5.0  # wait for a newer epoch after which the group counts as short of ranks; usually it takes 1 s or less
 
 
 class RankGroup:
@@ -40,7 +42,8 @@ class RankGroup:
         self._has_left = False
         self.is_waiting = False  # waits for other ranks in a collective
         self.is_forming = False  # forms an epoch and reads missing experts
-        self.is_short = False  # has too few ranks and waits for more
+        self.is_short = False  # has too few ranks and waits for more, or for an epoch without those that are lost
+        self.resumed_s = 0.0  # monotonic time at which it last ended such a wait, or had formed an epoch
         self.num_sent_bytes = 0  # to other ranks, since start
         self.waited_s = 0.0  # in collectives, since start
         self.num_tokens: list[int] = []  # by rank: tokens in the current step, as agreed
@@ -94,10 +97,12 @@ class RankGroup:
         """
         self._membership.join()
         seen: GroupView | None = None
+        began_s = time.monotonic()
         while not self._has_left:
             view = self._membership.wait(seen, POLL_S)
             seen = view or seen
             if view is None or view.epoch <= self._last_epoch:
+                self._note_wait(began_s)
                 continue
             self._last_epoch = view.epoch
             if self._lacks_ranks(view):
@@ -109,6 +114,7 @@ class RankGroup:
                 logger.warning("epoch %d of the group did not form: %s", view.epoch, error)
                 self.drop()
                 self._membership.report_broken(view.epoch, str(error))
+                began_s = time.monotonic()
 
         raise EngineEnded("this rank has left its group")
 
@@ -122,8 +128,22 @@ class RankGroup:
                 len(view.members),
                 self._fewest,
             )
+        elif self.is_short:
+            self.resumed_s = time.monotonic()
         self.is_short = is_short
         return is_short
+
+    def _note_wait(self, began_s: float) -> None:
+        """Mark the group as short of ranks if it has waited for a newer epoch for too long, except at its start."""
+        if self.is_short or not self._last_epoch or time.monotonic() - began_s < NO_EPOCH_S:
+            return
+        logger.warning(
+            "epoch %d of the group has ended, and no newer one has begun in %.0f s: nothing is computed until the "
+            "rendezvous begins one",
+            self._last_epoch,
+            NO_EPOCH_S,
+        )
+        self.is_short = True
 
     def leave(self) -> None:
         """Join no further epoch. May be called on any thread."""

@@ -86,6 +86,11 @@ class TensorGroup:
         """Whether this rank waits for other ranks; may be read from any thread."""
         return self._ranks.is_waiting
 
+    @property
+    def has_left(self) -> bool:
+        """Whether this rank has left the group for good; may be read from any thread."""
+        return self._ranks.has_left
+
     def check(self) -> None:
         """Raise GroupBroken if a rank is known to be lost."""
         if self.is_broken:

@@ -11,7 +11,7 @@ from functools import partial
 from baton.engine.errors import QueueFull
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.dispatch.attempt import AttemptTimes, RetryBudget, make_command, take_failure
-from baton.router.errors import Draining, HandedOff, NoWorker, WorkerLost
+from baton.router.errors import Draining, HandedOff, NoWorker, ShortOfRanks, WorkerLost
 from baton.router.generation import Generation
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.policy.cluster import (
@@ -129,7 +129,9 @@ class Dispatcher:
             progress.move()
             self._metrics.hand_offs.inc()
             return
-        if isinstance(error, QueueFull):
+        if isinstance(error, ShortOfRanks):
+            progress.move()
+        elif isinstance(error, QueueFull):
             progress.busy.add(incarnation)
             await self._wait_for_room(progress, error)
         else:
@@ -165,6 +167,10 @@ class Dispatcher:
         except (NoWorker, ImpossiblePlan):
             return False
         return True
+
+    def _may_move(self, progress: _Progress) -> bool:
+        """Return whether another worker could continue it now. Cheap if no worker is ready, as for a whole group."""
+        return self._pool.has_decoder(progress.fingerprint) and self._has_plan(progress)
 
     def _cluster(self, progress: _Progress) -> ClusterSnapshot:
         """Return the workers that the completion may be sent to."""
@@ -261,7 +267,12 @@ class Dispatcher:
         times = AttemptTimes(self._metrics.traffic, plan, is_first=not progress.attempt)
         num_skipped = progress.num_prompt_logprobs
         try:
-            mailbox = attach.submit(command, generation.request.patient, self._metrics.traffic.generated)
+            mailbox = attach.submit(
+                command,
+                generation.request.patient,
+                self._metrics.traffic.generated,
+                partial(self._may_move, progress),
+            )
             while True:
                 delta = await mailbox.get()
                 if delta.token_ids:

@@ -21,10 +21,16 @@ class Mailbox:
     One reader at a time. A patient reader gets the deltas up to the first token, and then all others merged.
     """
 
-    def __init__(self, patient: bool = False, note_tokens: Callable[[int], None] = lambda _: None) -> None:
-        """`note_tokens` is called with the number of tokens of each delta as it arrives."""
+    def __init__(
+        self,
+        patient: bool = False,
+        note_tokens: Callable[[int], None] = lambda _: None,
+        may_move: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`note_tokens` is called with the number of tokens of each delta as it arrives; may_move: see `submit`."""
         self._patient = patient
         self._note_tokens = note_tokens
+        self.may_move = may_move
         self._opened = False  # whether the reader has got the first token
         self._pending: RequestDelta | None = None
         self._error: Exception | None = None
@@ -110,12 +116,17 @@ class AttachStream:
             raise self._lost
 
     def submit(
-        self, command: GenerateCommand, patient: bool = False, note_tokens: Callable[[int], None] = lambda _: None
+        self,
+        command: GenerateCommand,
+        patient: bool = False,
+        note_tokens: Callable[[int], None] = lambda _: None,
+        may_move: Callable[[], bool] = lambda: False,
     ) -> Mailbox:
         """Send a request and return the mailbox of its deltas.
 
         Raises the error that the stream was closed with, and InvalidRequest if the command is too large for a worker.
         `patient`: the deltas between the first token and the last may be merged; `note_tokens` still gets each.
+        `may_move` returns whether another worker can continue the request now.
         """
         if self._lost is not None:
             raise self._lost
@@ -125,7 +136,7 @@ class AttachStream:
                 f"the prompt's {len(command.token_ids)} tokens and the sampling options take up to {num_bytes} bytes, "
                 f"over the limit of {MAX_COMMAND_BYTES} for a request to a worker"
             )
-        mailbox = self._mailboxes[command.request_id] = Mailbox(patient, note_tokens)
+        mailbox = self._mailboxes[command.request_id] = Mailbox(patient, note_tokens, may_move)
         self._last_message(num_bytes).generate.append(command)
         return mailbox
 
@@ -161,6 +172,12 @@ class AttachStream:
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
             mailbox.fail(error)
+
+    def move(self, error: Unavailable) -> None:
+        """Fail the requests that other workers can continue now with the error; the others go on waiting."""
+        for mailbox in list(self._mailboxes.values()):
+            if mailbox.may_move():
+                mailbox.fail(error)
 
     def _last_message(self, num_bytes: int) -> RouterMessage:
         """Return the last unsent message, or a new one if `num_bytes` more would exceed the message limit.

@@ -28,7 +28,7 @@ from baton.protos.worker_pb2 import (
 )
 from baton.protos.worker_pb2 import WorkerRole as RoleNumber
 from baton.protos.worker_pb2_grpc import DecodeStub, WorkerStub
-from baton.router.errors import WorkerLost
+from baton.router.errors import ShortOfRanks, WorkerLost
 from baton.router.index.prefix_index import PrefixIndex
 from baton.router.policy.cluster import WorkerRole, WorkerSnapshot
 from baton.router.workers.attach_stream import AttachStream
@@ -45,6 +45,8 @@ CLOSED = "the router closed the connection"
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
 RATES = ("step_s", "prefill_tokens_per_s", "decode_step_s", "decode_sequence_s", "read_bytes_per_s")
+# After this shortage of ranks requests move: reports arrive every second, so all ranks of the group have reported it.
+MOVE_AFTER_S = 2.0
 GIVE_UP_S = 5.0  # after which a worker that is neither listed nor reachable is given up
 ROLES = {
     RoleNumber.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
@@ -103,6 +105,7 @@ class WorkerConnection:
         self.is_listed = True  # the registry has the worker
         self.has_snapshot = False  # the index has the content of the worker's cache
         self.losses: Counter[WorkerRole] = Counter()  # incarnations that ended while ready, by role
+        self._state_since_s = 0.0  # monotonic time of the last report that changed the state
         self._alone_since_s = 0.0  # event loop time since which it is neither listed nor connected
         self._router_id = router_id
         self._watch_interval_ms = watch_interval_ms
@@ -275,6 +278,14 @@ class WorkerConnection:
         if update.draining:
             state = ConnectionState.DRAINED if update.drained else ConnectionState.DRAINING
         self._enter_state(state)
+        self._move_requests()
+
+    def _move_requests(self) -> None:
+        """Move the requests of a worker that has been short of ranks for a while to workers that can continue them."""
+        is_short = self.state is ConnectionState.SHORT_OF_RANKS
+        if is_short and self.attach is not None and time.monotonic() - self._state_since_s >= MOVE_AFTER_S:
+            assert self.description is not None
+            self.attach.move(ShortOfRanks(f"decode worker {self.description.worker_id} waits for ranks of its group"))
 
     def _enter_state(self, state: ConnectionState) -> None:
         """Change the state to the reported one."""
@@ -286,6 +297,7 @@ class WorkerConnection:
             self._stranger = None
         logger.info("%s at %s is %s", self.description.worker_id, self.address, state.value)
         self.state = state
+        self._state_since_s = time.monotonic()
         self._changed()
 
     def _count_loss(self) -> None:

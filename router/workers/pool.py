@@ -28,12 +28,13 @@ class WorkerIndex:
     by_incarnation: Mapping[str, WorkerConnection]
     block_sizes: frozenset[int]  # of any worker
     max_model_len: int | None  # maximum prompt plus output of any ready decode worker; None: none is ready
+    fingerprints: frozenset[str]  # of ready decode workers
     same_ids: Mapping[str, list[str]]  # addresses of workers that have the same id, by id
 
 
 def make_worker_index(connections: Iterable[WorkerConnection]) -> WorkerIndex:
     """Return the index of the connections that have a worker."""
-    by_incarnation, block_sizes, lengths = {}, set(), set()
+    by_incarnation, block_sizes, lengths, fingerprints = {}, set(), set(), set()
     addresses: defaultdict[str, list[str]] = defaultdict(list)  # by worker id
     for connection in connections:
         description = connection.description
@@ -45,8 +46,10 @@ def make_worker_index(connections: Iterable[WorkerConnection]) -> WorkerIndex:
             addresses[description.worker_id].append(connection.address)
         if connection.state is ConnectionState.READY and ROLES[description.role] is not WorkerRole.PREFILL:
             lengths.add(description.max_model_len)
+            fingerprints.add(description.fingerprint)
     same_ids = {worker_id: several for worker_id, several in addresses.items() if len(several) > 1}
-    return WorkerIndex(by_incarnation, frozenset(block_sizes), max(lengths, default=None), same_ids)
+    longest = max(lengths, default=None)
+    return WorkerIndex(by_incarnation, frozenset(block_sizes), longest, frozenset(fingerprints), same_ids)
 
 
 logger = logging.getLogger(__name__)
@@ -217,6 +220,11 @@ class WorkerPool:
         if not fingerprints:
             return False
         return any(each.may_prefill_later(fingerprints, num_tokens) for each in self._connections.values())
+
+    def has_decoder(self, fingerprint: str) -> bool:
+        """Return whether a decode worker with this fingerprint is ready; with any, if it is empty."""
+        ready = self._current().fingerprints
+        return fingerprint in ready if fingerprint else bool(ready)
 
     def is_ambiguous(self, worker_id: str) -> bool:
         """Return whether several connected workers have this id."""

@@ -13,6 +13,7 @@ from baton.kvtransfer.base import PoolIdentity
 from baton.kvtransfer.checksum.block_checksum import block_checksums
 from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.shared_memory.pool import SharedPool
+from baton.process.progress import HEARTBEAT_S
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.pool_description import pool_to_proto
 
@@ -41,6 +42,14 @@ class Prefilled:
         )
 
 
+async def accept_only(prefilled: Prefilled) -> AsyncIterator[worker_pb2.PrefillEvent]:
+    """Accept the prompt, and send only keep-alives after that."""
+    yield prefilled.accepted()
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        yield worker_pb2.PrefillEvent()
+
+
 class ScriptedPrefill(worker_pb2_grpc.PrefillServicer):
     """A prefill service that runs the script for every call."""
 
@@ -48,12 +57,14 @@ class ScriptedPrefill(worker_pb2_grpc.PrefillServicer):
         self._pool = pool
         self._description = description
         self._script = script
+        self.began = asyncio.Event()  # a call has arrived
         self.ended = asyncio.Event()
 
     async def Prefill(  # noqa: N802
         self, request: worker_pb2.PrefillRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[worker_pb2.PrefillEvent]:
         """Run the script, then hold the lease."""
+        self.began.set()
         try:
             async for event in self._script(Prefilled(request, self._pool, self._description)):
                 yield event

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.deployment.local.ports import free_ports
+from baton.engine.sampling.params import SamplingParams
+from baton.process.child import ChildProcess
 from baton.protos import worker_pb2
 from benchmarks.server import served
 from tests.integration.completion_load import complete, completion_load
+from tests.integration.decode_client import decode_client
+from tests.integration.scripted_prefill import accept_only, scripted_prefill
 from tests.integration.worker_process import WorkerProcess, worker_processes
 from tests.integration.workers_view import pid_of, wait_all_ready, workers
 from tests.marks import slow_case
@@ -111,31 +115,95 @@ async def test_ranks_end_with_status_0_in_any_order(tmp_path: Path) -> None:
 
 async def test_a_rank_that_waits_for_others_ends_with_status_0(tmp_path: Path) -> None:
     async with ranks_of_a_group(tmp_path, 2, "--min-expert-ranks=2") as ranks:
-        log = tmp_path / "decode-0.log"
         ranks[1].child.kill()
-        async with asyncio.timeout(30):
-            while "nothing is computed until more join" not in log.read_text():
-                await asyncio.sleep(0.05)
+        await wait_logged(tmp_path / "decode-0.log", "nothing is computed until more join")
         ranks[0].child.terminate()
         assert await ranks[0].child.wait() == 0
-        assert " ERROR " not in log.read_text()
+        assert " ERROR " not in (tmp_path / "decode-0.log").read_text()
+
+
+async def test_a_rank_that_waits_for_others_while_it_receives_kv_ends_after_its_drain(tmp_path: Path) -> None:
+    async with (
+        ranks_of_a_group(tmp_path, 2, "--min-expert-ranks=2", "--drain-timeout-s=0.1") as ranks,
+        scripted_prefill(await ranks[0].describe(), accept_only) as (peer, prefill),
+        decode_client(ranks[0]) as client,
+    ):
+        await client.submit(list(range(300, 400)), SamplingParams(max_tokens=2), peer)
+        await prefill.began.wait()
+        ranks[1].child.kill()
+        await wait_logged(tmp_path / "decode-0.log", "nothing is computed until more join")
+        assert await status_after_sigterm(ranks[0].child) == 0
+        assert " ERROR " not in (tmp_path / "decode-0.log").read_text()
+
+
+async def test_a_rank_lost_without_a_rendezvous_makes_the_others_short_until_there_is_one(tmp_path: Path) -> None:
+    [port] = free_ports("127.0.0.1", 1)
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(AsyncExitStack())
+        await first.enter_async_context(rendezvous(port, "--drain-timeout-s=0"))
+        ranks = await stack.enter_async_context(ranks_at(port, tmp_path, 2))
+        client = await stack.enter_async_context(decode_client(ranks[0]))
+        await first.aclose()
+        sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+        await (await client.submit([300, 301, 302], sampling)).ended.wait()  # the group steps without a rendezvous
+        ranks[1].child.kill()
+        waiting = await client.submit([300, 301, 303], sampling)
+        async with asyncio.timeout(30):
+            while not (await anext(aiter(ranks[0].updates()))).short_of_ranks:
+                await asyncio.sleep(0.05)
+        health = health_pb2_grpc.HealthStub(ranks[0].channel)
+        async for status in health.Watch(health_pb2.HealthCheckRequest()):
+            if status.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+                break
+        assert not waiting.progressed.is_set()
+        await stack.enter_async_context(rendezvous(port))
+        async with asyncio.timeout(30):
+            await waiting.ended.wait()
+        assert len(waiting.token_ids) == 20
+
+
+async def status_after_sigterm(child: ChildProcess, timeout_s: float = 30.0) -> int:
+    """Terminate a process and return its exit status; kill it if it still runs after the timeout."""
+    child.terminate()
+    killing = asyncio.get_running_loop().call_later(timeout_s, child.kill)
+    try:
+        return await child.wait()
+    finally:
+        killing.cancel()
+
+
+async def wait_logged(log: Path, text: str) -> None:
+    """Wait until the log has the text."""
+    async with asyncio.timeout(30):
+        while text not in log.read_text():
+            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
 async def ranks_of_a_group(directory: Path, size: int, *flags: str) -> AsyncIterator[list[WorkerProcess]]:
     """Start decode workers and their rendezvous; their logs are in the directory."""
     [port] = free_ports("127.0.0.1", 1)
-    rendezvous = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "baton.membership.rendezvous", f"--port={port}", "--log-level=warning"
+    async with rendezvous(port), ranks_at(port, directory, size, *flags) as ranks:
+        yield ranks
+
+
+@asynccontextmanager
+async def rendezvous(port: int, *flags: str) -> AsyncIterator[None]:
+    """Run a rendezvous."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "baton.membership.rendezvous", f"--port={port}", "--log-level=warning", *flags
     )
-    flags = (f"--expert-parallel={size}", f"--rendezvous=127.0.0.1:{port}", *flags)
-    model = Path(str(files("baton") / "bundled_model"))
     try:
-        async with worker_processes(model, directory, *[("decode", *flags)] * size) as ranks:
-            yield ranks
+        yield
     finally:
-        rendezvous.terminate()
-        await rendezvous.wait()
+        process.terminate()
+        await process.wait()
+
+
+def ranks_at(port: int, directory: Path, size: int, *flags: str) -> AbstractAsyncContextManager[list[WorkerProcess]]:
+    """Start decode workers whose rendezvous is at the port."""
+    flags = (f"--expert-parallel={size}", f"--rendezvous=127.0.0.1:{port}", *flags)
+    return worker_processes(Path(str(files("baton") / "bundled_model")), directory, *[("decode", *flags)] * size)
 
 
 async def incarnation_of(worker_id: str, url: str) -> str | None:

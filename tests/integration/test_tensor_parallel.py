@@ -19,7 +19,8 @@ from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.completion_load import completion_load
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
-from tests.integration.test_expert_parallel import completions, incarnation_of
+from tests.integration.scripted_prefill import accept_only, scripted_prefill
+from tests.integration.test_expert_parallel import completions, incarnation_of, status_after_sigterm, wait_logged
 from tests.integration.worker_process import WorkerProcess, worker_processes
 from tests.integration.workers_view import pid_of, wait_all_ready
 from tests.marks import slow_case
@@ -163,6 +164,40 @@ async def test_a_stopped_rank_does_not_keep_others_from_ending(tmp_path: Path) -
         decode.child.terminate()
         async with asyncio.timeout(40):
             assert await decode.child.wait() == 0
+        assert not stopped.is_running()
+
+
+async def test_a_rank_stopped_in_mid_decode_does_not_keep_its_worker_from_ending(tmp_path: Path) -> None:
+    """The first rank leaves a step that never ends. The stopped rank then continues, and ends too."""
+    model = make_checkpoint("llama3", tmp_path / "model")
+    flags = ("--tensor-parallel=2", "--drain-timeout-s=0.1", *SMALL)
+    async with worker_processes(model, tmp_path, ("decode", *flags)) as [decode], decode_client(decode) as client:
+        [stopped] = followers_of(decode)
+        generation = await client.submit([5, 6, 7], SamplingParams(temperature=0, max_tokens=100_000, ignore_eos=True))
+        await generation.progressed.wait()
+        stopped.suspend()
+        ending = asyncio.create_task(status_after_sigterm(decode.child))
+        await wait_logged(tmp_path / "decode-0.log", "the engine has ended: this rank has left its group")
+        stopped.resume()
+        assert await ending == 0
+        assert not stopped.is_running()
+        assert " ERROR " not in (tmp_path / "decode-0.log").read_text()
+
+
+@pytest.mark.slow
+async def test_a_stopped_rank_that_receives_kv_does_not_keep_its_worker_from_ending(tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path / "model")
+    flags = ("--tensor-parallel=2", "--drain-timeout-s=0.1", *SMALL)
+    async with (
+        worker_processes(model, tmp_path, ("decode", *flags)) as [decode],
+        scripted_prefill(await decode.describe(), accept_only) as (peer, prefill),
+        decode_client(decode) as client,
+    ):
+        [stopped] = followers_of(decode)
+        await client.submit(list(range(3, 100)), GREEDY, peer)
+        await prefill.began.wait()
+        stopped.suspend()
+        assert await status_after_sigterm(decode.child, timeout_s=50.0) == 0  # 40 s on an idle machine
         assert not stopped.is_running()
 
 

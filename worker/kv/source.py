@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from baton.engine.errors import EngineEnded
 from baton.engine.kv.block_hash import HASH_BYTES, split_hashes
 from baton.engine.request import BlockId
 from baton.kvtransfer.errors import TransferError
@@ -99,9 +100,13 @@ class KVSourceService(worker_pb2_grpc.KVSourceServicer):
                 while announcements.has_unchecked:
                     yield worker_pb2.LeaseEvent(checksums=await announcements.next_checksums())
                 await asyncio.Event().wait()  # ends with the call
-            except TransferError as error:  # a rank of this worker is lost, or its GPU cannot compute checksums
+            except (EngineEnded, TransferError) as error:  # a rank is lost, or the GPU cannot compute checksums
                 await context.abort(status_of(error).code, str(error))
             finally:
-                pinning.add_done_callback(
-                    lambda pinned: self._host.call(lambda engine: engine.blocks.unpin(pinned.result()[0]))
-                )
+                pinning.add_done_callback(self._unpin)
+
+    def _unpin(self, pinning: "asyncio.Future[tuple[int, list[BlockId]]]") -> None:
+        if pinning.cancelled() or pinning.exception() is not None:  # the engine has ended, and holds nothing
+            return
+        pin_id, _ = pinning.result()
+        self._host.call(lambda engine: engine.blocks.unpin(pin_id))

@@ -84,6 +84,11 @@ class WorkerRanks:
         self._is_closing = True
         self.tensor.leave()
 
+    def kill(self) -> None:
+        """Kill the followers, which ends every wait for their responses."""
+        for process in self._processes.values():
+            process.kill()
+
     async def close(self) -> None:
         """End the followers; the engine must have stopped."""
         for follower in self.followers:

@@ -9,8 +9,16 @@ import pytest
 from baton.engine.errors import QueueFull
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL, RequestDelta
+from baton.router.workers import connection
 from baton.rpc.status import code_number
-from tests.unit.router.running_router import RunningRouter, running_router, until, wait_cached, wait_workers
+from tests.unit.router.running_router import (
+    RunningRouter,
+    running_router,
+    until,
+    wait_cached,
+    wait_workers,
+    worker_states,
+)
 from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker
 
 BODY: dict[str, Any] = {"prompt": "The cat sat on the mat", "max_tokens": 12, "seed": 9, "return_token_ids": True}
@@ -153,3 +161,68 @@ async def test_a_long_prompt_that_was_hardly_begun_is_not_computed_at_the_decode
         [command] = staying.commands
         assert command.prefix_source.worker_id == "decode-0"
         assert command.prefill.worker_id == ("prefill-0" if num_blocks == 1 else "")
+
+
+async def report(router: RunningRouter, worker: ScriptedWorker) -> None:
+    """Send a report of the worker and wait until the router has it."""
+    worker.load.num_waiting += 1
+    worker.news()
+    async with asyncio.timeout(20):
+        while True:
+            seen = (await worker_states(router.http))[worker.address].get("load", {})
+            if int(seen.get("num_waiting", 0)) == worker.load.num_waiting:
+                return
+            await asyncio.sleep(0.005)
+
+
+async def test_requests_leave_a_worker_that_is_short_of_ranks_once_another_can_continue_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "MOVE_AFTER_S", 0.0)
+    short, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    short.go_on.clear()
+    other.draining = True
+    async with running_router(short, other) as router:
+        request, pinned = post(router), post(router, **{"x-baton-decode": "decode-0"})
+        await until(lambda: len(short.commands) == 2)
+        short.short_of_ranks = True
+        await report(router, short)
+        await report(router, short)
+        assert not short.aborted
+        other.draining = False
+        other.news()
+        await wait_workers(router.http, 1, "ready")
+        await report(router, short)
+        moved = (await request).json()
+        [command] = other.commands
+        assert len(command.token_ids) > command.num_prompt_tokens  # it continues the output
+        await until(lambda: len(short.aborted) == 1)
+        assert not pinned.done()
+        short.short_of_ranks = False
+        await report(router, short)
+        short.go_on.set()
+        stayed = (await pinned).json()
+        assert moved["choices"][0]["token_ids"] == stayed["choices"][0]["token_ids"]
+        assert len(other.commands) == 1
+        assert 'baton:failovers_total{model_name="bundled_model"} 1.0' in await metrics(router)
+
+
+async def test_requests_stay_with_a_worker_that_is_short_of_ranks_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MOVE_AFTER_S", 60.0)
+    short, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    short.go_on.clear()
+    other.draining = True
+    async with running_router(short, other) as router:
+        request = post(router)
+        await until(lambda: len(short.commands) == 1)
+        other.draining = False
+        other.news()
+        await wait_workers(router.http, 2, "ready")
+        short.short_of_ranks = True
+        await report(router, short)
+        await report(router, short)
+        short.short_of_ranks = False
+        short.go_on.set()
+        await report(router, short)
+        assert (await request).json()["usage"]["completion_tokens"] == 12
+        assert not other.commands

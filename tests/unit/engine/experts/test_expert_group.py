@@ -1,7 +1,6 @@
 """Experts spread over ranks: the same bits as on one rank, for any work of other ranks and membership changes."""
 
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -248,44 +247,6 @@ def test_a_rank_that_breaks_off_starts_a_new_epoch(mixtral: Path, groups: Groups
     assert group.group.epoch == epoch + 1
     assert [rank.experts.ranks.view.epoch for rank in group.ranks.values()] == [epoch + 1] * 3
     assert held(group) == [(0, 1, 2), (3, 4, 5), (6, 7)]
-
-
-def test_a_waiting_rank_outlasts_the_rank_that_hangs(mixtral: Path, groups: Groups) -> None:
-    """The watchdog of the rank that hangs must end it before those of the waiting ranks end them."""
-    group = groups(mixtral, ["rank-0", "rank-1"], dtype="float32")
-    hanging, waiting = group["rank-1"], group["rank-0"]
-    for rank in group.ranks.values():
-        rank.wait(lambda rank: not rank.engine.must_step)
-    assert waiting.engine.watchdog_multiplier == 1
-    begun, end = threading.Event(), threading.Event()
-
-    def hang(_: Engine) -> bool:
-        begun.set()
-        return end.wait(TIMEOUT_S)
-
-    hung = hanging.call(hang)
-    assert begun.wait(TIMEOUT_S)
-    try:
-        waiting.add(make_request("a", 1, 5, 2))
-        wait_until(lambda: waiting.engine.watchdog_multiplier == 2)
-        assert hanging.engine.watchdog_multiplier == 1
-        wait_until(lambda: hanging.turn_s > 0.2)
-        assert waiting.turn_s < 0.75 * hanging.turn_s
-    finally:
-        end.set()
-    assert hung.result(TIMEOUT_S)
-    group.wait_for_all()
-    wait_until(lambda: waiting.engine.watchdog_multiplier == 1)  # asleep again
-
-
-def test_forming_an_epoch_extends_the_watchdog(mixtral: Path, groups: Groups) -> None:
-    group = groups(mixtral, ["rank-0", "rank-1"], dtype="float32")
-    group.group.set_members("rank-0", "rank-1", "a rank that never joins")
-    for rank in group.ranks.values():
-        wait_until(lambda rank=rank: rank.engine.watchdog_multiplier == 30)  # type: ignore[misc]
-    group.group.set_members("rank-0", "rank-1")
-    for rank in group.ranks.values():
-        wait_until(lambda rank=rank: rank.engine.watchdog_multiplier == 1)  # type: ignore[misc]
 
 
 def test_an_idle_group_sleeps_until_it_is_woken(mixtral: Path, groups: Groups) -> None:

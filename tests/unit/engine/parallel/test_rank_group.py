@@ -4,7 +4,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 
@@ -13,8 +13,9 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from baton.engine.errors import EngineEnded, GroupBroken
-from baton.engine.parallel import rank_connections
+from baton.engine.parallel import rank_connections, rank_group
 from baton.engine.parallel.exchange import POLL_S, Exchange
+from baton.engine.parallel.group_view import GroupView
 from baton.engine.parallel.rank_group import RankGroup
 from tests.unit.engine.group_rig import CPU, HOST, TIMEOUT_S, Group, Member
 
@@ -39,10 +40,7 @@ class Pair:
     def waiting(self) -> "Future[list[list[int]]]":
         """Rank 0 sends a number and waits for one from rank 1, which sends none."""
         pending = self.threads[0].submit(self.ranks[0].gather, [1])
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while not self.ranks[0].is_waiting:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.001)
+        wait_until(lambda: self.ranks[0].is_waiting)
         return pending
 
     def close(self) -> None:
@@ -77,10 +75,7 @@ def test_a_delay_is_reported_once_if_a_rank_is_late(pair: Pair) -> None:
     delays: list[float] = []
     began_s = time.monotonic()
     late = pair.threads[0].submit(pair.ranks[0].gather, [1], lambda: delays.append(time.monotonic() - began_s))
-    end_s = time.monotonic() + TIMEOUT_S
-    while not delays:
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
+    wait_until(lambda: bool(delays))
     time.sleep(1.5 * POLL_S)
     assert pair.threads[1].submit(pair.ranks[1].gather, [2]).result(TIMEOUT_S) == [[1], [2]]
     assert late.result(TIMEOUT_S) == [[1], [2]]
@@ -152,10 +147,7 @@ class OnGpu:
         return received.tolist()
 
     def wait_until_waiting(self) -> None:
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while not self._ranks.is_waiting:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.001)
+        wait_until(lambda: self._ranks.is_waiting)
 
 
 def test_a_gpu_collective_may_take_longer_than_a_poll(pair: Pair) -> None:
@@ -223,10 +215,7 @@ def test_an_epoch_of_too_few_ranks_is_not_joined(caplog: pytest.LogCaptureFixtur
     with ThreadPoolExecutor(2) as threads:
         forming = threads.submit(ranks.form)
         try:
-            deadline_s = time.monotonic() + TIMEOUT_S
-            while not ranks.is_short:
-                assert time.monotonic() < deadline_s
-                time.sleep(0.001)
+            wait_until(lambda: ranks.is_short)
             assert "has 1 of the 2 ranks that it needs" in caplog.text
             group.set_members("rank-0", "rank-1")
             threads.submit(other.form).result(TIMEOUT_S)
@@ -238,6 +227,55 @@ def test_an_epoch_of_too_few_ranks_is_not_joined(caplog: pytest.LogCaptureFixtur
                 each.leave()
     for each in (ranks, other):
         each.close()
+
+
+def test_a_group_without_a_newer_epoch_is_short_of_ranks_until_one_begins(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rendezvous is lost, and then a rank."""
+    monkeypatch.setattr(rank_group, "NO_EPOCH_S", 0.3)
+    pair.form()
+    ranks = pair.ranks[0]
+    began_s = time.monotonic()
+    forming = pair.threads[0].submit(ranks.form)
+    wait_until(lambda: ranks.is_short)
+    short_s = time.monotonic()
+    assert short_s - began_s >= 0.3
+    assert "no newer one has begun in 0 s: nothing is computed until the rendezvous begins one" in caplog.text
+    pair.group.set_members("rank-0")
+    forming.result(TIMEOUT_S)
+    assert not ranks.is_short
+    assert ranks.resumed_s >= short_s  # the watchdog does not count the wait
+
+
+def test_a_group_that_has_not_started_is_not_short_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_group, "NO_EPOCH_S", 0.0)
+    member = CountingMember(Group(), "rank-0")
+    ranks = RankGroup(member, HOST, CPU)
+    with ThreadPoolExecutor(1) as thread:
+        forming = thread.submit(ranks.form)
+        wait_until(lambda: member.num_waits > 2)
+        assert not ranks.is_short
+        ranks.leave()
+        with pytest.raises(EngineEnded):
+            forming.result(TIMEOUT_S)
+
+
+class CountingMember(Member):
+    """A member that counts its waits for a view."""
+
+    num_waits = 0
+
+    def wait(self, seen: GroupView | None, timeout_s: float) -> GroupView | None:
+        self.num_waits += 1
+        return super().wait(seen, timeout_s)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
 
 
 @pytest.mark.parametrize(
