@@ -128,6 +128,8 @@ def _place(text: bytes) -> _Place | None:
     try:
         values = orjson.loads(text)
         address, incarnation = values["address"], values["incarnation"]
+        if len(values) != 2:  # a worker's entry, for example, has these two among others
+            return None
     except (ValueError, KeyError, TypeError):
         return None
     if not isinstance(address, str) or not isinstance(incarnation, str) or not is_host_port(address):

@@ -216,6 +216,7 @@ async def test_random_garbage_ends_nothing(server: RedisServer, caplog: pytest.L
         await views.until(lambda view: member in view.members and view.error is None)
         async with asyncio.timeout(DEADLINE_S):
             while await place.find() != "10.0.0.4:7300":
+                assert not keeping.done(), keeping
                 await asyncio.sleep(0.01)
         assert not keeping.done(), keeping
     keeping.cancel()
