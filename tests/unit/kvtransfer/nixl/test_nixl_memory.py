@@ -14,6 +14,7 @@ from baton.kvtransfer import endpoint
 from baton.kvtransfer.base import PoolDescription, PoolIdentity
 from baton.kvtransfer.errors import PeerRefused, TransportUnavailable
 from baton.kvtransfer.nixl import agent as nixl_agent
+from baton.kvtransfer.nixl import one_sided_probe
 from baton.kvtransfer.nixl.agent import NixlAgent
 from baton.kvtransfer.nixl.connection import NixlConnection
 from baton.kvtransfer.nixl.gpu_memory import MemoryPlace, gpu_number, has_ucx_cuda
@@ -141,6 +142,7 @@ async def test_a_probe_of_a_peer_that_polls_in_every_round_is_inconclusive(monke
             return await real(self)
 
         monkeypatch.setattr(NixlConnection, "num_polls_when_idle", polls_once_more)
+        monkeypatch.setattr(one_sided_probe, "POLL_REQUEST_DELAY_S", PATIENCE_S)  # a busy machine is slow to read
         transport = reader(True)
         with pytest.raises(TransportUnavailable, match="polled for other peers in each of 5 probes"):
             await transport.connect(description)
