@@ -116,6 +116,7 @@ class GrammarCompiler:
             text = f"it takes longer than {self._timeout_s:g} s to compile; simplify it"
             entry.start_timer(self._timeout_s, lambda: self._fail(grammar, entry, InvalidRequest(text)))
             started_at_s = time.monotonic()
+            _check(grammar)
             ready = self._tried(backend.compile(grammar))
             self._finish(entry, ready, time.monotonic() - started_at_s)
         except EngineError as error:
@@ -167,6 +168,17 @@ class GrammarCompiler:
             if entry.ready.done():
                 del self._entries[grammar]
                 self._num_bytes -= entry.num_bytes
+
+
+def _check(grammar: Grammar) -> None:
+    """Raise InvalidRequest if the grammar exceeds a bound or cannot be enforced.
+
+    The router has validated it, but other clients of a worker may not have.
+    """
+    try:
+        grammar.check()
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
 
 
 def make_xgrammar_backend(directory: Path, vocab_size: int, eos_token_ids: frozenset[int]) -> GrammarBackend:
