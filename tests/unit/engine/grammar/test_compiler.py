@@ -87,6 +87,21 @@ def test_a_grammar_that_cannot_be_compiled_is_not_tried_again(held: HeldBackend)
     assert sorted(held.compiled) == ["-1", "bad"]
 
 
+def test_a_cached_failure_keeps_its_source_alone(held: HeldBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    held.may_compile.set()
+    compiler = GrammarCompiler(lambda: held, VOCAB_SIZE)
+    for source in ("bad", "a^"):
+        error = compiler.compile(grammar(source)).exception(TIMEOUT_S)
+        assert isinstance(error, InvalidRequest)
+        assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)
+    monkeypatch.setattr(compiler_module, "MAX_CACHE_BYTES", 3000)
+    for letter in "bca":  # the first of these is dropped again
+        compiler.compile(grammar(f"{letter * 1000}^^")).exception(TIMEOUT_S)
+    for letter in "abc":
+        compiler.compile(grammar(f"{letter * 1000}^^")).exception(TIMEOUT_S)
+    assert compiler.counters.num_cache_hits == 1  # then each drops the next one
+
+
 def test_content_is_validated_once_on_a_compiling_thread(held: HeldBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     held.may_compile.set()
     threads: list[str] = []
