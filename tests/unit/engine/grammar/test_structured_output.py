@@ -184,7 +184,7 @@ def test_a_complete_output_ends_even_below_min_tokens(model: Path) -> None:
         (Grammar(GrammarKind.EBNF, "root ::= foo"), 'Rule "foo" is not defined'),
         (Grammar(GrammarKind.EBNF, 'root ::= b\nb ::= b "x"'), "it matches no text"),
         (Grammar(GrammarKind.EBNF, 'root ::= "a" b\nb ::= b "x"'), "no token can follow the first 1 tokens"),
-        (Grammar(GrammarKind.REGEX, r"\bfoo"), "position 1"),
+        (Grammar(GrammarKind.REGEX, r"\bfoo"), "the escape \\b at character 1"),
         (Grammar(GrammarKind.REGEX, "a" * (1 << 18)), "it has 262144 bytes, over the limit"),
         (schema_grammar({"not": {}}), "the schema: not is not supported"),
     ],
