@@ -3,7 +3,7 @@
 0. Admit it, possibly after a wait in the queue (`Admission`). The front end holds the admission until the last token
    is generated.
 1. Render the chat template and tokenise the prompt, off the event loop.
-2. Check that prompt and output fit the context, and draw a seed if the request has none.
+2. Check that prompt and output fit the context, validate the grammar, and draw a seed if the request has none.
 3. Choose workers by their prefix caches and load, and send the first completion (`Dispatcher`).
 4. Stream its output: detokenise it and cut it at stop strings (`CompletionOutput`).
 5. Once the prompt is in the decode worker's cache, send the other completions there.
@@ -11,12 +11,15 @@
 A request that exceeds its deadline fails at any step. Its completions are cancelled at the workers.
 """
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
+from baton.engine.grammar.grammar import Grammar
 from baton.router.admission.deadline import items_within, result_within
+from baton.router.admission.turns import Turns
 from baton.router.completion import CompletionOutput
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.errors import FieldError, NoWorker
@@ -29,6 +32,8 @@ from baton.router.resumption.resumed_output import Output, ResumedOutput, recall
 from baton.router.stream_merge import StreamMerge
 from baton.router.text.tokenizer import Tokenizer
 from baton.router.workers.pool import WorkerPool
+
+INLINE_GRAMMAR_CHARS = 4096  # validating a longer one may delay the event loop by several milliseconds
 
 
 class Pipeline:
@@ -47,6 +52,7 @@ class Pipeline:
         self._pool = pool
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self._grammar_turns = Turns()
         self.recall = Recall(pool, metrics)
 
     async def prepare(self, request: GenerationRequest) -> Generation:
@@ -84,8 +90,18 @@ class Pipeline:
             text = f"min_tokens is {sampling.min_tokens}, but the context leaves {max_tokens} tokens"
             raise FieldError("min_tokens", text, CONTEXT_LENGTH_EXCEEDED)
         sampling.validate(self._model.vocab_size)
+        if sampling.grammar is not None:
+            await self._validate(sampling.grammar, request.context.fairness_key)
         self._metrics.request_started(max_tokens, request.n)
         return Generation(replace(request, prompt=()), token_ids, sampling)  # frees the prompt: it may be megabytes
+
+    async def _validate(self, grammar: Grammar, client: str) -> None:
+        """Validate a grammar, a large one off the event loop; clients take turns at it. Raises InvalidRequest."""
+        if len(grammar.source) <= INLINE_GRAMMAR_CHARS:
+            grammar.validate()
+            return
+        async with self._grammar_turns.turn(client):
+            await asyncio.to_thread(grammar.validate)
 
     async def tokenize(
         self,

@@ -1,6 +1,7 @@
 """Compiled grammars: a cache by content in front of a bounded number of compiling threads."""
 
 import logging
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -43,7 +44,7 @@ class _Entry:
 
     ready: "Future[ReadyGrammar]"
     timer: threading.Timer | None = None
-    num_bytes: int = 0
+    num_bytes: int = 0  # of the source, and of the compiled grammar once it exists
 
     def start_timer(self, timeout_s: float, expire: Callable[[], None]) -> None:
         """Replace the timer."""
@@ -95,7 +96,7 @@ class GrammarCompiler:
                 return entry.ready
             if not XGRAMMAR.is_installed:
                 raise InvalidRequest(XGRAMMAR.missing("structured output"))
-            entry = _Entry(Future())
+            entry = _Entry(Future(), num_bytes=sys.getsizeof(grammar.source))
             busy = QueueFull("the threads that compile grammars are busy; try again later")
             entry.start_timer(WAIT_TIMEOUT_S, lambda: self._fail(grammar, entry, busy))
             try:
@@ -104,6 +105,7 @@ class GrammarCompiler:
                 entry.stop_timer()
                 raise
             self._entries[grammar] = entry
+            self._num_bytes += entry.num_bytes
             self._evict()
         return entry.ready
 
@@ -116,6 +118,7 @@ class GrammarCompiler:
             text = f"it takes longer than {self._timeout_s:g} s to compile; simplify it"
             entry.start_timer(self._timeout_s, lambda: self._fail(grammar, entry, InvalidRequest(text)))
             started_at_s = time.monotonic()
+            _check(grammar)
             ready = self._tried(backend.compile(grammar))
             self._finish(entry, ready, time.monotonic() - started_at_s)
         except EngineError as error:
@@ -147,8 +150,8 @@ class GrammarCompiler:
             self.counters.num_compiles += 1
             self.counters.compile_s += duration_s
             if not entry.ready.done():
-                entry.num_bytes = ready.compiled.num_bytes
-                self._num_bytes += entry.num_bytes
+                entry.num_bytes += ready.compiled.num_bytes
+                self._num_bytes += ready.compiled.num_bytes
                 self._evict()
         _resolve(entry, ready)
 
@@ -157,6 +160,9 @@ class GrammarCompiler:
         with self._lock:
             if not isinstance(error, InvalidRequest) and self._entries.get(grammar) is entry:
                 del self._entries[grammar]
+                self._num_bytes -= entry.num_bytes
+        # The cache keeps the error: without these it would keep the stack's variables, such as the parsed schema.
+        error.__traceback__ = error.__cause__ = error.__context__ = None
         _resolve(entry, error)
 
     def _evict(self) -> None:
@@ -167,6 +173,17 @@ class GrammarCompiler:
             if entry.ready.done():
                 del self._entries[grammar]
                 self._num_bytes -= entry.num_bytes
+
+
+def _check(grammar: Grammar) -> None:
+    """Raise InvalidRequest if the grammar exceeds a bound or cannot be enforced.
+
+    The router has validated it, but other clients of a worker may not have.
+    """
+    try:
+        grammar.check()
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
 
 
 def make_xgrammar_backend(directory: Path, vocab_size: int, eos_token_ids: frozenset[int]) -> GrammarBackend:

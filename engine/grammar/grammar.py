@@ -40,20 +40,24 @@ class Grammar:
     def validate(self) -> None:
         """Raise InvalidRequest, which names the field, if the grammar exceeds a bound or cannot be enforced."""
         try:
+            self.check()
+        except ValueError as error:
+            raise self.invalid(str(error)) from None
+
+    def check(self) -> None:
+        """Raise ValueError, without the field's name, if the grammar exceeds a bound or cannot be enforced."""
+        try:
             num_bytes = len(self.source.encode())
         except UnicodeEncodeError:
-            raise self.invalid("it has half of a surrogate pair, which is no character") from None
+            raise ValueError("it has half of a surrogate pair, which is no character") from None
         if num_bytes > MAX_SOURCE_BYTES:
-            raise self.invalid(f"it has {num_bytes} bytes, over the limit of {MAX_SOURCE_BYTES}")
-        try:
-            if self.kind in JSON_KINDS:
-                self._check_json()
-            elif self.kind is GrammarKind.REGEX:
-                check_regex(self.source)
-            elif self.kind is GrammarKind.EBNF and not self.source.strip():
-                raise ValueError("the grammar is empty")
-        except ValueError as error:
-            raise self.invalid(str(error)) from error
+            raise ValueError(f"it has {num_bytes} bytes, over the limit of {MAX_SOURCE_BYTES}")
+        if self.kind in JSON_KINDS:
+            self._check_json()
+        elif self.kind is GrammarKind.REGEX:
+            check_regex(self.source)
+        elif self.kind is GrammarKind.EBNF and not self.source.strip():
+            raise ValueError("the grammar is empty")
 
     def invalid(self, problem: str) -> InvalidRequest:
         """Return the error for a grammar with this problem; its message begins with the field's name."""

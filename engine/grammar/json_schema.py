@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
+from baton.engine.grammar.exclusion import TYPES_OF, exclude_each_other
+from baton.engine.grammar.place import Place
 from baton.engine.grammar.regex import check_string_pattern
 
 Schema = Mapping[str, object]
@@ -35,6 +37,8 @@ FORMATS = (
 )
 MAX_MULTIPLE = 1024  # larger ones, and bounded ranges over MAX_RANGE, are ignored by the compiler
 MAX_RANGE = 10000
+MAX_SCHEMAS = 4096  # in a schema: checking that many takes some 20 ms
+MAX_ONE_OF = 256
 ONE_SCHEMA = ("items", "unevaluatedItems", "additionalProperties", "unevaluatedProperties", "propertyNames")
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 LISTED_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -42,14 +46,16 @@ LISTED_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 def check_schema(schema: object) -> None:
     """Raise ValueError, with the path of the problem, for a schema that would not be enforced as it is."""
-    for path, current in schemas_in(schema):
+    for number, (place, current) in enumerate(schemas_in(schema)):
+        if number == MAX_SCHEMAS:
+            raise ValueError(f"the schema contains over {MAX_SCHEMAS} schemas; simplify it")
         try:
             if isinstance(current, dict):
                 _check(current)
             elif not isinstance(current, bool):
                 raise ValueError("a schema must be an object, true or false")
         except ValueError as error:
-            raise ValueError(f"{path.removeprefix('.') or 'the schema'}: {error}") from None
+            raise ValueError(f"{str(place) or 'the schema'}: {error}") from None
 
 
 def patterns_of(schema: object) -> Iterator[str]:
@@ -59,14 +65,14 @@ def patterns_of(schema: object) -> Iterator[str]:
             yield from _patterns(current)
 
 
-def schemas_in(schema: object) -> Iterator[tuple[str, object]]:
-    """Yield a schema and those in it, with their paths."""
-    pending = [("", schema)]
+def schemas_in(schema: object) -> Iterator[tuple[Place, object]]:
+    """Yield a schema and those in it, with their places."""
+    pending = [(Place(), schema)]
     while pending:
-        path, current = pending.pop()
-        yield path, current
+        place, current = pending.pop()
+        yield place, current
         if isinstance(current, dict):
-            pending += [(f"{path}.{name}", inner) for name, inner in _inner(current)]
+            pending += [(Place(f".{name}", place), inner) for name, inner in _inner(current)]
 
 
 def _patterns(schema: Schema) -> list[str]:
@@ -74,7 +80,7 @@ def _patterns(schema: Schema) -> list[str]:
 
 
 def _inner(schema: Schema) -> Iterator[tuple[str, object]]:
-    """Yield the schemas in a schema, with their paths."""
+    """Yield the schemas in a schema, with their names in it."""
     for name in ONE_SCHEMA:
         inner = schema.get(name)
         if name == "propertyNames" and isinstance(inner, dict):
@@ -138,9 +144,11 @@ def _check_one_of(schema: Schema) -> None:
     options = schema.get("oneOf")
     if not isinstance(options, list):
         return
-    for place, first in enumerate(options):
-        if not all(_are_disjoint(first, second) for second in options[place + 1 :]):
-            raise ValueError("oneOf is only supported if its schemas exclude each other by type or constant; use anyOf")
+    if len(options) > MAX_ONE_OF:
+        raise ValueError(f"oneOf has {len(options)} schemas, over the limit of {MAX_ONE_OF}; use anyOf")
+    if not exclude_each_other(options):
+        text = "its schemas exclude each other by type, constants or one required property"
+        raise ValueError(f"oneOf is only supported if {text}; use anyOf")
 
 
 def _check_text(schema: Schema) -> None:
@@ -194,53 +202,6 @@ def _keys(value: object) -> Sequence[object]:
     return list(value) if isinstance(value, dict) else ()
 
 
-def _are_disjoint(first: object, second: object) -> bool:
-    """Return whether no value can match both schemas, as far as types and constants show."""
-    if not isinstance(first, dict) or not isinstance(second, dict):
-        return False
-    if _types(first) and _types(second) and not _types(first) & _types(second):
-        return True
-    ours, theirs = _constants(first), _constants(second)
-    if ours and theirs:
-        return not ours & theirs
-    if not {"object"} == _types(first) == _types(second):
-        return False
-    shared = set(_names(first)) & set(_names(second))
-    properties = (cast(Schema, first["properties"]), cast(Schema, second["properties"]))
-    return any(_are_disjoint(properties[0][name], properties[1][name]) for name in shared)
-
-
-def _names(schema: Schema) -> Sequence[str]:
-    """Return the properties that a schema both requires and defines."""
-    required, named = schema.get("required"), schema.get("properties")
-    if not isinstance(required, list) or not isinstance(named, dict):
-        return ()
-    return [name for name in required if isinstance(name, str) and name in named]
-
-
-def _constants(schema: Schema) -> set[str]:
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return {json.dumps(each, sort_keys=True) for each in values} if isinstance(values, list) else set()
-
-
-def _types(schema: Schema) -> set[str]:
-    """Return the types that a schema allows; empty if it names none. An integer is a number too."""
-    kind = schema.get("type")
-    names = {each for each in (kind if isinstance(kind, list) else [kind]) if isinstance(each, str)}
-    return names | {"integer"} if "number" in names else names
-
-
-JSON_TYPES: Mapping[type, Sequence[str]] = {
-    bool: ("boolean",),
-    int: ("integer", "number"),
-    float: ("number",),
-    str: ("string",),
-    type(None): ("null",),
-    list: ("array",),
-    dict: ("object",),
-}
-
-
 def _all_of_type(values: Sequence[object], kind: object) -> bool:
     kinds = kind if isinstance(kind, list) else [kind]
-    return all(any(name in kinds for name in JSON_TYPES[type(each)]) for each in values)
+    return all(any(name in kinds for name in TYPES_OF[type(each)]) for each in values)

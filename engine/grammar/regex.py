@@ -1,12 +1,16 @@
 """Regular expressions: syntax that a grammar cannot express and that the compiler would ignore."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_REGEX_CHARS = 8192
 LOOKAROUND = ("(?=", "(?!", "(?<=", "(?<!")
-CONTROL_ESCAPES = frozenset("nrtfv0c")
-HEX_DIGITS = {"x": 2, "u": 4}
+CONTROL_ESCAPES = frozenset("nrtfvae0c")
+# The compiler reads most other letters as themselves, `\Z` as Z.
+ESCAPE = re.compile(
+    r"\\(?:[dDwWsSnrtfvae0]|c[A-Za-z]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|u\{[0-9A-Fa-f]{1,6}\}|[^A-Za-z0-9])", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ def check_regex(pattern: str) -> None:
     if len(pattern) > MAX_REGEX_CHARS:
         raise ValueError(f"the regular expression has {len(pattern)} characters, over the limit of {MAX_REGEX_CHARS}")
     for item in _items(pattern):
+        if item.text[0] == "\\" and not ESCAPE.fullmatch(item.text):
+            raise _unsupported(f"the escape {item.text}", item.place, "which is not supported")
         if item.in_class:
             continue
         if pattern.startswith(LOOKAROUND, item.place):
@@ -55,7 +61,8 @@ def _items(pattern: str) -> Iterator[_Item]:
     while place < len(pattern):
         length = 1
         if pattern[place] == "\\":
-            length = 2 + HEX_DIGITS.get(pattern[place + 1 : place + 2], 0)
+            escape = ESCAPE.match(pattern, place)
+            length = escape.end() - place if escape else 2
         elif in_class and pattern[place] == "]":
             in_class = is_negated = False
         elif not in_class and pattern[place] == "[":
@@ -69,13 +76,13 @@ def _needs_escape(text: str) -> bool:
     """Return whether a character or escape stands for one that JSON strings escape."""
     if text[0] != "\\" or len(text) == 1:
         return ord(text[0]) < 0x20 or text[0] == '"' or text == "\\"
-    kind, digits = text[1], text[2:]
-    if kind not in HEX_DIGITS:
+    kind, digits = text[1], text[2:].strip("{}")
+    if kind not in "xu":
         return kind in CONTROL_ESCAPES or _needs_escape(kind)
     try:
         return _needs_escape(chr(int(digits, 16)))
     except ValueError:
-        return False  # malformed: the compiler reports it
+        return False  # no character: the compiler reports it
 
 
 def _unsupported(what: str, place: int, reason: str) -> ValueError:

@@ -1,6 +1,7 @@
 """Structural tags: free text with parts that follow a format (xgrammar's "structural tag" in JSON)."""
 
 from baton.engine.grammar.json_schema import check_schema
+from baton.engine.grammar.place import Place
 from baton.engine.grammar.regex import check_regex
 
 SCHEMA_TYPES = ("json_schema", "qwen_xml_parameter")
@@ -10,17 +11,17 @@ def check_structural_tag(tag: object) -> None:
     """Raise ValueError for a tag whose schemas or regular expressions would not be enforced as they are."""
     if not isinstance(tag, dict):
         raise ValueError("it must be a JSON object")
-    pending: list[tuple[str, object]] = [("", tag)]
+    pending: list[tuple[Place, object]] = [(Place(), tag)]
     while pending:
-        path, current = pending.pop()
+        place, current = pending.pop()
         if isinstance(current, list):
-            pending += [(f"{path}[{place}]", inner) for place, inner in enumerate(current)]
+            pending += [(Place(f"[{number}]", place), inner) for number, inner in enumerate(current)]
         elif isinstance(current, dict):
             try:
                 _check_format(current)
             except ValueError as error:
-                raise ValueError(f"{path.removeprefix('.') or 'the tag'}: {error}") from None
-            pending += [(f"{path}.{name}", inner) for name, inner in current.items() if name != "json_schema"]
+                raise ValueError(f"{str(place) or 'the tag'}: {error}") from None
+            pending += [(Place(f".{name}", place), inner) for name, inner in current.items() if name != "json_schema"]
 
 
 def _check_format(part: dict[str, object]) -> None:

@@ -45,7 +45,7 @@ class XGrammarBackend:
         try:
             return XGrammar(self._compile(grammar))
         except (RuntimeError, ValueError) as error:
-            raise InvalidRequest(_problem(error)) from error
+            raise InvalidRequest(_problem(error)) from None
 
     def apply(self, logits: Tensor, masks: Tensor, rows: Sequence[int]) -> None:
         """Set the logits of forbidden tokens to -inf in place; see `GrammarBackend`."""

@@ -33,7 +33,10 @@ class SamplingParams:
     grammar: Grammar | None = None  # that the output must match
 
     def validate(self, vocab_size: int) -> None:
-        """Raise InvalidRequest naming the first option that is out of range."""
+        """Raise InvalidRequest naming the first option that is out of range.
+
+        The grammar's content is not validated, as that may take milliseconds: see `Grammar.validate`.
+        """
         _require(
             0 <= self.temperature <= MAX_TEMPERATURE, "temperature", self.temperature, f"from 0 to {MAX_TEMPERATURE}"
         )
@@ -54,10 +57,8 @@ class SamplingParams:
         _require_each("logit_bias token id", self.logit_bias, 0, vocab_size - 1, in_vocab)
         _require_each("logit_bias value", self.logit_bias.values(), -100, 100, "from -100 to 100")
         _require_each("stop_token_ids entry", self.stop_token_ids, 0, vocab_size - 1, in_vocab)
-        if self.grammar is not None:
-            self.grammar.validate()
-            if self.ignore_eos:
-                raise self.grammar.invalid("it cannot be combined with ignore_eos, as it ends with an end token")
+        if self.grammar is not None and self.ignore_eos:
+            raise self.grammar.invalid("it cannot be combined with ignore_eos, as it ends with an end token")
 
 
 def _require(ok: bool, name: str, value: object, right: str) -> None:

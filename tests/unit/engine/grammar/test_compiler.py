@@ -87,6 +87,40 @@ def test_a_grammar_that_cannot_be_compiled_is_not_tried_again(held: HeldBackend)
     assert sorted(held.compiled) == ["-1", "bad"]
 
 
+def test_a_cached_failure_keeps_its_source_alone(held: HeldBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    held.may_compile.set()
+    compiler = GrammarCompiler(lambda: held, VOCAB_SIZE)
+    for source in ("bad", "a^"):
+        error = compiler.compile(grammar(source)).exception(TIMEOUT_S)
+        assert isinstance(error, InvalidRequest)
+        assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)
+    monkeypatch.setattr(compiler_module, "MAX_CACHE_BYTES", 3000)
+    for letter in "bca":  # the first of these is dropped again
+        compiler.compile(grammar(f"{letter * 1000}^^")).exception(TIMEOUT_S)
+    for letter in "abc":
+        compiler.compile(grammar(f"{letter * 1000}^^")).exception(TIMEOUT_S)
+    assert compiler.counters.num_cache_hits == 1  # then each drops the next one
+
+
+def test_content_is_validated_once_on_a_compiling_thread(held: HeldBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    held.may_compile.set()
+    threads: list[str] = []
+    check = Grammar.check
+
+    def noted_check(grammar: Grammar) -> None:
+        threads.append(threading.current_thread().name)
+        check(grammar)
+
+    monkeypatch.setattr(Grammar, "check", noted_check)
+    compiler = GrammarCompiler(lambda: held, VOCAB_SIZE)
+    for source, field in (("1", "regex"), ("1", "guided_regex"), ("a^", "regex"), ("a^", "guided_regex")):
+        error = compiler.compile(grammar(source, field)).exception(TIMEOUT_S)
+        assert source == "1" or str(error).startswith("the regular expression has ^ at character 2")
+    assert len(threads) == 2
+    assert all(name.startswith("grammar compiler-") for name in threads)
+    assert held.compiled == ["1"]
+
+
 def test_a_fault_of_the_backend_is_not_the_requests_and_is_tried_again(held: HeldBackend) -> None:
     held.may_compile.set()
     compiler = GrammarCompiler(lambda: held, VOCAB_SIZE)

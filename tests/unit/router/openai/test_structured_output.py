@@ -1,15 +1,18 @@
 """Fields of structured output: what workers get, and which requests are refused before any worker sees them."""
 
 import json
+import threading
 from typing import Any
 
 import grpc
 import pytest
 
+from baton.engine.grammar.grammar import Grammar
 from baton.protos import common_pb2, worker_pb2
 from baton.protos.router_pb2 import GenerateRequest
 from baton.protos.router_pb2_grpc import InferenceStub
 from baton.router.openai.structured_output import GRAMMAR_FIELDS
+from baton.router.pipeline import INLINE_GRAMMAR_CHARS
 from tests.unit.router.running_router import running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 
@@ -117,6 +120,23 @@ async def test_invalid_grammars_are_refused_by_name_before_a_worker_sees_them(st
             assert (answer.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error"), error
             assert message in error["message"]
     assert not worker.commands
+
+
+async def test_large_grammars_are_validated_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    validate = Grammar.validate
+    on_loop: list[bool] = []
+
+    def noted_validate(grammar: Grammar) -> None:
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        validate(grammar)
+
+    monkeypatch.setattr(Grammar, "validate", noted_validate)
+    async with running_router(ScriptedWorker()) as router:
+        for size in (1, INLINE_GRAMMAR_CHARS):
+            schema = {"title": "a" * size, "not": {}}
+            answer = await router.http.post(CHAT, json={**NEEDED[CHAT], "guided_json": schema})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "guided_json")
+    assert on_loop == [True, False]
 
 
 async def test_deeply_nested_schemas_are_refused() -> None:
