@@ -10,6 +10,7 @@
    other requests never wait for them again.
 """
 
+import logging
 import os
 import threading
 import time
@@ -29,6 +30,8 @@ from baton.engine.grammar.compiler import GrammarCompiler, ReadyGrammar
 from baton.engine.grammar.position import GrammarPosition
 from baton.engine.grammar.threads import DaemonThreads
 from baton.engine.request import Request
+
+logger = logging.getLogger(__name__)
 
 MIN_THREADS, MAX_THREADS = 2, 8  # for masks that a step waits for; between them half of the cores
 NUM_SLOW_THREADS = 2
@@ -117,12 +120,17 @@ class GrammarMasks:
         return bool(self._failed)
 
     def enter(self, request: Request) -> None:
-        """Start compiling a request's grammar; no-op without one. Raises InvalidRequest or QueueFull."""
+        """Start compiling a request's grammar; no-op without one. Raises InvalidRequest or QueueFull.
+
+        Any output that the request already has must continue: an EOS token would have ended it.
+        """
         grammar = request.sampling.grammar
         if grammar is None:
             return
         if not self._eos_token_ids:
             raise grammar.invalid("the model's config.json has no eos_token_id, with which a structured output ends")
+        if not self._eos_token_ids.isdisjoint(request.token_ids[request.num_prompt_tokens :]):
+            raise grammar.invalid("the output has already ended: it contains an EOS token")
         try:
             compiling = self._compiler.compile(grammar)
         except InvalidRequest as error:
@@ -191,15 +199,18 @@ class GrammarMasks:
             return
         sampling, error = request.sampling, compiling.exception()
         with self._changed:
-            if error is None:
+            if error is not None:
+                self._fail(state, request, error)
+            else:
                 ready = compiling.result()
                 stops = sampling.stop_token_ids | self._eos_token_ids
-                state.position = GrammarPosition(
-                    ready.compiled.matcher(self._eos_token_ids), self._num_words, sorted(stops), sampling.min_tokens
-                )
+                try:
+                    state.position = GrammarPosition(
+                        ready.compiled.matcher(self._eos_token_ids), self._num_words, sorted(stops), sampling.min_tokens
+                    )
+                except Exception as fault:  # of the library
+                    self._fail(state, request, fault)
                 state.is_slow = ready.is_slow
-            else:
-                self._fail(state, request, error)
         self._wake()
 
     def _fill(self, state: _State, request: Request, is_awaited: bool) -> _Fill:
@@ -228,7 +239,7 @@ class GrammarMasks:
             try:
                 assert state.position is not None
                 state.position.advance(fill.token_ids)
-            except ValueError as error:
+            except Exception as error:  # a ValueError is the request's problem, others are faults of the library
                 problem = error
             duration_s = time.thread_time() - started_s
             if duration_s > MAX_FILL_S:
@@ -268,10 +279,13 @@ class GrammarMasks:
     def _fail(self, state: _State, request: Request, error: BaseException) -> None:
         grammar = request.sampling.grammar
         assert grammar is not None
-        is_invalid = isinstance(error, InvalidRequest | ValueError)
-        state.error = grammar.invalid(str(error)) if is_invalid else EngineError(str(error))
-        if isinstance(error, EngineError) and not is_invalid:
+        if isinstance(error, InvalidRequest | ValueError):
+            state.error = grammar.invalid(str(error))
+        elif isinstance(error, EngineError):
             state.error = error
+        else:
+            logger.error("a mask could not be filled", exc_info=error)
+            state.error = EngineError("a mask of the grammar could not be filled")
         self._failed.append(state)
 
 
