@@ -228,3 +228,44 @@ def test_a_fault_of_a_job_ends_no_thread() -> None:
 def test_an_output_that_has_ended_is_refused(backend: CountingBackend) -> None:
     with pytest.raises(InvalidRequest, match="grammar: the output has already ended"):
         make_masks(backend).enter(make_request("ended", 99, [1, 2, EOS]))
+
+
+class SteadyGrammar(CountingGrammar):
+    """Sleeps for each mask but the first."""
+
+    def matcher(self, stop_token_ids: frozenset[int]) -> "SteadyGrammar":
+        return SteadyGrammar(self._gate, self._held_from)
+
+    def fill(self, row: Tensor) -> None:
+        if self._num_tokens:
+            time.sleep(0.03)
+        super().fill(row)
+
+
+class SteadyBackend(CountingBackend):
+    """Compiles grammars whose masks take a while, but none of them long."""
+
+    def compile(self, grammar: Grammar) -> CountingGrammar:
+        return SteadyGrammar(self.gate, 99)
+
+
+def test_a_step_with_many_masks_goes_on_at_its_deadline_and_no_request_starves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks_module, "SLOW_FILL_S", 10.0)  # however busy this machine is
+    masks = make_masks(SteadyBackend())
+    requests = [make_request(f"{number}", 99, [1]) for number in range(8 * masks_module.MAX_THREADS)]
+    for request in requests:
+        masks.enter(request)
+    wait_until(lambda: all(map(masks.may_sample, requests)))
+    for request, token_id in zip(requests, step(masks, requests), strict=True):
+        if token_id is not None:
+            request.token_ids.append(token_id)
+    assert masks.counters.num_late_masks > 0  # all masks together take longer than the deadline
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while min(request.num_output_tokens for request in requests) < 3:
+        assert time.monotonic() < deadline_s
+        for request, token_id in zip(requests, step(masks, requests), strict=True):
+            if token_id is not None:
+                assert token_id == request.num_output_tokens + 1
+                request.token_ids.append(token_id)
+        lengths = [request.num_output_tokens for request in requests]
+        assert max(lengths) - min(lengths) <= 2  # in turn, although each is ready for its next mask at once
