@@ -4,18 +4,19 @@
    is computed in the meantime, and other requests step on.
 2. Before the model computes a step, the matching of the last token and the next mask of each of its requests are
    started on other threads.
-3. When the model has computed the logits, the masks are collected. If none is completed for WAIT_S, the requests whose
-   masks are missing miss this step, and are sampled once their masks are there.
-4. Masks of a request that was late once, or whose grammar's first mask took long, are filled between the steps: the
-   other requests never wait for them again.
+3. When the model has computed the logits, the masks are collected. After WAIT_S at most, the requests whose masks are
+   missing miss this step. Their masks are the first of the next step.
+4. Masks of a request of which one took long, the first of its grammar included, are filled between the steps: the other
+   requests never wait for them again.
 """
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from weakref import WeakKeyDictionary, ref
@@ -25,16 +26,18 @@ from torch import Tensor
 
 from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.execution.device import to_device_async
-from baton.engine.grammar.compiler import GrammarCompiler, ReadyGrammar
+from baton.engine.grammar.compiler import SLOW_FILL_S, GrammarCompiler, ReadyGrammar
 from baton.engine.grammar.position import GrammarPosition
 from baton.engine.grammar.threads import DaemonThreads
 from baton.engine.request import Request
+
+logger = logging.getLogger(__name__)
 
 MIN_THREADS, MAX_THREADS = 2, 8  # for masks that a step waits for; between them half of the cores
 NUM_SLOW_THREADS = 2
 MAX_JOBS = 4096
 MIN_ROWS_PER_JOB = 4
-WAIT_S = 0.1
+WAIT_S = 0.1  # of a step, for all of its masks together
 MAX_FILL_S = 2.0  # time of one mask at which its request fails
 
 
@@ -54,7 +57,8 @@ class _Fill:
     token_ids: Sequence[int]  # output tokens to match first
     is_awaited: bool  # by a step; otherwise on the threads for slow masks
     phase: Phase = Phase.QUEUED
-    is_late: bool = False  # awaited, and the step went on without it
+    started_at_s: float = 0.0  # monotonic clock
+    is_late: bool = False  # awaited and long, and the step went on without it
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +70,7 @@ class _State:
     position: GrammarPosition | None = None  # None: the grammar is not compiled
     num_masked: int = -1  # output tokens that precede the mask in `position`
     is_slow: bool = False
+    num_missed: int = 0  # consecutive steps without its mask, because those of other requests were in front
     fill: _Fill | None = None
     error: EngineError | None = None
 
@@ -82,7 +87,7 @@ class StepMasks:
     compiler: GrammarCompiler
     masks: Tensor  # [num_rows, num_words] int32 on the CPU; all ones for requests without a grammar
     rows: Sequence[int]  # those with a grammar and a mask
-    late_rows: frozenset[int] = field(default=frozenset())  # without a mask: their samples must not be used
+    late_rows: frozenset[int]  # without a mask: their samples must not be used
 
     def apply(self, logits: Tensor) -> None:
         """Set the logits of forbidden tokens to -inf in place; [num_rows, vocab] float32."""
@@ -117,12 +122,17 @@ class GrammarMasks:
         return bool(self._failed)
 
     def enter(self, request: Request) -> None:
-        """Start compiling a request's grammar; no-op without one. Raises InvalidRequest or QueueFull."""
+        """Start compiling a request's grammar; no-op without one. Raises InvalidRequest or QueueFull.
+
+        Any output that the request already has must continue: an EOS token would have ended it.
+        """
         grammar = request.sampling.grammar
         if grammar is None:
             return
         if not self._eos_token_ids:
             raise grammar.invalid("the model's config.json has no eos_token_id, with which a structured output ends")
+        if not self._eos_token_ids.isdisjoint(request.token_ids[request.num_prompt_tokens :]):
+            raise grammar.invalid("the output has already ended: it contains an EOS token")
         try:
             compiling = self._compiler.compile(grammar)
         except InvalidRequest as error:
@@ -154,9 +164,10 @@ class GrammarMasks:
                 state = self._states.get(request)
                 if state is not None and state.lacks_mask(request):
                     fills.append(self._fill(state, request, is_awaited=True))
-            num_rows = max(MIN_ROWS_PER_JOB, -(-len(fills) // self._num_threads))
-            for start in range(0, len(fills), num_rows):
-                self._start(fills[start : start + num_rows])
+            fills.sort(key=lambda fill: -fill.state.num_missed)  # so that none starves
+            num_jobs = min(self._num_threads, -(-len(fills) // MIN_ROWS_PER_JOB))
+            for number in range(num_jobs):
+                self._start(fills[number::num_jobs])
 
     def collect(self, requests: Sequence[Request]) -> StepMasks | None:
         """Wait for the masks that `begin` has started, as the module says; None if no request has a grammar."""
@@ -164,12 +175,12 @@ class GrammarMasks:
         if not states:
             return None
         with self._changed:
-            while any(state.fill for _, _, state in states) and self._changed.wait(WAIT_S):
-                continue  # one more mask is complete
+            self._changed.wait_for(lambda: not any(state.fill for _, _, state in states), WAIT_S)
             masks = torch.full((len(requests), self._num_words), -1, dtype=torch.int32)
             rows, late = [], []
             for row, request, state in states:
-                if state.num_masked == request.num_output_tokens and state.position is not None:
+                if state.num_masked == request.num_output_tokens:
+                    assert state.position is not None
                     masks[row] = state.position.row
                     rows.append(row)
                 else:
@@ -191,15 +202,18 @@ class GrammarMasks:
             return
         sampling, error = request.sampling, compiling.exception()
         with self._changed:
-            if error is None:
+            if error is not None:
+                self._fail(state, request, error)
+            else:
                 ready = compiling.result()
                 stops = sampling.stop_token_ids | self._eos_token_ids
-                state.position = GrammarPosition(
-                    ready.compiled.matcher(self._eos_token_ids), self._num_words, sorted(stops), sampling.min_tokens
-                )
+                try:
+                    state.position = GrammarPosition(
+                        ready.compiled.matcher(self._eos_token_ids), self._num_words, sorted(stops), sampling.min_tokens
+                    )
+                except Exception as fault:  # of the library
+                    self._fail(state, request, fault)
                 state.is_slow = ready.is_slow
-            else:
-                self._fail(state, request, error)
         self._wake()
 
     def _fill(self, state: _State, request: Request, is_awaited: bool) -> _Fill:
@@ -223,12 +237,12 @@ class GrammarMasks:
             with self._changed:
                 if fill.phase is Phase.CANCELLED or state.request() is None:
                     continue
-                fill.phase = Phase.RUNNING
+                fill.phase, fill.started_at_s = Phase.RUNNING, time.monotonic()
             problem, started_s = None, time.thread_time()  # not the clock: other threads may take turns
             try:
                 assert state.position is not None
                 state.position.advance(fill.token_ids)
-            except ValueError as error:
+            except Exception as error:  # a ValueError is the request's problem, others are faults of the library
                 problem = error
             duration_s = time.thread_time() - started_s
             if duration_s > MAX_FILL_S:
@@ -241,14 +255,14 @@ class GrammarMasks:
             self.counters.num_masks += 1
             self.counters.mask_s += duration_s
             assert state.position is not None
-            state.fill = None
+            state.fill, state.num_missed = None, 0
             state.num_masked = state.position.num_tokens if problem is None else -1
             self._num_stuck -= fill.is_late
             request = state.request()
             if problem is not None and request is not None:
                 self._fail(state, request, problem)
             self._changed.notify_all()
-        if state.is_slow or problem is not None:
+        if not fill.is_awaited or fill.is_late or problem is not None:
             self._wake()
 
     def _note_late(self, state: _State) -> None:
@@ -257,21 +271,24 @@ class GrammarMasks:
         fill = state.fill
         if fill is None:
             return
-        if fill.phase is Phase.RUNNING:
-            state.is_slow = True
-            self._num_stuck += fill.is_awaited and not fill.is_late
-            fill.is_late = fill.is_awaited
-        else:
+        if fill.phase is Phase.QUEUED:
             fill.phase = Phase.CANCELLED
             state.fill = None
+            state.num_missed += 1
+        elif time.monotonic() - fill.started_at_s > SLOW_FILL_S:
+            state.is_slow = fill.is_late = True
+            self._num_stuck += 1
 
     def _fail(self, state: _State, request: Request, error: BaseException) -> None:
         grammar = request.sampling.grammar
         assert grammar is not None
-        is_invalid = isinstance(error, InvalidRequest | ValueError)
-        state.error = grammar.invalid(str(error)) if is_invalid else EngineError(str(error))
-        if isinstance(error, EngineError) and not is_invalid:
+        if isinstance(error, InvalidRequest | ValueError):
+            state.error = grammar.invalid(str(error))
+        elif isinstance(error, EngineError):
             state.error = error
+        else:
+            logger.error("a mask could not be filled", exc_info=error)
+            state.error = EngineError("a mask of the grammar could not be filled")
         self._failed.append(state)
 
 

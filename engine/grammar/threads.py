@@ -1,10 +1,13 @@
 """Threads for compiling grammars and filling masks."""
 
+import logging
 import threading
 from collections.abc import Callable
 from queue import Full, Queue
 
 from baton.engine.errors import QueueFull
+
+logger = logging.getLogger(__name__)
 
 
 class DaemonThreads:
@@ -20,7 +23,7 @@ class DaemonThreads:
         self._threads: list[threading.Thread] = []
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run a job, which must not raise. Raises QueueFull if too many jobs are waiting. Called by one thread."""
+        """Run a job; its exception is logged. Raises QueueFull if too many jobs are waiting. Called by one thread."""
         try:
             self._jobs.put_nowait(job)
         except Full:
@@ -33,4 +36,9 @@ class DaemonThreads:
 
     def _run(self) -> None:
         while True:
-            self._jobs.get()()
+            job = self._jobs.get()
+            try:
+                job()
+            except Exception:  # the thread must outlive it: later jobs need the thread
+                logger.exception("a job of %s failed", self._name)
+            del job  # it must not keep its request alive until the next one

@@ -26,11 +26,6 @@ class OrderedRequests:
     def __reversed__(self) -> Iterator[Request]:
         return reversed(self._requests)
 
-    @property
-    def first(self) -> Request:
-        """The request to serve next."""
-        return self._requests[0]
-
     def add(self, request: Request) -> None:
         """Insert a request at its place in the order."""
         insort(self._requests, request, key=service_order)

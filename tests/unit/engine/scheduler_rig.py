@@ -25,7 +25,13 @@ class Rig:
 
     def __post_init__(self) -> None:
         blocks = BlockManager(self.num_blocks, BLOCK_SIZE, self.config.enable_prefix_caching)
-        self.scheduler = Scheduler(self.config, blocks, FinishRule(frozenset({VOCAB}), max_model_len=100))
+        self.unready: set[RequestId] = set()  # requests that may not be sampled yet
+        self.scheduler = Scheduler(
+            self.config,
+            blocks,
+            FinishRule(frozenset({VOCAB}), max_model_len=100),
+            lambda request: request.request_id not in self.unready,
+        )
         self.model = FakeModel(self.num_blocks, BLOCK_SIZE)
         self.outputs: dict[RequestId, list[int]] = {}
         self.ends: dict[RequestId, FinishReason] = {}

@@ -3,15 +3,18 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from baton.engine.errors import InvalidRequest
 from baton.engine.grammar import masks as masks_module
 from baton.engine.grammar.compiler import GrammarCompiler
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.grammar.masks import GrammarMasks
+from baton.engine.grammar.threads import DaemonThreads
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 
@@ -177,3 +180,92 @@ def test_ended_requests_leave_nothing_behind(backend: CountingBackend) -> None:
     backend.gate.set()
     wait_until(lambda: not masks._states)
     assert masks.take_failures() == []
+
+
+class FaultyGrammar(CountingGrammar):
+    """Raises what a library may raise, from the first token on."""
+
+    def matcher(self, stop_token_ids: frozenset[int]) -> "FaultyGrammar":
+        return FaultyGrammar(self._gate, self._held_from)
+
+    def fill(self, row: Tensor) -> None:
+        if self._num_tokens:
+            raise RuntimeError("the matcher has terminated")
+        super().fill(row)
+
+
+class FaultyBackend(CountingBackend):
+    """Compiles faulty grammars from the source 0."""
+
+    def compile(self, grammar: Grammar) -> CountingGrammar:
+        return FaultyGrammar(self.gate, 99) if grammar.source == "0" else super().compile(grammar)
+
+
+def test_a_fault_of_the_library_fails_its_request_and_ends_no_thread() -> None:
+    masks = make_masks(FaultyBackend())
+    for number in range(2 * masks_module.MAX_THREADS):
+        faulty = make_request(f"{number}", 0, [1])
+        masks.enter(faulty)
+        wait_until(partial(masks.may_sample, faulty))
+        assert step(masks, [faulty]) == [None]
+        [(failed, error)] = masks.take_failures()
+        assert failed is faulty
+        assert not isinstance(error, InvalidRequest)
+        assert str(error) == "a mask of the grammar could not be filled"
+    quick = make_request("quick", 99)
+    masks.enter(quick)
+    wait_until(lambda: masks.may_sample(quick))
+    assert step(masks, [quick]) == [1]
+
+
+def test_a_fault_of_a_job_ends_no_thread() -> None:
+    threads, done = DaemonThreads("tests", 1, 10), threading.Event()
+    threads.submit(lambda: [].pop())
+    threads.submit(done.set)
+    assert done.wait(TIMEOUT_S)
+
+
+def test_an_output_that_has_ended_is_refused(backend: CountingBackend) -> None:
+    with pytest.raises(InvalidRequest, match="grammar: the output has already ended"):
+        make_masks(backend).enter(make_request("ended", 99, [1, 2, EOS]))
+
+
+class SteadyGrammar(CountingGrammar):
+    """Sleeps for each mask but the first."""
+
+    def matcher(self, stop_token_ids: frozenset[int]) -> "SteadyGrammar":
+        return SteadyGrammar(self._gate, self._held_from)
+
+    def fill(self, row: Tensor) -> None:
+        if self._num_tokens:
+            time.sleep(0.03)
+        super().fill(row)
+
+
+class SteadyBackend(CountingBackend):
+    """Compiles grammars whose masks take a while, but none of them long."""
+
+    def compile(self, grammar: Grammar) -> CountingGrammar:
+        return SteadyGrammar(self.gate, 99)
+
+
+def test_a_step_with_many_masks_goes_on_at_its_deadline_and_no_request_starves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks_module, "SLOW_FILL_S", 10.0)  # however busy this machine is
+    masks = make_masks(SteadyBackend())
+    requests = [make_request(f"{number}", 99, [1]) for number in range(8 * masks_module.MAX_THREADS)]
+    for request in requests:
+        masks.enter(request)
+    wait_until(lambda: all(map(masks.may_sample, requests)))
+    for request, token_id in zip(requests, step(masks, requests), strict=True):
+        if token_id is not None:
+            request.token_ids.append(token_id)
+    assert masks.counters.num_late_masks > 0  # all masks together take longer than the deadline
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while min(request.num_output_tokens for request in requests) < 3:
+        assert time.monotonic() < deadline_s
+        for request, token_id in zip(requests, step(masks, requests), strict=True):
+            if token_id is not None:
+                assert token_id == request.num_output_tokens + 1
+                request.token_ids.append(token_id)
+        lengths = [request.num_output_tokens for request in requests]
+        assert max(lengths) - min(lengths) <= 2  # in turn, although each is ready for its next mask at once

@@ -251,3 +251,60 @@ def test_a_request_that_has_all_its_tokens_is_refused() -> None:
 def test_a_budget_that_would_starve_prompts_is_refused() -> None:
     with pytest.raises(ValueError, match="max_num_batched_tokens"):
         Rig(config=EngineConfig(model="", max_num_batched_tokens=8, max_num_seqs=8))
+
+
+def test_requests_that_cannot_be_sampled_leave_half_of_the_batch_to_others() -> None:
+    rig = Rig()
+    unready = [f"{number}" for number in range(12)]
+    rig.unready.update(map(RequestId, unready))
+    for number, name in enumerate(unready):
+        rig.add(name, [number] * 9, 5)
+    rig.add("plain", [3] * 9, 5)
+    for _ in range(20):
+        rig.step()
+    assert rig.outputs[RequestId("plain")] == reference([3] * 9, 5)
+    assert [request.request_id for request in rig.scheduler.running] == unready[:4]
+    assert all(
+        request.num_computed_tokens == 8 for request in rig.scheduler.running
+    )  # the prompt but for its last token
+    rig.unready.discard(RequestId("7"))  # is ready before those in front of it
+    rig.step()
+    assert [request.request_id for request in rig.scheduler.running] == [*unready[:4], "7"]
+    rig.unready.clear()
+    rig.run_to_end()
+    for number, name in enumerate(unready):
+        assert rig.outputs[RequestId(name)] == reference([number] * 9, 5)
+
+
+def test_random_workloads_of_requests_that_cannot_be_sampled_at_times() -> None:
+    num_preemptions = 0
+    for seed in range(20):
+        rng = random.Random(seed)
+        rig = Rig(num_blocks=rng.choice([26, 30]))
+        requests: dict[RequestId, tuple[list[int], int]] = {}
+        aborted: set[RequestId] = set()
+        for number in range(40):
+            name, prompt = RequestId(f"{number}"), [rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))]
+            requests[name] = prompt, rng.randint(1, 30)
+            if rng.random() < 0.7:
+                rig.unready.add(name)
+            rig.add(name, *requests[name], priority=rng.choice([0, 0, 1]))
+            for _ in range(rng.randint(0, 3)):
+                rig.step()
+            for each in requests:  # a mask may be late at any time
+                if rng.random() < 0.3:
+                    rig.unready.discard(each)
+                elif rng.random() < 0.05:
+                    rig.unready.add(each)
+            if rng.random() < 0.1 and rig.scheduler.abort(victim := RequestId(f"{rng.randint(0, number)}")):
+                aborted.add(victim)
+            rig.scheduler.check_integrity()
+        rig.unready.clear()
+        rig.run_to_end()
+        num_preemptions += rig.scheduler.num_preemptions
+        for name, (prompt, max_tokens) in requests.items():
+            expected = reference(prompt, max_tokens)
+            got = rig.outputs[name]
+            assert got == (expected[: len(got)] if name in aborted else expected), f"seed {seed}, request {name}"
+        assert rig.scheduler.blocks.cache.pool.num_free == rig.num_blocks - 1
+    assert num_preemptions > 0
