@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.errors import InvalidRequest
+from baton.engine.errors import InvalidRequest, QueueFull
 from baton.engine.grammar import masks as masks_module
 from baton.engine.grammar.compiler import GrammarCompiler
 from baton.engine.grammar.grammar import Grammar, GrammarKind
@@ -269,3 +269,95 @@ def test_a_step_with_many_masks_goes_on_at_its_deadline_and_no_request_starves(m
                 request.token_ids.append(token_id)
         lengths = [request.num_output_tokens for request in requests]
         assert max(lengths) - min(lengths) <= 2  # in turn, although each is ready for its next mask at once
+
+
+class BusyGrammar(CountingGrammar):
+    """Computes in each mask but the first, for as long as its gate is closed."""
+
+    def matcher(self, stop_token_ids: frozenset[int]) -> "BusyGrammar":
+        return BusyGrammar(self._gate, self._held_from)
+
+    def fill(self, row: Tensor) -> None:
+        started_s = time.thread_time()
+        while self._num_tokens and time.thread_time() < started_s + 0.3:
+            continue
+        super().fill(row)
+
+
+class BusyBackend(CountingBackend):
+    """Compiles busy grammars from the source 1."""
+
+    def compile(self, grammar: Grammar) -> CountingGrammar:
+        return BusyGrammar(self.gate, 1) if grammar.source == "1" else super().compile(grammar)
+
+
+@pytest.fixture
+def busy_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[BusyBackend]:
+    monkeypatch.setattr(masks_module, "MAX_THREADS", 2)
+    monkeypatch.setattr(masks_module, "MAX_FILL_S", 0.1)
+    monkeypatch.setattr(masks_module, "CHECK_S", 0.02)
+    busy = BusyBackend()
+    yield busy
+    busy.gate.set()
+
+
+def fail_two(masks: GrammarMasks, is_awaited: bool) -> None:
+    """Let two requests fail by masks that are still being filled."""
+    requests = [make_request(f"busy {number}", 1, [1]) for number in range(2)]
+    for request in requests:
+        masks.enter(request)
+    wait_until(lambda: all(map(masks.may_sample, requests)))
+    for request in requests:  # if not awaited, as if their first masks had been slow
+        masks._states[request].is_slow = not is_awaited
+    failed: list[Request] = []
+
+    def have_failed() -> bool:
+        assert not any(step(masks, [request for request in requests if masks.may_sample(request)]))
+        for request, error in masks.take_failures():
+            assert isinstance(error, InvalidRequest)
+            assert "s to match one token; make it less ambiguous" in str(error)
+            failed.append(request)
+        return len(failed) == 2
+
+    wait_until(have_failed)
+    assert set(failed) == set(requests)
+
+
+def test_masks_that_never_end_fail_their_requests_in_time_and_hold_up_no_later_ones(busy_backend: BusyBackend) -> None:
+    masks, woken = make_masks(busy_backend), threading.Event()
+    masks.listen(woken.set)
+    quick = make_request("quick", 99)
+    for is_awaited in (True, False):
+        fail_two(masks, is_awaited)
+        assert woken.is_set()
+        woken.clear()
+        if is_awaited:
+            masks.enter(quick)
+            wait_until(lambda: masks.may_sample(quick))
+        assert step(masks, [quick]) == [quick.num_output_tokens + 1]
+        quick.token_ids.append(quick.num_output_tokens + 1)
+    with pytest.raises(QueueFull, match="try again later"):
+        masks.enter(make_request("one more", 99))
+    assert step(masks, [quick]) == [3]
+    busy_backend.gate.set()
+    wait_until(lambda: masks._threads._num_alive <= 2 and masks._slow_threads._num_alive <= 2)
+    later = make_request("later", 99)
+    masks.enter(later)
+    wait_until(lambda: masks.may_sample(later))
+    assert step(masks, [later]) == [1]
+
+
+def test_a_mask_that_never_ends_is_replaced_after_its_request_has_ended(busy_backend: BusyBackend) -> None:
+    masks = make_masks(busy_backend)
+    requests = [make_request(f"{number}", 1, [1]) for number in range(2)]
+    for request in requests:
+        masks.enter(request)
+    wait_until(lambda: all(map(masks.may_sample, requests)))
+    assert step(masks, requests) == [None, None]
+    requests.clear()
+    del request
+    quick = make_request("quick", 99)
+    masks.enter(quick)
+    wait_until(lambda: masks.may_sample(quick))
+    assert step(masks, [quick]) == [1]
+    assert masks.take_failures() == []
