@@ -97,6 +97,13 @@ def step(masks: GrammarMasks, requests: Sequence[Request]) -> list[int | None]:
     return [None if row in collected.late_rows else token for row, token in enumerate(logits.argmax(-1).tolist())]
 
 
+def sample(masks: GrammarMasks, request: Request) -> int:
+    """Samples a token alone, in as many steps as it takes on a busy machine."""
+    sampled: list[int | None] = []
+    wait_until(lambda: masks.may_sample(request) and sampled.extend(step(masks, [request])) is None and any(sampled))
+    return next(token_id for token_id in sampled if token_id is not None)
+
+
 def test_a_late_mask_costs_its_own_request_a_step_and_the_others_one_wait(
     backend: CountingBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,14 +215,14 @@ def test_a_fault_of_the_library_fails_its_request_and_ends_no_thread() -> None:
         masks.enter(faulty)
         wait_until(partial(masks.may_sample, faulty))
         assert step(masks, [faulty]) == [None]
+        wait_until(lambda: masks.has_failures)
         [(failed, error)] = masks.take_failures()
         assert failed is faulty
         assert not isinstance(error, InvalidRequest)
         assert str(error) == "a mask of the grammar could not be filled"
     quick = make_request("quick", 99)
     masks.enter(quick)
-    wait_until(lambda: masks.may_sample(quick))
-    assert step(masks, [quick]) == [1]
+    assert sample(masks, quick) == 1
 
 
 def test_a_fault_of_a_job_ends_no_thread() -> None:
@@ -329,22 +336,20 @@ def test_masks_that_never_end_fail_their_requests_in_time_and_hold_up_no_later_o
     quick = make_request("quick", 99)
     for is_awaited in (True, False):
         fail_two(masks, is_awaited)
-        assert woken.is_set()
+        assert woken.wait(TIMEOUT_S)
         woken.clear()
         if is_awaited:
             masks.enter(quick)
-            wait_until(lambda: masks.may_sample(quick))
-        assert step(masks, [quick]) == [quick.num_output_tokens + 1]
+        assert sample(masks, quick) == quick.num_output_tokens + 1
         quick.token_ids.append(quick.num_output_tokens + 1)
     with pytest.raises(QueueFull, match="try again later"):
         masks.enter(make_request("one more", 99))
-    assert step(masks, [quick]) == [3]
+    assert sample(masks, quick) == 3
     busy_backend.gate.set()
     wait_until(lambda: masks._threads._num_alive <= 2 and masks._slow_threads._num_alive <= 2)
     later = make_request("later", 99)
     masks.enter(later)
-    wait_until(lambda: masks.may_sample(later))
-    assert step(masks, [later]) == [1]
+    assert sample(masks, later) == 1
 
 
 def test_a_mask_that_never_ends_is_replaced_after_its_request_has_ended(busy_backend: BusyBackend) -> None:
@@ -358,6 +363,5 @@ def test_a_mask_that_never_ends_is_replaced_after_its_request_has_ended(busy_bac
     del request
     quick = make_request("quick", 99)
     masks.enter(quick)
-    wait_until(lambda: masks.may_sample(quick))
-    assert step(masks, [quick]) == [1]
+    assert sample(masks, quick) == 1
     assert masks.take_failures() == []
