@@ -227,18 +227,17 @@ class GrammarMasks:
             self.counters.num_masks += 1
             self.counters.mask_s += duration_s
             self._num_stuck -= fill.is_late and not fill.is_replaced
-            if fill.phase is Phase.DROPPED:
-                if fill.is_replaced:
-                    self._num_replaced -= 1
-                    self._threads_of(fill).end_replacement()
-                return
-            assert state.position is not None
-            self._running.discard(fill)
-            state.fill, state.num_missed = None, 0
-            state.num_masked = state.position.num_tokens if problem is None else -1
-            request = state.request()
-            if problem is not None and request is not None:
-                self._fail(state, request, problem)
+            if fill.is_replaced:
+                self._num_replaced -= 1
+                self._threads_of(fill).end_replacement()
+            if fill.phase is not Phase.DROPPED:
+                assert state.position is not None
+                self._running.discard(fill)
+                state.fill, state.num_missed = None, 0
+                state.num_masked = state.position.num_tokens if problem is None else -1
+                request = state.request()
+                if problem is not None and request is not None:
+                    self._fail(state, request, problem)
             self._changed.notify_all()
         if not fill.is_awaited or fill.is_late or problem is not None:
             self._wake()
