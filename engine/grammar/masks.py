@@ -8,6 +8,8 @@
    missing miss this step. Their masks are the first of the next step.
 4. Masks of a request of which one took long, the first of its grammar included, are filled between the steps: the other
    requests never wait for them again.
+5. A request fails once its mask has taken MAX_FILL_S. The thread cannot be interrupted, so that another one replaces it
+   until the mask is filled. While MAX_REPLACED are replaced, new requests with a grammar get QueueFull.
 """
 
 import logging
@@ -17,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from weakref import WeakKeyDictionary, ref
 
@@ -27,6 +28,7 @@ from torch import Tensor
 from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.execution.device import to_device_async
 from baton.engine.grammar.compiler import SLOW_FILL_S, GrammarCompiler, ReadyGrammar
+from baton.engine.grammar.mask_fill import GrammarState, MaskFill, Phase
 from baton.engine.grammar.position import GrammarPosition
 from baton.engine.grammar.threads import DaemonThreads
 from baton.engine.request import Request
@@ -38,46 +40,9 @@ NUM_SLOW_THREADS = 2
 MAX_JOBS = 4096
 MIN_ROWS_PER_JOB = 4
 WAIT_S = 0.1  # of a step, for all of its masks together
-MAX_FILL_S = 2.0  # time of one mask at which its request fails
-
-
-class Phase(Enum):
-    """State of a mask that was started."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    CANCELLED = "cancelled"  # before it ran
-
-
-@dataclass(slots=True, eq=False)
-class _Fill:
-    """A mask that was started."""
-
-    state: "_State"
-    token_ids: Sequence[int]  # output tokens to match first
-    is_awaited: bool  # by a step; otherwise on the threads for slow masks
-    phase: Phase = Phase.QUEUED
-    started_at_s: float = 0.0  # monotonic clock
-    is_late: bool = False  # awaited and long, and the step went on without it
-
-
-@dataclass(slots=True, eq=False)
-class _State:
-    """A request's grammar in this engine."""
-
-    request: "ref[Request]"
-    stop_token_ids: frozenset[int]
-    position: GrammarPosition | None = None  # None: the grammar is not compiled
-    num_masked: int = -1  # output tokens that precede the mask in `position`
-    is_slow: bool = False
-    num_missed: int = 0  # consecutive steps without its mask, because those of other requests were in front
-    fill: _Fill | None = None
-    error: EngineError | None = None
-
-    def lacks_mask(self, request: Request) -> bool:
-        """Return whether the mask of the next token can be filled and was not started."""
-        is_idle = self.position is not None and self.error is None and self.fill is None
-        return is_idle and self.num_masked != request.num_output_tokens
+MAX_FILL_S = 2.0  # CPU time of one mask at which its request fails
+CHECK_S = 0.25  # period of the check of running masks
+MAX_REPLACED = 4  # threads whose mask goes on after its request has failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +71,13 @@ class GrammarMasks:
         self._num_threads = min(MAX_THREADS, max(MIN_THREADS, len(os.sched_getaffinity(0)) // 2))
         self._threads = DaemonThreads("grammar masks", self._num_threads, MAX_JOBS)
         self._slow_threads = DaemonThreads("slow grammar masks", NUM_SLOW_THREADS, MAX_JOBS)
-        self._states: WeakKeyDictionary[Request, _State] = WeakKeyDictionary()
+        self._states: WeakKeyDictionary[Request, GrammarState] = WeakKeyDictionary()
         self._changed = threading.Condition()  # guards the states, except for the position of a running fill
-        self._num_stuck = 0  # awaited fills that are late and still running
-        self._failed: list[_State] = []
+        self._num_stuck = 0  # awaited fills that are late and still running, on threads that are not replaced
+        self._num_replaced = 0
+        self._running: set[MaskFill] = set()  # except for those dropped
+        self._timer: threading.Timer | None = None  # exists while something runs
+        self._failed: list[GrammarState] = []
         self._wake: Callable[[], object] = _nothing
 
     def listen(self, wake: Callable[[], object]) -> None:
@@ -133,11 +101,13 @@ class GrammarMasks:
             raise grammar.invalid("the model's config.json has no eos_token_id, with which a structured output ends")
         if not self._eos_token_ids.isdisjoint(request.token_ids[request.num_prompt_tokens :]):
             raise grammar.invalid("the output has already ended: it contains an EOS token")
+        if self._num_replaced >= MAX_REPLACED:
+            raise QueueFull("masks of ambiguous grammars occupy the threads that fill masks; try again later")
         try:
             compiling = self._compiler.compile(grammar)
         except InvalidRequest as error:
             raise grammar.invalid(str(error)) from error
-        state = self._states[request] = _State(ref(request), self._eos_token_ids)
+        state = self._states[request] = GrammarState(ref(request), self._eos_token_ids)
         compiling.add_done_callback(partial(self._on_compiled, state))
 
     def may_sample(self, request: Request) -> bool:
@@ -195,7 +165,7 @@ class GrammarMasks:
         found = [(state.request(), state.error) for state in failed]
         return [(request, error) for request, error in found if request is not None and error is not None]
 
-    def _on_compiled(self, state: _State, compiling: "Future[ReadyGrammar]") -> None:
+    def _on_compiled(self, state: GrammarState, compiling: "Future[ReadyGrammar]") -> None:
         """Called on the compiling thread, on a timer, or at once if the grammar was in the cache."""
         request = state.request()
         if request is None:
@@ -216,56 +186,96 @@ class GrammarMasks:
                 state.is_slow = ready.is_slow
         self._wake()
 
-    def _fill(self, state: _State, request: Request, is_awaited: bool) -> _Fill:
+    def _fill(self, state: GrammarState, request: Request, is_awaited: bool) -> MaskFill:
         assert state.position is not None
         start = request.num_prompt_tokens + state.position.num_tokens
-        state.fill = _Fill(state, request.token_ids[start:], is_awaited)
+        state.fill = MaskFill(state, request.token_ids[start:], is_awaited)
         return state.fill
 
-    def _start(self, fills: Sequence[_Fill]) -> None:
-        threads = self._threads if fills[0].is_awaited else self._slow_threads
+    def _start(self, fills: Sequence[MaskFill]) -> None:
         try:
-            threads.submit(lambda: self._run(fills))
+            self._threads_of(fills[0]).submit(lambda: self._run(fills))
         except QueueFull:  # they are tried again in the next step
             for fill in fills:
                 fill.state.fill = None
 
-    def _run(self, fills: Sequence[_Fill]) -> None:
+    def _threads_of(self, fill: MaskFill) -> DaemonThreads:
+        return self._threads if fill.is_awaited else self._slow_threads
+
+    def _run(self, fills: Sequence[MaskFill]) -> None:
         """Fill masks, on a thread."""
         for fill in fills:
             state = fill.state
             with self._changed:
                 if fill.phase is Phase.CANCELLED or state.request() is None:
                     continue
-                fill.phase, fill.started_at_s = Phase.RUNNING, time.monotonic()
-            problem, started_s = None, time.thread_time()  # not the clock: other threads may take turns
+                fill.start()
+                self._running.add(fill)
+                self._check_later()
+            problem = None
             try:
                 assert state.position is not None
                 state.position.advance(fill.token_ids)
             except Exception as error:  # a ValueError is the request's problem, others are faults of the library
                 problem = error
-            duration_s = time.thread_time() - started_s
-            if duration_s > MAX_FILL_S:
-                problem = ValueError(f"it took {duration_s:.1f} s to match one token; make it less ambiguous")
-            self._note_filled(fill, duration_s, problem)
+            duration_s = fill.cpu_s
+            self._note_filled(fill, duration_s, _took(duration_s) if duration_s > MAX_FILL_S else problem)
 
-    def _note_filled(self, fill: _Fill, duration_s: float, problem: Exception | None) -> None:
+    def _note_filled(self, fill: MaskFill, duration_s: float, problem: Exception | None) -> None:
         state = fill.state
         with self._changed:
             self.counters.num_masks += 1
             self.counters.mask_s += duration_s
-            assert state.position is not None
-            state.fill, state.num_missed = None, 0
-            state.num_masked = state.position.num_tokens if problem is None else -1
-            self._num_stuck -= fill.is_late
-            request = state.request()
-            if problem is not None and request is not None:
-                self._fail(state, request, problem)
+            self._num_stuck -= fill.is_late and not fill.is_replaced
+            if fill.is_replaced:
+                self._num_replaced -= 1
+                self._threads_of(fill).end_replacement()
+            if fill.phase is not Phase.DROPPED:
+                assert state.position is not None
+                self._running.discard(fill)
+                state.fill, state.num_missed = None, 0
+                state.num_masked = state.position.num_tokens if problem is None else -1
+                request = state.request()
+                if problem is not None and request is not None:
+                    self._fail(state, request, problem)
             self._changed.notify_all()
         if not fill.is_awaited or fill.is_late or problem is not None:
             self._wake()
 
-    def _note_late(self, state: _State) -> None:
+    def _check_later(self) -> None:
+        if self._timer is None:
+            self._timer = threading.Timer(CHECK_S, self._check)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _check(self) -> None:
+        """Drop the fills that run for too long. Called by the timer."""
+        with self._changed:
+            self._timer = None
+            overdue = [fill for fill in self._running if fill.cpu_s > MAX_FILL_S]
+            for fill in overdue:
+                self._drop(fill)
+            if self._running:
+                self._check_later()
+        if overdue:
+            self._wake()
+
+    def _drop(self, fill: MaskFill) -> None:
+        """Fail the request of a running fill, and replace its thread."""
+        fill.phase = Phase.DROPPED
+        self._running.discard(fill)
+        request = fill.state.request()
+        if request is not None:
+            self._fail(fill.state, request, _took(fill.cpu_s))
+        fill.state.fill = None
+        if self._num_replaced < MAX_REPLACED:
+            fill.is_replaced = True
+            self._num_replaced += 1
+            self._num_stuck -= fill.is_late
+            self._threads_of(fill).replace_one()
+        self._changed.notify_all()
+
+    def _note_late(self, state: GrammarState) -> None:
         """Fill the state's masks between steps from now on, if it is its own mask that takes long."""
         self.counters.num_late_masks += 1
         fill = state.fill
@@ -279,7 +289,7 @@ class GrammarMasks:
             state.is_slow = fill.is_late = True
             self._num_stuck += 1
 
-    def _fail(self, state: _State, request: Request, error: BaseException) -> None:
+    def _fail(self, state: GrammarState, request: Request, error: BaseException) -> None:
         grammar = request.sampling.grammar
         assert grammar is not None
         if isinstance(error, InvalidRequest | ValueError):
@@ -290,6 +300,10 @@ class GrammarMasks:
             logger.error("a mask could not be filled", exc_info=error)
             state.error = EngineError("a mask of the grammar could not be filled")
         self._failed.append(state)
+
+
+def _took(duration_s: float) -> ValueError:
+    return ValueError(f"it took {duration_s:.1f} s to match one token; make it less ambiguous")
 
 
 def _nothing() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.errors import InvalidRequest
+from baton.engine.errors import InvalidRequest, QueueFull
 from baton.engine.grammar import masks as masks_module
 from baton.engine.grammar.compiler import GrammarCompiler
 from baton.engine.grammar.grammar import Grammar, GrammarKind
@@ -95,6 +95,13 @@ def step(masks: GrammarMasks, requests: Sequence[Request]) -> list[int | None]:
         return logits.argmax(-1).tolist()
     collected.apply(logits)
     return [None if row in collected.late_rows else token for row, token in enumerate(logits.argmax(-1).tolist())]
+
+
+def sample(masks: GrammarMasks, request: Request) -> int:
+    """Samples a token alone, in as many steps as it takes on a busy machine."""
+    sampled: list[int | None] = []
+    wait_until(lambda: masks.may_sample(request) and sampled.extend(step(masks, [request])) is None and any(sampled))
+    return next(token_id for token_id in sampled if token_id is not None)
 
 
 def test_a_late_mask_costs_its_own_request_a_step_and_the_others_one_wait(
@@ -208,14 +215,14 @@ def test_a_fault_of_the_library_fails_its_request_and_ends_no_thread() -> None:
         masks.enter(faulty)
         wait_until(partial(masks.may_sample, faulty))
         assert step(masks, [faulty]) == [None]
+        wait_until(lambda: masks.has_failures)
         [(failed, error)] = masks.take_failures()
         assert failed is faulty
         assert not isinstance(error, InvalidRequest)
         assert str(error) == "a mask of the grammar could not be filled"
     quick = make_request("quick", 99)
     masks.enter(quick)
-    wait_until(lambda: masks.may_sample(quick))
-    assert step(masks, [quick]) == [1]
+    assert sample(masks, quick) == 1
 
 
 def test_a_fault_of_a_job_ends_no_thread() -> None:
@@ -269,3 +276,92 @@ def test_a_step_with_many_masks_goes_on_at_its_deadline_and_no_request_starves(m
                 request.token_ids.append(token_id)
         lengths = [request.num_output_tokens for request in requests]
         assert max(lengths) - min(lengths) <= 2  # in turn, although each is ready for its next mask at once
+
+
+class BusyGrammar(CountingGrammar):
+    """Computes in each mask but the first, for as long as its gate is closed."""
+
+    def matcher(self, stop_token_ids: frozenset[int]) -> "BusyGrammar":
+        return BusyGrammar(self._gate, self._held_from)
+
+    def fill(self, row: Tensor) -> None:
+        started_s = time.thread_time()
+        while self._num_tokens and time.thread_time() < started_s + 0.3:
+            continue
+        super().fill(row)
+
+
+class BusyBackend(CountingBackend):
+    """Compiles busy grammars from the source 1."""
+
+    def compile(self, grammar: Grammar) -> CountingGrammar:
+        return BusyGrammar(self.gate, 1) if grammar.source == "1" else super().compile(grammar)
+
+
+@pytest.fixture
+def busy_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[BusyBackend]:
+    monkeypatch.setattr(masks_module, "MAX_THREADS", 2)
+    monkeypatch.setattr(masks_module, "MAX_FILL_S", 0.1)
+    monkeypatch.setattr(masks_module, "CHECK_S", 0.02)
+    busy = BusyBackend()
+    yield busy
+    busy.gate.set()
+
+
+def fail_two(masks: GrammarMasks, is_awaited: bool) -> None:
+    """Let two requests fail by masks that are still being filled."""
+    requests = [make_request(f"busy {number}", 1, [1]) for number in range(2)]
+    for request in requests:
+        masks.enter(request)
+    wait_until(lambda: all(map(masks.may_sample, requests)))
+    for request in requests:  # if not awaited, as if their first masks had been slow
+        masks._states[request].is_slow = not is_awaited
+    failed: list[Request] = []
+
+    def have_failed() -> bool:
+        assert not any(step(masks, [request for request in requests if masks.may_sample(request)]))
+        for request, error in masks.take_failures():
+            assert isinstance(error, InvalidRequest)
+            assert "s to match one token; make it less ambiguous" in str(error)
+            failed.append(request)
+        return len(failed) == 2
+
+    wait_until(have_failed)
+    assert set(failed) == set(requests)
+
+
+def test_masks_that_never_end_fail_their_requests_in_time_and_hold_up_no_later_ones(busy_backend: BusyBackend) -> None:
+    masks, woken = make_masks(busy_backend), threading.Event()
+    masks.listen(woken.set)
+    quick = make_request("quick", 99)
+    for is_awaited in (True, False):
+        fail_two(masks, is_awaited)
+        assert woken.wait(TIMEOUT_S)
+        woken.clear()
+        if is_awaited:
+            masks.enter(quick)
+        assert sample(masks, quick) == quick.num_output_tokens + 1
+        quick.token_ids.append(quick.num_output_tokens + 1)
+    with pytest.raises(QueueFull, match="try again later"):
+        masks.enter(make_request("one more", 99))
+    assert sample(masks, quick) == 3
+    busy_backend.gate.set()
+    wait_until(lambda: masks._threads._num_alive <= 2 and masks._slow_threads._num_alive <= 2)
+    later = make_request("later", 99)
+    masks.enter(later)
+    assert sample(masks, later) == 1
+
+
+def test_a_mask_that_never_ends_is_replaced_after_its_request_has_ended(busy_backend: BusyBackend) -> None:
+    masks = make_masks(busy_backend)
+    requests = [make_request(f"{number}", 1, [1]) for number in range(2)]
+    for request in requests:
+        masks.enter(request)
+    wait_until(lambda: all(map(masks.may_sample, requests)))
+    assert step(masks, requests) == [None, None]
+    requests.clear()
+    del request
+    quick = make_request("quick", 99)
+    masks.enter(quick)
+    assert sample(masks, quick) == 1
+    assert masks.take_failures() == []
