@@ -61,10 +61,9 @@ REFUSED: list[tuple[Any, str]] = [
     ({"const": 1 << 63}, "integers of 64 bits"),
     ({"enum": [1, {"a": [-(1 << 63) - 1]}]}, "integers of 64 bits"),
     ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "exclude each other"),
-    (
-        {"type": "object", "properties": {"a": {}}, "propertyNames": {"pattern": "b"}},
-        "propertyNames next to properties",
-    ),
+    ({"type": "object", "properties": {"a": {}}, "propertyNames": {}}, "propertyNames next to properties"),
+    ({"type": "object", "propertyNames": {"enum": ["a", 1]}}, "propertyNames must be a schema of strings"),
+    ({"type": "object", "propertyNames": {"type": "integer"}}, "propertyNames must be a schema of strings"),
     ({"type": "object", "propertyNames": {"$ref": "#"}}, "propertyNames with \\$ref is not supported"),
     ({"type": "object", "propertyNames": {"anyOf": [{}]}}, "propertyNames with anyOf is not supported"),
     ({"type": "object", "minProperties": 2}, "minProperties over 1 is only supported"),
