@@ -1,6 +1,7 @@
 """A request's grammar as data, and the bounds on it that need no compiler."""
 
 import json
+import logging
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -8,6 +9,8 @@ from baton.engine.errors import InvalidRequest
 from baton.engine.grammar.json_schema import check_schema
 from baton.engine.grammar.regex import check_regex
 from baton.engine.grammar.structural_tag import check_structural_tag
+
+logger = logging.getLogger(__name__)
 
 MAX_SOURCE_BYTES = 128 << 10  # every command to a worker carries the source
 MAX_NESTING = 64  # of JSON arrays and objects in a schema or structural tag
@@ -52,16 +55,25 @@ class Grammar:
             raise ValueError("it has half of a surrogate pair, which is no character") from None
         if num_bytes > MAX_SOURCE_BYTES:
             raise ValueError(f"it has {num_bytes} bytes, over the limit of {MAX_SOURCE_BYTES}")
+        try:
+            self._check_content()
+        except ValueError:
+            raise
+        except Exception:  # a type or number that the checks did not expect
+            logger.exception("a grammar could not be validated")
+            raise ValueError("it is invalid: a keyword has a value of the wrong type or size") from None
+
+    def invalid(self, problem: str) -> InvalidRequest:
+        """Return the error for a grammar with this problem; its message begins with the field's name."""
+        return InvalidRequest(f"{self.field}: {problem}")
+
+    def _check_content(self) -> None:
         if self.kind in JSON_KINDS:
             self._check_json()
         elif self.kind is GrammarKind.REGEX:
             check_regex(self.source)
         elif self.kind is GrammarKind.EBNF and not self.source.strip():
             raise ValueError("the grammar is empty")
-
-    def invalid(self, problem: str) -> InvalidRequest:
-        """Return the error for a grammar with this problem; its message begins with the field's name."""
-        return InvalidRequest(f"{self.field}: {problem}")
 
     def _check_json(self) -> None:
         """Raise ValueError for JSON that is malformed, nested too deeply, or of the wrong type."""

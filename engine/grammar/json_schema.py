@@ -21,7 +21,8 @@ IGNORED = (
 REFERENCE = ("$ref",)
 VALUES = ("const", "enum")
 COMBINED = ("anyOf", "oneOf", "allOf")
-NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+NUMBERS = (*BOUNDS, "multipleOf")
 TEXTS = ("pattern", "format", "minLength", "maxLength")
 ARRAYS = ("items", "prefixItems", "unevaluatedItems", "minItems", "maxItems")
 OBJECTS = (
@@ -39,6 +40,10 @@ MAX_MULTIPLE = 1024  # larger ones, and bounded ranges over MAX_RANGE, are ignor
 MAX_RANGE = 10000
 MAX_SCHEMAS = 4096  # in a schema: checking that many takes some 20 ms
 MAX_ONE_OF = 256
+MAX_PATTERN_CHARS = 16384  # of all patterns in a schema
+MIN_BOUND, MAX_BOUND = -1e18, 1e18  # of numbers; the compiler has 64 bits
+MAX_DECIMALS = 6  # of a bound; the compiler rounds others
+MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 63) - 1  # the compiler writes others as rounded floats
 ONE_SCHEMA = ("items", "unevaluatedItems", "additionalProperties", "unevaluatedProperties", "propertyNames")
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 LISTED_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -46,11 +51,15 @@ LISTED_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 def check_schema(schema: object) -> None:
     """Raise ValueError, with the path of the problem, for a schema that would not be enforced as it is."""
+    num_pattern_chars = 0
     for number, (place, current) in enumerate(schemas_in(schema)):
         if number == MAX_SCHEMAS:
             raise ValueError(f"the schema contains over {MAX_SCHEMAS} schemas; simplify it")
         try:
             if isinstance(current, dict):
+                num_pattern_chars += sum(map(len, _patterns(current)))
+                if num_pattern_chars > MAX_PATTERN_CHARS:
+                    raise ValueError(f"the schema's patterns have over {MAX_PATTERN_CHARS} characters")
                 _check(current)
             elif not isinstance(current, bool):
                 raise ValueError("a schema must be an object, true or false")
@@ -84,7 +93,8 @@ def _inner(schema: Schema) -> Iterator[tuple[str, object]]:
     for name in ONE_SCHEMA:
         inner = schema.get(name)
         if name == "propertyNames" and isinstance(inner, dict):
-            yield name, {"type": "string", **inner}  # names are strings, even if the schema does not say so
+            # Names are strings, even if the schema does not say so.
+            yield name, inner if any(each in inner for each in VALUES) else {"type": "string", **inner}
         elif name in schema:
             yield name, inner
     for name in NAMED_SCHEMAS:
@@ -103,10 +113,14 @@ def _check(schema: Schema) -> None:
             raise ValueError(f"{name} is not supported")
     if schema.get("uniqueItems"):
         raise ValueError("uniqueItems is not supported")
+    for name in ("type", "enum", *COMBINED):
+        if schema.get(name) == []:
+            raise ValueError(f"{name} is an empty list, which nothing matches")
     kinds = schema.get("type", [])
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         if kind not in TYPE_NAMES:
             raise ValueError(f"type must be one of {', '.join(TYPE_NAMES)}")
+    _check_values(schema)
     _check_siblings(schema)
     _check_reference(schema)
     _check_one_of(schema)
@@ -135,9 +149,11 @@ def _check_siblings(schema: Schema) -> None:
 
 
 def _check_reference(schema: Schema) -> None:
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference != "#" and not reference.startswith("#/"):
+    reference = schema.get("$ref", "#")
+    if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
         raise ValueError('$ref must point into the same schema: "#" or "#/..."')
+    if "~" in reference or "%" in reference:
+        raise ValueError("$ref with escapes (~ or %) is not supported; rename what it points to")
 
 
 def _check_one_of(schema: Schema) -> None:
@@ -166,7 +182,26 @@ def _check_text(schema: Schema) -> None:
         check_string_pattern(pattern)
 
 
+def _check_values(schema: Schema) -> None:
+    """Raise ValueError for an integer in `const` or `enum` that would be written differently."""
+    pending = [schema[name] for name in VALUES if name in schema]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, list):
+            pending += value
+        elif isinstance(value, dict):
+            pending += value.values()
+        elif isinstance(value, int) and not MIN_INTEGER <= value <= MAX_INTEGER:
+            raise ValueError("const and enum are only supported with integers of 64 bits")
+
+
 def _check_number(schema: Schema) -> None:
+    for name in BOUNDS:
+        bound = schema.get(name, 0)
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not MIN_BOUND <= bound <= MAX_BOUND:
+            raise ValueError(f"{name} must be a number from {MIN_BOUND:g} to {MAX_BOUND:g}")
+        if round(bound, MAX_DECIMALS) != bound:
+            raise ValueError(f"{name} is only supported with up to {MAX_DECIMALS} decimals")
     if "multipleOf" not in schema:
         return
     multiple, kind = schema["multipleOf"], schema.get("type")
@@ -185,6 +220,8 @@ def _check_number(schema: Schema) -> None:
 def _check_object(schema: Schema) -> None:
     required, named = schema.get("required"), schema.get("properties")
     known = named.keys() if isinstance(named, dict) else ()
+    if "required" in schema and not (isinstance(required, list) and all(isinstance(name, str) for name in required)):
+        raise ValueError("required must be a list of strings")
     for name in required if isinstance(required, list) else ():
         if name not in known:
             raise ValueError(f"required has {json.dumps(name)[:100]}, which properties must define")
@@ -193,9 +230,36 @@ def _check_object(schema: Schema) -> None:
         raise ValueError(f"{extras[0]} next to another rule for further properties is not supported")
     if extras and isinstance(schema.get("additionalProperties", False), dict):
         raise ValueError(f"{extras[0]} next to a schema in additionalProperties is not supported")
+    if "propertyNames" in schema and known:
+        raise ValueError("propertyNames next to properties is not supported; leave out the names it excludes")
+    names = schema.get("propertyNames")
+    if isinstance(names, dict):
+        _check_names(names)
+    _check_min_properties(schema)
     patterns = _keys(schema.get("patternProperties"))
     if patterns and (len(patterns) > 1 or known):
         raise ValueError("patternProperties is only supported with one pattern and without properties")
+
+
+def _check_names(names: Schema) -> None:
+    """Raise ValueError for a schema in `propertyNames` that may not be one of strings."""
+    for name in (*REFERENCE, *COMBINED):
+        if name in names:
+            raise ValueError(f"propertyNames with {name} is not supported; write its pattern or enum directly")
+    values = [names["const"]] if "const" in names else names.get("enum", [])
+    if names.get("type", "string") != "string" or not isinstance(values, list) or not _all_of_type(values, "string"):
+        raise ValueError("propertyNames must be a schema of strings")
+
+
+def _check_min_properties(schema: Schema) -> None:
+    """Raise ValueError for a minimum that repeated names could fake: the compiler counts each of them."""
+    least = schema.get("minProperties", 0)
+    if isinstance(least, bool) or not isinstance(least, int) or least < 0:
+        raise ValueError("minProperties must be a whole number, 0 or more")
+    further = schema.get("additionalProperties", schema.get("unevaluatedProperties"))
+    is_named = further is False and "patternProperties" not in schema and "propertyNames" not in schema
+    if least > 1 and not is_named:
+        raise ValueError('minProperties over 1 is only supported with "additionalProperties": false; use required')
 
 
 def _keys(value: object) -> Sequence[object]:

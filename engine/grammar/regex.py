@@ -11,6 +11,7 @@ CONTROL_ESCAPES = frozenset("nrtfvae0c")
 ESCAPE = re.compile(
     r"\\(?:[dDwWsSnrtfvae0]|c[A-Za-z]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|u\{[0-9A-Fa-f]{1,6}\}|[^A-Za-z0-9])", re.DOTALL
 )
+NOT_PLAIN = re.compile(r'[\\\[\]^$("\x00-\x1f]')
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,10 @@ def check_string_pattern(pattern: str) -> None:
 
 
 def _items(pattern: str) -> Iterator[_Item]:
+    """Yield the characters and escapes that a check may refuse, and those that delimit classes."""
     place, in_class, is_negated = 0, False, False
-    while place < len(pattern):
-        length = 1
+    while (found := NOT_PLAIN.search(pattern, place)) is not None:
+        place, length = found.start(), 1
         if pattern[place] == "\\":
             escape = ESCAPE.match(pattern, place)
             length = escape.end() - place if escape else 2

@@ -4,6 +4,7 @@ from baton.engine.grammar.json_schema import check_schema
 from baton.engine.grammar.place import Place
 from baton.engine.grammar.regex import check_regex
 
+MAX_PARTS = 4096  # JSON objects outside of schemas
 SCHEMA_TYPES = ("json_schema", "qwen_xml_parameter")
 
 
@@ -12,8 +13,12 @@ def check_structural_tag(tag: object) -> None:
     if not isinstance(tag, dict):
         raise ValueError("it must be a JSON object")
     pending: list[tuple[Place, object]] = [(Place(), tag)]
+    num_parts = 0
     while pending:
         place, current = pending.pop()
+        num_parts += isinstance(current, dict)
+        if num_parts > MAX_PARTS:
+            raise ValueError(f"the tag has over {MAX_PARTS} parts; simplify it")
         if isinstance(current, list):
             pending += [(Place(f"[{number}]", place), inner) for number, inner in enumerate(current)]
         elif isinstance(current, dict):

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.engine.errors import InvalidRequest
+from baton.engine.grammar import grammar as grammar_module
 from baton.engine.grammar.grammar import MAX_NESTING, Grammar, GrammarKind
 from baton.engine.grammar.xgrammar_backend import XGrammarBackend
 from tests.unit.engine.grammar_rig import EOS, backend, byte_tokenizer, drawn, schema_grammar
@@ -48,6 +49,29 @@ REFUSED: list[tuple[Any, str]] = [
     ({"$ref": "https://example.com/schema"}, "must point into the same schema"),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "exclude each other"),
     ([1], "a schema must be an object"),
+    ({"type": "object", "properties": {"a": {}}, "required": [{}]}, "required must be a list of strings"),
+    ({"type": "object", "properties": {"a": {}}, "required": "a"}, "required must be a list of strings"),
+    ({"type": "integer", "multipleOf": 3, "minimum": 1.5, "maximum": 10**400}, "maximum must be a number from -1e"),
+    ({"type": "integer", "multipleOf": 10**400}, "multipleOf is only supported"),
+    ({"type": "integer", "exclusiveMinimum": True}, "exclusiveMinimum must be a number"),
+    ({"type": "number", "minimum": "1"}, "minimum must be a number"),
+    ({"type": "number", "maximum": 1e-7}, "maximum is only supported with up to 6 decimals"),
+    ({"type": "number", "minimum": 37.7749295}, "minimum is only supported with up to 6 decimals"),
+    *(({name: []}, f"{name} is an empty list") for name in ("type", "enum", "anyOf", "oneOf", "allOf")),
+    ({"const": 1 << 63}, "integers of 64 bits"),
+    ({"enum": [1, {"a": [-(1 << 63) - 1]}]}, "integers of 64 bits"),
+    ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "exclude each other"),
+    ({"type": "object", "properties": {"a": {}}, "propertyNames": {}}, "propertyNames next to properties"),
+    ({"type": "object", "propertyNames": {"enum": ["a", 1]}}, "propertyNames must be a schema of strings"),
+    ({"type": "object", "propertyNames": {"type": "integer"}}, "propertyNames must be a schema of strings"),
+    ({"type": "object", "propertyNames": {"$ref": "#"}}, "propertyNames with \\$ref is not supported"),
+    ({"type": "object", "propertyNames": {"anyOf": [{}]}}, "propertyNames with anyOf is not supported"),
+    ({"type": "object", "minProperties": 2}, "minProperties over 1 is only supported"),
+    ({"type": "object", "minProperties": "2"}, "minProperties must be a whole number"),
+    ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {}}}, "\\$ref with escapes"),
+    ({"$ref": "#/$defs/a%20b", "$defs": {"a b": {}}}, "\\$ref with escapes"),
+    ({"$ref": 5}, "\\$ref must point into the same schema"),
+    ({"anyOf": [{"type": "string", "pattern": "a" * 8192}] * 3}, "patterns have over 16384 characters"),
 ]
 ENFORCED: list[Any] = [
     {"type": "object", "properties": {"a": {"type": "integer", "minimum": -3}, "b": {}}, "required": ["a"]},
@@ -71,6 +95,12 @@ ENFORCED: list[Any] = [
             for key in ("p", "q")
         ]
     },
+    {"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 2, "additionalProperties": False},
+    {"type": "object", "propertyNames": {"enum": ["q", "r"]}},
+    {"type": "number", "minimum": 0.123456, "exclusiveMaximum": 0.1235},
+    {"type": "number", "minimum": -1e18, "maximum": 1e18},
+    {"type": "integer", "minimum": -(10**18), "maximum": 10**18},
+    {"enum": [(1 << 63) - 1, -(1 << 63)]},
     {"enum": ["a\n\"é", 1.5, None, {"x": [1]}]},
     {"type": "string", "enum": ["a", "b"], "description": "one of two", "default": "a"},
     {
@@ -135,6 +165,15 @@ def test_nesting_is_bounded_before_anything_is_compiled() -> None:
     for depth in (MAX_NESTING + 1, 10_000):
         with pytest.raises(InvalidRequest, match="nested over 64 levels deep"):
             Grammar(GrammarKind.JSON_SCHEMA, '{"items":' * depth + "{}" + "}" * depth).validate()
+
+
+def test_an_unexpected_fault_of_the_check_is_an_invalid_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(schema: object) -> None:
+        raise OverflowError("int too large to convert to float")
+
+    monkeypatch.setattr(grammar_module, "check_schema", fault)
+    with pytest.raises(InvalidRequest, match="wrong type or size"):
+        schema_grammar({}).validate()
 
 
 @pytest.mark.parametrize("text", ["", "{", "{'a': 1}", '{"const": NaN}', '{"const": "\ud800"'])

@@ -47,3 +47,9 @@ def test_a_long_name_with_many_parts_takes_little_memory(kind: GrammarKind, sour
 def test_the_number_of_schemas_in_a_schema_is_bounded() -> None:
     with pytest.raises(InvalidRequest, match="contains over 4096 schemas"):
         Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"anyOf": [{}] * 4096})).validate()
+
+
+def test_the_number_of_parts_of_a_structural_tag_is_bounded() -> None:
+    Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"tags": [{}] * 4095})).validate()
+    with pytest.raises(InvalidRequest, match="the tag has over 4096 parts"):
+        Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"tags": [{}] * 4096})).validate()
