@@ -186,7 +186,6 @@ def test_a_joining_rank_takes_part_while_others_go_on(mixtral: Path, groups: Gro
 def test_a_new_rank_gets_a_share_of_the_experts(mixtral: Path, groups: Groups) -> None:
     group = groups(mixtral, ["rank-0"], dtype="float32")
     group.join("rank-1")
-    assert held(group)[1] == ()
     requests = make_requests(1, 30)
     group["rank-0"].add(*requests)
     outputs = group.wait_for_all()
