@@ -139,11 +139,8 @@ class Engine:
         """Whether the engine is stalled until more ranks join, however long that takes; may be read from any thread."""
         return self.lockstep is not None and self.lockstep.is_short
 
-    def look_at_ranks(self) -> None:
-        """Do nothing: a call that wakes the loop so that it re-checks `must_step`."""
-
-    def look_at_grammars(self) -> None:
-        """Do nothing: a call that wakes the loop so that it schedules requests whose grammar or mask is ready."""
+    def wake(self) -> None:
+        """Do nothing: a call that wakes the loop so that it re-checks `must_step` and what can be scheduled."""
 
     def woken(self, epoch: int, round_number: int) -> None:
         """Note that another rank of the group has started this round of agreement; round 0 means a new epoch."""

@@ -61,7 +61,7 @@ class EngineLoop:
         self._has_ended = False
         self._busy_since_s: float | None = None  # monotonic clock; None while idle, waiting for a call
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        engine.grammars.listen(lambda: self.call(Engine.look_at_grammars))
+        engine.grammars.listen(lambda: self.call(Engine.wake))
 
     def start(self) -> None:
         """Start the engine's thread."""

@@ -108,7 +108,7 @@ class EngineHost:
     async def wait_stalled(self, limit_s: float) -> None:
         """Return once the engine waits for other ranks and has run no call for `limit_s` seconds."""
         while True:
-            call = self.call(Engine.look_at_ranks)
+            call = self.call(Engine.wake)
             await asyncio.wait((call,), timeout=limit_s)
             if not call.done() and self._engine.waits_for_ranks:
                 return

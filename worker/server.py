@@ -157,7 +157,7 @@ async def _serve(
     if group is not None:
         group.attach(host.call)
     if ranks is not None:
-        ranks.attach(lambda: host.call(Engine.look_at_ranks))
+        ranks.attach(lambda: host.call(Engine.wake))
     await server.start()
     await worker_health.begin()
     watchdog = Watchdog(host, core.drain, progress, worker_health.set_ready)

@@ -60,7 +60,7 @@ class _Entry:
 
 
 class GrammarCompiler:
-    """Compiles grammars on threads of its own, each content once while it is cached."""
+    """Compiler of grammars with its threads and cache: it compiles each content once while that is cached."""
 
     def __init__(
         self, make_backend: Callable[[], GrammarBackend], vocab_size: int, timeout_s: float = COMPILE_TIMEOUT_S

@@ -16,7 +16,7 @@ TYPES_OF: Mapping[type, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What a schema shows about the values that match it."""
+    """Facts about the values that match a schema, as far as the schema shows them."""
 
     types: frozenset[str]  # empty if they are not known
     constants: frozenset[Hashable]  # the only values that match; empty if there are others

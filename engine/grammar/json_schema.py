@@ -1,7 +1,7 @@
 """JSON Schemas: keywords that the compiler would ignore are refused by name.
 
 The compiler (xgrammar's converter) reads the first of `$ref`, `const`, `enum`, `anyOf`, `oneOf`, `allOf` and `type` in
-a schema, and ignores the keywords beside it that belong to the others. Annotations, such as `title`, restrict nothing.
+a schema, and ignores the keywords next to it that belong to the others. Annotations, such as `title`, restrict nothing.
 """
 
 import json
@@ -93,7 +93,7 @@ def _inner(schema: Schema) -> Iterator[tuple[str, object]]:
     for name in ONE_SCHEMA:
         inner = schema.get(name)
         if name == "propertyNames" and isinstance(inner, dict):
-            # Names are strings, even if the schema does not say so.
+            # Names are strings, even if the schema has no type.
             yield name, inner if any(each in inner for each in VALUES) else {"type": "string", **inner}
         elif name in schema:
             yield name, inner

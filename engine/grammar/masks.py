@@ -112,7 +112,7 @@ class GrammarMasks:
 
     def may_sample(self, request: Request) -> bool:
         """Return whether the next step can wait for the request's mask; True without a grammar."""
-        state = self._states.get(request)
+        state = self._state_of(request)
         if state is None:
             return True
         with self._changed:
@@ -128,12 +128,13 @@ class GrammarMasks:
 
     def begin(self, requests: Sequence[Request]) -> None:
         """Start filling the masks of the requests that a step samples."""
-        fills = []
+        states = [(request, state) for request in requests if (state := self._state_of(request))]
+        if not states:
+            return
         with self._changed:
-            for request in requests:
-                state = self._states.get(request)
-                if state is not None and state.lacks_mask(request):
-                    fills.append(self._fill(state, request, is_awaited=True))
+            fills = [
+                self._fill(state, request, is_awaited=True) for request, state in states if state.lacks_mask(request)
+            ]
             fills.sort(key=lambda fill: -fill.state.num_missed)  # so that none starves
             num_jobs = min(self._num_threads, -(-len(fills) // MIN_ROWS_PER_JOB))
             for number in range(num_jobs):
@@ -141,7 +142,7 @@ class GrammarMasks:
 
     def collect(self, requests: Sequence[Request]) -> StepMasks | None:
         """Wait for the masks that `begin` has started, as the module says; None if no request has a grammar."""
-        states = [(row, request, state) for row, request in enumerate(requests) if (state := self._states.get(request))]
+        states = [(row, request, state) for row, request in enumerate(requests) if (state := self._state_of(request))]
         if not states:
             return None
         with self._changed:
@@ -160,10 +161,16 @@ class GrammarMasks:
 
     def take_failures(self) -> list[tuple[Request, EngineError]]:
         """Return the requests that cannot continue, once each, with the reason."""
+        if not self._failed:
+            return []
         with self._changed:
             failed, self._failed = self._failed, []
         found = [(state.request(), state.error) for state in failed]
         return [(request, error) for request, error in found if request is not None and error is not None]
+
+    def _state_of(self, request: Request) -> GrammarState | None:
+        """Return the state of a request with a grammar; cheap for others, of which every step has many."""
+        return None if request.sampling.grammar is None else self._states.get(request)
 
     def _on_compiled(self, state: GrammarState, compiling: "Future[ReadyGrammar]") -> None:
         """Called on the compiling thread, on a timer, or at once if the grammar was in the cache."""

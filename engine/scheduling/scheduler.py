@@ -252,13 +252,16 @@ class Scheduler:
         cannot be sampled yet, because their grammar is being compiled, get at most half of the batch; the rest of them
         wait and hold up no other request.
         """
-        num_left_unready = self.config.batch_seqs // 2 - self._num_unready()
+        num_unready: int | None = None  # counted only if a request needs it
         for request in list(self.waiting):
             is_computed_here = not request.receives_kv
             is_ready = self._may_sample(request)
-            if is_computed_here and not is_ready and num_left_unready <= 0:
-                schedule.leaves_waiting = True
-                continue
+            if is_computed_here and not is_ready:
+                if num_unready is None:
+                    num_unready = sum(not self._may_sample(each) for each in self.running)
+                if num_unready >= self.config.batch_seqs // 2:
+                    schedule.leaves_waiting = True
+                    continue
             if is_computed_here and (remaining.limit_for(request) == 0 or len(self.running) >= self.config.batch_seqs):
                 schedule.leaves_waiting |= len(self.running) < self.config.batch_seqs
                 return
@@ -272,15 +275,12 @@ class Scheduler:
             else:
                 request.status = RequestStatus.RUNNING
                 self.running.add(request)
-                num_left_unready -= not is_ready
+                if num_unready is not None:
+                    num_unready += not is_ready
                 missing = request.num_tokens - request.num_computed_tokens
                 num_new_tokens = remaining.take(request, missing if is_ready else missing - 1)
                 if num_new_tokens:
                     schedule.requests.append(ScheduledRequest.of(request, num_new_tokens))
-
-    def _num_unready(self) -> int:
-        """Return how many running requests cannot be sampled yet; 0 without waiting requests, which alone need it."""
-        return sum(not self._may_sample(request) for request in self.running) if len(self.waiting) > 0 else 0
 
     def _take_blocks(self, request: Request) -> bool:
         reserve = len(self.running)  # each running request may soon need one more block

@@ -8,7 +8,8 @@ from prometheus_client.registry import Collector
 
 from baton.router.metrics.metrics import PREFIX
 from baton.router.policy.cluster import WorkerRole
-from baton.router.workers.connection import ROLES, ConnectionState, WorkerConnection
+from baton.router.workers.connection import ROLES, WorkerConnection
+from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.pool import WorkerPool
 
 UNKNOWN_ROLE = "unknown"  # of a worker that is unreachable or has not reported yet

@@ -16,7 +16,8 @@ from baton.membership.registry.router_report import (
 from baton.router.admission.admission import Admission
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.policy.cluster import WorkerRole
-from baton.router.workers.connection import ROLES, ConnectionState, WorkerConnection
+from baton.router.workers.connection import ROLES, WorkerConnection
+from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.pool import WorkerPool
 from baton.settings.names import MAX_NAME_CHARS, Role
 

@@ -9,7 +9,8 @@ from prometheus_client.registry import Collector
 from baton.protos.worker_pb2 import WorkerLoad
 from baton.router.metrics.metrics import PREFIX
 from baton.router.policy.cluster import WorkerRole
-from baton.router.workers.connection import ROLES, ConnectionState
+from baton.router.workers.connection import ROLES
+from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.pool import WorkerPool
 
 LABELS = ("model_name", "worker")

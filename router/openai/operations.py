@@ -10,7 +10,8 @@ from baton.router.limits import check_model
 from baton.router.openai.errors import RETRY_AFTER_S, error_body
 from baton.router.service import RouterService
 from baton.router.shared_result import SharedResult
-from baton.router.workers.connection import ROLES, ConnectionState, WorkerConnection
+from baton.router.workers.connection import ROLES, WorkerConnection
+from baton.router.workers.connection_state import ConnectionState
 
 
 class OperationsApi:

@@ -12,7 +12,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from enum import Enum
 
 import grpc
 
@@ -32,6 +31,7 @@ from baton.router.errors import ShortOfRanks, WorkerLost
 from baton.router.index.prefix_index import PrefixIndex
 from baton.router.policy.cluster import WorkerRole, WorkerSnapshot
 from baton.router.workers.attach_stream import AttachStream
+from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.load import LoadEstimate
 from baton.router.workers.stranger import AttemptSlots, Stranger
 from baton.rpc.backoff import Backoff
@@ -53,21 +53,6 @@ ROLES = {
     RoleNumber.WORKER_ROLE_DECODE: WorkerRole.DECODE,
     RoleNumber.WORKER_ROLE_BOTH: WorkerRole.BOTH,
 }
-
-
-class ConnectionState(Enum):
-    """State of a connection."""
-
-    CONNECTING = "connecting"
-    READY = "ready"
-    DRAINING = "draining"  # it finishes its requests and takes no new ones
-    DRAINED = "drained"  # its requests have ended; it may be stopped or undrained
-    SHORT_OF_RANKS = "short_of_ranks"  # its group waits for ranks: it neither computes nor responds to its peers
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether the worker is reachable but takes no new requests."""
-        return self in (ConnectionState.DRAINING, ConnectionState.DRAINED)
 
 
 class SequenceGap(Exception):

@@ -14,7 +14,8 @@ from baton.protos.worker_pb2 import WorkerDescription
 from baton.router.errors import WorkerLost
 from baton.router.index.prefix_index import ExpectedBlocks, PrefixIndex
 from baton.router.policy.cluster import ClusterSnapshot, WorkerRole, WorkerSnapshot
-from baton.router.workers.connection import ROLES, ConnectionState, WorkerConnection
+from baton.router.workers.connection import ROLES, WorkerConnection
+from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.stranger import AttemptSlots
 from baton.rpc.status import Unavailable
 from baton.rpc.tls import Plaintext, Security

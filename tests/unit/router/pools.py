@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from baton.membership.registry.base import Member, Registry
 from baton.protos.worker_pb2 import WorkerRole
-from baton.router.workers.connection import ConnectionState
+from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.pool import WorkerPool
 from baton.settings.names import Role
 from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker

@@ -9,7 +9,7 @@ from baton.membership.registry.memory import MemoryRegistry
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
 from baton.router.metrics.pool_series import PoolSeries
 from baton.router.workers import connection
-from baton.router.workers.connection import ConnectionState
+from baton.router.workers.connection_state import ConnectionState
 from tests.unit.router.pools import MODEL_NAME, ready, running_pool
 from tests.unit.router.running_router import until
 from tests.unit.router.scripted_worker import ScriptedWorker
