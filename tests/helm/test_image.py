@@ -23,6 +23,7 @@ SCRIPTS = ROOT / "scripts" / "image"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 CHART = ROOT / "helm" / "baton"
 TARGETS = ("cpu", "cuda")
+IMAGE_EXTRAS = ("nixl", "ray", "kubernetes", "grammar")
 
 
 def constraints() -> dict[str, tuple[str, str]]:
@@ -112,7 +113,7 @@ def test_bake_builds_the_image_names_of_the_chart() -> None:
 def test_every_requirement_is_pinned_to_an_allowed_version() -> None:
     pinned = constraints()
     extras = PYPROJECT["project"]["optional-dependencies"]
-    for text in [*PYPROJECT["project"]["dependencies"], *extras["nixl"], *extras["ray"], *extras["kubernetes"]]:
+    for text in [*PYPROJECT["project"]["dependencies"], *(each for name in IMAGE_EXTRAS for each in extras[name])]:
         requirement = Requirement(text)
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)][0]), text
 

@@ -88,7 +88,7 @@ def test_every_optional_package_has_an_extra_and_is_not_a_base_dependency() -> N
         assert package.distribution in {each.name for each in extras[package.extra]}
         assert package.distribution not in base()
     [own] = [each for each in extras["cluster"] if each.name == PROJECT["name"]]
-    assert own.extras == {"nixl", "ray", "kubernetes"}
+    assert own.extras == {"nixl", "ray", "kubernetes", "grammar"}
 
 
 def generated(pattern: str) -> Version:
