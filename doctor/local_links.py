@@ -12,8 +12,9 @@ from baton.doctor.link import Link
 from baton.doctor.probe import Reader, probe
 from baton.kvtransfer.base import KVTransport, PoolDescription, PoolIdentity
 from baton.kvtransfer.errors import TransportUnavailable
-from baton.kvtransfer.factory import TRANSPORTS, create_transport
+from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.shared_memory.pool import SharedPool
+from baton.settings.names import TRANSPORTS
 
 HOST = "127.0.0.1"
 FINGERPRINT = "doctor"

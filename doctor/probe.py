@@ -26,10 +26,11 @@ from baton.doctor.link_limit import LinkLimit, is_same_host, link_limit
 from baton.doctor.rdma import received_bytes
 from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, PoolIdentity
 from baton.kvtransfer.errors import PeerLost, TransferError, TransportUnavailable
-from baton.kvtransfer.factory import TRANSPORTS, create_transport
+from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.local_pool import unit_bytes_of
 from baton.kvtransfer.nixl.rdma import has_rdma_device
 from baton.kvtransfer.shared_memory.pool import SharedPool
+from baton.settings.names import TRANSPORTS
 
 ROUND_BYTES = 8 << 20
 NUM_ROUNDS = 5  # after one warm-up round

@@ -11,11 +11,10 @@ from baton.kvtransfer.errors import TransportUnavailable
 from baton.kvtransfer.nixl.rdma import has_rdma_device
 from baton.kvtransfer.shared_memory.pool import SharedPool
 from baton.kvtransfer.transport import Transport
+from baton.settings.names import GPU_TRANSPORTS, TRANSPORTS
 
 logger = logging.getLogger(__name__)
 
-TRANSPORTS = ("auto", "shared_memory", "tcp", "nixl")  # for pools in host memory
-GPU_TRANSPORTS = ("auto", "nixl", "nccl", "staged")
 HOST = torch.device("cpu")
 
 

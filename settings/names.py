@@ -1,4 +1,4 @@
-"""Names and addresses of workers and requests, as used in logs, headers and metrics."""
+"""Names and addresses of workers and requests, as used in logs, headers and metrics, and names of transports."""
 
 import re
 from ipaddress import ip_address
@@ -8,6 +8,8 @@ from urllib.parse import unquote
 from baton.settings.values import OptionError
 
 Role = Literal["prefill", "decode", "both"]
+TRANSPORTS = ("auto", "shared_memory", "nixl", "tcp")  # of KV in host memory
+GPU_TRANSPORTS = ("auto", "nixl", "nccl", "staged")  # of KV on GPUs
 MAX_NAME_CHARS = 128
 NAME = re.compile(rf"[\x21-\x7e]{{1,{MAX_NAME_CHARS}}}")
 NAME_RULE = f"1 to {MAX_NAME_CHARS} visible ASCII characters"

@@ -3,14 +3,12 @@
 from dataclasses import dataclass, field
 
 from baton.engine.config import EngineConfig
-from baton.settings.names import WILDCARDS, Role, registered_name
+from baton.settings.names import GPU_TRANSPORTS, TRANSPORTS, WILDCARDS, Role, registered_name
 from baton.settings.options import LEASE_S, PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.values import OptionError
 from baton.worker.device import check_device
 
-TRANSPORTS = ("auto", "shared_memory", "nixl", "tcp")
-GPU_TRANSPORTS = ("auto", "nixl", "nccl", "staged")  # for workers on GPUs
 LONGEST_STEP_S = 20.0
 LONGEST_CPU_STEP_S = 180.0  # for a prompt chunk of a large model on few cores
 MAX_PORT = 65535

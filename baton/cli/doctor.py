@@ -11,9 +11,9 @@ from baton.cli.options.https_flags import https_flags
 from baton.cli.options.server import clean_url, key_flag
 from baton.cli.options.tls_flags import tls_flags
 from baton.rpc.tls import Security
+from baton.settings.names import TRANSPORTS
 from baton.settings.registry_url import RegistryUrl, parse_registry_url
 from baton.settings.values import OptionError
-from baton.worker.config import TRANSPORTS
 
 
 def _parse_registry(_context: click.Context, _parameter: click.Parameter, url: str | None) -> RegistryUrl | None:

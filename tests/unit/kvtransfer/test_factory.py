@@ -11,8 +11,9 @@ import torch
 from baton.kvtransfer import factory as registry
 from baton.kvtransfer.base import KVTransport, PoolDescription, PoolIdentity
 from baton.kvtransfer.errors import TransportUnavailable
-from baton.kvtransfer.factory import TRANSPORTS, create_transport
+from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.shared_memory.pool import SharedPool
+from baton.settings.names import TRANSPORTS
 
 IDENTITY = PoolIdentity("life", "model")
 HOST = "127.0.0.1"
@@ -52,7 +53,7 @@ async def test_auto_logs_once_that_nixl_is_missing(
 async def test_a_transport_that_does_not_work_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = SharedPool()
     pool = memory.allocate((4, 64), torch.float32)
-    with pytest.raises(ValueError, match="known are auto, shared_memory, tcp, nixl"):
+    with pytest.raises(ValueError, match="known are auto, shared_memory, nixl, tcp"):
         create_transport("carrier pigeon", IDENTITY, memory, "127.0.0.1")
     monkeypatch.setitem(sys.modules, "nixl", None)
     with pytest.raises(TransportUnavailable, match=r'nixl needs nixl, .*: pip install "baton-serve\[nixl\]"'):
