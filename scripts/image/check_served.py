@@ -119,9 +119,9 @@ def main() -> None:
     server = subprocess.Popen([str(BIN / "baton"), "serve", "--port", str(port)], stdout=subprocess.DEVNULL)
     try:
         wait_ready(f"http://127.0.0.1:{port}", server)
+        print(f"uid {os.getuid()}: served, prefilled by {chat(f'http://127.0.0.1:{port}')}")
         if not is_base:
             check_grammar(f"http://127.0.0.1:{port}")
-        print(f"uid {os.getuid()}: served, prefilled by {chat(f'http://127.0.0.1:{port}')}")
     finally:
         server.send_signal(signal.SIGTERM)
         status = server.wait(60)
