@@ -211,7 +211,8 @@ class Engine:
         if not outputs:
             return StepOutput(finished_at_s=now_s)
         self._num_prefilled_tokens += step.num_prompt_tokens
-        self._num_generated_tokens += sum(output.sampled is not None for output in outputs)
+        self._num_generated_tokens += sum(len(output.token_ids) for output in outputs)
+        self.grammars.counters.num_forced += sum(len(output.forced) for output in outputs)
         if self._epoch == step.epoch:  # otherwise the time includes re-forming the group
             step_s = now_s - max(step.started_at_s, self._collected_at_s)
             self._step_s += STEP_TIME_WEIGHT * (step_s - self._step_s)

@@ -39,9 +39,15 @@ class RequestOutput:
     request_id: RequestId
     num_computed_tokens: int  # after the step
     sampled: SampledToken | None = None  # None after a prompt chunk that was not the last, or if a mask was late
+    forced: list[int] = field(default_factory=list)  # tokens that follow the sampled one by the request's grammar
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)  # of prompt positions from 1 on, in order
     finish_reason: FinishReason | None = None
     error: EngineError | None = None  # with FinishReason.ERROR
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The new output tokens."""
+        return [self.sampled.token_id, *self.forced] if self.sampled is not None else []
 
 
 @dataclass(slots=True)

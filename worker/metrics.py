@@ -100,6 +100,8 @@ class WorkerMetrics(Collector):
         )
         yield self._counter("grammar_masks", "Token masks filled.", grammars.num_masks)
         yield self._counter("grammar_mask_seconds", "CPU seconds of filling token masks.", grammars.mask_s)
+        text = "Output tokens that grammars forced, appended without a step each."
+        yield self._counter("grammar_forced_tokens", text, grammars.num_forced)
         text = "Token masks that were not filled in time, so that their requests missed a step."
         yield self._counter("grammar_late_masks", text, grammars.num_late_masks)
 

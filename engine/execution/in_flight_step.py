@@ -1,7 +1,7 @@
 """A launched step, and the bookkeeping needed when it is collected."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ class LaunchedStep:
     logprobs: Sequence[PositionLogprobs | None]  # by sampled token
     prompt_logprobs: Sequence[list[PositionLogprobs]]  # by scheduled request
     late_rows: frozenset[int] = frozenset()  # rows of `token_ids` sampled without the mask of their grammar
+    forced: Mapping[int, Sequence[int]] = field(default_factory=dict)  # by row: tokens that must follow the sampled one
 
 
 @dataclass(frozen=True, slots=True)

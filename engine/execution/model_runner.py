@@ -65,16 +65,20 @@ class ModelRunner:
             self.sampler.logprobs(sampled, token_ids, sampling),
             [self._prompt_logprobs(logits, item, rows.prompt_rows.get(place)) for place, item in enumerate(scheduled)],
             masks.late_rows if masks is not None else frozenset(),
+            masks.forced if masks is not None else {},
         )
 
     def collect(self, launched: LaunchedStep) -> list[StepResult]:
         """Wait for a launched step and return its results in the order of its requests."""
         described = self.sampler.described(launched.copy.wait(), launched.logprobs)
-        tokens = iter([None if row in launched.late_rows else token for row, token in enumerate(described)])
-        return [
-            StepResult(next(tokens) if item.samples else None, prompt_logprobs)
-            for item, prompt_logprobs in zip(launched.scheduled, launched.prompt_logprobs, strict=True)
-        ]
+        results, row = [], 0
+        for item, prompt_logprobs in zip(launched.scheduled, launched.prompt_logprobs, strict=True):
+            if item.samples and row not in launched.late_rows:
+                results.append(StepResult(described[row], launched.forced.get(row, ()), prompt_logprobs))
+            else:
+                results.append(StepResult(prompt_logprobs=prompt_logprobs))
+            row += item.samples
+        return results
 
     def run_idle(self) -> None:
         """Take part in a step of the group that has no tokens on this rank: compute only the experts."""

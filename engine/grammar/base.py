@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from baton.engine.grammar.forced import ForcedToken
 from baton.engine.grammar.grammar import Grammar
 
 
@@ -13,6 +14,10 @@ class Matcher(Protocol):
 
     def accept(self, token_id: int) -> bool:
         """Advance by a token; return False, without effect, if the grammar does not allow it here."""
+        ...
+
+    def forced_text(self) -> str:
+        """Return the longest text that every output continues with here; empty if there is a choice."""
         ...
 
     def fill(self, row: Tensor) -> None:
@@ -41,6 +46,10 @@ class GrammarBackend(Protocol):
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar. Raises InvalidRequest with the place of the problem."""
+        ...
+
+    def forced_token(self, text: str) -> ForcedToken | None:
+        """Return the token that a forced text begins with; None if the model chooses it."""
         ...
 
     def apply(self, logits: Tensor, masks: Tensor, rows: Sequence[int]) -> None:

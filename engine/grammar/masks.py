@@ -8,7 +8,9 @@
    missing miss this step. Their masks are the first of the next step.
 4. Masks of a request of which one took long, the first of its grammar included, are filled between the steps: the other
    requests never wait for them again.
-5. A request fails once its mask has taken MAX_FILL_S. The thread cannot be interrupted, so that another one replaces it
+5. Tokens that the grammar forces are appended together with the sampled one, without a step each. They are computed
+   together by the next step. Requests with logprobs sample them one by one, from masks that allow nothing else.
+6. A request fails once its mask has taken MAX_FILL_S. The thread cannot be interrupted, so that another one replaces it
    until the mask is filled. While MAX_REPLACED are replaced, new requests with a grammar get QueueFull.
 """
 
@@ -16,7 +18,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +55,7 @@ class StepMasks:
     masks: Tensor  # [num_rows, num_words] int32 on the CPU; all ones for requests without a grammar
     rows: Sequence[int]  # those with a grammar and a mask
     late_rows: frozenset[int]  # without a mask: their samples must not be used
+    forced: Mapping[int, Sequence[int]]  # by row: tokens that follow the sampled one, in any case
 
     def apply(self, logits: Tensor) -> None:
         """Set the logits of forbidden tokens to -inf in place; [num_rows, vocab] float32."""
@@ -148,16 +151,18 @@ class GrammarMasks:
         with self._changed:
             self._changed.wait_for(lambda: not any(state.fill for _, _, state in states), WAIT_S)
             masks = torch.full((len(requests), self._num_words), -1, dtype=torch.int32)
-            rows, late = [], []
+            rows, late, forced = [], [], {}
             for row, request, state in states:
                 if state.num_masked == request.num_output_tokens:
                     assert state.position is not None
                     masks[row] = state.position.row
                     rows.append(row)
+                    if len(state.position.forced) > 1 and request.sampling.logprobs is None:
+                        forced[row] = list(state.position.forced)[1:]
                 else:
                     late.append(row)
                     self._note_late(state)
-        return StepMasks(self._compiler, masks, rows, frozenset(late))
+        return StepMasks(self._compiler, masks, rows, frozenset(late), forced)
 
     def take_failures(self) -> list[tuple[Request, EngineError]]:
         """Return the requests that cannot continue, once each, with the reason."""
@@ -186,7 +191,11 @@ class GrammarMasks:
                 stops = sampling.stop_token_ids | self._eos_token_ids
                 try:
                     state.position = GrammarPosition(
-                        ready.compiled.matcher(self._eos_token_ids), self._num_words, sorted(stops), sampling.min_tokens
+                        ready.compiled.matcher(self._eos_token_ids),
+                        self._compiler.backend.forced_token,
+                        self._num_words,
+                        sorted(stops),
+                        sampling.min_tokens,
                     )
                 except Exception as fault:  # of the library
                     self._fail(state, request, fault)

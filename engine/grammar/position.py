@@ -1,35 +1,80 @@
 """The position of one request's output in its grammar."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from baton.engine.grammar.base import Matcher
+from baton.engine.grammar.forced import MAX_CHARS, ForcedToken
 
 WORD_BITS = 32
+MAX_FORCED = 32  # tokens that are matched ahead
 
 
 class GrammarPosition:
-    """A matcher and the mask of the next token; both are functions of the output's tokens.
+    """A matcher, the tokens that the grammar forces next, and the mask of the next token.
 
-    A request that was moved or preempted gets the same position from its tokens. Used by one thread at a time.
+    All are functions of the output's tokens, so a request that was moved or preempted gets the same position from them.
+    Used by one thread at a time.
     """
 
-    def __init__(self, matcher: Matcher, num_words: int, stop_token_ids: Sequence[int], min_tokens: int) -> None:
-        """stop_token_ids: tokens that may not be sampled as one of the first `min_tokens`, if there is a choice."""
+    def __init__(
+        self,
+        matcher: Matcher,
+        forced_token: Callable[[str], ForcedToken | None],
+        num_words: int,
+        stop_token_ids: Sequence[int],
+        min_tokens: int,
+    ) -> None:
+        """forced_token: the token that a forced text begins with, if it is not the model's choice.
+
+        stop_token_ids: tokens that are not forced, and that may not be sampled as one of the first `min_tokens`, if
+        there is a choice.
+        """
         self.row: Tensor = torch.zeros(num_words, dtype=torch.int32)  # mask of the token after `num_tokens`
         self.num_tokens = 0  # output tokens that the grammar has matched
-        self._matcher = matcher
+        self.forced: deque[int] = deque()  # tokens that follow them; if there are any, `row` has only the first
+        self._matcher = matcher  # is behind the forced tokens
+        self._text = ""  # forced text in front of and behind the matcher's position
+        self._place = 0  # of the matcher in that text; equal to its length if the text is unknown
+        self._forced_token = forced_token
         self._min_tokens = min_tokens
+        self._stop_token_ids = frozenset(stop_token_ids)
         self._stop_bits = _bits(stop_token_ids, num_words)
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Match further output tokens and fill the mask. Raises ValueError if the output cannot continue."""
         for token_id in token_ids:
-            if not self._matcher.accept(token_id):
+            is_match = self.forced.popleft() == token_id if self.forced else self._accept(token_id)
+            if not is_match:
                 raise ValueError(f"token {self.num_tokens + 1} of the output does not match it")
             self.num_tokens += 1
+        if not self.forced:
+            self._force()
+        if self.forced:
+            self.row.zero_()
+            self.row[self.forced[0] // WORD_BITS] = _word(self.forced[0] % WORD_BITS)
+        else:
+            self._fill()
+
+    def _accept(self, token_id: int) -> bool:
+        self._text, self._place = "", 0
+        return self._matcher.accept(token_id)
+
+    def _force(self) -> None:
+        """Match the tokens that the grammar forces next, up to a bound."""
+        if self._place == len(self._text):
+            self._text, self._place = self._matcher.forced_text(), 0  # once for all tokens of a long text
+        while len(self.forced) < MAX_FORCED:
+            token = self._forced_token(self._text[self._place : self._place + MAX_CHARS])
+            if token is None or token.token_id in self._stop_token_ids or not self._matcher.accept(token.token_id):
+                return
+            self.forced.append(token.token_id)
+            self._place += token.num_chars
+
+    def _fill(self) -> None:
         self._matcher.fill(self.row)
         if self.num_tokens < self._min_tokens:
             longer = self.row & ~self._stop_bits
@@ -37,6 +82,11 @@ class GrammarPosition:
                 self.row = longer
         if not self.row.any():
             raise ValueError(f"no token can follow the first {self.num_tokens} tokens of the output")
+
+
+def _word(bit: int) -> int:
+    """Return the int32 that has one bit."""
+    return (1 << bit) - (1 << WORD_BITS if bit == WORD_BITS - 1 else 0)
 
 
 def _bits(token_ids: Sequence[int], num_words: int) -> Tensor:

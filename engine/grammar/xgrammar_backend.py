@@ -13,10 +13,11 @@ from torch import Tensor
 
 from baton.engine.errors import InvalidRequest
 from baton.engine.grammar.base import CompiledGrammar, Matcher
+from baton.engine.grammar.forced import ForcedToken, ForcedTokens
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.grammar.json_schema import patterns_of
 from baton.engine.grammar.schema_rewrite import compilable_schema, compilable_tag
-from baton.engine.grammar.vocabulary import token_texts
+from baton.engine.grammar.vocabulary import read_tokenizer, token_texts
 
 # Between two tokens of JSON. Without a bound, weak models repeat white space until max_tokens.
 MAX_WHITESPACE = 20
@@ -31,8 +32,11 @@ class XGrammarBackend:
 
     def __init__(self, directory: str, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         """Read the vocabulary of a model's directory. Raises InvalidRequest if it has no usable tokenizer."""
+        tokenizer = read_tokenizer(directory)
+        texts = token_texts(tokenizer, vocab_size)
+        self._forced = ForcedTokens(tokenizer, texts)
         vocabulary = xgrammar.TokenizerInfo(
-            token_texts(directory, vocab_size),
+            texts,
             xgrammar.VocabType.RAW,
             vocab_size=vocab_size,
             stop_token_ids=sorted(eos_token_ids),
@@ -46,6 +50,10 @@ class XGrammarBackend:
             return XGrammar(self._compile(grammar))
         except (RuntimeError, ValueError) as error:
             raise InvalidRequest(_problem(error)) from None
+
+    def forced_token(self, text: str) -> ForcedToken | None:
+        """Return the token that a forced text begins with; see `GrammarBackend`."""
+        return self._forced.first(text)
 
     def apply(self, logits: Tensor, masks: Tensor, rows: Sequence[int]) -> None:
         """Set the logits of forbidden tokens to -inf in place; see `GrammarBackend`."""
@@ -101,6 +109,13 @@ class XGrammarMatcher:
     def accept(self, token_id: int) -> bool:
         """Advance by a token; return False, without effect, if the grammar does not allow it here."""
         return bool(self._matcher.accept_token(token_id))
+
+    def forced_text(self) -> str:
+        """Return the longest text that every output continues with here; empty if there is a choice."""
+        try:
+            return str(self._matcher.find_jump_forward_string())
+        except UnicodeDecodeError:  # it ends within a character
+            return ""
 
     def fill(self, row: Tensor) -> None:
         """Set the bits of the tokens allowed next, [ceil(vocab / 32)] int32; see `Matcher`."""

@@ -1,5 +1,6 @@
 """Input and output of a step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.engine.outputs import PositionLogprobs, RequestOutput, SampledToken
@@ -48,6 +49,7 @@ class StepResult:
     """Model's output for one scheduled request."""
 
     sampled: SampledToken | None = None  # None, although the request samples, if its token must be sampled again
+    forced: Sequence[int] = ()  # tokens that follow the sampled one by the request's grammar
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
 
 

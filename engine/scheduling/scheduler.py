@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from baton.engine.config import EngineConfig
 from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.kv.block_manager import BlockManager
-from baton.engine.outputs import RequestOutput, SampledToken
+from baton.engine.outputs import RequestOutput
 from baton.engine.request import FinishReason, FinishRule, Request, RequestId, RequestStatus
 from baton.engine.sampling.params import GREEDY_BELOW
 from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest, StepResult
@@ -121,13 +121,15 @@ class Scheduler:
             must_repeat = item.samples and result.sampled is None
             self.blocks.advance(request, end - 1 if must_repeat else end)
             request.num_prompt_logprobs += len(result.prompt_logprobs)
+            num_known = request.num_tokens
             if result.sampled is not None:
-                self._append(request, result.sampled)
+                self._append(request, [result.sampled.token_id, *result.forced])
             outputs.append(
                 RequestOutput(
                     request_id=request.request_id,
                     num_computed_tokens=request.num_computed_tokens,
                     sampled=result.sampled,
+                    forced=request.token_ids[num_known + 1 :],
                     prompt_logprobs=result.prompt_logprobs,
                     finish_reason=request.finish_reason,
                 )
@@ -211,14 +213,19 @@ class Scheduler:
             )
 
     def _schedule_decodes(self, schedule: Schedule) -> int:
-        """Schedule every request that lacks one token, preempting the last in service order while blocks run out."""
+        """Schedule every request that lacks one token, preempting the last in service order while blocks run out.
+
+        Requests that lack several, because their grammar forces tokens, get blocks for them.
+        """
         most = min(self.config.batch_seqs, self.budget.num_tokens)
         for request in list(self.running):
             if len(schedule.requests) == most:
                 break
-            is_running = request.status is RequestStatus.RUNNING
-            is_next = is_running and request.num_tokens - request.num_computed_tokens == 1
-            if is_next and self._may_sample(request) and self._grow(request):
+            if request.status is not RequestStatus.RUNNING:  # preempted by an earlier one
+                continue
+            lacks_one = request.num_tokens - request.num_computed_tokens == 1
+            is_decode = lacks_one or request.num_computed_tokens >= request.num_prompt_tokens
+            if is_decode and self._may_sample(request) and self._grow(request) and lacks_one:
                 schedule.requests.append(ScheduledRequest.of(request, 1))
         return len(schedule.requests)
 
@@ -297,13 +304,15 @@ class Scheduler:
         reports_prompt = request.sampling.prompt_logprobs is not None
         return reports_prompt and request.num_prompt_logprobs < request.num_prompt_tokens - 1
 
-    def _append(self, request: Request, sampled: SampledToken) -> None:
-        """Append a sampled token and end the request if it is the last."""
-        request.finish_reason = self.finish_rule.reason(request, sampled.token_id)
-        request.token_ids.append(sampled.token_id)
-        if request.finish_reason is not None:
-            self.running.remove(request)
-            self._finish(request)
+    def _append(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Append new tokens, up to one that ends the request."""
+        for token_id in token_ids:
+            request.finish_reason = self.finish_rule.reason(request, token_id)
+            request.token_ids.append(token_id)
+            if request.finish_reason is not None:
+                self.running.remove(request)
+                self._finish(request)
+                return
 
     def _finish(self, request: Request) -> None:
         request.status = RequestStatus.FINISHED

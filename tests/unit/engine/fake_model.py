@@ -39,7 +39,9 @@ def reference(prompt: Sequence[int], count: int) -> list[int]:
 class FakeModel:
     """Slots of digests in place of a KV pool."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, max_forced: int = 0) -> None:
+        """max_forced: tokens at most that follow a sampled one in the same step."""
+        self.max_forced = max_forced
         self.slots = [[-1] * block_size for _ in range(num_blocks)]
         self.block_size = block_size
 
@@ -49,8 +51,16 @@ class FakeModel:
         for item in scheduled:
             request, start = item.request, item.request.num_computed_tokens
             state = self.compute(request.block_table, request.token_ids, start, start + item.num_new_tokens)
-            results.append(StepResult(SampledToken(next_token(state)) if item.samples else None))
+            results.append(self.result(state) if item.samples else StepResult())
         return results
+
+    def result(self, state: int) -> StepResult:
+        """The token that follows a prefix, and as many of the next ones as the prefix says."""
+        tokens = [next_token(state)]
+        for _ in range(state // VOCAB % (self.max_forced + 1)):
+            state = digest(state, tokens[-1])
+            tokens.append(next_token(state))
+        return StepResult(SampledToken(tokens[0]), tokens[1:])
 
     def compute(self, block_table: Sequence[BlockId], token_ids: Sequence[int], start: int, end: int) -> int:
         """Fill the slots of some tokens from the slot before them; return the last digest."""

@@ -23,6 +23,8 @@ class Rig:
         default_factory=lambda: EngineConfig(model="", block_size=BLOCK_SIZE, max_num_batched_tokens=16, max_num_seqs=8)
     )
 
+    max_forced: int = 0  # tokens that the model adds to a sampled one
+
     def __post_init__(self) -> None:
         blocks = BlockManager(self.num_blocks, BLOCK_SIZE, self.config.enable_prefix_caching)
         self.unready: set[RequestId] = set()  # requests that may not be sampled yet
@@ -32,7 +34,7 @@ class Rig:
             FinishRule(frozenset({VOCAB}), max_model_len=100),
             lambda request: request.request_id not in self.unready,
         )
-        self.model = FakeModel(self.num_blocks, BLOCK_SIZE)
+        self.model = FakeModel(self.num_blocks, BLOCK_SIZE, self.max_forced)
         self.outputs: dict[RequestId, list[int]] = {}
         self.ends: dict[RequestId, FinishReason] = {}
         self.receiving: list[Request] = []
@@ -67,8 +69,7 @@ class Rig:
 
     def take(self, output: RequestOutput) -> None:
         """Store an output."""
-        if output.sampled is not None:
-            self.outputs[output.request_id].append(output.sampled.token_id)
+        self.outputs[output.request_id] += output.token_ids
         if output.finish_reason is not None:
             self.ends[output.request_id] = output.finish_reason
 

@@ -31,6 +31,9 @@ class AllowsToken:
     def accept(self, token_id: int) -> bool:
         return token_id == self._token_id
 
+    def forced_text(self) -> str:
+        return ""
+
     def fill(self, row: Tensor) -> None:
         row.zero_()
         if self._token_id >= 0:
@@ -52,6 +55,9 @@ class HeldBackend:
         if grammar.source == "bad":
             raise InvalidRequest("it is bad")
         return AllowsToken(grammar.source)
+
+    def forced_token(self, text: str) -> None:
+        return None
 
     def apply(self, logits: Tensor, masks: Tensor, rows: Sequence[int]) -> None:
         raise AssertionError("there are no logits here")

@@ -41,6 +41,9 @@ class CountingGrammar:
         self._num_tokens += is_right
         return is_right
 
+    def forced_text(self) -> str:
+        return ""
+
     def fill(self, row: Tensor) -> None:
         if self._num_tokens >= self._held_from:
             assert self._gate.wait(TIMEOUT_S)
@@ -56,6 +59,9 @@ class CountingBackend:
 
     def compile(self, grammar: Grammar) -> CountingGrammar:
         return CountingGrammar(self.gate, int(grammar.source))
+
+    def forced_token(self, text: str) -> None:
+        return None
 
     def apply(self, logits: Tensor, masks: Tensor, rows: Sequence[int]) -> None:
         for row in rows:

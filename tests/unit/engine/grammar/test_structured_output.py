@@ -225,8 +225,7 @@ def test_the_loop_steps_while_grammars_compile_and_with_steps_launched_ahead(
 
     def on_step(step: StepOutput) -> None:
         for output in step.outputs:
-            if output.sampled is not None:
-                outputs.setdefault(output.request_id, []).append(output.sampled.token_id)
+            outputs.setdefault(output.request_id, []).extend(output.token_ids)
             if output.finish_reason is not None:
                 ended.release()
 

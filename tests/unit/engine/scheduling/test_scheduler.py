@@ -12,10 +12,11 @@ from tests.unit.engine.fake_model import VOCAB, reference
 from tests.unit.engine.scheduler_rig import BLOCK_SIZE, Rig
 
 
-def test_random_workloads_produce_the_reference_tokens() -> None:
+@pytest.mark.parametrize("max_forced", [0, 9])
+def test_random_workloads_produce_the_reference_tokens(max_forced: int) -> None:
     for seed in range(30):
         rng = random.Random(seed)
-        rig = Rig(num_blocks=rng.choice([26, 30, 60]))
+        rig = Rig(num_blocks=rng.choice([26, 30, 60]), max_forced=max_forced)
         prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 60))] for _ in range(4)]
         requests: dict[str, tuple[list[int], int]] = {}
         aborted: set[str] = set()
@@ -276,11 +277,12 @@ def test_requests_that_cannot_be_sampled_leave_half_of_the_batch_to_others() -> 
         assert rig.outputs[RequestId(name)] == reference([number] * 9, 5)
 
 
-def test_random_workloads_of_requests_that_cannot_be_sampled_at_times() -> None:
+@pytest.mark.parametrize("max_forced", [0, 9])
+def test_random_workloads_of_requests_that_cannot_be_sampled_at_times(max_forced: int) -> None:
     num_preemptions = 0
     for seed in range(20):
         rng = random.Random(seed)
-        rig = Rig(num_blocks=rng.choice([26, 30]))
+        rig = Rig(num_blocks=rng.choice([26, 30]), max_forced=max_forced)
         requests: dict[RequestId, tuple[list[int], int]] = {}
         aborted: set[RequestId] = set()
         for number in range(40):
