@@ -48,7 +48,9 @@ serve: .venv/.base
 # The tests start hundreds of processes, each of which would compile the package again without cached bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-PYTEST := $(BIN)/python -m pytest -q --durations=30 --numprocesses 2 --no-loadscope-reorder --rerun-failed
+# One process more than cores, since tests of whole clusters often wait.
+TEST_PROCESSES ?= $(shell expr $$(nproc) + 1)
+PYTEST := $(BIN)/python -m pytest -q --durations=30 --numprocesses $(TEST_PROCESSES) --no-loadscope-reorder --rerun-failed
 
 test: setup .venv/checkov/$(CHECKOV).done
 	$(PYTEST) -m "not slow"
@@ -57,7 +59,7 @@ test: setup .venv/checkov/$(CHECKOV).done
 # fuzzer.
 test-all: setup .venv/checkov/$(CHECKOV).done
 	$(PYTEST) --spawn
-	$(BIN)/python -m pytest -q tests/fuzz --fuzz-seconds 60 --numprocesses 2
+	$(BIN)/python -m pytest -q tests/fuzz --fuzz-seconds 60 --numprocesses $(TEST_PROCESSES)
 
 fuzz: setup
 	$(BIN)/python -m pytest -q tests/fuzz --fuzz-seconds $(FUZZ_SECONDS)
