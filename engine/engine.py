@@ -19,6 +19,7 @@ from baton.engine.execution.model_runner import ModelRunner
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.grammar.compiler import GrammarCompiler, make_xgrammar_backend
 from baton.engine.grammar.masks import GrammarMasks
+from baton.engine.grammar.trial import ProcessTrial
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.outputs import EngineStats, ExpertFigures, StepOutput
 from baton.engine.parallel.lockstep import Lockstep
@@ -70,8 +71,9 @@ class Engine:
         self.finish_rule = FinishRule(self.model_config.eos_token_ids, loaded.max_model_len)
         model = Rank0Model(loaded.model, tensor) if tensor is not None else loaded.model
         vocab_size, eos_token_ids = self.model_config.vocab_size, self.model_config.eos_token_ids
-        make_backend = partial(make_xgrammar_backend, Path(config.model), vocab_size, eos_token_ids)
-        self.grammars = GrammarMasks(GrammarCompiler(make_backend, vocab_size), eos_token_ids)
+        vocabulary = Path(config.model), vocab_size, eos_token_ids
+        make_backend, make_trial = partial(make_xgrammar_backend, *vocabulary), partial(ProcessTrial, *vocabulary)
+        self.grammars = GrammarMasks(GrammarCompiler(make_backend, make_trial, vocab_size), eos_token_ids)
         sampler = Sampler(vocab_size, eos_token_ids)
         self.runner = ModelRunner(model, self.pool, config.block_size, sampler, self.grammars)
         self.blocks = BlockManager(len(self.pool), config.block_size, config.enable_prefix_caching)
@@ -288,7 +290,11 @@ class Engine:
         return self.group.figures() if self.group is not None else None
 
     def close(self) -> None:
-        """Leave the group, if any: expert-parallel ranks continue without this one, tensor-parallel followers end."""
+        """Leave the group, if any: expert-parallel ranks continue without this one, tensor-parallel followers end.
+
+        Also ends the processes that try grammars.
+        """
+        self.grammars.close()
         if self.lockstep is not None:
             self.lockstep.close()
         if self.tensor is not None:

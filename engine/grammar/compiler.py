@@ -14,9 +14,11 @@ import torch
 
 from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.grammar.base import CompiledGrammar, GrammarBackend
+from baton.engine.grammar.cost import is_cheap
 from baton.engine.grammar.figures import GrammarCounters
 from baton.engine.grammar.grammar import Grammar
 from baton.engine.grammar.threads import DaemonThreads
+from baton.engine.grammar.trial import Trial, Trials
 from baton.extras import XGRAMMAR
 
 logger = logging.getLogger(__name__)
@@ -26,7 +28,7 @@ MAX_WAITING = 64  # grammars
 MAX_CACHE_BYTES = 256 << 20
 MAX_CACHED = 1024  # grammars, those that failed included
 COMPILE_TIMEOUT_S = 30.0
-WAIT_TIMEOUT_S = 60.0  # for a thread, and for the import of the backend by the first grammar
+WAIT_TIMEOUT_S = 60.0  # for a thread
 SLOW_FILL_S = 0.05  # time of a grammar's first mask from which its masks are filled apart from the other requests'
 
 
@@ -59,21 +61,29 @@ class _Entry:
             self.timer.cancel()
 
 
+_Key = tuple[str, Grammar]  # with the cache salt
+
+
 class GrammarCompiler:
     """Compiler of grammars with its threads and cache: it compiles each content once while that is cached."""
 
     def __init__(
-        self, make_backend: Callable[[], GrammarBackend], vocab_size: int, timeout_s: float = COMPILE_TIMEOUT_S
+        self,
+        make_backend: Callable[[], GrammarBackend],
+        make_trial: Callable[[], Trial],
+        vocab_size: int,
+        timeout_s: float = COMPILE_TIMEOUT_S,
     ) -> None:
-        """make_backend: called on a compiling thread at the first grammar."""
+        """make_backend: called on a compiling thread at the first grammar. make_trial: for what may be expensive."""
         self._make_backend = make_backend
+        self._trials = Trials(make_trial)
         self.num_words = -(-vocab_size // 32)  # int32 elements of a mask
         self._timeout_s = timeout_s
         self._threads = DaemonThreads("grammar compiler", NUM_THREADS, MAX_WAITING)
         self._lock = threading.Lock()  # guards everything below
         self._backend_lock = threading.Lock()
         self._backend: GrammarBackend | None = None
-        self._entries: OrderedDict[Grammar, _Entry] = OrderedDict()  # least recently used first
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()  # least recently used first
         self._num_bytes = 0
         self.counters = GrammarCounters()
 
@@ -83,49 +93,57 @@ class GrammarCompiler:
         assert self._backend is not None
         return self._backend
 
-    def compile(self, grammar: Grammar) -> "Future[ReadyGrammar]":
+    def compile(self, grammar: Grammar, cache_salt: str = "") -> "Future[ReadyGrammar]":
         """Return the future of a compiled grammar; its exception is InvalidRequest, QueueFull or EngineError.
 
+        Only requests with the same cache salt share compiled grammars: others cannot learn from the time which exist.
         Raises InvalidRequest if the backend is not installed, QueueFull if too many grammars wait for a thread.
         """
+        key = (cache_salt, grammar)
         with self._lock:
-            entry = self._entries.get(grammar)
+            entry = self._entries.get(key)
             if entry is not None:
-                self._entries.move_to_end(grammar)
+                self._entries.move_to_end(key)
                 self.counters.num_cache_hits += 1
                 return entry.ready
             if not XGRAMMAR.is_installed:
                 raise InvalidRequest(XGRAMMAR.missing("structured output"))
             entry = _Entry(Future(), num_bytes=sys.getsizeof(grammar.source))
             busy = QueueFull("the threads that compile grammars are busy; try again later")
-            entry.start_timer(WAIT_TIMEOUT_S, lambda: self._fail(grammar, entry, busy))
+            entry.start_timer(WAIT_TIMEOUT_S, lambda: self._fail(key, entry, busy))
             try:
-                self._threads.submit(lambda: self._compile(grammar, entry))
+                self._threads.submit(lambda: self._compile(key, entry))
             except QueueFull:
                 entry.stop_timer()
                 raise
-            self._entries[grammar] = entry
-            self._num_bytes += entry.num_bytes
-            self._evict()
+            self._add(key, entry)
         return entry.ready
 
-    def _compile(self, grammar: Grammar, entry: _Entry) -> None:
-        """Compile on a thread. The requests fail at the timeout, although the thread is busy until the end."""
+    def close(self) -> None:
+        """End the processes for trials."""
+        self._trials.close()
+
+    def _compile(self, key: _Key, entry: _Entry) -> None:
+        """Compile on a thread."""
         if entry.ready.done():  # it waited for too long
             return
+        entry.stop_timer()
+        _, grammar = key
         try:
-            backend = self._shared_backend()
-            text = f"it takes longer than {self._timeout_s:g} s to compile; simplify it"
-            entry.start_timer(self._timeout_s, lambda: self._fail(grammar, entry, InvalidRequest(text)))
-            started_at_s = time.monotonic()
             _check(grammar)
+            started_at_s = time.monotonic()
+            if not is_cheap(grammar):
+                self._trials.run(grammar, self._timeout_s)
+            backend = self._shared_backend()
+            slow = QueueFull("the grammar is still being compiled; try again later")
+            entry.start_timer(self._timeout_s, lambda: self._fail(key, entry, slow))
             ready = self._tried(backend.compile(grammar))
-            self._finish(entry, ready, time.monotonic() - started_at_s)
+            self._finish(key, entry, ready, time.monotonic() - started_at_s)
         except EngineError as error:
-            self._fail(grammar, entry, error)
+            self._fail(key, entry, error)
         except Exception:  # a fault of the library or of this code, not of the request
             logger.exception("a grammar could not be compiled")
-            self._fail(grammar, entry, EngineError("a grammar could not be compiled"))
+            self._fail(key, entry, EngineError("a grammar could not be compiled"))
         finally:
             entry.stop_timer()
 
@@ -145,33 +163,44 @@ class GrammarCompiler:
             raise InvalidRequest("it matches no text")
         return ReadyGrammar(compiled, duration_s > SLOW_FILL_S)
 
-    def _finish(self, entry: _Entry, ready: ReadyGrammar, duration_s: float) -> None:
+    def _finish(self, key: _Key, entry: _Entry, ready: ReadyGrammar, duration_s: float) -> None:
+        """Give the grammar to the waiting requests, or to later ones if these have failed in the meantime."""
         with self._lock:
             self.counters.num_compiles += 1
             self.counters.compile_s += duration_s
-            if not entry.ready.done():
+            if self._entries.get(key) is entry:
                 entry.num_bytes += ready.compiled.num_bytes
                 self._num_bytes += ready.compiled.num_bytes
-                self._evict()
+            elif key not in self._entries:
+                late = _Entry(Future(), num_bytes=entry.num_bytes + ready.compiled.num_bytes)
+                late.ready.set_result(ready)
+                self._add(key, late)
         _resolve(entry, ready)
+        with self._lock:
+            self._evict()
 
-    def _fail(self, grammar: Grammar, entry: _Entry, error: EngineError) -> None:
+    def _fail(self, key: _Key, entry: _Entry, error: EngineError) -> None:
         """Fail the waiting requests. An invalid grammar stays in the cache, so that it is not compiled again."""
         with self._lock:
-            if not isinstance(error, InvalidRequest) and self._entries.get(grammar) is entry:
-                del self._entries[grammar]
+            if not isinstance(error, InvalidRequest) and self._entries.get(key) is entry:
+                del self._entries[key]
                 self._num_bytes -= entry.num_bytes
         # The cache keeps the error: without these it would keep the stack's variables, such as the parsed schema.
         error.__traceback__ = error.__cause__ = error.__context__ = None
         _resolve(entry, error)
 
+    def _add(self, key: _Key, entry: _Entry) -> None:
+        self._entries[key] = entry
+        self._num_bytes += entry.num_bytes
+        self._evict()
+
     def _evict(self) -> None:
         """Remove entries in order of their last use until the rest fits. Those being compiled stay."""
-        for grammar, entry in list(self._entries.items()):
+        for key, entry in list(self._entries.items()):
             if self._num_bytes <= MAX_CACHE_BYTES and len(self._entries) <= MAX_CACHED:
                 return
             if entry.ready.done():
-                del self._entries[grammar]
+                del self._entries[key]
                 self._num_bytes -= entry.num_bytes
 
 

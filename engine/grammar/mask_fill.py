@@ -32,6 +32,7 @@ class MaskFill:
     started_at_s: float = 0.0  # monotonic clock
     clock_id: int = 0  # of its thread's CPU time
     started_cpu_s: float = 0.0
+    restarted_cpu_s: float = 0.0
     is_replaced: bool = False  # its thread
     is_late: bool = False  # awaited and long, and the step went on without it
 
@@ -39,11 +40,20 @@ class MaskFill:
         """Note that the calling thread fills it from now on. Not by the clock: other threads may take turns."""
         self.phase, self.started_at_s = Phase.RUNNING, time.monotonic()
         self.clock_id = time.pthread_getcpuclockid(threading.get_ident())
-        self.started_cpu_s = time.clock_gettime(self.clock_id)
+        self.started_cpu_s = self.restarted_cpu_s = time.clock_gettime(self.clock_id)
+
+    def restart_clock(self) -> None:
+        """Note that a token was matched."""
+        self.restarted_cpu_s = time.clock_gettime(self.clock_id)
 
     @property
     def cpu_s(self) -> float:
-        """CPU time since its start, while its thread is alive; may be read from any thread."""
+        """CPU time since the last matched token, while its thread is alive; may be read from any thread."""
+        return time.clock_gettime(self.clock_id) - self.restarted_cpu_s
+
+    @property
+    def total_cpu_s(self) -> float:
+        """CPU time since its start."""
         return time.clock_gettime(self.clock_id) - self.started_cpu_s
 
 

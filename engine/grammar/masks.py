@@ -10,8 +10,9 @@
    requests never wait for them again.
 5. Tokens that the grammar forces are appended together with the sampled one, without a step each. They are computed
    together by the next step. Requests with logprobs sample them one by one, from masks that allow nothing else.
-6. A request fails once its mask has taken MAX_FILL_S. The thread cannot be interrupted, so that another one replaces it
-   until the mask is filled. While MAX_REPLACED are replaced, new requests with a grammar get QueueFull.
+6. A request fails once one of its tokens, or its mask, has taken MAX_FILL_S. The thread cannot be interrupted, so that
+   another one replaces it until the mask is filled. While MAX_REPLACED are replaced, new requests with a grammar get
+   QueueFull.
 """
 
 import logging
@@ -42,7 +43,8 @@ NUM_SLOW_THREADS = 2
 MAX_JOBS = 4096
 MIN_ROWS_PER_JOB = 4
 WAIT_S = 0.1  # of a step, for all of its masks together
-MAX_FILL_S = 2.0  # CPU time of one mask at which its request fails
+MAX_FILL_S = 2.0  # CPU time of matching one token, or of one mask, at which its request fails
+MAX_AWAITED_TOKENS = 64  # to match for a mask that a step waits for; a moved request may have thousands
 CHECK_S = 0.25  # period of the check of running masks
 MAX_REPLACED = 4  # threads whose mask goes on after its request has failed
 
@@ -87,6 +89,10 @@ class GrammarMasks:
         """Call `wake`, on any thread, when a request that could not be sampled can be, or has failed."""
         self._wake = wake
 
+    def close(self) -> None:
+        """End the processes of the compiler."""
+        self._compiler.close()
+
     @property
     def has_failures(self) -> bool:
         """Whether `take_failures` has something to return."""
@@ -107,7 +113,7 @@ class GrammarMasks:
         if self._num_replaced >= MAX_REPLACED:
             raise QueueFull("masks of ambiguous grammars occupy the threads that fill masks; try again later")
         try:
-            compiling = self._compiler.compile(grammar)
+            compiling = self._compiler.compile(grammar, request.cache_salt)
         except InvalidRequest as error:
             raise grammar.invalid(str(error)) from error
         state = self._states[request] = GrammarState(ref(request), self._eos_token_ids)
@@ -123,7 +129,9 @@ class GrammarMasks:
                 return False
             if state.num_masked == request.num_output_tokens:
                 return True
-            if state.is_slow:
+            if state.fill is not None and not state.fill.is_awaited:
+                return False
+            if state.is_slow or request.num_output_tokens - state.position.num_tokens > MAX_AWAITED_TOKENS:
                 if state.fill is None:
                     self._start([self._fill(state, request, is_awaited=False)])
                 return False
@@ -231,11 +239,11 @@ class GrammarMasks:
             problem = None
             try:
                 assert state.position is not None
-                state.position.advance(fill.token_ids)
+                state.position.advance(fill.token_ids, fill.restart_clock)
             except Exception as error:  # a ValueError is the request's problem, others are faults of the library
                 problem = error
-            duration_s = fill.cpu_s
-            self._note_filled(fill, duration_s, _took(duration_s) if duration_s > MAX_FILL_S else problem)
+            last_s = fill.cpu_s
+            self._note_filled(fill, fill.total_cpu_s, _took(last_s) if last_s > MAX_FILL_S else problem)
 
     def _note_filled(self, fill: MaskFill, duration_s: float, problem: Exception | None) -> None:
         state = fill.state

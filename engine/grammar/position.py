@@ -44,13 +44,17 @@ class GrammarPosition:
         self._stop_token_ids = frozenset(stop_token_ids)
         self._stop_bits = _bits(stop_token_ids, num_words)
 
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """Match further output tokens and fill the mask. Raises ValueError if the output cannot continue."""
+    def advance(self, token_ids: Sequence[int], on_token: Callable[[], None] = lambda: None) -> None:
+        """Match further output tokens and fill the mask; call `on_token` after each of them.
+
+        Raises ValueError if the output cannot continue.
+        """
         for token_id in token_ids:
             is_match = self.forced.popleft() == token_id if self.forced else self._accept(token_id)
             if not is_match:
                 raise ValueError(f"token {self.num_tokens + 1} of the output does not match it")
             self.num_tokens += 1
+            on_token()
         if not self.forced:
             self._force()
         if self.forced:

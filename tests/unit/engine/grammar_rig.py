@@ -38,6 +38,16 @@ def backend(directory: Path) -> XGrammarBackend:
     return XGrammarBackend(str(directory), VOCAB_SIZE, frozenset({EOS}))
 
 
+class NoTrial:
+    """For grammars that are cheap, or known to compile."""
+
+    def run(self, grammar: Grammar, timeout_s: float) -> None:
+        """Find nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 def schema_grammar(schema: object, is_open: bool = False) -> Grammar:
     """A schema's grammar."""
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema), is_open)

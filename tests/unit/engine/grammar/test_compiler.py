@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -12,6 +13,7 @@ from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.grammar import compiler as compiler_module
 from baton.engine.grammar.compiler import GrammarCompiler
 from baton.engine.grammar.grammar import Grammar, GrammarKind
+from tests.unit.engine.grammar_rig import NoTrial
 
 TIMEOUT_S = 30
 VOCAB_SIZE = 64
@@ -75,7 +77,7 @@ def grammar(source: str, field: str = "regex") -> Grammar:
 
 
 def test_a_grammar_is_compiled_once_whatever_its_field_and_however_many_wait(held: HeldBackend) -> None:
-    compiler = GrammarCompiler(lambda: held, VOCAB_SIZE)
+    compiler = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE)
     waiting = [compiler.compile(grammar("1", field)) for field in ("regex", "guided_regex", "response_format")]
     held.may_compile.set()
     assert len({id(each.result(TIMEOUT_S)) for each in waiting}) == 1
@@ -86,7 +88,7 @@ def test_a_grammar_is_compiled_once_whatever_its_field_and_however_many_wait(hel
 
 def test_a_grammar_that_cannot_be_compiled_is_not_tried_again(held: HeldBackend) -> None:
     held.may_compile.set()
-    compiler = GrammarCompiler(lambda: held, VOCAB_SIZE)
+    compiler = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE)
     for _ in range(2):
         assert isinstance(compiler.compile(grammar("bad")).exception(TIMEOUT_S), InvalidRequest)
         assert "matches no text" in str(compiler.compile(grammar("-1")).exception(TIMEOUT_S))
@@ -95,7 +97,7 @@ def test_a_grammar_that_cannot_be_compiled_is_not_tried_again(held: HeldBackend)
 
 def test_a_cached_failure_keeps_its_source_alone(held: HeldBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     held.may_compile.set()
-    compiler = GrammarCompiler(lambda: held, VOCAB_SIZE)
+    compiler = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE)
     for source in ("bad", "a^"):
         error = compiler.compile(grammar(source)).exception(TIMEOUT_S)
         assert isinstance(error, InvalidRequest)
@@ -118,7 +120,7 @@ def test_content_is_validated_once_on_a_compiling_thread(held: HeldBackend, monk
         check(grammar)
 
     monkeypatch.setattr(Grammar, "check", noted_check)
-    compiler = GrammarCompiler(lambda: held, VOCAB_SIZE)
+    compiler = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE)
     for source, field in (("1", "regex"), ("1", "guided_regex"), ("a^", "regex"), ("a^", "guided_regex")):
         error = compiler.compile(grammar(source, field)).exception(TIMEOUT_S)
         assert source == "1" or str(error).startswith("the regular expression has ^ at character 2")
@@ -129,7 +131,7 @@ def test_content_is_validated_once_on_a_compiling_thread(held: HeldBackend, monk
 
 def test_a_fault_of_the_backend_is_not_the_requests_and_is_tried_again(held: HeldBackend) -> None:
     held.may_compile.set()
-    compiler = GrammarCompiler(lambda: held, VOCAB_SIZE)
+    compiler = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE)
     for _ in range(2):
         error = compiler.compile(grammar("broken")).exception(TIMEOUT_S)
         assert type(error) is EngineError
@@ -137,20 +139,62 @@ def test_a_fault_of_the_backend_is_not_the_requests_and_is_tried_again(held: Hel
     assert held.compiled == ["broken", "broken"]
 
 
-def test_a_grammar_that_takes_too_long_fails_while_others_compile(held: HeldBackend) -> None:
-    compiler = GrammarCompiler(lambda: held, VOCAB_SIZE, timeout_s=0.5)
+def test_a_compilation_on_a_stopped_machine_is_used_when_it_ends(held: HeldBackend) -> None:
+    compiler = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE, timeout_s=0.5)
     error = compiler.compile(grammar("1")).exception(TIMEOUT_S)
-    assert isinstance(error, InvalidRequest)
-    assert "takes longer than 0.5 s to compile" in str(error)
-    assert compiler.compile(grammar("1")).exception(0) is error  # at once, although the thread is still busy
+    assert type(error) is QueueFull
+    assert "still being compiled" in str(error)
     held.may_compile.set()
-    assert compiler.compile(grammar("2")).result(TIMEOUT_S).compiled.num_bytes == 1000
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not held.compiled or not compiler.compile(grammar("1")).done():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert compiler.compile(grammar("1")).result(0).compiled.num_bytes == 1000
+
+
+class NotedTrial(NoTrial):
+    """Refuses a grammar after a while, as one that takes too much."""
+
+    def __init__(self, tried: list[str], error: EngineError | None) -> None:
+        self._tried = tried
+        self._error = error
+
+    def run(self, grammar: Grammar, timeout_s: float) -> None:
+        self._tried.append(grammar.source)
+        if self._error is not None:
+            raise self._error
+
+
+EXPENSIVE = "1" * 2000
+
+
+@pytest.mark.parametrize(
+    ("error", "num_tries"), [(InvalidRequest("too much"), 1), (QueueFull("busy"), 2), (EngineError("no process"), 2)]
+)
+def test_what_fails_its_trial_is_not_compiled(held: HeldBackend, error: EngineError, num_tries: int) -> None:
+    held.may_compile.set()
+    tried: list[str] = []
+    compiler = GrammarCompiler(lambda: held, lambda: NotedTrial(tried, error), VOCAB_SIZE)
+    for _ in range(2):
+        assert compiler.compile(grammar(EXPENSIVE)).exception(TIMEOUT_S) is error
+    assert compiler.compile(grammar("1")).result(TIMEOUT_S)  # cheap: not tried
+    assert tried == [EXPENSIVE] * num_tries  # only what is wrong with the grammar itself is remembered
+    assert held.compiled == ["1"]
+
+
+def test_only_requests_with_the_same_salt_share_a_grammar(held: HeldBackend) -> None:
+    held.may_compile.set()
+    compiler = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE)
+    for salt in ("", "a", "b", "a"):
+        compiler.compile(grammar("1"), salt).result(TIMEOUT_S)
+    assert held.compiled == ["1"] * 3
+    assert compiler.counters.num_cache_hits == 1
 
 
 def test_the_queue_in_front_of_the_threads_is_bounded(held: HeldBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler_module, "MAX_WAITING", 3)
     monkeypatch.setattr(compiler_module, "WAIT_TIMEOUT_S", 0.2)
-    compiler, waiting = GrammarCompiler(lambda: held, VOCAB_SIZE), []
+    compiler, waiting = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE), []
     for number in range(10):
         try:
             waiting.append(compiler.compile(grammar(f"{number}")))
@@ -165,7 +209,7 @@ def test_the_queue_in_front_of_the_threads_is_bounded(held: HeldBackend, monkeyp
 def test_the_cache_drops_the_least_recently_used(held: HeldBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler_module, "MAX_CACHE_BYTES", 3500)
     held.may_compile.set()
-    compiler = GrammarCompiler(lambda: held, VOCAB_SIZE)
+    compiler = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE)
     for source in ("1", "2", "3", "1", "4", "1"):  # 4 drops 2
         compiler.compile(grammar(source)).result(TIMEOUT_S)
     compiler.compile(grammar("2")).result(TIMEOUT_S)  # drops 3
@@ -176,7 +220,7 @@ def test_the_cache_drops_the_least_recently_used(held: HeldBackend, monkeypatch:
 def test_without_xgrammar_the_error_names_the_extra(held: HeldBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     with pytest.raises(InvalidRequest, match=r'pip install "baton-serve\[grammar\]"'):
-        GrammarCompiler(lambda: held, VOCAB_SIZE).compile(grammar("1"))
+        GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE).compile(grammar("1"))
 
 
 def test_the_rig_sets_one_bit() -> None:

@@ -17,6 +17,7 @@ from baton.engine.grammar.masks import GrammarMasks
 from baton.engine.grammar.threads import DaemonThreads
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from tests.unit.engine.grammar_rig import NoTrial
 
 EOS = 0
 VOCAB_SIZE = 64
@@ -82,7 +83,7 @@ def make_request(name: str, held_from: int | None, output: Sequence[int] = ()) -
 
 
 def make_masks(backend: CountingBackend) -> GrammarMasks:
-    return GrammarMasks(GrammarCompiler(lambda: backend, VOCAB_SIZE), frozenset({EOS}))
+    return GrammarMasks(GrammarCompiler(lambda: backend, NoTrial, VOCAB_SIZE), frozenset({EOS}))
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -371,3 +372,38 @@ def test_a_mask_that_never_ends_is_replaced_after_its_request_has_ended(busy_bac
     masks.enter(quick)
     assert sample(masks, quick) == 1
     assert masks.take_failures() == []
+
+
+class EffortfulGrammar(CountingGrammar):
+    """Takes some CPU time for each token."""
+
+    TOKEN_S = 0.02
+
+    def matcher(self, stop_token_ids: frozenset[int]) -> CountingGrammar:
+        return EffortfulGrammar(self._gate, self._held_from)
+
+    def accept(self, token_id: int) -> bool:
+        end_s = time.thread_time() + self.TOKEN_S
+        while time.thread_time() < end_s:
+            pass
+        return super().accept(token_id)
+
+
+class EffortfulBackend(CountingBackend):
+    def compile(self, grammar: Grammar) -> CountingGrammar:
+        return EffortfulGrammar(self.gate, int(grammar.source))
+
+
+def test_the_time_of_a_mask_does_not_count_the_tokens_before_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks_module, "MAX_FILL_S", 10 * EffortfulGrammar.TOKEN_S)
+    monkeypatch.setattr(masks_module, "CHECK_S", 0.01)
+    monkeypatch.setattr(masks_module, "MAX_AWAITED_TOKENS", 20)
+    masks, moved = make_masks(EffortfulBackend()), make_request("moved", 99, range(1, 41))
+    masks.enter(moved)
+    wait_until(lambda: masks.may_sample(moved))  # matched between the steps
+    started_at_s = time.monotonic()
+    assert step(masks, [moved]) == [41]
+    assert time.monotonic() - started_at_s < 40 * EffortfulGrammar.TOKEN_S
+    assert masks.take_failures() == []
+    assert masks.counters.num_late_masks == 0
+    assert masks.counters.mask_s > 40 * EffortfulGrammar.TOKEN_S

@@ -30,7 +30,7 @@ SCHEMA = {
 }
 GRAMMARS = (
     schema_grammar(SCHEMA),
-    Grammar(GrammarKind.REGEX, "[a-c]{3,9}-[0-9]{2}"),
+    Grammar(GrammarKind.REGEX, "[a-c]?[a-c]?[a-c]-[0-9][0-9]"),
     Grammar(GrammarKind.CHOICE, '["a \\"quoted\\" é", "b\\n", "ab"]'),
     Grammar(GrammarKind.EBNF, 'root ::= "(" root ")" | [0-9] [0-9]'),
 )
@@ -90,7 +90,7 @@ def matches(grammar: Grammar, text: str) -> bool:
         return text in json.loads(grammar.source)
     if grammar.kind is GrammarKind.REGEX:
         letters, digits = text.split("-")
-        return 3 <= len(letters) <= 9 and set(letters) <= set("abc") and digits.isdigit() and len(digits) == 2
+        return 1 <= len(letters) <= 3 and set(letters) <= set("abc") and digits.isdigit() and len(digits) == 2
     depth = text.count("(")
     return text[:depth] == "(" * depth and text[depth + 2 :] == ")" * depth and text[depth : depth + 2].isdigit()
 

@@ -1,0 +1,71 @@
+"""Whether a grammar is cheap to compile, judged by its source."""
+
+import json
+import re
+from collections.abc import Iterator
+from math import inf, prod
+
+from baton.engine.grammar.grammar import Grammar, GrammarKind
+
+MAX_JSON_CHARS = 16 << 10
+MAX_TEXT_COST = 48  # of a regular expression or an EBNF grammar: characters times counts of repetitions
+MAX_TEXTS_COST = 192  # of all in a schema
+MAX_COUNT = 32
+MAX_OPTIONAL = 16  # optional properties of an object
+REPETITION = re.compile(r"\{([0-9 ]*),?([0-9 ]*)\}")
+COUNTS = frozenset({
+    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "multipleOf", "min", "max",
+})  # fmt: skip
+TEXTS = frozenset({"pattern", "grammar"})  # in schemas, and in structural tags
+FORMAT_COST = 12  # of `format`, a regular expression in the compiler
+
+
+def is_cheap(grammar: Grammar) -> bool:
+    """Return whether a grammar that has passed `check` compiles within seconds, whatever it is.
+
+    False for many that are just as cheap. The time of others has no bound: it may grow with the cube of the number of
+    optional parts, or of a number such as `maxProperties`.
+    """
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT:
+            return True
+        case GrammarKind.CHOICE:
+            return len(grammar.source) <= MAX_JSON_CHARS
+        case GrammarKind.REGEX | GrammarKind.EBNF:
+            return _text_cost(grammar.source) <= MAX_TEXT_COST
+        case GrammarKind.JSON_SCHEMA | GrammarKind.STRUCTURAL_TAG:
+            if len(grammar.source) > MAX_JSON_CHARS:
+                return False
+            return sum(_costs(json.loads(grammar.source))) <= MAX_TEXTS_COST
+
+
+def _text_cost(text: str) -> float:
+    """Return the length of an expression, times the counts of all its repetitions: they may be nested."""
+    if len(text) > MAX_TEXT_COST:
+        return inf
+    counts = (max(int(number or 1) for number in found) for found in REPETITION.findall(text.replace(" ", "")))
+    return len(text) * prod(max(1, count) for count in counts)
+
+
+def _costs(value: object) -> Iterator[float]:
+    """Yield the costs of the parts of a schema or tag."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _costs(each)
+    elif isinstance(value, dict):
+        properties, required = value.get("properties"), value.get("required")
+        num_required = len(required) if isinstance(required, list) else 0
+        if isinstance(properties, dict) and len(properties) - num_required > MAX_OPTIONAL:
+            yield inf
+        for name, inner in value.items():
+            yield _member_cost(name, inner)
+            yield from _costs(inner)
+
+
+def _member_cost(name: str, value: object) -> float:
+    if name in COUNTS and isinstance(value, int | float) and value > MAX_COUNT:
+        return inf
+    if name in TEXTS and isinstance(value, str):
+        cost = _text_cost(value)
+        return cost if cost <= MAX_TEXT_COST else inf
+    return FORMAT_COST if name == "format" else 0

@@ -1,0 +1,179 @@
+"""Trials in a real process: what takes too much time or memory is refused, and nothing of it is left."""
+
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from baton.engine.errors import EngineError, InvalidRequest, QueueFull
+from baton.engine.grammar import trial as trial_module
+from baton.engine.grammar.cost import MAX_COUNT, MAX_JSON_CHARS, MAX_OPTIONAL, MAX_TEXT_COST, is_cheap
+from baton.engine.grammar.grammar import Grammar, GrammarKind
+from baton.engine.grammar.trial import ProcessTrial
+from tests.unit.engine.grammar_rig import EOS, VOCAB_SIZE, backend, byte_tokenizer, schema_grammar
+
+TIMEOUT_S = 60.0
+
+
+def optional_properties(number: int, **limits: int) -> Grammar:
+    properties = {f"p{place}": {"type": "integer"} for place in range(number)}
+    return schema_grammar({"type": "object", "properties": properties, "additionalProperties": False, **limits})
+
+
+ENDLESS = optional_properties(1000, minProperties=500, maxProperties=750)
+LARGE = optional_properties(4000, minProperties=1000, maxProperties=3000)
+WORD = Grammar(GrammarKind.REGEX, "[a-z]{1,99}")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    byte_tokenizer().save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def trial(directory: Path) -> Iterator[ProcessTrial]:
+    process = ProcessTrial(directory, VOCAB_SIZE, frozenset({EOS}))
+    yield process
+    process.close()
+
+
+def processes(directory: Path) -> set[int]:
+    """Processes for trials with the directory's tokenizer."""
+    return {each.pid for each in psutil.Process().children() if str(directory) in each.cmdline()}
+
+
+def test_what_takes_too_long_is_refused_and_its_process_ends(trial: ProcessTrial, directory: Path) -> None:
+    trial.run(WORD, TIMEOUT_S)
+    [process] = processes(directory)
+    with pytest.raises(InvalidRequest, match="takes longer than 2 s to compile"):
+        trial.run(ENDLESS, 2.0)
+    assert not psutil.pid_exists(process)
+    trial.run(WORD, TIMEOUT_S)  # by a new process
+    assert len(processes(directory)) == 1
+
+
+@pytest.mark.slow
+def test_what_takes_too_much_memory_is_refused(trial: ProcessTrial) -> None:
+    with pytest.raises(InvalidRequest, match="memory"):
+        trial.run(LARGE, TIMEOUT_S)
+
+
+def test_an_error_of_the_grammar_is_reported(trial: ProcessTrial) -> None:
+    with pytest.raises(InvalidRequest, match='Rule "foo" is not defined'):
+        trial.run(Grammar(GrammarKind.EBNF, "root ::= foo"), TIMEOUT_S)
+
+
+def test_a_process_that_was_killed_or_ended_is_started_again(trial: ProcessTrial, directory: Path) -> None:
+    trial.run(WORD, TIMEOUT_S)
+    [process] = processes(directory)
+    os.kill(process, 9)
+    trial.run(WORD, TIMEOUT_S)
+    assert processes(directory) != {process}
+
+
+def test_a_stopped_process_is_not_the_grammars_fault(trial: ProcessTrial, directory: Path) -> None:
+    trial.run(WORD, TIMEOUT_S)
+    [process] = processes(directory)
+    psutil.Process(process).suspend()
+    with pytest.raises(QueueFull, match="too busy"):
+        trial.run(WORD, 1.0)
+    assert not psutil.pid_exists(process)
+
+
+def test_closing_ends_a_running_trial(tmp_path: Path) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    trial, errors = ProcessTrial(tmp_path, VOCAB_SIZE, frozenset({EOS})), []
+    trial.run(WORD, TIMEOUT_S)
+    before = processes(tmp_path)
+
+    def run() -> None:
+        try:
+            trial.run(ENDLESS, TIMEOUT_S)
+        except EngineError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    trial.close()
+    thread.join(TIMEOUT_S)
+    assert len(errors) == 1
+    assert before
+    assert not processes(tmp_path)
+    with pytest.raises(EngineError, match="closed"):
+        trial.run(WORD, TIMEOUT_S)
+
+
+def test_a_process_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_module, "MODULE", "no.such.module")
+    with pytest.raises(EngineError, match="did not start"):
+        ProcessTrial(tmp_path, VOCAB_SIZE, frozenset({EOS})).run(WORD, TIMEOUT_S)
+
+
+def cheap_at_its_bounds(rng: random.Random) -> Grammar:
+    """A random grammar that is just cheap."""
+    kind = rng.choice(["regex", "ebnf", "schema"])
+    unit = rng.choice(["[a-z]?", "(a|ab)?", ".?", r"\w?", "(.*a)", "[a-z]*"])
+    if kind == "regex":
+        count = rng.choice([1, 2])
+        return Grammar(GrammarKind.REGEX, f"({unit * ((MAX_TEXT_COST // count - 10) // len(unit))}){{1,{count}}}")
+    if kind == "ebnf":
+        item = rng.choice(["[a-z]?", "root?", '"a"*'])
+        return Grammar(
+            GrammarKind.EBNF, "root ::= " + " ".join([item] * ((MAX_TEXT_COST - 14) // (len(item) + 1))) + ' "x"'
+        )
+    leaf: dict[str, object] = {f"p{i}": {"type": "string"} for i in range(MAX_OPTIONAL)}
+    leaf |= {f"q{i}": {"type": "string", "pattern": unit * (MAX_TEXT_COST // len(unit))} for i in range(4)}
+    schema: dict[str, object] = {
+        "type": "array",
+        "items": {"type": "object", "properties": leaf, "required": [name for name in leaf if name[0] == "q"]},
+    }
+    while len(json.dumps(schema)) < MAX_JSON_CHARS // 3:
+        least = rng.randint(0, MAX_COUNT)
+        schema = {"anyOf": [schema, {"type": "array", "items": {}, "minItems": least, "maxItems": MAX_COUNT}]}
+    return schema_grammar(schema)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_cheap_grammars_compile_soon(tmp_path: Path, seed: int) -> None:
+    grammar = cheap_at_its_bounds(random.Random(seed))
+    xgrammar = backend(tmp_path)
+    assert is_cheap(grammar)
+    started_s = time.thread_time()
+    try:
+        xgrammar.compile(grammar)
+    except InvalidRequest:
+        return
+    assert time.thread_time() - started_s < 5
+
+
+@pytest.mark.parametrize("grammar", [
+    ENDLESS, LARGE, optional_properties(MAX_OPTIONAL + 1), WORD,
+    schema_grammar({"type": "string", "maxLength": MAX_COUNT + 1}),
+    schema_grammar({"anyOf": [{"type": "string", "pattern": "^a{1,200}$"}]}),
+    schema_grammar({"description": "x" * MAX_JSON_CHARS}),
+    Grammar(GrammarKind.EBNF, 'root ::= "a"{1,99}'),
+    Grammar(GrammarKind.EBNF, f'root ::= "{"a" * MAX_TEXT_COST}"'),
+    Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": {
+        "type": "repeat", "min": 0, "max": 1000, "content": {"type": "const_string", "value": "a"}}})),
+    Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": {
+        "type": "grammar", "grammar": 'root ::= "a"{1,99}'}})),
+])  # fmt: skip
+def test_what_may_be_expensive_is_tried(grammar: Grammar) -> None:
+    assert not is_cheap(grammar)
+
+
+@pytest.mark.parametrize("grammar", [
+    Grammar(GrammarKind.JSON_OBJECT), Grammar(GrammarKind.CHOICE, '["a", "b"]'), Grammar(GrammarKind.REGEX, "[0-9]{4}"),
+    schema_grammar({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(50)},
+                    "required": [f"p{i}" for i in range(50)]}),
+])  # fmt: skip
+def test_usual_grammars_are_not_tried(grammar: Grammar) -> None:
+    assert is_cheap(grammar)
