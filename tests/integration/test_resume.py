@@ -111,6 +111,7 @@ async def test_a_resumed_stream_equals_an_undisturbed_one(cluster: Cluster, name
     async with clients_of(cluster) as clients:
         num_recalled = await num_resumed(clients, "recalled")
         resuming = Resuming(clients, path, {**BASE, **options})
+        await resuming.attempt(1)  # on a busy machine, the next events may have all the rest
         while not resuming.is_done:
             await resuming.attempt(rng.choice(steps))
         expected = await undisturbed(resuming)
