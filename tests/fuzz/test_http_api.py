@@ -15,6 +15,18 @@ MESSAGES = [
     {"role": "user", "content": [{"type": "text", "text": "Hi"}, "there"], "name": "Ann"},
     {"role": "assistant", "content": None, "tool_calls": []},
 ]
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "d", "parameters": PARAMETERS, "strict": True}},
+    {"type": "function", "function": {"name": "clock"}},
+]
+NAMED = {"type": "function", "function": {"name": "clock"}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+CALLS = [
+    *MESSAGES[:1],
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning": "r"},
+    {"role": "tool", "tool_call_id": "c1", "content": "cold"},
+]
 OPTIONS: dict[str, Any] = {
     "model": MODEL_NAME, "stream": False, "n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
     "presence_penalty": 0.1, "frequency_penalty": -0.1, "repetition_penalty": 1.1, "logit_bias": {"5": -3.5},
@@ -30,11 +42,14 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
         "/v1/chat/completions",
         {"messages": MESSAGES[:1], "continue_final_message": True, "add_generation_prompt": False},
     ),
+    ("/v1/chat/completions", OPTIONS | {"messages": CALLS, "tools": TOOLS, "tool_choice": "none"}),
+    ("/v1/chat/completions", {"messages": MESSAGES[:1], "tools": TOOLS, "tool_choice": NAMED, "max_tokens": 4}),
     ("/v1/completions", OPTIONS | {"prompt": ["a", "b"], "echo": True}),
     ("/v1/completions", OPTIONS | STREAM | {"prompt": [5, 6, 7]}),
     ("/v1/completions", {"prompt": [[5], [6, 7]], "max_tokens": 0, "echo": True, "add_special_tokens": False}),
     ("/tokenize", {"model": MODEL_NAME, "messages": MESSAGES[:1], "return_token_strs": True}),
     ("/tokenize", {"prompt": "hi", "add_special_tokens": True}),
+    ("/tokenize", {"messages": CALLS, "tools": TOOLS}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
 ]
 LOGPROBS: list[tuple[str, dict[str, Any]]] = [  # which simulated workers refuse
