@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -126,6 +126,12 @@ class Tokenizer:
         if self._token_bytes.concatenate:
             return ByteDetokenizer(self._token_bytes, self._special if skip_special_tokens else NOTHING)
         return StreamDetokenizer(self.backend, prompt_token_ids, skip_special_tokens)
+
+    def single_tokens(self, texts: Iterable[str]) -> dict[int, str]:
+        """Return those of the texts that are an added token, by its id: text is never tokenised to another one."""
+        wanted = frozenset(texts)
+        added = self.backend.get_added_tokens_decoder()
+        return {token_id: token.content for token_id, token in added.items() if token.content in wanted}
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token; a character may span several tokens."""
