@@ -49,7 +49,15 @@ class CallArguments:
     text: str
 
 
-OutputPart = Reasoning | Content | CallStart | CallArguments
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """End of a tool call: no further arguments follow."""
+
+    index: int
+    is_valid_json: bool  # the arguments are a JSON object; False: they are passed on as the model wrote them
+
+
+OutputPart = Reasoning | Content | CallStart | CallArguments | CallEnd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
