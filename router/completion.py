@@ -100,11 +100,13 @@ class CompletionOutput:
         for place, token_id in enumerate(token_ids):
             self.num_tokens += 1
             output.token_ids.append(token_id)
+            was_in_reasoning = reader.in_reasoning
             if not (hidden_end and place == last):
                 for piece in self._pieces(token_id, reader.markers):
                     if output.stop_reason is None:
                         parts += self._parts(reader, piece, self._release(piece.text, output))
-            output.num_reasoning_tokens += reader.in_reasoning
+            if reader.in_reasoning:  # what is in front of its text also belongs to it
+                output.num_reasoning_tokens += 1 if was_in_reasoning else self.num_tokens
             if output.stop_reason is not None or reader.is_full:
                 break
         if reader.is_full:

@@ -9,7 +9,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2
 from baton.protos.common_pb2 import PositionLogprobs, ServedBy
 from baton.router.output_parts import PartsReader, text_of
-from baton.router.output_rules import OutputRules, PromptEnd
+from baton.router.output_rules import OutputRules
 from baton.router.parsing.base import OutputPart
 from baton.router.request_context import RequestContext
 from baton.router.resumption.resumption import CompletionStart
@@ -106,7 +106,7 @@ class Generation:
     token_ids: list[int]  # of the prompt
     sampling: SamplingParams  # seed and max_tokens are set
     starts: tuple[CompletionStart, ...] = ()  # one per completion of a resumed request; empty: a new request
-    prompt_end: PromptEnd = PromptEnd.NO_REASONING
+    is_reasoning_open: bool | None = None  # at the end of the prompt; None: the prompt does not say
     hashes: PromptHashes = field(init=False)
     stops: tuple[StopString, ...] = field(init=False)  # shared by the completions
 
@@ -117,7 +117,7 @@ class Generation:
     def parts_reader(self) -> PartsReader | None:
         """Return a reader for the parts of one completion; None if the output is text."""
         rules = self.request.output_rules
-        return None if rules is None else rules.reader(self.prompt_end)
+        return None if rules is None else rules.reader(self.is_reasoning_open)
 
     def start(self, index: int) -> CompletionStart | None:
         """Return where a completion of a resumed request continues; None if the request is new."""

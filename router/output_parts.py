@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 
-from baton.router.parsing.base import CallStart, OutputParser, OutputPart, Piece, Reasoning
+from baton.router.parsing.base import CallEnd, CallStart, OutputParser, OutputPart, Piece, Reasoning
 
 
 class PartsReader:
@@ -63,5 +63,7 @@ class PartsReader:
 
 
 def text_of(part: OutputPart) -> str:
-    """Return the text of a part; of the beginning of a call, its name."""
+    """Return the text of a part: of the beginning of a call its name, of the end nothing."""
+    if isinstance(part, CallEnd):
+        return ""
     return part.name if isinstance(part, CallStart) else part.text

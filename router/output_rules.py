@@ -2,22 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import orjson
 
 from baton.engine.grammar.grammar import Grammar
 from baton.router.errors import FieldError
+from baton.router.output_format import OutputFormat
+from baton.router.output_grammar import check_parameters, format_of, tag_grammar
 from baton.router.output_parts import PartsReader
-from baton.router.parsing.base import OutputParser, Tool
-
-
-class PromptEnd(Enum):
-    """Whether the end of a prompt is part of the model's reasoning."""
-
-    NO_REASONING = "none"  # the output may begin with reasoning
-    IN_REASONING = "begun"  # the output continues it
-    AFTER_REASONING = "ended"  # the output has none
+from baton.router.parsing.base import Tool
+from baton.router.parsing.structural_tag import Format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,32 +27,6 @@ class ToolUse:
 
 
 NO_TOOLS = ToolUse()
-
-
-@dataclass(frozen=True, slots=True)
-class OutputFormat:
-    """The formats in which the served model writes its reasoning and its calls of tools."""
-
-    calls: str | None  # name of the format; None: calls are not parsed
-    reasoning: str | None
-    markers: Mapping[int, str]  # by token id
-
-    def rules(self, tools: ToolUse) -> "OutputRules | None":
-        """Return the rules of a request's output; None if it is text. Raises FieldError if tools are not supported."""
-        if tools.offered and self.calls is None:
-            text = "tools are not supported: the router has no parser for the model's calls (--tool-call-parser)"
-            raise FieldError("tools", f'{text}; leave tools out, or set tool_choice to "none"')
-        if not tools.offered and self.reasoning is None:
-            return None
-        return OutputRules(self, tools)
-
-    def prompt_end(self, prompt: str) -> PromptEnd:
-        """Return where the model is in its reasoning at the end of a prompt."""
-        raise NotImplementedError
-
-    def parser(self, tools: Sequence[Tool], prompt_end: PromptEnd) -> OutputParser:
-        """Return a parser of one completion."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +50,56 @@ class OutputRules:
     @property
     def num_schema_chars(self) -> int:
         """Number of characters of the tools' schemas that a grammar would have."""
-        return sum(len(orjson.dumps(tool.parameters)) for tool in self.tools.offered) if self.need_grammar else 0
+        return sum(len(orjson.dumps(tool.parameters)) for tool in self.tools.offered)
 
-    def prompt_end(self, prompt: str) -> PromptEnd:
-        """Return where the model is in its reasoning at the end of a prompt."""
-        return self.format.prompt_end(prompt)
-
-    def reader(self, prompt_end: PromptEnd) -> PartsReader:
-        """Return a reader for the parts of one completion."""
+    def reader(self, is_reasoning_open: bool | None) -> PartsReader:
+        """Return a reader for the parts of one completion. `is_reasoning_open`: at the end of its prompt."""
         max_calls = None if self.tools.is_parallel else 1
-        parser = self.format.parser(self.tools.offered, prompt_end)
-        return PartsReader(parser, self.format.markers, prompt_end is PromptEnd.IN_REASONING, max_calls)
+        parser = self.format.parser(self.tools.offered, is_reasoning_open)
+        return PartsReader(parser, self.format.markers, is_reasoning_open is True, max_calls)
 
-    def grammar(self, given: Grammar | None, prompt_end: PromptEnd) -> Grammar | None:
-        """Return the valid grammar of the whole output; `given`: that of its content. Raises InvalidRequest."""
-        raise NotImplementedError
+    def grammar(self, given: Grammar | None, is_reasoning_open: bool | None) -> Grammar | None:
+        """Return the valid grammar of the whole output; `given`: that of its content. Raises InvalidRequest.
+
+        A grammar of the content allows calls instead of it. vLLM applies it to the whole output, so that the model
+        cannot call any tool, and ignores it if a call is required; here both together are refused.
+        """
+        tools = self.tools
+        if given is not None:
+            given.validate()
+            if tools.is_required:
+                text = f"{given.field} must not be given if tool_choice requires a call, which is all of the output"
+                raise FieldError(given.field, text)
+        for tool, field in zip(tools.offered, tools.fields, strict=True):
+            if tool.strict or tools.is_required:
+                check_parameters(tool.parameters, field)
+        form = self._form(given, is_reasoning_open)
+        if form is None:
+            return given
+        grammar = tag_grammar(form, self._field(given))
+        grammar.validate()
+        return grammar
+
+    def _form(self, given: Grammar | None, is_open: bool | None) -> Format | None:
+        """Return the format of the whole output; None: it is that of its content."""
+        tools = self.tools
+        if tools.offered:
+            content = None if given is None else format_of(given)
+            return self.format.calls_format(tools.offered, tools.is_required, tools.is_parallel, is_open, content)
+        if given is None or not self.has_reasoning or is_open is False:
+            return None
+        return self.format.content_format(format_of(given), is_open)
+
+    def _field(self, given: Grammar | None) -> str:
+        """Return the field that errors about the whole grammar name."""
+        if given is not None:
+            return given.field
+        return self.tools.fields[0] if len(self.tools.fields) == 1 else "tools"
+
+
+def output_rules(form: OutputFormat, tools: ToolUse) -> OutputRules | None:
+    """Return the rules of a request's output; None if it is text. Raises FieldError if tools are not supported."""
+    if tools.offered and form.calls is None:
+        text = "tools are not supported: the router has no parser for the model's calls (--tool-call-parser)"
+        raise FieldError("tools", f'{text}; leave tools out, or set tool_choice to "none"')
+    return OutputRules(form, tools) if tools.offered or form.reasoning is not None else None

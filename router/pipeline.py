@@ -29,7 +29,7 @@ from baton.router.generation import ChatPrompt, CompletionDelta, Generation, Gen
 from baton.router.limits import CONTEXT_LENGTH_EXCEEDED, context_error, text_length_error
 from baton.router.metrics.metrics import CompletionMeter, RouterMetrics
 from baton.router.model_info import ModelInfo
-from baton.router.output_rules import OutputRules, PromptEnd
+from baton.router.output_rules import OutputRules
 from baton.router.resumption.recall import Recall
 from baton.router.resumption.resumed_output import Output, ResumedOutput, recalled_first
 from baton.router.stream_merge import StreamMerge
@@ -94,26 +94,26 @@ class Pipeline:
         if sampling.min_tokens > max_tokens and request.max_tokens is None:
             text = f"min_tokens is {sampling.min_tokens}, but the context leaves {max_tokens} tokens"
             raise FieldError("min_tokens", text, CONTEXT_LENGTH_EXCEEDED)
-        prompt_end = PromptEnd.NO_REASONING
+        is_open: bool | None = None
         if request.output_rules is not None and isinstance(prompt, str):
-            prompt_end = request.output_rules.prompt_end(prompt)
-            grammar = await self._grammar(request.output_rules, sampling.grammar, prompt_end, client)
+            is_open = request.output_rules.format.is_reasoning_open(prompt)
+            grammar = await self._grammar(request.output_rules, sampling.grammar, is_open, client)
             sampling = replace(sampling, grammar=grammar)
         elif sampling.grammar is not None:
             await self._in_turn(sampling.grammar.validate, len(sampling.grammar.source), client)
         sampling.validate(self._model.vocab_size)
         self._metrics.request_started(max_tokens, request.n)
         request = replace(request, prompt=())  # frees the prompt: it may be megabytes
-        return Generation(request, token_ids, sampling, prompt_end=prompt_end)
+        return Generation(request, token_ids, sampling, is_reasoning_open=is_open)
 
     async def _grammar(
-        self, rules: OutputRules, given: Grammar | None, prompt_end: PromptEnd, client: str
+        self, rules: OutputRules, given: Grammar | None, is_open: bool | None, client: str
     ) -> Grammar | None:
         """Return the valid grammar of the whole output, given that of its content. Raises InvalidRequest."""
         if given is None and not rules.need_grammar:
             return None
         num_chars = rules.num_schema_chars + (0 if given is None else len(given.source))
-        return await self._in_turn(partial(rules.grammar, given, prompt_end), num_chars, client)
+        return await self._in_turn(partial(rules.grammar, given, is_open), num_chars, client)
 
     async def _in_turn(self, work: Callable[[], T], num_chars: int, client: str) -> T:
         """Return the result of work on a grammar, on a large one off the event loop; clients take turns at it."""

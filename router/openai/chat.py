@@ -18,7 +18,7 @@ from baton.router.openai.messages import Messages, TemplateOptions, template_mes
 from baton.router.openai.request_body import BOOLEAN, WHOLE, unless
 from baton.router.openai.response import command_id, send_completions
 from baton.router.openai.tools import ToolChoice, Tools, tool_use
-from baton.router.output_rules import ToolUse
+from baton.router.output_rules import ToolUse, output_rules
 from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
 from baton.router.text.chat_template import ChatTemplate
@@ -147,6 +147,6 @@ class ChatApi:
             n=body.n,
             cache_salt=exchange.client.cache_salt(body.cache_salt or ""),
             whole=not body.stream,
-            output_rules=service.output_format.rules(tools),
+            output_rules=output_rules(service.output_format, tools),
             context=context,
         )

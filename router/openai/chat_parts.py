@@ -5,7 +5,7 @@ from hashlib import blake2b
 from zlib import crc32
 
 from baton.router.generation import Generation
-from baton.router.parsing.base import CallArguments, CallStart, Content, OutputPart, Reasoning
+from baton.router.parsing.base import CallArguments, CallEnd, CallStart, Content, OutputPart, Reasoning
 
 Json = dict[str, object]
 
@@ -28,11 +28,16 @@ class CallIds:
         return f"call_{digest.hexdigest()}"
 
 
-def merged(parts: Iterable[OutputPart]) -> Iterator[OutputPart]:
-    """Yield the parts with adjacent texts of the same kind joined."""
+ShownPart = Content | Reasoning | CallStart | CallArguments
+
+
+def merged(parts: Iterable[OutputPart]) -> Iterator[ShownPart]:
+    """Yield the parts that responses have, with adjacent texts of the same kind joined."""
     texts: list[str] = []
-    last: OutputPart | None = None
+    last: ShownPart | None = None
     for part in parts:
+        if isinstance(part, CallEnd):
+            continue
         if last is not None and not _continues(part, last):
             yield _with_text(last, texts)
             texts.clear()
@@ -43,13 +48,13 @@ def merged(parts: Iterable[OutputPart]) -> Iterator[OutputPart]:
         yield _with_text(last, texts)
 
 
-def _continues(part: OutputPart, last: OutputPart) -> bool:
+def _continues(part: ShownPart, last: ShownPart) -> bool:
     if isinstance(part, CallArguments):
         return isinstance(last, CallArguments) and part.index == last.index
     return type(part) is type(last) and not isinstance(part, CallStart)
 
 
-def _with_text(part: OutputPart, texts: list[str]) -> OutputPart:
+def _with_text(part: ShownPart, texts: list[str]) -> ShownPart:
     if isinstance(part, CallStart):
         return part
     if isinstance(part, CallArguments):
@@ -62,7 +67,7 @@ def without_reasoning(parts: Iterable[OutputPart]) -> list[OutputPart]:
     return [part for part in parts if not isinstance(part, Reasoning)]
 
 
-def part_delta(part: OutputPart, completion: int, ids: CallIds) -> Json:
+def part_delta(part: ShownPart, completion: int, ids: CallIds) -> Json:
     """Return `choices[].delta` of a chunk with one part."""
     match part:
         case Content():

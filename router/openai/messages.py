@@ -136,7 +136,8 @@ def _template_message(message: ChatMessage, place: int, known: KnownCalls) -> Ma
         known.add(message.tool_calls)
         shown["tool_calls"] = [call.shown() for call in message.tool_calls]
     if message.tool_call_id is not None:
-        known.check(message.tool_call_id, place)
+        if message.role == "tool":
+            known.check(message.tool_call_id, place)
         shown["tool_call_id"] = message.tool_call_id
     for name, other in REASONING_NAMES:  # responses have both, templates one of them
         if name in shown:

@@ -13,7 +13,9 @@ from baton.router.limits import MAX_TEXT_CHARS
 from baton.router.openai.request_body import AtMost, RequestBody
 
 MAX_CALLS = 4096  # of one message
-ARGUMENTS_SCHEMA: JsonSchemaValue = {"anyOf": [{"type": "string", "maxLength": 0}, {"type": "object"}]}
+ARGUMENTS_SCHEMA: JsonSchemaValue = {
+    "anyOf": [{"type": "string", "contentMediaType": "application/json"}, {"type": "object"}]
+}
 CallId = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 
 

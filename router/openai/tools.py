@@ -12,6 +12,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     Tag,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -39,12 +40,17 @@ def _object_schema(value: object) -> object:
     return value
 
 
+OBJECT_SCHEMA: JsonSchemaValue = {"type": "object", "properties": {"type": {"const": "object"}}}
+
+
 class FunctionDefinition(RequestBody):
     """A function that the model may call."""
 
     name: FunctionName
     description: str | None = None
-    parameters: Annotated[dict[str, object], BeforeValidator(_object_schema)] | None = None
+    parameters: Annotated[dict[str, object], BeforeValidator(_object_schema), WithJsonSchema(OBJECT_SCHEMA)] | None = (
+        None
+    )
     strict: bool | None = None
 
 

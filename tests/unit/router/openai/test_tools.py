@@ -115,7 +115,10 @@ def test_the_template_gets_tools_in_the_clients_order_without_what_does_not_desc
     assert orjson.dumps(use.shown) == b'[{"type":"function","function":{"description":"d","name":"f"}}]'
 
 
-@pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}, {"tool_choice": "auto"}])
+NONE: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}, {"tool_choice": "auto"}]
+
+
+@pytest.mark.parametrize("fields", NONE)
 def test_no_tools(fields: dict[str, Any]) -> None:
     assert read(**fields).tool_use() == NO_TOOLS
 
