@@ -1,13 +1,21 @@
 """The formats in which the served model writes reasoning and calls of tools."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baton.router.config import NO_PARSER, RouterConfig
+from baton.router.config import RouterConfig
 from baton.router.parsing.base import OutputParser, Tool
 from baton.router.parsing.detect import detect
-from baton.router.parsing.formats import is_reasoning_open, make_parser, markers, output_tag, response_tag
+from baton.router.parsing.formats import (
+    REASONING_FORMAT_NAMES,
+    TOOL_FORMAT_NAMES,
+    is_reasoning_open,
+    make_parser,
+    markers,
+    output_tag,
+    response_tag,
+)
 from baton.router.parsing.structural_tag import Format, any_of
 from baton.router.text.tokenizer import Tokenizer
 
@@ -58,16 +66,20 @@ MAX_END_CHARS = 256  # of a prompt: the longest marker of reasoning, and white s
 def find_output_format(config: RouterConfig, tokenizer: Tokenizer) -> OutputFormat:
     """Return the formats that the options name, otherwise those of the model's chat template. Logs them."""
     found = detect(tokenizer.chat_template.source)
-    calls = found.tool_format if config.tool_call_parser is None else config.tool_call_parser
-    reasoning = found.reasoning_format if config.reasoning_parser is None else config.reasoning_parser
-    calls, reasoning = (None if each == NO_PARSER else each for each in (calls, reasoning))
-    for kind, name, option in (
-        ("tool calls", calls, config.tool_call_parser),
-        ("reasoning", reasoning, config.reasoning_parser),
-    ):
-        how = "found in the chat template" if option is None else "from the options"
-        logger.info("format of %s: %s, %s", kind, name or "none", how)
+    calls = _name("tool calls", config.tool_call_parser, found.tool_format, TOOL_FORMAT_NAMES)
+    reasoning = _name("reasoning", config.reasoning_parser, found.reasoning_format, REASONING_FORMAT_NAMES)
     return OutputFormat(calls, reasoning, tokenizer.single_tokens(markers(calls, reasoning)))
+
+
+def _name(kind: str, option: str | None, found: str | None, known: Collection[str]) -> str | None:
+    """Return the name of a format; None: there is none, or none with a parser."""
+    name = option or found
+    how = "found in the chat template" if option is None else "set by an option"
+    if name is None or name not in known:
+        logger.info("format of %s: %s, not parsed", kind, name or "not found in the chat template")
+        return None
+    logger.info("format of %s: %s, %s", kind, name, how)
+    return name
 
 
 def _format(tag: Format) -> Format:
