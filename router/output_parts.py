@@ -1,9 +1,12 @@
 """The parts of one completion, read from its tokens: reasoning, content and tool calls."""
 
+import logging
 from collections import deque
 from collections.abc import Mapping
 
 from baton.router.parsing.base import CallEnd, CallStart, OutputParser, OutputPart, Piece, Reasoning
+
+logger = logging.getLogger(__name__)
 
 
 class PartsReader:
@@ -54,6 +57,8 @@ class PartsReader:
                 self._in_reasoning = True
                 continue
             self._has_content = True
+            if isinstance(part, CallEnd) and not part.is_valid_json:
+                logger.debug("the arguments of a tool call are no JSON object; the client gets them as they are")
             if isinstance(part, CallStart):
                 if self.num_calls == self._max_calls:
                     self.is_full = True
