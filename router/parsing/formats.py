@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 
 from baton.router.parsing.base import OutputParser, Tool
+from baton.router.parsing.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
 from baton.router.parsing.hermes import HERMES
+from baton.router.parsing.kimi_k2 import KIMI_K2
+from baton.router.parsing.llama3_json import LLAMA3_JSON
+from baton.router.parsing.mistral import MISTRAL
 from baton.router.parsing.parser import StreamParser
 from baton.router.parsing.reasoning import REASONING_FORMATS, ReasoningFormat
 from baton.router.parsing.structural_tag import Format, any_of, any_text, regex, sequence, tagged
@@ -12,6 +16,11 @@ from baton.router.parsing.tool_format import ToolFormat
 # By the names of vLLM's `--tool-call-parser`.
 TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": HERMES,
+    "llama3_json": LLAMA3_JSON,
+    "mistral": MISTRAL,
+    "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v31": DEEPSEEK_V31,
+    "kimi_k2": KIMI_K2,
 }
 TOOL_FORMAT_NAMES = tuple(TOOL_FORMATS)
 REASONING_FORMAT_NAMES = tuple(REASONING_FORMATS)

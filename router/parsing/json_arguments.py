@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import orjson
 
-from baton.router.parsing.lexer import Lexer, Markers, NotACall, Reading
+from baton.router.parsing.lexer import WHITESPACE, Lexer, Markers, NotACall, Reading
 from baton.router.parsing.part_writer import PartWriter
 
 ARGUMENT_KEYS = ("arguments", "parameters")
@@ -124,10 +124,12 @@ class JsonReader:
 class JsonCallReader:
     """Reader of calls that are JSON objects."""
 
-    def __init__(self, lexer: Lexer, writer: PartWriter, ends: Markers) -> None:
+    def __init__(self, lexer: Lexer, writer: PartWriter, ends: Markers, needs_arguments: bool = False) -> None:
+        """`ends`: as of `JsonReader`. `needs_arguments`: an object without arguments is no call."""
         self._lexer = lexer
         self._writer = writer
         self._json = JsonReader(lexer, ends)
+        self._needs_arguments = needs_arguments
 
     def call(self) -> Reading[bool]:
         """Read one call. Return whether its object is complete, so that text after it can be trusted to be outside.
@@ -138,47 +140,49 @@ class JsonCallReader:
         lexer, writer = self._lexer, self._writer
         name: str | None = None
         early: list[str] | None = None  # arguments in front of the name
+        is_call = False  # the name is known, and with `needs_arguments` the arguments have begun
         has_arguments = False
         yield from lexer.skip()
         if not (yield from lexer.literal("{")):
             raise NotACall
-        is_complete = yield from self._has_member()
-        while is_complete:
-            key = yield from self._key(name is not None)
+        yield from lexer.skip()
+        has_member = is_complete = (yield from lexer.peek()) == '"'
+        while has_member:
+            key = yield from self._key(is_call)
             if key is None:
                 is_complete = False
                 break
             if key == "name" and name is None:
                 name = yield from self._name()
-                lexer.recorded()
-                writer.start_call(name)
-                if early is not None:
-                    writer.arguments("".join(early))
-                is_complete = True
             elif key in ARGUMENT_KEYS and not has_arguments:
                 has_arguments = True
                 if name is None:
                     early = []
                     is_complete = yield from self._json.value(early.append)
                 else:
+                    if not is_call:
+                        self._start(name, "")
+                        is_call = True
                     is_complete = yield from self._json.value(writer.arguments)
             else:
                 is_complete = yield from self._json.value(_drop)
-            if is_complete:
-                is_complete = yield from self._comma()
-                if not is_complete:
-                    is_complete = yield from lexer.literal("}")
-                    break
-        if name is None:
+            if name is not None and not is_call and (has_arguments or not self._needs_arguments):
+                self._start(name, "".join(early or ()))
+                is_call = True
+            has_member = is_complete and (yield from self._comma())
+        if is_complete:
+            is_complete = yield from lexer.literal("}")
+        if not is_call:
             raise NotACall
-        if not has_arguments:
-            writer.arguments("{}" if is_complete else "")
+        if not has_arguments and is_complete:
+            writer.arguments("{}")
         writer.end_call()
         return is_complete
 
-    def _has_member(self) -> Reading[bool]:
-        yield from self._lexer.skip()
-        return (yield from self._lexer.peek()) == '"'
+    def _start(self, name: str, arguments: str) -> None:
+        self._lexer.recorded()
+        self._writer.start_call(name)
+        self._writer.arguments(arguments)
 
     def _key(self, is_call: bool) -> Reading[str | None]:
         """Read a key and its colon. If there is none: return None if the call has begun, and raise NotACall if not."""
@@ -217,3 +221,37 @@ def _decoded(text: str) -> str:
 
 def _drop(text: str) -> None:
     """Drop text of a member that is no part of the call."""
+
+
+def read_delimited(lexer: Lexer, write: Callable[[str], None], ends: Markers, fence: str = "") -> Reading[None]:
+    """Write arguments in front of a marker, without white space around them; none at all are an empty object.
+
+    In a JSON object, markers in text count only outside of strings. fence: text that may follow the object.
+    """
+    yield from lexer.skip()
+    if (yield from lexer.peek()) == "{":
+        yield from JsonReader(lexer, ends).value(write)
+        yield from lexer.skip()
+        if fence:
+            yield from lexer.literal(fence)
+    elif (yield from lexer.next_marker(ends)) is not None:
+        write("{}")
+        return
+    trimmed = Trimmed(write)
+    yield from lexer.before(ends, trimmed.write)
+
+
+class Trimmed:
+    """Texts that are passed on without the white space at their end."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._held: list[str] = []
+
+    def write(self, text: str) -> None:
+        """Pass on the text, apart from the white space at its end."""
+        end = len(text.rstrip(WHITESPACE))
+        if end:
+            self._write("".join((*self._held, text[:end])))
+            self._held = []
+        self._held.append(text[end:])

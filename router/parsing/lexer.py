@@ -101,15 +101,22 @@ class Lexer:
         return text
 
     def until(self, markers: Markers, write: Callable[[str], None]) -> Reading[str | None]:
-        """Write the text in front of the next marker, and return the marker; None at the end of the output."""
+        """Write the text in front of the next marker, and read the marker. Return it; None at the end of the output."""
+        marker = yield from self.before(markers, write)
+        if marker is not None:
+            self._read_marker(marker, markers)
+        return marker
+
+    def before(self, markers: Markers, write: Callable[[str], None]) -> Reading[str | None]:
+        """Write the text in front of the next marker. Return the marker, which stays unread; None at the end."""
         while True:
             match = markers.search(self.text, self.start)
             if match is not None:
                 self._write(match.start(), write)
-                return self.take(match.end())
+                return match.group()
             if self._token in markers.tokens:
                 self._write(len(self.text), write)
-                return self._take_token()
+                return self._token
             if self._token is not None:
                 self._token_to_text()
                 continue
@@ -118,6 +125,12 @@ class Lexer:
                 return None
             self._write(len(self.text) - markers.num_held(self.text, self.start), write)
             yield
+
+    def text_before(self, markers: Markers) -> Reading[str]:
+        """Return the text in front of the next marker, which stays unread."""
+        texts: list[str] = []
+        yield from self.before(markers, texts.append)
+        return "".join(texts)
 
     def more(self) -> Reading[bool]:
         """Wait for unread text. Return False in front of a token in `stops`, and at the end of the output."""
@@ -159,9 +172,9 @@ class Lexer:
     def one_of(self, markers: Markers) -> Reading[str | None]:
         """Read the marker that comes next, and return it; None, without effect, if none does."""
         marker = yield from self.next_marker(markers)
-        if marker is None:
-            return None
-        return self._take_token() if marker in markers.tokens else self.take(self.start + len(marker))
+        if marker is not None:
+            self._read_marker(marker, markers)
+        return marker
 
     def next_marker(self, markers: Markers) -> Reading[str | None]:
         """Return the marker that comes next, without reading it; None if none does."""
@@ -193,9 +206,10 @@ class Lexer:
         if end > self.start:
             write(self.take(end))
 
-    def _take_token(self) -> str:
-        assert self._token is not None
-        token, self._token = self._token, None
+    def _read_marker(self, marker: str, markers: Markers) -> None:
+        if marker not in markers.tokens:
+            self.take(self.start + len(marker))
+            return
+        self._token = None
         if self._recorded is not None:
-            self._recorded.append(token)
-        return token
+            self._recorded.append(marker)
