@@ -4,11 +4,17 @@ from collections.abc import Sequence
 
 from baton.router.parsing.base import OutputParser, Tool
 from baton.router.parsing.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
+from baton.router.parsing.deepseek_v32 import DEEPSEEK_V32
+from baton.router.parsing.glm45 import GLM45
+from baton.router.parsing.harmony import OPENAI, harmony_response
 from baton.router.parsing.hermes import HERMES
 from baton.router.parsing.kimi_k2 import KIMI_K2
 from baton.router.parsing.llama3_json import LLAMA3_JSON
+from baton.router.parsing.minimax_m2 import MINIMAX_M2
 from baton.router.parsing.mistral import MISTRAL
 from baton.router.parsing.parser import StreamParser
+from baton.router.parsing.pythonic import PYTHONIC
+from baton.router.parsing.qwen3_coder import QWEN3_CODER
 from baton.router.parsing.reasoning import REASONING_FORMATS, ReasoningFormat
 from baton.router.parsing.structural_tag import Format, any_of, any_text, regex, sequence, tagged
 from baton.router.parsing.tool_format import ToolFormat
@@ -17,13 +23,23 @@ from baton.router.parsing.tool_format import ToolFormat
 TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": HERMES,
     "llama3_json": LLAMA3_JSON,
+    "pythonic": PYTHONIC,
+    "llama4_pythonic": PYTHONIC,
     "mistral": MISTRAL,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
+    "deepseek_v32": DEEPSEEK_V32,
+    "qwen3_coder": QWEN3_CODER,
+    "qwen3_xml": QWEN3_CODER,
+    "glm45": GLM45,
+    "glm47": GLM45,
+    "minimax_m2": MINIMAX_M2,
+    "openai": OPENAI,
     "kimi_k2": KIMI_K2,
 }
 TOOL_FORMAT_NAMES = tuple(TOOL_FORMATS)
-REASONING_FORMAT_NAMES = tuple(REASONING_FORMATS)
+HARMONY_REASONING = "openai_gptoss"  # reasoning and calls are one format: this name and `openai` imply each other
+REASONING_FORMAT_NAMES = (*REASONING_FORMATS, HARMONY_REASONING)
 
 
 def markers(tool_format: str | None, reasoning_format: str | None) -> frozenset[str]:
@@ -90,6 +106,8 @@ def response_tag(reasoning_format: str, response: Format, is_reasoning_open: boo
 
     Raises ValueError for an unknown name.
     """
+    if reasoning_format == HARMONY_REASONING:
+        return _tag(harmony_response(response))
     _, reasoning = _formats(None, reasoning_format)
     return _tag(after_reasoning(reasoning, is_reasoning_open, response))
 
@@ -111,6 +129,13 @@ def _tag(form: Format) -> Format:
 def _formats(tool: str | None, reasoning: str | None) -> tuple[ToolFormat | None, ReasoningFormat | None]:
     if tool is not None and tool not in TOOL_FORMATS:
         raise ValueError(f"unknown tool call parser {tool!r}; choose one of {', '.join(TOOL_FORMATS)}")
-    if reasoning is not None and reasoning not in REASONING_FORMATS:
-        raise ValueError(f"unknown reasoning parser {reasoning!r}; choose one of {', '.join(REASONING_FORMATS)}")
-    return TOOL_FORMATS[tool] if tool else None, REASONING_FORMATS[reasoning] if reasoning else None
+    if reasoning is not None and reasoning not in REASONING_FORMAT_NAMES:
+        raise ValueError(f"unknown reasoning parser {reasoning!r}; choose one of {', '.join(REASONING_FORMAT_NAMES)}")
+    tool_format = TOOL_FORMATS[tool] if tool is not None else None
+    if reasoning == HARMONY_REASONING:
+        if tool_format not in (None, OPENAI):
+            raise ValueError(f"the reasoning parser {reasoning} needs the tool call parser openai, or none")
+        return OPENAI, None
+    if tool_format is OPENAI and reasoning is not None:
+        raise ValueError(f"the tool call parser openai needs the reasoning parser {HARMONY_REASONING}, or none")
+    return tool_format, REASONING_FORMATS[reasoning] if reasoning is not None else None

@@ -151,6 +151,22 @@ class Lexer:
             self._recorded.append(text)
         return text
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all of the output is read, and no piece follows."""
+        return self._has_ended and self.start == len(self.text) and self._token is None
+
+    def run(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """Read characters as long as they match `pattern`, which is a repeated class of characters."""
+        texts: list[str] = []
+        while (yield from self.more()):
+            match = pattern.match(self.text, self.start)
+            if match is not None and match.end() > self.start:
+                texts.append(self.take(match.end()))
+            if self.start < len(self.text):
+                break
+        return "".join(texts)
+
     def peek(self) -> Reading[str]:
         """Return the next character without reading it; empty if `more` is False."""
         return self.text[self.start] if (yield from self.more()) else ""

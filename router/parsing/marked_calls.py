@@ -22,7 +22,7 @@ class MarkedSyntax:
 
     section_begin: str
     call_begin: str
-    prefix: str = ""  # text in front of the name
+    prefix: tuple[str, ...] = ()  # text and markers in front of the name
     name_end: str
     name_of: Callable[[str], CallName]
     fences: tuple[str, str] = ("", "")  # text around the arguments
@@ -62,8 +62,9 @@ class _MarkedCallReader:
             yield from lexer.skip()
             if not (yield from lexer.literal(syntax.call_begin)):
                 raise NotACall
-        if syntax.prefix and not (yield from lexer.literal(syntax.prefix)):
-            raise NotACall
+        for text in syntax.prefix:
+            if not (yield from lexer.literal(text)):
+                raise NotACall
         name = syntax.name_of((yield from lexer.text_before(self._name_ends)).strip())
         if not name.name or not (yield from lexer.literal(syntax.name_end)):
             raise NotACall

@@ -63,8 +63,9 @@ def _thinking(is_default: bool, *ended_by_calls_of: str) -> ReasoningFormat:
 REASONING_FORMATS = {
     "deepseek_r1": _thinking(True),
     "deepseek_v3": _thinking(False),
-    "qwen3": _thinking(False, "qwen3_coder"),
+    "qwen3": _thinking(False, "qwen3_coder", "qwen3_xml"),
     "glm45": _thinking(False),
+    "glm47": _thinking(False),
     "kimi_k2": _thinking(False, "kimi_k2"),
     "minimax_m2": _thinking(True),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]", is_default=False),

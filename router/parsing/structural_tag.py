@@ -20,6 +20,11 @@ def sequence(*elements: Format) -> Format:
     return {"type": "sequence", "elements": list(elements)}
 
 
+def optional(content: Format) -> Format:
+    """Return a format that matches the content or nothing."""
+    return {"type": "optional", "content": content}
+
+
 def any_of(elements: Sequence[Format]) -> Format:
     """Return a format that matches one of the elements."""
     return elements[0] if len(elements) == 1 else {"type": "or", "elements": list(elements)}
