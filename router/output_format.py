@@ -8,6 +8,7 @@ from baton.router.config import RouterConfig
 from baton.router.parsing.base import OutputParser, Tool
 from baton.router.parsing.detect import detect
 from baton.router.parsing.formats import (
+    HARMONY_REASONING,
     REASONING_FORMAT_NAMES,
     TOOL_FORMAT_NAMES,
     is_reasoning_open,
@@ -18,6 +19,9 @@ from baton.router.parsing.formats import (
 )
 from baton.router.parsing.structural_tag import Format, any_of
 from baton.router.text.tokenizer import Tokenizer
+from baton.settings.values import OptionError
+
+HARMONY_CALLS = "openai"
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +37,11 @@ class OutputFormat:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "single_tokens", frozenset(self.markers.values()))
+
+    @property
+    def has_content_next_to_calls(self) -> bool:
+        """Whether a grammar can allow content of a format or calls; Harmony writes them in different channels."""
+        return self.reasoning != HARMONY_REASONING and self.calls != HARMONY_CALLS
 
     def is_reasoning_open(self, prompt: str) -> bool | None:
         """Return whether the end of a prompt leaves the reasoning open (True) or closed; None: it does not say."""
@@ -64,11 +73,18 @@ MAX_END_CHARS = 256  # of a prompt: the longest marker of reasoning, and white s
 
 
 def find_output_format(config: RouterConfig, tokenizer: Tokenizer) -> OutputFormat:
-    """Return the formats that the options name, otherwise those of the model's chat template. Logs them."""
+    """Return the formats that the options name, otherwise those of the model's chat template. Logs them.
+
+    Raises OptionError for formats that exclude each other.
+    """
     found = detect(tokenizer.chat_template.source)
     calls = _name("tool calls", config.tool_call_parser, found.tool_format, TOOL_FORMAT_NAMES)
     reasoning = _name("reasoning", config.reasoning_parser, found.reasoning_format, REASONING_FORMAT_NAMES)
-    return OutputFormat(calls, reasoning, tokenizer.single_tokens(markers(calls, reasoning)))
+    try:
+        texts = markers(calls, reasoning)
+    except ValueError as error:
+        raise OptionError(f"reasoning_parser: {error}") from None
+    return OutputFormat(calls, reasoning, tokenizer.single_tokens(texts))
 
 
 def _name(kind: str, option: str | None, found: str | None, known: Collection[str]) -> str | None:

@@ -61,6 +61,11 @@ def test_unknown_formats_are_refused() -> None:
             load(RouterConfig, None, {"model": MODEL, name.replace("-", "_"): "morse"})
 
 
+def test_formats_that_exclude_each_other_are_refused() -> None:
+    with pytest.raises(OptionError, match="reasoning_parser: the reasoning parser openai_gptoss needs"):
+        found(MODEL, tool_call_parser="hermes", reasoning_parser="openai_gptoss")
+
+
 @pytest.mark.parametrize(
     ("prompt", "is_open"),
     [

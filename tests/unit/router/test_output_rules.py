@@ -111,3 +111,9 @@ def test_an_output_without_tools_and_reasoning_is_text() -> None:
     assert output_rules(THINKING, NO_TOOLS) is not None
     with pytest.raises(FieldError, match="tools are not supported"):
         output_rules(OutputFormat(None, None, {}), use(*TOOLS))
+
+
+def test_harmony_has_no_content_next_to_calls() -> None:
+    rules = OutputRules(OutputFormat("openai", "openai_gptoss", {}), use(*TOOLS))
+    with pytest.raises(FieldError, match="not supported with tools for this model's format"):
+        rules.grammar(GIVEN, None)
