@@ -1,12 +1,14 @@
-"""The output of one completion: from tokens to text, until it finishes."""
+"""The output of one completion: from tokens to text or parts, until it finishes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from baton.protos import common_pb2
 from baton.protos.common_pb2 import ServedBy
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.errors import OUTPUT_PANICS
 from baton.router.generation import CompletionDelta, Generation
+from baton.router.output_parts import PartsReader
+from baton.router.parsing.base import OutputPart, Piece
 from baton.router.text.detokenizer import Detokenizer
 from baton.router.text.stop_strings import StopMatcher
 from baton.router.text.tokenizer import Tokenizer
@@ -27,6 +29,7 @@ class CompletionOutput:
         self._prompt_only = request.max_tokens == 0
         with OUTPUT_PANICS:
             self._detokenizer: Detokenizer = tokenizer.detokenizer(generation.token_ids, request.skip_special_tokens)
+        self._reader = generation.parts_reader()
         self._stops = StopMatcher(generation.stops, request.include_stop) if generation.stops else None
         self._is_plain = not request.stop and self._sampling.logprobs is None
         self._num_chars = 0  # length of the text so far, including text that is held back
@@ -53,16 +56,17 @@ class CompletionOutput:
         return output
 
     def _take_tokens(self, delta: RequestDelta, output: CompletionDelta) -> None:
-        """Add the new tokens with their text and logprobs to `output`."""
+        """Add the new tokens with their text or parts, and their logprobs, to `output`."""
         # An EOS or stop token is counted and reported, but adds no text.
         hidden_end = delta.finish_reason == common_pb2.FINISH_REASON_STOP and not self._include_stop
-        if self._is_plain:
-            parts = self._take_at_once(list(delta.token_ids), hidden_end, output)
+        if self._reader is not None:
+            output.parts = self._take_parts(self._reader, delta.token_ids, hidden_end, output)
         else:
-            parts = self._take_one_by_one(delta.token_ids, hidden_end, output)
-        if output.finish_reason is not None and output.stop_reason is None:
-            self._finish(output, parts)
-        output.text = "".join(parts)
+            take = self._take_at_once if self._is_plain else self._take_one_by_one
+            texts = take(list(delta.token_ids), hidden_end, output)
+            if output.finish_reason is not None and output.stop_reason is None:
+                texts.append(self._finish(self._detokenizer.flush(), output))
+            output.text = "".join(texts)
         if delta.logprobs:
             output.logprobs = list(delta.logprobs[: len(output.token_ids)])
 
@@ -72,9 +76,9 @@ class CompletionOutput:
         output.token_ids = token_ids
         return [self._detokenizer.push_all(token_ids[:-1] if hidden_end else token_ids)]
 
-    def _take_one_by_one(self, token_ids: Sequence[int], hidden_end: bool, output: CompletionDelta) -> list[str]:
+    def _take_one_by_one(self, token_ids: list[int], hidden_end: bool, output: CompletionDelta) -> list[str]:
         """Return the text of tokens up to a stop string; later tokens are dropped."""
-        parts: list[str] = []
+        texts: list[str] = []
         last = len(token_ids) - 1
         for place, token_id in enumerate(token_ids):
             self.num_tokens += 1
@@ -82,10 +86,54 @@ class CompletionOutput:
             output.text_offsets.append(self._num_chars)
             if hidden_end and place == last:
                 break
-            parts.append(self._release(self._detokenizer.push(token_id), output))
+            texts.append(self._release(self._detokenizer.push(token_id), output))
             if output.stop_reason is not None:
                 break
+        return texts
+
+    def _take_parts(
+        self, reader: PartsReader, token_ids: Sequence[int], hidden_end: bool, output: CompletionDelta
+    ) -> list[OutputPart]:
+        """Return the parts of tokens up to a stop string or a call too many; later tokens are dropped."""
+        parts: list[OutputPart] = []
+        last = len(token_ids) - 1
+        for place, token_id in enumerate(token_ids):
+            self.num_tokens += 1
+            output.token_ids.append(token_id)
+            was_in_reasoning = reader.in_reasoning
+            if not (hidden_end and place == last):
+                for piece in self._pieces(token_id, reader.markers):
+                    if output.stop_reason is None:
+                        parts += self._parts(reader, piece, self._release(piece.text, output))
+            if reader.in_reasoning:  # what is in front of its text also belongs to it
+                output.num_reasoning_tokens += 1 if was_in_reasoning else self.num_tokens
+            if output.stop_reason is not None or reader.is_full:
+                break
+        if reader.is_full:
+            output.finish_reason = "stop"
+        elif output.finish_reason is not None and output.stop_reason is None:
+            piece = Piece(self._detokenizer.flush())
+            parts += self._parts(reader, piece, self._finish(piece.text, output))
+        if output.finish_reason is not None:
+            parts += reader.flush()
+            if reader.num_calls and output.finish_reason == "stop" and output.stop_reason is None:
+                output.finish_reason = "tool_calls"
         return parts
+
+    def _pieces(self, token_id: int, markers: Mapping[int, str]) -> Iterator[Piece]:
+        """Yield the text that a token completes. Markers are shown, also special ones."""
+        marker = markers.get(token_id)
+        if marker is None:
+            yield Piece(self._detokenizer.push(token_id))
+        else:
+            yield Piece(self._detokenizer.flush())
+            yield Piece(marker, marker)
+
+    def _parts(self, reader: PartsReader, piece: Piece, released: str) -> list[OutputPart]:
+        """Return the parts of the released text, which is at the end of the piece or of the text held back so far."""
+        if piece.text:
+            reader.hold(piece)
+        return reader.release(len(released))
 
     def _release(self, text: str, output: CompletionDelta) -> str:
         """Return the part of new text that can be shown. Reports a stop string in `output`."""
@@ -98,16 +146,17 @@ class CompletionOutput:
             output.finish_reason, output.stop_reason = "stop", released.stop
         return released.text
 
-    def _finish(self, output: CompletionDelta, parts: list[str]) -> None:
-        """Release the text that was held back, as the worker ended the completion, up to a stop string in it."""
-        parts.append(self._release(self._detokenizer.flush(), output))
+    def _finish(self, text: str, output: CompletionDelta) -> str:
+        """Return `text` and the text that was held back, as the worker ended the completion, up to a stop string."""
+        released = self._release(text, output)
         if output.stop_reason is not None:
-            return
+            return released
         if self._stops is not None:
-            parts.append(self._stops.flush())
+            released += self._stops.flush()
         if (
             output.finish_reason == "stop"
             and output.token_ids
             and output.token_ids[-1] in self._sampling.stop_token_ids
         ):
             output.stop_reason = output.token_ids[-1]
+        return released

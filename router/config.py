@@ -5,6 +5,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from baton.router.auth.api_key import hidden
+from baton.router.parsing.formats import REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
 from baton.settings.names import is_loopback, is_worker_address
 from baton.settings.options import PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
 from baton.settings.registry_url import parse_registry_url
@@ -16,6 +17,7 @@ SECRETS = {  # environment variables
     "registry": "BATON_REGISTRY",
     "cache_secret": "BATON_CACHE_SECRET",
 }
+NO_PARSER = "none"
 PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "always_local"]
 MIN_HEARTBEAT_TIMEOUT_S = 1.0  # less would kill processes that are only busy
 MIN_SECRET_CHARS = 16
@@ -113,6 +115,18 @@ class RouterConfig:
         f"random characters. Put it into {SECRETS['cache_secret']} or a file. Default: one that all routers of a "
         "registry share; without a registry each router has its own.",
         secret=True,
+    )
+    tool_call_parser: str | None = option(
+        None,
+        "Format of the model's tool calls, under vLLM's names. Default: found in the chat template; none: outputs are "
+        "not searched for calls.",
+        choices=(*TOOL_FORMAT_NAMES, NO_PARSER),
+    )
+    reasoning_parser: str | None = option(
+        None,
+        "Format of the model's reasoning, under vLLM's names. Default: found in the chat template; none: reasoning is "
+        "part of the content.",
+        choices=(*REASONING_FORMAT_NAMES, NO_PARSER),
     )
     watch_interval_ms: int = option(50, "Minimum milliseconds between two load reports of a worker.", minimum=1)
     failover_attempts: int = option(3, "Maximum retries of a request whose worker was lost.", minimum=0)

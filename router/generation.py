@@ -8,11 +8,15 @@ from baton.engine.kv.block_hash import HASH_BYTES, BlockHash, pack_hashes, root_
 from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2
 from baton.protos.common_pb2 import PositionLogprobs, ServedBy
+from baton.router.output_parts import PartsReader, text_of
+from baton.router.output_rules import OutputRules
+from baton.router.parsing.base import OutputPart
 from baton.router.request_context import RequestContext
 from baton.router.resumption.resumption import CompletionStart
 from baton.router.text.stop_strings import StopString
 from baton.rpc.requests import sampling_to_proto
 
+PART_BYTES = 120  # size in memory of a part without its text
 LOGPROB_BYTES = 100  # approximate size of one candidate in memory, about that of its JSON
 
 
@@ -63,6 +67,7 @@ class ChatPrompt:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_options: Mapping[str, object] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, object]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,7 @@ class GenerationRequest:
     cache_salt: str = ""
     resume_key: bytes = b""  # key under which workers remember the output; empty: they do not
     whole: bool = False  # the output is returned at the end, not streamed
+    output_rules: OutputRules | None = None  # None: the output is text
     context: RequestContext = field(default_factory=RequestContext)
     sampling_message: SamplingMessage = field(default_factory=SamplingMessage, repr=False, compare=False)
 
@@ -100,12 +106,18 @@ class Generation:
     token_ids: list[int]  # of the prompt
     sampling: SamplingParams  # seed and max_tokens are set
     starts: tuple[CompletionStart, ...] = ()  # one per completion of a resumed request; empty: a new request
+    is_reasoning_open: bool | None = None  # at the end of the prompt; None: the prompt does not say
     hashes: PromptHashes = field(init=False)
     stops: tuple[StopString, ...] = field(init=False)  # shared by the completions
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stops", tuple(map(StopString, self.request.stop)))
         object.__setattr__(self, "hashes", PromptHashes(self.token_ids, self.request.cache_salt))
+
+    def parts_reader(self) -> PartsReader | None:
+        """Return a reader for the parts of one completion; None if the output is text."""
+        rules = self.request.output_rules
+        return None if rules is None else rules.reader(self.is_reasoning_open)
 
     def start(self, index: int) -> CompletionStart | None:
         """Return where a completion of a resumed request continues; None if the request is new."""
@@ -135,7 +147,9 @@ class CompletionDelta:
     """New output of one completion."""
 
     index: int
-    text: str = ""
+    text: str = ""  # empty if there are parts
+    parts: list[OutputPart] | None = None  # of the output; None: the output is text
+    num_reasoning_tokens: int = 0  # among `seen` and the new ones
     token_ids: list[int] = field(default_factory=list)
     text_offsets: list[int] = field(
         default_factory=list
@@ -143,13 +157,18 @@ class CompletionDelta:
     logprobs: list[PositionLogprobs] = field(default_factory=list)  # of the new tokens, if requested
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)  # from position 1 on, if requested
     seen: Sequence[int] = ()  # tokens in front of the new ones that the client already has
-    finish_reason: str | None = None  # stop or length, in the completion's last delta
+    finish_reason: str | None = None  # stop, length or tool_calls, in the completion's last delta
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     served_by: ServedBy | None = None  # in the deltas of the first token and of the end
 
     def extend(self, later: "CompletionDelta") -> None:
         """Append a later delta of the same completion."""
         self.text += later.text
+        if later.parts is not None:
+            if self.parts is None:
+                self.parts = []
+            self.parts += later.parts
+        self.num_reasoning_tokens += later.num_reasoning_tokens
         self.token_ids += later.token_ids
         self.text_offsets += later.text_offsets
         self.logprobs += later.logprobs
@@ -164,7 +183,8 @@ class CompletionDelta:
         """Approximate size in memory."""
         positions = (*self.logprobs, *self.prompt_logprobs)
         num_logprobs = sum(1 + len(position.top) for position in positions)
-        return len(self.text) + 8 * (len(self.token_ids) + len(self.text_offsets)) + LOGPROB_BYTES * num_logprobs
+        num_bytes = len(self.text) + sum(PART_BYTES + len(text_of(part)) for part in self.parts or ())
+        return num_bytes + 8 * (len(self.token_ids) + len(self.text_offsets)) + LOGPROB_BYTES * num_logprobs
 
 
 def cached_tokens(served_by: ServedBy) -> int:

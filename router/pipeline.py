@@ -3,9 +3,9 @@
 0. Admit it, possibly after a wait in the queue (`Admission`). The front end holds the admission until the last token
    is generated.
 1. Render the chat template and tokenise the prompt, off the event loop.
-2. Check that prompt and output fit the context, validate the grammar, and draw a seed if the request has none.
+2. Check that prompt and output fit the context, make and validate the grammar, and draw a seed if the request has none.
 3. Choose workers by their prefix caches and load, and send the first completion (`Dispatcher`).
-4. Stream its output: detokenise it and cut it at stop strings (`CompletionOutput`).
+4. Stream its output: detokenise it, cut it at stop strings and find its parts, such as tool calls (`CompletionOutput`).
 5. Once the prompt is in the decode worker's cache, send the other completions there.
 
 A request that exceeds its deadline fails at any step. Its completions are cancelled at the workers.
@@ -13,9 +13,11 @@ A request that exceeds its deadline fails at any step. Its completions are cance
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from baton.engine.grammar.grammar import Grammar
 from baton.router.admission.deadline import items_within, result_within
@@ -27,11 +29,14 @@ from baton.router.generation import ChatPrompt, CompletionDelta, Generation, Gen
 from baton.router.limits import CONTEXT_LENGTH_EXCEEDED, context_error, text_length_error
 from baton.router.metrics.metrics import CompletionMeter, RouterMetrics
 from baton.router.model_info import ModelInfo
+from baton.router.output_rules import OutputRules
 from baton.router.resumption.recall import Recall
 from baton.router.resumption.resumed_output import Output, ResumedOutput, recalled_first
 from baton.router.stream_merge import StreamMerge
 from baton.router.text.tokenizer import Tokenizer
 from baton.router.workers.pool import WorkerPool
+
+T = TypeVar("T")
 
 INLINE_GRAMMAR_CHARS = 4096  # validating a longer one may delay the event loop by several milliseconds
 
@@ -78,9 +83,9 @@ class Pipeline:
         field = prompt_field(request.prompt)
         if self._pool.max_model_len() is None:
             raise NoWorker("no decode worker is ready")
-        token_ids = await self.tokenize(
-            request.prompt, request.add_special_tokens, request.cache_salt, request.context.fairness_key
-        )
+        client = request.context.fairness_key
+        prompt = await self._rendered(request.prompt, client)
+        token_ids = await self.tokenize(prompt, request.add_special_tokens, request.cache_salt, client, field)
         if not token_ids:
             raise FieldError(field, "the prompt is empty; at least one token is needed")
         seed = secrets.randbits(63) if request.seed is None else request.seed % (1 << 64)
@@ -89,19 +94,46 @@ class Pipeline:
         if sampling.min_tokens > max_tokens and request.max_tokens is None:
             text = f"min_tokens is {sampling.min_tokens}, but the context leaves {max_tokens} tokens"
             raise FieldError("min_tokens", text, CONTEXT_LENGTH_EXCEEDED)
+        is_open: bool | None = None
+        if request.output_rules is not None and isinstance(prompt, str):
+            is_open = request.output_rules.format.is_reasoning_open(prompt)
+            grammar = await self._grammar(request.output_rules, sampling.grammar, is_open, client)
+            sampling = replace(sampling, grammar=grammar)
+        elif sampling.grammar is not None:
+            await self._in_turn(sampling.grammar.validate, len(sampling.grammar.source), client)
         sampling.validate(self._model.vocab_size)
-        if sampling.grammar is not None:
-            await self._validate(sampling.grammar, request.context.fairness_key)
         self._metrics.request_started(max_tokens, request.n)
-        return Generation(replace(request, prompt=()), token_ids, sampling)  # frees the prompt: it may be megabytes
+        request = replace(request, prompt=())  # frees the prompt: it may be megabytes
+        return Generation(request, token_ids, sampling, is_reasoning_open=is_open)
 
-    async def _validate(self, grammar: Grammar, client: str) -> None:
-        """Validate a grammar, a large one off the event loop; clients take turns at it. Raises InvalidRequest."""
-        if len(grammar.source) <= INLINE_GRAMMAR_CHARS:
-            grammar.validate()
-            return
+    async def _grammar(
+        self, rules: OutputRules, given: Grammar | None, is_open: bool | None, client: str
+    ) -> Grammar | None:
+        """Return the valid grammar of the whole output, given that of its content. Raises InvalidRequest."""
+        if given is None and not rules.need_grammar:
+            return None
+        num_chars = rules.num_schema_chars + (0 if given is None else len(given.source))
+        return await self._in_turn(partial(rules.grammar, given, is_open), num_chars, client)
+
+    async def _in_turn(self, work: Callable[[], T], num_chars: int, client: str) -> T:
+        """Return the result of work on a grammar, on a large one off the event loop; clients take turns at it."""
+        if num_chars <= INLINE_GRAMMAR_CHARS:
+            return work()
         async with self._grammar_turns.turn(client):
-            await asyncio.to_thread(grammar.validate)
+            return await asyncio.to_thread(work)
+
+    async def _rendered(self, prompt: str | Sequence[int] | ChatPrompt, client: str) -> str | Sequence[int]:
+        """Return a prompt with the chat template applied to messages."""
+        if not isinstance(prompt, ChatPrompt):
+            return prompt
+        return await self._tokenizer.render(
+            prompt.messages,
+            prompt.add_generation_prompt,
+            prompt.continue_final_message,
+            prompt.template_options,
+            client,
+            prompt.tools,
+        )
 
     async def tokenize(
         self,
@@ -109,20 +141,14 @@ class Pipeline:
         add_special_tokens: bool,
         cache_salt: str = "",
         client: str = "",
+        field: str | None = None,
     ) -> list[int]:
-        """Return the token ids of a prompt. Clients take turns at the tokenizer.
+        """Return the token ids of a prompt. Clients take turns at the tokenizer. `field`: of the request, for errors.
 
         Raises FieldError if it cannot fit the context or has token ids outside of the vocabulary.
         """
-        field = prompt_field(prompt)
-        if isinstance(prompt, ChatPrompt):
-            prompt = await self._tokenizer.render(
-                prompt.messages,
-                prompt.add_generation_prompt,
-                prompt.continue_final_message,
-                prompt.template_options,
-                client,
-            )
+        field = field or prompt_field(prompt)
+        prompt = await self._rendered(prompt, client)
         if isinstance(prompt, str):
             max_chars = self.context_len() * self._tokenizer.max_token_chars
             if len(prompt) > max_chars:

@@ -25,6 +25,7 @@ from baton.router.metrics.process_states import ProcessStates
 from baton.router.metrics.traffic import Arrivals
 from baton.router.metrics.worker_series import WorkerSeries
 from baton.router.model_info import ModelInfo, read_model_info
+from baton.router.output_format import OutputFormat, find_output_format
 from baton.router.pipeline import Pipeline
 from baton.router.policy.cluster import RoutedRequest
 from baton.router.policy.named_policies import make_policy
@@ -44,6 +45,7 @@ class RouterService:
     cache_secret: CacheSecret | None  # None: all clients share cached prompts
     model: ModelInfo
     tokenizer: Tokenizer
+    output_format: OutputFormat  # of chat completions
     security: Security  # of connections to other processes
     pool: WorkerPool
     policy: Policy
@@ -98,6 +100,7 @@ def make_service(config: RouterConfig) -> RouterService:
         cache_secret=secret,
         model=model,
         tokenizer=tokenizer,
+        output_format=find_output_format(config, tokenizer),
         security=security,
         pool=pool,
         policy=policy,

@@ -81,7 +81,7 @@ class Grammar:
             value = json.loads(self.source, parse_constant=_refuse_constant)
         except RecursionError:
             raise ValueError(f"it is nested over {MAX_NESTING} levels deep") from None
-        if _nesting(value) > MAX_NESTING:
+        if nesting(value) > MAX_NESTING:
             raise ValueError(f"it is nested over {MAX_NESTING} levels deep")
         if self.kind is GrammarKind.JSON_SCHEMA:
             check_schema(value)
@@ -100,7 +100,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _nesting(value: object) -> int:
+def nesting(value: object) -> int:
     """Return how many arrays and objects are nested in each other. `value` was parsed, so recursion was possible."""
     depth, level = 0, [value]
     while level:

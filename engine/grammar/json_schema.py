@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from baton.engine.grammar.exclusion import TYPES_OF, exclude_each_other
+from baton.engine.grammar.finite import check_finite
 from baton.engine.grammar.place import Place
 from baton.engine.grammar.regex import check_string_pattern
 
@@ -65,6 +66,7 @@ def check_schema(schema: object) -> None:
                 raise ValueError("a schema must be an object, true or false")
         except ValueError as error:
             raise ValueError(f"{str(place) or 'the schema'}: {error}") from None
+    check_finite(schema, schemas_in(schema))
 
 
 def patterns_of(schema: object) -> Iterator[str]:

@@ -9,6 +9,8 @@ from baton.engine.grammar.structural_tag import SCHEMA_TYPES
 # All that JSON strings need not escape, without surrogates: these are not UTF-8, and would be shown as replacements.
 STRING_CHARACTER = r"[ !#-\[\]-" + "\ud7ff\ue000-\U0010ffff]"
 EMAIL = r"^[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+$"
+# Between two tokens of JSON. Without a bound, weak models repeat white space until max_tokens.
+MAX_WHITESPACE = 20
 RENAMED = {"unevaluatedProperties": "additionalProperties", "unevaluatedItems": "items"}
 
 
@@ -36,10 +38,11 @@ def compilable_tag(tag: object) -> object:
     if not isinstance(tag, dict):
         return tag
     is_schema = tag.get("type") in SCHEMA_TYPES and tag.get("style", "json") == "json"
-    return {
+    rewritten = {
         name: compilable_schema(value) if is_schema and name == "json_schema" else compilable_tag(value)
         for name, value in tag.items()
     }
+    return {"max_whitespace_cnt": MAX_WHITESPACE, **rewritten} if tag.get("type") == "json_schema" else rewritten
 
 
 def _compilable(name: str, value: object) -> object:

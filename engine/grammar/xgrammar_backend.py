@@ -16,11 +16,9 @@ from baton.engine.grammar.base import CompiledGrammar, Matcher
 from baton.engine.grammar.forced import ForcedToken, ForcedTokens
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.grammar.json_schema import patterns_of
-from baton.engine.grammar.schema_rewrite import compilable_schema, compilable_tag
+from baton.engine.grammar.schema_rewrite import MAX_WHITESPACE, compilable_schema, compilable_tag
 from baton.engine.grammar.vocabulary import read_tokenizer, token_texts
 
-# Between two tokens of JSON. Without a bound, weak models repeat white space until max_tokens.
-MAX_WHITESPACE = 20
 MAX_THREADS = 8  # of one compile, at most half of the cores
 ANY_OBJECT = '{"type":"object"}'
 SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")

@@ -125,6 +125,7 @@ class CompletionMeter:
         self._last_s = now_s
 
     def ended(self, reason: str) -> None:
-        """Record the end of the completion."""
+        """Record the end of the completion. Calls of tools end it as the model's own end does, as in vLLM's metrics."""
+        reason = "stop" if reason == "tool_calls" else reason
         now_s = time.perf_counter()
         self._metrics.completion_ended(reason, self._num_tokens, now_s - self._started_s, self._last_s - self._first_s)

@@ -1,29 +1,36 @@
 """The `/v1/chat/completions` route."""
 
-import time
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-import orjson
 from pydantic import ConfigDict, Field
+from pydantic.config import JsonDict
 
 from baton.engine.sampling.params import MAX_LOGPROBS
-from baton.protos.common_pb2 import PositionLogprobs
-from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
-from baton.router.generation import ChatPrompt, CompletionDelta, Generation, GenerationRequest
+from baton.router.generation import ChatPrompt, GenerationRequest
 from baton.router.http.event_stream import kept_alive
 from baton.router.http.exchange import Exchange
 from baton.router.http.headers import read_context, resumable
-from baton.router.limits import MAX_ENTRIES, check_model
+from baton.router.limits import check_model
+from baton.router.openai.chat_shape import ChatOptions, ChatShape
 from baton.router.openai.fields import STREAM_RULE, TRUE, Count, GenerationFields
-from baton.router.openai.logprobs import chat_content, prompt_positions
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
-from baton.router.openai.request_body import BOOLEAN, WHOLE, AtMost, unless
-from baton.router.openai.response import WholeCompletion, command_id, json_fragment, send_completions
+from baton.router.openai.request_body import BOOLEAN, WHOLE, unless
+from baton.router.openai.response import command_id, send_completions
+from baton.router.openai.tools import ToolChoice, Tools, tool_use
+from baton.router.output_rules import ToolUse, output_rules
 from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
-from baton.router.text.tokenizer import Tokenizer
+from baton.router.text.chat_template import ChatTemplate
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+THINKING_OPTIONS = ("enable_thinking", "thinking")  # of chat templates, true or false
+TOOL_CHOICE_RULE: JsonDict = {  # a choice that requires a call needs tools
+    "anyOf": [
+        {"properties": {"tool_choice": {"enum": ["none", "auto", None]}}},
+        {"required": ["tools"], "properties": {"tools": {"type": "array", "minItems": 1}}},
+    ]
+}
 
 
 class ChatRequest(GenerationFields):
@@ -35,7 +42,7 @@ class ChatRequest(GenerationFields):
                 STREAM_RULE,
                 unless("continue_final_message", {"enum": [False, None]}, "add_generation_prompt", {"const": False}),
                 unless("top_logprobs", {"enum": [0, None]}, "logprobs", TRUE),
-                unless("tools", {"enum": [[], None]}, "tool_choice", {"const": "none"}),
+                TOOL_CHOICE_RULE,
             ]
         }
     )
@@ -45,22 +52,21 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
-    tools: Annotated[list[dict[str, object]], Field(fail_fast=True), AtMost(MAX_ENTRIES)] = Field(default_factory=list)
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Tools = Field(default_factory=list)
+    tool_choice: ToolChoice | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool = True
     echo: Annotated[Literal[False], BOOLEAN] = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False  # the template has them already
     chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
 
-    def check(self, config: RouterConfig, num_prompts: int) -> None:
-        """Raise FieldError for the first field that cannot be served."""
-        if self.tools and self.tool_choice != "none":  # "none": the model must not call tools, so it gets none
-            text = 'tools is not supported by this server; leave it out, or set tool_choice to "none"'
-            raise FieldError("tools", text)
-        super().check(config, num_prompts)
+    def tool_use(self) -> ToolUse:
+        """Return how the model may use the tools. Raises FieldError."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
-    def prompt(self) -> ChatPrompt:
+    def prompt(self, tools: ToolUse, template: ChatTemplate) -> ChatPrompt:
         """Return the template's input. Raises FieldError if the fields contradict each other."""
         if self.add_generation_prompt and self.continue_final_message:
             message = "continue_final_message and add_generation_prompt must not both be true"
@@ -69,100 +75,27 @@ class ChatRequest(GenerationFields):
             messages=template_messages(self.messages),
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
-            template_options=self.chat_template_kwargs,
+            template_options={**self._effort(template), **self.chat_template_kwargs},
+            tools=tools.shown,
         )
+
+    def _effort(self, template: ChatTemplate) -> dict[str, object]:
+        """Return the template's options for the reasoning effort. Raises FieldError if the template has none."""
+        effort = self.reasoning_effort
+        if effort is None:
+            return {}
+        options: dict[str, object] = {"reasoning_effort": effort} if template.has_variable("reasoning_effort") else {}
+        options |= {name: effort != "none" for name in THINKING_OPTIONS if template.has_variable(name)}
+        if not options:
+            text = "reasoning_effort is not supported: the model's chat template has no such option; omit it"
+            raise FieldError("reasoning_effort", text)
+        return options
 
     def num_logprobs(self) -> int | None:
         """Return the number of best candidates to report for each token; None: no logprobs. Raises FieldError."""
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs", "top_logprobs can only be set when logprobs is true")
         return (self.top_logprobs or 0) if self.logprobs else None
-
-
-class ChatShape:
-    """Encoder of the responses to one chat request; the constant part of its chunks is encoded once."""
-
-    def __init__(
-        self, response_id: str, generation: Generation, fields: ChatRequest, model: str, tokenizer: Tokenizer
-    ) -> None:
-        self._fields = fields
-        self._generation = generation
-        self._tokenizer = tokenizer
-        self._num_top = fields.num_logprobs()
-        self._head: Mapping[str, object] = {"id": response_id, "created": int(time.time()), "model": model}
-        constant = orjson.dumps({**self._head, "object": "chat.completion.chunk"})
-        self._prefix = b"data: " + constant[:-1] + b',"choices":['
-        self._opened: set[int] = set()
-
-    def resume(self, index: int) -> None:
-        """Omit the opening event of a completion: the client has it."""
-        self._opened.add(index)
-
-    def chunk(self, delta: CompletionDelta, usage: dict[str, object] | None) -> bytes:
-        """Return the events: the role first, then new text; none while a character or stop string is incomplete."""
-        opening = b"" if delta.index in self._opened else self._open(delta.index, usage)
-        with_tokens = self._num_top is not None or self._fields.return_token_ids
-        if not (delta.text or delta.finish_reason or (with_tokens and delta.token_ids)):
-            return opening
-        parts = [self._prefix, b'{"index":%d,"delta":{' % delta.index]
-        if delta.text or delta.finish_reason is None:
-            parts += [b'"content":', orjson.dumps(delta.text)]
-        parts += [b'},"logprobs":', orjson.dumps(self._logprobs(delta.logprobs)) if delta.logprobs else b"null"]
-        if delta.finish_reason is None:
-            parts.append(b',"finish_reason":null')
-        else:
-            parts += [b',"finish_reason":"%b"' % delta.finish_reason.encode()]
-            parts += [b',"stop_reason":', orjson.dumps(delta.stop_reason)]
-        if self._fields.return_token_ids:
-            parts += [b',"token_ids":', orjson.dumps(delta.token_ids)]
-        parts += [b"}]", self._end(usage)]
-        return opening + b"".join(parts)
-
-    def usage_chunk(self, usage: dict[str, object]) -> bytes:
-        """Return the event with the usage and no choices."""
-        return self._prefix + b"]" + self._end(usage)
-
-    def whole(self, completions: Sequence[WholeCompletion], usage: dict[str, object]) -> dict[str, object]:
-        """Return the chat completion object."""
-        body = {
-            **self._head,
-            "object": "chat.completion",
-            "choices": [json_fragment(self._choice(each)) for each in completions],
-        }
-        body["usage"] = usage
-        if self._generation.sampling.prompt_logprobs is not None:
-            body["prompt_logprobs"] = prompt_positions(completions[0].prompt_logprobs, self._tokenizer)
-        if self._fields.return_token_ids:
-            body["prompt_token_ids"] = self._generation.token_ids
-        return body
-
-    def _choice(self, completion: WholeCompletion) -> dict[str, object]:
-        body: dict[str, object] = {
-            "index": completion.index,
-            "message": {"role": "assistant", "content": completion.text, "refusal": None},
-            "logprobs": self._logprobs(completion.logprobs),
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
-        }
-        if self._fields.return_token_ids:
-            body["token_ids"] = completion.token_ids
-        return body
-
-    def _open(self, index: int, usage: dict[str, object] | None) -> bytes:
-        self._opened.add(index)
-        delta = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]' % index
-        prompt = b""
-        if self._fields.return_token_ids:
-            prompt = b',"prompt_token_ids":' + orjson.dumps(self._generation.token_ids)
-        return self._prefix + delta + prompt + self._end(usage)
-
-    def _end(self, usage: dict[str, object] | None) -> bytes:
-        return b"}\n\n" if usage is None else b',"usage":' + orjson.dumps(usage) + b"}\n\n"
-
-    def _logprobs(self, positions: Sequence[PositionLogprobs]) -> dict[str, object] | None:
-        if self._num_top is None:
-            return None
-        return {"content": chat_content(positions, self._num_top, self._tokenizer)}
 
 
 class ChatApi:
@@ -187,17 +120,23 @@ class ChatApi:
         ):
             request = resumable(self._request(body, context, exchange), exchange.resumption)
             generation = await service.pipeline.prepare(request)
-            body.messages = ()
+            body.messages, body.tools = (), ()
             exchange.forget_body()
             response_id = f"chatcmpl-{exchange.request_id}"
-            shape = ChatShape(response_id, generation, body, service.model.name, service.tokenizer)
+            options = ChatOptions(
+                num_top=body.num_logprobs(),
+                with_token_ids=body.return_token_ids,
+                with_reasoning=body.include_reasoning,
+            )
+            shape = ChatShape(response_id, generation, options, service.model.name, service.tokenizer)
             await send_completions(exchange, service.pipeline, [generation], body, shape)
 
     def _request(self, body: ChatRequest, context: RequestContext, exchange: Exchange) -> GenerationRequest:
-        model = self._service.model
+        service, model = self._service, self._service.model
+        tools = body.tool_use()
         return GenerationRequest(
             request_id=command_id(exchange.request_id),
-            prompt=body.prompt(),
+            prompt=body.prompt(tools, service.tokenizer.chat_template),
             sampling=body.sampling(model.sampling_defaults, model.vocab_size, body.num_logprobs()),
             seed=body.seed,
             max_tokens=body.max_completion_tokens or body.max_tokens,
@@ -208,5 +147,6 @@ class ChatApi:
             n=body.n,
             cache_salt=exchange.client.cache_salt(body.cache_salt or ""),
             whole=not body.stream,
+            output_rules=output_rules(service.output_format, tools),
             context=context,
         )

@@ -2,6 +2,7 @@
 
 import http
 import logging
+import re
 from collections.abc import Mapping
 
 import orjson
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 CODES: Mapping[int, str] = {401: "invalid_api_key", 404: "model_not_found"}  # OpenAI's; otherwise the status
 OWN_CODES: Mapping[type[Exception], str | int] = {Draining: "router_draining", ResumeFailed: "resume_failed"}
+TOOL_PARAMETERS = re.compile(r"tools\[\d+\]\.function\.parameters")
 RETRY_AFTER_S = "1"  # if there is no estimate
 
 
@@ -95,6 +97,7 @@ def _param(error: Exception) -> str | None:
     if isinstance(error, FieldError):
         return error.field
     name = str(error).split(" ", 1)[0]  # the engine's messages begin with the option's name
-    if isinstance(error, InvalidRequest) and name.removesuffix(":") in GRAMMAR_FIELDS:
-        return name.removesuffix(":")
+    field = name.removesuffix(":")
+    if isinstance(error, InvalidRequest) and (field in GRAMMAR_FIELDS or TOOL_PARAMETERS.fullmatch(field)):
+        return field
     return name if isinstance(error, InvalidRequest) and name in SamplingParams.__dataclass_fields__ else None

@@ -38,7 +38,6 @@ class NeutralFields(HarmlessFields):
     verbosity: Literal["medium"] = "medium"
     web_search_options: None = None
     moderation: None = None
-    reasoning_effort: None = None
     use_beam_search: Annotated[Literal[False], BOOLEAN] = False
     length_penalty: Annotated[float, Field(ge=1, le=1)] = 1.0
     truncate_prompt_tokens: None = None
@@ -49,7 +48,6 @@ class NeutralFields(HarmlessFields):
     documents: Annotated[list[object], Field(max_length=0, fail_fast=True)] | None = None
     spaces_between_special_tokens: Annotated[Literal[True], BOOLEAN] = True
     return_tokens_as_token_ids: Annotated[Literal[False], BOOLEAN] = False
-    include_reasoning: Annotated[Literal[True], BOOLEAN] = True
     kv_transfer_params: None = None
     mm_processor_kwargs: None = None
     vllm_xargs: None = None

@@ -70,6 +70,7 @@ def template_advice(name: str, known: Collection[str]) -> str:
     return ""
 
 
+UNIONS = (("response_format",), ("tool_choice",))
 MAX_NAME_CHARS = 200
 MAX_SHOWN_CHARS = 50
 
@@ -78,7 +79,7 @@ def invalid_body(model: type[BaseModel], error: ValidationError) -> InvalidReque
     """Return the error for the first problem of a body."""
     problem = error.errors(include_url=False, include_context=False)[0]
     location = problem["loc"]
-    if location[:1] == ("response_format",):
+    if location[0:1] in UNIONS:
         location = (*location[:1], *location[2:])  # without the tag of the union
     if not location:
         return InvalidRequest("the body must be a JSON object" if "model" in problem["type"] else problem["msg"])

@@ -18,6 +18,7 @@ from pydantic_core.core_schema import no_info_wrap_validator_function
 from baton.router.errors import FieldError
 from baton.router.limits import MAX_TEMPLATE_OPTIONS
 from baton.router.openai.request_body import AtMost, OrText, RequestBody
+from baton.router.openai.tool_messages import CallId, KnownCalls, ToolCalls
 
 MAX_PARTS = 8_192  # messages, and the parts of their contents, of one conversation
 
@@ -62,6 +63,8 @@ class ChatMessage(RequestBody):
         Field(fail_fast=True),
         OrText(lambda text: [text]),
     ] = Field(default_factory=list)
+    tool_calls: ToolCalls | None = None
+    tool_call_id: CallId | None = None
 
 
 def _bounded(value: object) -> object:
@@ -80,6 +83,7 @@ def _bounded(value: object) -> object:
 
 PlainMessage = Mapping[str, str]  # only a role and a text
 PLAIN_KEYS = frozenset({"role", "content"})
+REASONING_NAMES = (("reasoning", "reasoning_content"), ("reasoning_content", "reasoning"))
 CheckedMessages = Annotated[list[ChatMessage], Field(fail_fast=True), BeforeValidator(_bounded)]
 TemplateOptions = Annotated[dict[str, object], AtMost(MAX_TEMPLATE_OPTIONS)]
 
@@ -113,15 +117,32 @@ Messages = Annotated[Sequence[ChatMessage | PlainMessage], PlainOrChecked()]
 
 
 def template_messages(messages: Sequence[ChatMessage | PlainMessage]) -> Sequence[Mapping[str, object]]:
-    """Return the messages with each content as one text. Raises FieldError for an empty list or a part without text."""
+    """Return the messages with each content as one text and the arguments of tool calls as objects.
+
+    Raises FieldError for an empty list, a part without text, or the result of an unknown call.
+    """
     if not messages:
         raise FieldError("messages", "messages is empty; at least one message is needed")
+    known = KnownCalls()
     return [
-        {**(message.model_extra or {}), "role": message.role, "content": _text(message, place)}
-        if isinstance(message, ChatMessage)
-        else message
+        _template_message(message, place, known) if isinstance(message, ChatMessage) else message
         for place, message in enumerate(messages)
     ]
+
+
+def _template_message(message: ChatMessage, place: int, known: KnownCalls) -> Mapping[str, object]:
+    shown = {**(message.model_extra or {}), "role": message.role, "content": _text(message, place)}
+    if message.tool_calls:
+        known.add(message.tool_calls)
+        shown["tool_calls"] = [call.shown() for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        if message.role == "tool":
+            known.check(message.tool_call_id, place)
+        shown["tool_call_id"] = message.tool_call_id
+    for name, other in REASONING_NAMES:  # responses have both, templates one of them
+        if name in shown:
+            shown.setdefault(other, shown[name])
+    return shown
 
 
 def _text(message: ChatMessage, place: int) -> str:

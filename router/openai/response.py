@@ -28,16 +28,22 @@ from baton.settings.names import MAX_NAME_CHARS, is_name
 class Usage:
     """Token counts of one response, over all its prompts and completions."""
 
-    def __init__(self, num_prompt_tokens: int, num_seen: int = 0) -> None:
-        """`num_seen`: output tokens that the client of a resumed request was charged for, like the prompt."""
+    def __init__(self, num_prompt_tokens: int, num_seen: int = 0, with_reasoning: bool = False) -> None:
+        """`num_seen`: output tokens that the client of a resumed request was charged for, like the prompt.
+
+        `with_reasoning`: the tokens of the model's reasoning are also counted separately.
+        """
         self._num_prompt_tokens = num_prompt_tokens
         self._num_completion_tokens = num_seen
         self._num_charged = num_prompt_tokens + num_seen if num_seen else 0
+        self._num_reasoning_tokens = 0
+        self._with_reasoning = with_reasoning
         self._cached_tokens: dict[int, int] = {}  # by prompt, of its first completion
 
     def add(self, delta: CompletionDelta, num_completions: int) -> None:
         """Count a delta; `num_completions`: completions of each prompt."""
         self._num_completion_tokens += len(delta.token_ids)
+        self._num_reasoning_tokens += delta.num_reasoning_tokens
         if delta.served_by is not None and delta.index % num_completions == 0:
             self._cached_tokens.setdefault(delta.index // num_completions, cached_tokens(delta.served_by))
 
@@ -53,12 +59,15 @@ class Usage:
 
     def body(self) -> dict[str, object]:
         """Return the usage object."""
-        return {
+        body: dict[str, object] = {
             "prompt_tokens": self._num_prompt_tokens,
             "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
             "completion_tokens": self._num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens.values())},
         }
+        if self._with_reasoning:
+            body["completion_tokens_details"] = {"reasoning_tokens": self._num_reasoning_tokens}
+        return body
 
 
 MAX_CACHED_NAMES = 4096  # of workers, for headers: each response has a few
@@ -117,7 +126,9 @@ async def send_completions(
     """
     position = position_of(exchange.resumption, len(generations) * fields.n, fields.stream)
     num_seen = 0 if position is None else sum(position.counts)
-    usage = Usage(sum(len(generation.token_ids) for generation in generations), num_seen)
+    rules = generations[0].request.output_rules
+    with_reasoning = rules is not None and rules.has_reasoning
+    usage = Usage(sum(len(generation.token_ids) for generation in generations), num_seen, with_reasoning)
     exchange.client.charge(usage.uncharged())
     check_logprobs(generations, whole=not fields.stream)
     try:

@@ -5,6 +5,7 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ErrorDetails(TypedDict):
@@ -28,13 +29,20 @@ class PromptTokensDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionTokensDetails(TypedDict):
+    """Number of output tokens in the model's reasoning."""
+
+    reasoning_tokens: int
+
+
 class UsageBody(TypedDict):
-    """Tokens of a request."""
+    """Tokens of a request; the details of the output are present if the model writes reasoning."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
 class PromptCandidate(TypedDict):
@@ -68,12 +76,30 @@ class ChatLogprobs(TypedDict):
     content: list[ChatToken]
 
 
+class CalledFunction(TypedDict):
+    """A function that the model calls; the arguments are JSON, which is valid unless the model wrote it otherwise."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A call of one of the tools."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(TypedDict):
-    """The generated message."""
+    """The generated message. Both fields of reasoning have the same text; null: there is none."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning: NotRequired[str | None]
+    reasoning_content: NotRequired[str | None]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatChoice(TypedDict):
@@ -82,7 +108,7 @@ class ChatChoice(TypedDict):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: str | int | None
     token_ids: NotRequired[list[int]]
 
@@ -100,11 +126,30 @@ class ChatCompletion(TypedDict):
     prompt_token_ids: NotRequired[list[int]]
 
 
+class FunctionDelta(TypedDict):
+    """The name of a called function, or further text of its arguments."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallDelta(TypedDict):
+    """The beginning of a call, with its id and name, or further text of its arguments."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
+
+
 class ChatDelta(TypedDict):
-    """New text of a completion; the first delta has the role."""
+    """New text of a completion, or a part of a call; the first delta has the role."""
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallDelta]]
 
 
 class ChatChunkChoice(TypedDict):
@@ -113,7 +158,7 @@ class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: NotRequired[str | int | None]
     token_ids: NotRequired[list[int]]
 

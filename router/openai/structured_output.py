@@ -109,7 +109,7 @@ CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_
 SCHEMA_FIELD = "response_format.json_schema.schema"
 GRAMMAR_FIELDS = frozenset({  # names with which errors about a grammar begin
     "response_format", SCHEMA_FIELD, *(f"structured_outputs.{name}" for name in CONSTRAINTS),
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf", "json_schema",
+    "tools", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf", "json_schema",
 })  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from baton.router.limits import check_model
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
 from baton.router.openai.prompts import TOKEN_IDS_SCHEMA, read_token_ids
 from baton.router.openai.request_body import RequestBody
+from baton.router.openai.tools import Tools, tool_use
 from baton.router.service import RouterService
 
 
@@ -39,6 +40,7 @@ class TokenizeRequest(RequestBody):
     continue_final_message: bool = False
     return_token_strs: bool = False
     chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
+    tools: Tools = Field(default_factory=list)  # in the prompt of messages
 
     def source(self) -> str | ChatPrompt:
         """Return the prompt to tokenise. Raises InvalidRequest unless exactly one of the two fields is given."""
@@ -50,6 +52,7 @@ class TokenizeRequest(RequestBody):
                 add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
                 continue_final_message=self.continue_final_message,
                 template_options=self.chat_template_kwargs,
+                tools=tool_use(self.tools, None, is_parallel=True).shown,
             )
         if self.prompt is None:
             raise InvalidRequest("prompt or messages is required")

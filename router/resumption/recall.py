@@ -6,6 +6,7 @@
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -121,14 +122,19 @@ class Recall:
         """
         held: list[CompletionDelta] = []
         num_held_bytes = 0
+        num_reasoning_tokens = Counter[int]()  # by completion, of deltas that are not held
         is_checked = False
         async with aclosing(deltas):
             async for delta in deltas:
                 if is_checked:
+                    delta.num_reasoning_tokens += num_reasoning_tokens.pop(delta.index, 0)
                     yield delta
                     continue
                 tally.add(delta.index, delta.seen)
-                if _has_more(delta):
+                if not _has_more(delta):
+                    num_reasoning_tokens[delta.index] += delta.num_reasoning_tokens
+                else:
+                    delta.num_reasoning_tokens += num_reasoning_tokens.pop(delta.index, 0)
                     held.append(delta)
                     num_held_bytes += DELTA_BYTES + delta.num_bytes
                 if tally.has_reached(position):

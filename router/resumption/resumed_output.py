@@ -55,9 +55,12 @@ class ResumedOutput:
         if num_new and not self._output.finished:  # a stop string may end it; workers do not check them
             del delta.token_ids[: len(seen)]
             del delta.logprobs[: len(seen)]
+            num_reasoning_tokens = output.num_reasoning_tokens
             output = self._output.push(delta)
+            output.num_reasoning_tokens += num_reasoning_tokens
         else:
             output.text, output.token_ids, output.text_offsets, output.logprobs = "", [], [], []
+            output.parts = None if output.parts is None else []
         output.seen = seen
         return output
 

@@ -1,6 +1,7 @@
 """The model's chat template, which renders messages to the text of a prompt."""
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -39,13 +40,18 @@ class ChatTemplate:
             inspect.signature(render_jinja_template).parameters,
         )
         self._special_tokens: Mapping[str, object] = dict(pretrained.special_tokens_map)
-        self._has_developer = "developer" in str(pretrained.chat_template)
+        self.source = _source(pretrained.chat_template)
+        self._has_developer = "developer" in self.source
         self._compiled: CompiledTemplate | None = None
         self._known: Mapping[str, object] = {}  # variables that are the same in every prompt
         if isinstance(pretrained.chat_template, str):  # one of several named templates is compiled when it is used
             self._compile()
         elif not isinstance(pretrained.chat_template, dict | None):
             raise TypeError("chat_template is not a string")
+
+    def has_variable(self, name: str) -> bool:
+        """Return whether the template mentions a name."""
+        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
     def check(self, options: Mapping[str, object]) -> None:
         """Raise InvalidRequest if there is no template, or for reserved options."""
@@ -62,15 +68,16 @@ class ChatTemplate:
         add_generation_prompt: bool,
         continue_final_message: bool,
         options: Mapping[str, Any],
+        tools: Sequence[Mapping[str, object]] = (),
     ) -> str:
         """Return the prompt. Call `check` for `options` first. Raises InvalidRequest with the template's message."""
         if not self._has_developer:
             messages = list(map(_with_system_role, messages))
         try:
-            if not continue_final_message and messages and all(map(is_plain, messages)):
+            if not continue_final_message and not tools and messages and all(map(is_plain, messages)):
                 text = self._render_plain(messages, add_generation_prompt, options)
             else:
-                text = self._render_any(messages, add_generation_prompt, continue_final_message, options)
+                text = self._render_any(messages, add_generation_prompt, continue_final_message, options, tools)
             if not text.isascii():
                 text.encode()  # raises for a lone surrogate, which tokenizers do not accept
         except Exception as error:  # a template is a program: it may fail on the client's messages in any way
@@ -84,9 +91,11 @@ class ChatTemplate:
         add_generation_prompt: bool,
         continue_final_message: bool,
         options: Mapping[str, Any],
+        tools: Sequence[Mapping[str, object]],
     ) -> str:
         text = self._pretrained.apply_chat_template(
             [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -113,6 +122,13 @@ class ChatTemplate:
         self._known = {**compiled.globals, "tools": None, "documents": None, **self._special_tokens}
         self._compiled = compiled  # last, as other threads check it first
         return compiled
+
+
+def _source(template: object) -> str:
+    """Return the text of a template, of all templates if there are several with names; empty if there is none."""
+    if isinstance(template, dict):
+        return "\n".join(map(str, template.values()))
+    return "" if template is None else str(template)
 
 
 def is_plain(message: Message) -> bool:

@@ -28,7 +28,7 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """Return replacement characters for an incomplete character at the end of the output."""
+        """Return replacement characters for an incomplete character, at the end of the output or before a marker."""
         ...
 
 
@@ -103,4 +103,5 @@ class StreamDetokenizer:
         pending, self._pending = self._pending, []
         if not pending:
             return ""
+        self._stream = DecodeStream(ids=self._shown, skip_special_tokens=self._skip_special_tokens)
         return self._tokenizer.decode(pending, skip_special_tokens=self._skip_special_tokens)

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -23,6 +23,7 @@ T = TypeVar("T")
 LONG_SIZE = 1 << 16  # characters or tokens from which a job is long and runs in the thread for long jobs
 LONG_S = 0.02  # the same for encoding, in estimated seconds
 INLINE_S = 0.0005  # shorter encodings run on the event loop: a hand-over to a thread costs as much
+MANY_TOOLS = 128  # from which rendering them is long
 INLINE_MESSAGES = 64  # the same for a template, in messages
 NUM_THREADS = 2  # for jobs that are not long
 NOTHING: frozenset[int] = frozenset()
@@ -41,7 +42,7 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self._special_token_affixes = usable(directory, lambda: find_special_token_affixes(self.backend))
-        self._template = usable(directory, lambda: ChatTemplate(pretrained))
+        self.chat_template = usable(directory, lambda: ChatTemplate(pretrained))
         self.max_token_chars = max(map(len, self.backend.get_vocab()))
         self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="tokenizer")
         self._turns = Turns(NUM_THREADS)
@@ -103,20 +104,34 @@ class Tokenizer:
         continue_final_message: bool,
         template_options: Mapping[str, object],
         client: str = "",
+        tools: Sequence[Mapping[str, object]] = (),
     ) -> str:
         """Render messages with the chat template. Raises InvalidRequest with the template's message."""
-        self._template.check(template_options)
-        work = partial(self._template.render, messages, add_generation_prompt, continue_final_message, template_options)
-        if len(messages) <= INLINE_MESSAGES and _num_plain_chars(messages) < LONG_SIZE:
+        self.chat_template.check(template_options)
+        work = partial(
+            self.chat_template.render,
+            messages,
+            add_generation_prompt,
+            continue_final_message,
+            template_options,
+            tools,
+        )
+        if not tools and len(messages) <= INLINE_MESSAGES and _num_plain_chars(messages) < LONG_SIZE:
             with INPUT_PANICS:
                 return work()
-        return await self._run(client, len(messages) >= LONG_SIZE, work)
+        return await self._run(client, len(messages) >= LONG_SIZE or len(tools) > MANY_TOOLS, work)
 
     def detokenizer(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
         """Return a detokenizer for the output after a prompt."""
         if self._token_bytes.concatenate:
             return ByteDetokenizer(self._token_bytes, self._special if skip_special_tokens else NOTHING)
         return StreamDetokenizer(self.backend, prompt_token_ids, skip_special_tokens)
+
+    def single_tokens(self, texts: Iterable[str]) -> dict[int, str]:
+        """Return those of the texts that are an added token, by its id: text is never tokenised to another one."""
+        wanted = frozenset(texts)
+        added = self.backend.get_added_tokens_decoder()
+        return {token_id: token.content for token_id, token in added.items() if token.content in wanted}
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token; a character may span several tokens."""

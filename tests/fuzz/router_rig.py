@@ -43,7 +43,8 @@ class RouterRig:
     async def _start(self, directory: Path) -> RouterProcess:
         async with asyncio.timeout(START_S):
             simulation = await self._stack.enter_async_context(simulated(*ROLES, *SPEED))
-            flags = ("--port=0", "--grpc-port=0", f"--workers={simulation['addresses']}")
+            parsers = ("--tool-call-parser=hermes", "--reasoning-parser=qwen3")
+            flags = ("--port=0", "--grpc-port=0", f"--workers={simulation['addresses']}", *parsers)
             router = await self._stack.enter_async_context(router_process(directory, *flags))
             async with router.client() as client:
                 await wait_workers(client, 3)

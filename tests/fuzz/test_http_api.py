@@ -15,6 +15,18 @@ MESSAGES = [
     {"role": "user", "content": [{"type": "text", "text": "Hi"}, "there"], "name": "Ann"},
     {"role": "assistant", "content": None, "tool_calls": []},
 ]
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "d", "parameters": PARAMETERS, "strict": True}},
+    {"type": "function", "function": {"name": "clock"}},
+]
+NAMED = {"type": "function", "function": {"name": "clock"}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+CALLS = [
+    *MESSAGES[:1],
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning": "r"},
+    {"role": "tool", "tool_call_id": "c1", "content": "cold"},
+]
 OPTIONS: dict[str, Any] = {
     "model": MODEL_NAME, "stream": False, "n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
     "presence_penalty": 0.1, "frequency_penalty": -0.1, "repetition_penalty": 1.1, "logit_bias": {"5": -3.5},
@@ -30,14 +42,18 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
         "/v1/chat/completions",
         {"messages": MESSAGES[:1], "continue_final_message": True, "add_generation_prompt": False},
     ),
+    ("/v1/chat/completions", OPTIONS | {"messages": CALLS, "tools": TOOLS, "tool_choice": "none"}),
+    ("/v1/chat/completions", {"messages": CALLS, "tools": TOOLS[1:], "parallel_tool_calls": False, "max_tokens": 4}),
     ("/v1/completions", OPTIONS | {"prompt": ["a", "b"], "echo": True}),
     ("/v1/completions", OPTIONS | STREAM | {"prompt": [5, 6, 7]}),
     ("/v1/completions", {"prompt": [[5], [6, 7]], "max_tokens": 0, "echo": True, "add_special_tokens": False}),
     ("/tokenize", {"model": MODEL_NAME, "messages": MESSAGES[:1], "return_token_strs": True}),
     ("/tokenize", {"prompt": "hi", "add_special_tokens": True}),
+    ("/tokenize", {"messages": CALLS, "tools": TOOLS}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
 ]
-LOGPROBS: list[tuple[str, dict[str, Any]]] = [  # which simulated workers refuse
+REFUSED: list[tuple[str, dict[str, Any]]] = [  # which simulated workers refuse, as they refuse grammars
+    ("/v1/chat/completions", {"messages": MESSAGES[:1], "tools": TOOLS, "tool_choice": NAMED, "max_tokens": 4}),
     ("/v1/chat/completions", OPTIONS | {"messages": MESSAGES, "logprobs": True, "top_logprobs": 3}),
     ("/v1/completions", OPTIONS | {"prompt": "a", "echo": True, "logprobs": 2, "prompt_logprobs": 1}),
 ]
@@ -66,7 +82,7 @@ def test_any_body_gets_a_valid_response(fuzzing: Fuzzing, served: RouterRig) -> 
     def check_bytes(given: tuple[str, bytes, str]) -> None:
         post(*given)
 
-    bodies = st.sampled_from([*BODIES, *LOGPROBS])
+    bodies = st.sampled_from([*BODIES, *REFUSED])
     damaged = bodies.flatmap(lambda each: damaged_json(each[1]).map(lambda body: (each[0], body)))
     single = bodies.flatmap(
         lambda each: st.builds(

@@ -43,7 +43,8 @@ class RealWorkerRig(RouterRig):
 
     async def _start(self, directory: Path) -> RouterProcess:
         worker = await self._stack.enter_async_context(worker_process("decode", MODEL, directory, "--log-level=error"))
-        flags = ("--port=0", "--grpc-port=0", f"--workers={worker.address}", "--max-choices=3")
+        parsers = ("--tool-call-parser=hermes", "--reasoning-parser=qwen3")
+        flags = ("--port=0", "--grpc-port=0", f"--workers={worker.address}", "--max-choices=3", *parsers)
         router = await self._stack.enter_async_context(router_process(directory, *flags))
         async with router.client() as client:
             await wait_workers(client, 1)
@@ -69,6 +70,8 @@ class DescriptionCheck:
         is_valid = case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
         if is_valid and case.path in GENERATING:
             case.body = consistent(case.body)
+        elif is_valid and case.path == "/tokenize":
+            with_known_functions(case.body)
         response = case.call(timeout=TIMEOUT_S)
         self.num_accepted += response.status_code == 200 and case.method == "POST"
         checks = list(CHECKS)
@@ -119,8 +122,23 @@ def consistent(body: JsonObject) -> JsonObject:
             body[name] = min(body[name], bound)
     for name in StructuredOutputFields.__annotations__:  # a schema cannot say which grammars can be compiled
         body.pop(name, None)
+    with_known_functions(body)
     if isinstance(body.get("prompt"), list):
         body["n"] = 1
     if body.get("logit_bias"):
         body["logit_bias"] = {str(int(name) % VOCAB_SIZE): bias for name, bias in body["logit_bias"].items()}
     return body
+
+
+def with_known_functions(body: JsonObject) -> None:
+    """Change a body so that its tools have different names, and its calls, results and choices name existing ones."""
+    body.pop("reasoning_effort", None)  # the chat template has no such option
+    for place, tool in enumerate(body.get("tools") or ()):
+        tool["function"] = {**tool["function"], "name": f"f{place}", "strict": None}
+    if body.get("tool_choice") not in ("none", "auto", None):
+        body["tool_choice"] = "auto"
+    for message in body.get("messages") or ():
+        if isinstance(message, dict):
+            message.pop("tool_call_id", None)
+            for call in message.get("tool_calls") or ():
+                call["function"]["arguments"] = "{}"

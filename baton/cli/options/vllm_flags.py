@@ -5,6 +5,8 @@ from collections.abc import Callable
 import click
 
 ALWAYS_ON = {
+    "enable-auto-tool-choice": "the model may call tools if the router has a parser for them, see --tool-call-parser",
+    "exclude-tools-when-tool-choice-none": "with tool_choice none, the tools are not in the prompt",
     "enable-chunked-prefill": "prompts are always prefilled in chunks of at most --max-num-batched-tokens per step",
 }
 ALWAYS_OFF = {

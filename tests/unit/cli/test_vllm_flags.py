@@ -22,6 +22,7 @@ VLLM_NAMES = (
     *("--model", "--tensor-parallel-size", "-tp", "--enable-expert-parallel", "--enable-eplb", "--max-model-len"),
     *("--gpu-memory-utilization", "--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--dtype"),
     *("--quantization", "-q", "--kv-cache-dtype", "--enable-prefix-caching", "--enable-chunked-prefill"),
+    *("--tool-call-parser", "--reasoning-parser", "--enable-auto-tool-choice", "--exclude-tools-when-tool-choice-none"),
     *("--served-model-name", "--host", "--port", "--api-key", "--ssl-keyfile", "--ssl-certfile", "--enforce-eager"),
     *("--api-server-count", "-asc", "--allowed-origins", "--shutdown-timeout", "--async-scheduling"),
 )

@@ -13,6 +13,7 @@ from tests.unit.router.running_router import RunningRouter, running_router, unti
 from tests.unit.router.scripted_worker import ScriptedWorker
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 CONTENT, PART, KWARGS = "messages[0].content", "messages[0].content[0].type", "chat_template_kwargs"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -42,7 +43,7 @@ async def test_errors_name_what_is_wrong_with_a_request() -> None:
             (CHAT, {"messages": HELLO, "n": 0}, "greater than or equal to 1", "n"),
             (CHAT, {"messages": HELLO, "stop": ["a", "b", "c"]}, "limit of 2", "stop"),
             (CHAT, {"messages": HELLO, "stop": ""}, "at least 1 character", "stop[0]"),
-            (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools is not supported", "tools"),
+            (CHAT, {"messages": HELLO, "tools": [TOOL]}, "tools are not supported", "tools"),
             (CHAT, {"messages": HELLO, "audio": {"voice": "x"}}, "audio is not supported", "audio"),
             (CHAT, {"messages": HELLO, "top_logprobs": 2}, "logprobs is true", "top_logprobs"),
             (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "equal to 20", "top_logprobs"),

@@ -1,0 +1,74 @@
+"""The parts of one completion, read from its tokens: reasoning, content and tool calls."""
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+
+from baton.router.parsing.base import CallEnd, CallStart, OutputParser, OutputPart, Piece, Reasoning
+
+logger = logging.getLogger(__name__)
+
+
+class PartsReader:
+    """Parser of one completion, with the text that stop strings hold back, and counts of calls and reasoning tokens."""
+
+    def __init__(
+        self, parser: OutputParser, markers: Mapping[int, str], in_reasoning: bool, max_calls: int | None
+    ) -> None:
+        """`markers`: by token id. `in_reasoning`: the prompt ends in the reasoning. `max_calls` None: any number."""
+        self.markers = markers
+        self.num_calls = 0
+        self.is_full = False  # another call has begun, although there may be no more
+        self._parser = parser
+        self._in_reasoning = in_reasoning
+        self._has_content = False
+        self._max_calls = max_calls
+        self._held: deque[Piece] = deque()
+
+    def hold(self, piece: Piece) -> None:
+        """Add a piece, whose text is not released yet."""
+        self._held.append(piece)
+
+    def release(self, num_chars: int) -> list[OutputPart]:
+        """Return the parts that the next characters add. A marker that is released in part is text."""
+        released: list[Piece] = []
+        while num_chars:
+            piece = self._held.popleft()
+            if len(piece.text) > num_chars:
+                self._held.appendleft(Piece(piece.text[num_chars:]))
+                piece = Piece(piece.text[:num_chars])
+            num_chars -= len(piece.text)
+            released.append(piece)
+        return self._checked(self._parser.push(released)) if released else []
+
+    def flush(self) -> list[OutputPart]:
+        """Return the parts that the parser held back, at the end of the output."""
+        return [] if self.is_full else self._checked(self._parser.flush())
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the last released text belongs to the reasoning."""
+        return self._in_reasoning and not self._has_content
+
+    def _checked(self, parts: list[OutputPart]) -> list[OutputPart]:
+        """Count the parts. Drops a call that is one too many and what follows it."""
+        for place, part in enumerate(parts):
+            if isinstance(part, Reasoning):
+                self._in_reasoning = True
+                continue
+            self._has_content = True
+            if isinstance(part, CallEnd) and not part.is_valid_json:
+                logger.debug("the arguments of a tool call are no JSON object; the client gets them as they are")
+            if isinstance(part, CallStart):
+                if self.num_calls == self._max_calls:
+                    self.is_full = True
+                    return parts[:place]
+                self.num_calls += 1
+        return parts
+
+
+def text_of(part: OutputPart) -> str:
+    """Return the text of a part: of the beginning of a call its name, of the end nothing."""
+    if isinstance(part, CallEnd):
+        return ""
+    return part.name if isinstance(part, CallStart) else part.text

@@ -1,0 +1,1 @@
+"""Parsing of outputs: reasoning, content and tool calls."""

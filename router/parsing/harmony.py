@@ -1,0 +1,110 @@
+"""Harmony, the format of GPT-OSS, in which an output is a series of messages.
+
+    <|channel|>analysis<|message|>I call it.<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>
+    <|start|>assistant<|channel|>final<|message|>Done.<|return|>
+
+Messages of the channel `analysis` are reasoning. A message with a recipient is a call, in any channel, and with the
+recipient in any place of its header. All others are content. The prompt ends with `<|start|>assistant`, and `<|call|>`
+and `<|return|>` usually end the generation. The library `openai-harmony` is not used: it downloads its vocabulary when
+it is loaded, reads token ids alone, and raises at headers that the model writes with mistakes.
+"""
+
+import re
+from collections.abc import Sequence
+
+from baton.router.parsing.base import Tool
+from baton.router.parsing.json_arguments import read_delimited
+from baton.router.parsing.lexer import Reading
+from baton.router.parsing.structural_tag import Format, any_of, any_text, arguments, const, sequence, tagged
+from baton.router.parsing.tool_format import CallReading, ToolFormat
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
+RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
+NO_CALLS = frozenset({"assistant", "user", "all"})  # recipients
+
+
+class HarmonyReader:
+    """Reader of all messages of one output."""
+
+    def __init__(self, reading: CallReading) -> None:
+        self._lexer = lexer = reading.lexer
+        self._writer = reading.writer
+        self._header_begins = lexer.markers(CHANNEL, MESSAGE, CONSTRAIN, "to=")
+        self._body_begin = lexer.markers(MESSAGE, START, *ENDS)
+        self._body_ends = lexer.markers(START, CHANNEL, *ENDS)
+        self._has_reasoning = self._has_content = False  # messages of a kind are separated by a line break
+
+    def read(self, marker: str) -> Reading[frozenset[str]]:
+        """Read the output to its end; see `ToolReader`."""
+        lexer, writer = self._lexer, self._writer
+        yield from lexer.skip()
+        if (yield from lexer.next_marker(self._header_begins)) is None:  # it begins with text, against the format
+            writer.content(lexer.recorded())
+            yield from lexer.before(self._body_ends, writer.content)
+        while not lexer.is_at_end:
+            lexer.record("")
+            yield from lexer.literal(START)
+            header: list[str] = []
+            end = yield from lexer.before(self._body_begin, header.append)
+            if end != MESSAGE:
+                if end is not None:
+                    yield from lexer.one_of(self._body_begin)
+                text = lexer.recorded()
+                if text not in (START, *ENDS):
+                    writer.content(text)
+                continue
+            yield from lexer.literal(MESSAGE)
+            lexer.recorded()
+            yield from self._body("".join(header))
+            yield from lexer.one_of(lexer.markers(*ENDS))
+        return frozenset()
+
+    def _body(self, header: str) -> Reading[None]:
+        """Read the text of a message."""
+        lexer, writer = self._lexer, self._writer
+        channel, recipient = CHANNEL_NAME.search(header), RECIPIENT.search(header)
+        if recipient is not None and recipient[1] not in NO_CALLS:
+            writer.start_call(recipient[1].removeprefix("functions."))
+            yield from read_delimited(lexer, writer.arguments, self._body_ends)
+            writer.end_call()
+        elif channel is not None and channel[1] == "analysis":
+            writer.reasoning("\n" if self._has_reasoning else "")
+            self._has_reasoning = True
+            yield from lexer.before(self._body_ends, writer.reasoning)
+        else:
+            writer.content("\n" if self._has_content else "")
+            self._has_content = True
+            yield from lexer.before(self._body_ends, writer.content)
+
+
+def harmony_response(response: Format) -> Format:
+    """Return the format of outputs whose final message matches a format."""
+    return sequence(_messages_before(), const(f"{CHANNEL}final{MESSAGE}"), response)
+
+
+def _messages_before() -> Format:
+    """Return the format of messages in front of the last: reasoning, and comments on what the model does."""
+    between = f"{ENDS[0]}{START}assistant"
+    messages = [tagged(f"{CHANNEL}{channel}{MESSAGE}", any_text(), between) for channel in ("analysis", "commentary")]
+    return {"type": "star", "content": any_of(messages)}
+
+
+def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
+    """Return the format of whole outputs. They end after the first call, since `<|call|>` ends the generation."""
+    lasts = [
+        sequence(
+            const(f"{CHANNEL}commentary to=functions.{each.name} {CONSTRAIN}json{MESSAGE}"), arguments(each, required)
+        )
+        for each in tools
+    ]
+    if not required:
+        lasts.append(sequence(const(f"{CHANNEL}final{MESSAGE}"), any_text()))
+    return sequence(_messages_before(), any_of(lasts))
+
+
+OPENAI = ToolFormat(
+    begins=(), ends=(START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS), at_beginning=True, reader=HarmonyReader, calls=_calls
+)

@@ -1,0 +1,119 @@
+"""Values of XML-like parameters as JSON, by the schemas of the tools."""
+
+import json
+from collections.abc import Callable, Mapping
+
+import orjson
+
+from baton.router.parsing.base import Tool
+from baton.router.parsing.python_literals import to_json
+
+ANY_TYPE = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
+MAX_DEPTH = 8  # of schemas in `anyOf` and the like
+
+
+def parameter_types(tool: Tool | None, parameter: str) -> frozenset[str]:
+    """Return the JSON types that the tool's schema allows for a parameter; all of them if it does not say."""
+    properties = tool.parameters.get("properties") if tool is not None else None
+    schema = properties.get(parameter) if isinstance(properties, Mapping) else None
+    return _types(schema, MAX_DEPTH)
+
+
+def _types(schema: object, depth: int) -> frozenset[str]:
+    if not isinstance(schema, Mapping) or not depth:
+        return ANY_TYPE
+    declared = schema.get("type")
+    if declared is not None:
+        names = declared if isinstance(declared, list) else [declared]
+        return frozenset(name for name in names if isinstance(name, str)) & ANY_TYPE or ANY_TYPE
+    for name in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(name)
+        if isinstance(options, list) and options:
+            return frozenset[str]().union(*(_types(option, depth - 1) for option in options))
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list) and values:
+        return frozenset(map(_type_of, values))
+    return ANY_TYPE
+
+
+def _type_of(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "integer" if isinstance(value, int) else "number"
+    if isinstance(value, str):
+        return "string"
+    return "object" if isinstance(value, Mapping) else "array"
+
+
+class ValueWriter:
+    """A parameter's value, which is passed on as JSON: strings as they arrive, other values at their end.
+
+    A value that may be of several types is JSON of one of them if it can be, and otherwise a string.
+    """
+
+    def __init__(self, write: Callable[[str], None], types: frozenset[str], trims_lines: bool) -> None:
+        """`trims_lines`: a line break at the beginning, and one at the end, do not belong to the value."""
+        self._write = write
+        self._types = types
+        self._trims_lines = trims_lines
+        self._is_string = types == {"string"}
+        self._texts: list[str] = []  # of a value that is no string
+        self._is_begun = False
+        self._held = ""  # a line break that may be the last
+        if self._is_string:
+            write('"')
+
+    def add(self, text: str) -> None:
+        """Add text of the value."""
+        if not self._is_string:
+            self._texts.append(text)
+            return
+        if self._trims_lines and not self._is_begun:
+            text = text.removeprefix("\n")
+        self._is_begun = True
+        text = self._held + text
+        self._held = "\n" if self._trims_lines and text.endswith("\n") else ""
+        if self._held:
+            text = text[:-1]
+        if text:
+            self._write(_escaped(text))
+
+    def end(self) -> None:
+        """End the value."""
+        self._write('"' if self._is_string else self._json("".join(self._texts)))
+
+    def cut(self) -> None:
+        """Pass on what is there of a value that has no end."""
+        self._write(_escaped(self._held) if self._is_string else "".join(self._texts).strip())
+
+    def _json(self, text: str) -> str:
+        converted = _json_of_type(text.strip(), self._types)
+        if converted is not None:
+            return converted
+        if self._trims_lines:
+            text = text.removeprefix("\n").removesuffix("\n")
+        return f'"{_escaped(text)}"'
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _json_of_type(text: str, types: frozenset[str]) -> str | None:
+    """Return the text as JSON of one of the types, strings apart; None if it is none."""
+    for candidate in (text, to_json(text)):
+        if candidate is None:
+            continue
+        try:
+            value = orjson.loads(candidate)
+        except ValueError:
+            continue
+        kind = _type_of(value)
+        if kind in types or (kind == "integer" and "number" in types) or (kind == "string" and "string" not in types):
+            return candidate
+        if kind == "number" and "integer" in types and float(value).is_integer():
+            return candidate
+    return None

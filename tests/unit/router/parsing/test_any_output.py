@@ -1,0 +1,98 @@
+"""What holds for every output, in all formats."""
+
+import random
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from baton.router.parsing.base import Content, OutputPart, Piece, Reasoning
+from baton.router.parsing.formats import TOOL_FORMAT_NAMES, make_parser, markers
+from tests.unit.router.parsing.arbitrary_outputs import TOOLS, formats, outputs
+from tests.unit.router.parsing.outputs import Parsed, joined, parse, pieces_of
+
+OPENAI = "openai"
+FAST = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def parts_of(pieces: list[Piece], tool: str | None, reasoning: str | None, single: frozenset[str]) -> list[OutputPart]:
+    parser = make_parser(tool, reasoning, TOOLS, single)
+    return [*parser.push(pieces), *parser.flush()]
+
+
+@FAST
+@given(st.data())
+def test_parts_do_not_depend_on_the_pieces(data: st.DataObject) -> None:
+    tool, reasoning = data.draw(formats())
+    text = data.draw(outputs(tool, reasoning))
+    single = frozenset(data.draw(st.sets(st.sampled_from(sorted(markers(tool, reasoning)) or [""])))) - {""}
+    pieces = pieces_of(text, single)
+    whole = joined(parts_of(pieces, tool, reasoning, single))
+    for size in (1, data.draw(st.integers(2, 9))):
+        cut = pieces_of(text, single, size)
+        assert parse(cut, tool, reasoning, TOOLS, single, pieces_per_push=data.draw(st.integers(1, 3))) == whole
+
+
+@FAST
+@given(st.data())
+def test_nothing_is_lost_without_calls(data: st.DataObject) -> None:
+    """The texts, with markers and white space between them, are the output."""
+    tool, reasoning = data.draw(formats())
+    text = data.draw(outputs(tool, reasoning))
+    parsed = parse(pieces_of(text), tool, reasoning, TOOLS)
+    if OPENAI in (tool, reasoning) or reasoning == "openai_gptoss" or parsed.calls:
+        return
+    skipped, rest = [], text
+    for part in filter(None, (parsed.reasoning, parsed.content)):
+        before, found, rest = rest.partition(part)
+        assert found == part
+        skipped.append(before)
+    begin, end = ("[THINK]", "[/THINK]") if reasoning == "mistral" else ("<think>", "</think>")
+    between = "".join("".join((*skipped, rest)).split())
+    assert between in (("", begin, end, begin + end) if reasoning is not None else ("",))
+    if reasoning is None:
+        assert parsed.content == text
+
+
+@FAST
+@given(st.data())
+def test_content_and_arguments_are_in_the_output(data: st.DataObject) -> None:
+    tool, reasoning = data.draw(formats())
+    text = data.draw(outputs(tool, reasoning))
+    parser = make_parser(tool, reasoning, TOOLS)
+    place = 0
+    for part in [*parser.push(pieces_of(text)), *parser.flush()]:
+        if isinstance(part, Content | Reasoning):
+            for line in part.text.split("\n"):  # Harmony separates messages by line breaks
+                place = text.find(line, place)
+                assert place >= 0
+                place += len(line)
+
+
+@pytest.mark.parametrize("tool", TOOL_FORMAT_NAMES)
+def test_adversarial_outputs_take_linear_time(tool: str) -> None:
+    known = sorted(markers(tool, None))
+    starts = ["", *known, '<tool_call>{"name": "f", "arguments": {"a": "', "[f(a=[", "<function=f>\n<parameter=a>"]
+    repeated = [*known, *(each[:-1] or each for each in known), '{"', "[<", "\n", '{"name":"f",', "[f(", "'\\"]
+    texts = [start + unit * (8_000 // len(unit)) for start in starts for unit in repeated]
+    for text in random.Random(0).sample(texts, 12):
+        for size in (1, len(text)):
+            started_s = time.process_time()
+            parse(pieces_of(text, frozenset(), size), tool, None, TOOLS)
+            assert time.process_time() - started_s < 1  # quadratic ones take several seconds
+
+
+def test_a_megabyte_takes_a_second() -> None:
+    texts = {
+        "hermes": '<tool_call>{"name": "f", "arguments": {"a": "' + "{<tool_call" * 90_000,
+        "qwen3_coder": "<function=f>\n<parameter=a>" + "</parameter" * 90_000,
+        "pythonic": "[f(a=" + "[" * 1_000_000,
+        "openai": "<|channel|>" * 90_000,
+        "mistral": "[TOOL_CALLS]f[ARGS]{" * 50_000,
+    }
+    for tool, text in texts.items():
+        started_s = time.process_time()
+        parsed = parse(pieces_of(text), tool, None, TOOLS)
+        assert time.process_time() - started_s < 2
+        assert parsed != Parsed()

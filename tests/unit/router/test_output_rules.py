@@ -1,0 +1,119 @@
+"""Which outputs the grammar of a request allows: calls, content and reasoning."""
+
+import json
+
+import pytest
+
+from baton.engine.errors import InvalidRequest
+from baton.engine.grammar.grammar import MAX_SOURCE_BYTES, Grammar, GrammarKind
+from baton.engine.grammar.xgrammar_backend import XGrammarBackend
+from baton.router.errors import FieldError
+from baton.router.output_format import OutputFormat
+from baton.router.output_rules import NO_TOOLS, OutputRules, ToolUse, output_rules
+from baton.router.parsing.base import Tool
+from tests.unit.engine.grammar_rig import EOS, backend, byte_tokenizer
+
+AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+TOOLS = (Tool(name="f", parameters=AGE), Tool(name="g", parameters={}))
+FIELDS = tuple(f"tools[{place}].function.parameters" for place in range(2))
+PLAIN, THINKING = OutputFormat("hermes", None, {}), OutputFormat("hermes", "deepseek_r1", {})
+GIVEN = Grammar(GrammarKind.REGEX, "[0-9]{3}", field="structured_outputs.regex")
+F, G, BAD_F = (f"<tool_call>\n{each}\n</tool_call>" for each in (
+    '{"name": "f", "arguments": {"age": 5}}', '{"name": "g", "arguments": {}}', '{"name": "f", "arguments": {}}',
+))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> XGrammarBackend:
+    return backend(tmp_path_factory.mktemp("rules"))
+
+
+def use(*tools: Tool, **options: bool) -> ToolUse:
+    return ToolUse(offered=tools, fields=FIELDS[: len(tools)], **options)
+
+
+def matching(compiler: XGrammarBackend, grammar: Grammar | None, *texts: str) -> list[str]:
+    """Return the texts that the grammar allows as whole outputs."""
+    assert grammar is not None
+    compiled = compiler.compile(grammar)
+
+    def is_match(text: str) -> bool:
+        return all(map(compiled.matcher(frozenset({EOS})).accept, [*byte_tokenizer().encode(text).ids, EOS]))
+
+    return list(filter(is_match, texts))
+
+
+def test_required_calls(compiler: XGrammarBackend) -> None:
+    rules = OutputRules(PLAIN, use(*TOOLS, is_required=True))
+    assert matching(compiler, rules.grammar(None, None), F, f"{F}\n{G}", BAD_F, "no", "") == [F, f"{F}\n{G}"]
+    rules = OutputRules(PLAIN, use(*TOOLS, is_required=True, is_parallel=False))
+    assert matching(compiler, rules.grammar(None, None), F, f"{F}\n{G}") == [F]
+    rules = OutputRules(PLAIN, use(TOOLS[1], is_required=True))
+    assert matching(compiler, rules.grammar(None, None), F, G) == [G]
+
+
+def test_calls_of_strict_tools(compiler: XGrammarBackend) -> None:
+    assert not OutputRules(PLAIN, use(*TOOLS)).need_grammar
+    rules = OutputRules(PLAIN, use(Tool(name="f", parameters=AGE, strict=True), TOOLS[1]))
+    assert rules.need_grammar
+    assert matching(compiler, rules.grammar(None, None), F, f"So: {F}", "no", BAD_F) == [F, f"So: {F}", "no"]
+
+
+def test_calls_of_some_tools(compiler: XGrammarBackend) -> None:
+    rules = OutputRules(PLAIN, use(TOOLS[0], is_limited=True))
+    assert rules.need_grammar
+    assert matching(compiler, rules.grammar(None, None), F, BAD_F, "no", G) == [F, BAD_F, "no"]  # f is not strict
+
+
+def test_content_that_matches_a_grammar_or_calls(compiler: XGrammarBackend) -> None:
+    grammar = OutputRules(PLAIN, use(*TOOLS)).grammar(GIVEN, None)
+    assert matching(compiler, grammar, "123", "12", F, BAD_F) == ["123", F]
+
+
+def test_a_grammar_begins_after_the_reasoning(compiler: XGrammarBackend) -> None:
+    thought = "hm</think>\n\n"
+    grammar = OutputRules(THINKING, use(*TOOLS, is_required=True)).grammar(None, True)
+    assert matching(compiler, grammar, F, f"{thought}{F}", f"{thought}no") == [f"{thought}{F}"]
+    for tools in (NO_TOOLS, use(*TOOLS)):
+        grammar = OutputRules(THINKING, tools).grammar(GIVEN, True)
+        assert matching(compiler, grammar, "123", f"{thought}123", f"{thought}12") == [f"{thought}123"]
+        closed = OutputRules(THINKING, tools).grammar(GIVEN, False)
+        assert matching(compiler, closed, "123", f"{thought}123") == ["123"]
+    assert OutputRules(THINKING, NO_TOOLS).grammar(GIVEN, False) is GIVEN
+
+
+def test_what_cannot_be_enforced_is_refused_by_its_field() -> None:
+    with pytest.raises(FieldError) as caught:
+        OutputRules(PLAIN, use(*TOOLS, is_required=True)).grammar(GIVEN, None)
+    assert caught.value.field == GIVEN.field
+    bad = Tool(name="g", parameters={"type": "object", "properties": {"a": {"not": {}}}})
+    with pytest.raises(FieldError) as caught:
+        OutputRules(PLAIN, use(TOOLS[0], bad, is_required=True)).grammar(None, None)
+    assert caught.value.field == FIELDS[1]
+    assert not OutputRules(PLAIN, use(TOOLS[0], bad)).need_grammar
+    huge = Tool(name="f", parameters=AGE | {"description": "a" * (MAX_SOURCE_BYTES * 2 // 3)}, strict=True)
+    with pytest.raises(InvalidRequest, match=r"^tools: it has \d+ bytes") as too_large:
+        OutputRules(PLAIN, ToolUse(offered=(huge, huge), fields=FIELDS)).grammar(None, None)
+    assert "131072" in str(too_large.value)
+    with pytest.raises(InvalidRequest, match=r"^structured_outputs.regex: "):
+        OutputRules(PLAIN, use(*TOOLS)).grammar(Grammar(GrammarKind.REGEX, "(?=a)", field=GIVEN.field), None)
+
+
+def test_errors_name_the_only_tool() -> None:
+    grammar = OutputRules(PLAIN, use(TOOLS[0], is_required=True)).grammar(None, None)
+    assert grammar is not None
+    assert (grammar.field, grammar.kind) == (FIELDS[0], GrammarKind.STRUCTURAL_TAG)
+    assert json.loads(grammar.source)["type"] == "structural_tag"
+
+
+def test_an_output_without_tools_and_reasoning_is_text() -> None:
+    assert output_rules(PLAIN, NO_TOOLS) is None
+    assert output_rules(THINKING, NO_TOOLS) is not None
+    with pytest.raises(FieldError, match="tools are not supported"):
+        output_rules(OutputFormat(None, None, {}), use(*TOOLS))
+
+
+def test_harmony_has_no_content_next_to_calls() -> None:
+    rules = OutputRules(OutputFormat("openai", "openai_gptoss", {}), use(*TOOLS))
+    with pytest.raises(FieldError, match="not supported with tools for this model's format"):
+        rules.grammar(GIVEN, None)
