@@ -20,6 +20,7 @@ from baton.router.parsing.tool_format import ToolFormat
 SECTION_BEGIN, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"
+MARKERS = (SECTION_BEGIN, CALL_BEGIN, SEPARATOR, CALL_END, SECTION_END)
 
 V3 = MarkedSyntax(
     section_begin=SECTION_BEGIN,
@@ -48,12 +49,16 @@ def _section(tags: Sequence[Format], separator: str, required: bool, parallel: b
 
 def _v3_calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
     begin, after = f"{CALL_BEGIN}function{SEPARATOR}", "\n```json\n"
-    tags = [tagged(f"{begin}{each.name}{after}", arguments(each, required), f"\n```{CALL_END}") for each in tools]
+    tags = [
+        tagged(f"{begin}{each.name}{after}", arguments(each, required, MARKERS), f"\n```{CALL_END}") for each in tools
+    ]
     return _section(tags, "\n", required, parallel)
 
 
 def _v31_calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
-    tags = [tagged(f"{CALL_BEGIN}{each.name}{SEPARATOR}", arguments(each, required), CALL_END) for each in tools]
+    tags = [
+        tagged(f"{CALL_BEGIN}{each.name}{SEPARATOR}", arguments(each, required, MARKERS), CALL_END) for each in tools
+    ]
     return _section(tags, "", required, parallel)
 
 

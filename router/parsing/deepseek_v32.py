@@ -33,7 +33,7 @@ SYNTAX = XmlSyntax(
 
 def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
     tags = [
-        tagged(f'{CALL_BEGIN}{each.name}">\n', arguments(each, required, "deepseek_xml"), f"{CALL_END}\n")
+        tagged(f'{CALL_BEGIN}{each.name}">\n', arguments(each, required, style="deepseek_xml"), f"{CALL_END}\n")
         for each in tools
     ]
     section = tagged(f"{SECTION_BEGIN}\n", call_list(tags, "", parallel), SECTION_END)

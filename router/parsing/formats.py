@@ -98,7 +98,8 @@ def output_tag(
     assert tool is not None
     if not tools:
         raise ValueError("a structural tag for calls needs one or more tools")
-    return _tag(after_reasoning(reasoning, is_reasoning_open, tool.calls(tools, required, parallel)))
+    excludes = tool.begins if reasoning is not None and tool_format in reasoning.ended_by_calls_of else ()
+    return _tag(_after_reasoning(reasoning, is_reasoning_open, tool.calls(tools, required, parallel), excludes))
 
 
 def response_tag(reasoning_format: str, response: Format, is_reasoning_open: bool | None = None) -> Format:
@@ -109,16 +110,21 @@ def response_tag(reasoning_format: str, response: Format, is_reasoning_open: boo
     if reasoning_format == HARMONY_REASONING:
         return _tag(harmony_response(response))
     _, reasoning = _formats(None, reasoning_format)
-    return _tag(after_reasoning(reasoning, is_reasoning_open, response))
+    return _tag(_after_reasoning(reasoning, is_reasoning_open, response))
 
 
-def after_reasoning(reasoning: ReasoningFormat | None, is_open: bool | None, response: Format) -> Format:
-    """Return the format of the reasoning, if there may be one, and then the response."""
+def _after_reasoning(
+    reasoning: ReasoningFormat | None, is_open: bool | None, response: Format, excludes: Sequence[str] = ()
+) -> Format:
+    """Return the format of the reasoning, if there may be one, and then the response.
+
+    excludes: markers of calls, which the reasoning must not contain because they would end it.
+    """
     if reasoning is None or is_open is False:
         return response
     begin = "" if is_open or reasoning.is_default else reasoning.begin
     line_breaks = regex(r"\n{0,2}")
-    thinking = sequence(tagged(begin, any_text(), reasoning.end), line_breaks, response)
+    thinking = sequence(tagged(begin, any_text(excludes), reasoning.end), line_breaks, response)
     return thinking if not begin else any_of([thinking, response])
 
 

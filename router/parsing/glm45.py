@@ -24,7 +24,10 @@ SYNTAX = XmlSyntax(
 
 
 def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
-    tags = [tagged(f"<tool_call>{each.name}\n", arguments(each, required, "glm_xml"), "</tool_call>") for each in tools]
+    tags = [
+        tagged(f"<tool_call>{each.name}\n", arguments(each, required, style="glm_xml"), "</tool_call>")
+        for each in tools
+    ]
     return call_list(tags, "\n", parallel) if required else text_with_calls("<tool_call>", tags, parallel)
 
 

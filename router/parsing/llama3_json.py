@@ -50,7 +50,10 @@ class Llama3Reader:
 
 
 def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
-    tags = [tagged(f'{{"name": {json_name(each)}, "parameters": ', arguments(each, required), "}") for each in tools]
+    tags = [
+        tagged(f'{{"name": {json_name(each)}, "parameters": ', arguments(each, required, (BEGIN,)), "}")
+        for each in tools
+    ]
     calls = call_list(tags, "; ", parallel)
     return calls if required else any_of([calls, sequence(regex(r"[^{<\s]"), any_text([BEGIN]))])
 

@@ -28,7 +28,7 @@ SYNTAX = XmlSyntax(
 
 def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
     tags = [
-        tagged(f'<invoke name="{each.name}">\n', arguments(each, required, "minimax_xml"), "</invoke>\n")
+        tagged(f'<invoke name="{each.name}">\n', arguments(each, required, style="minimax_xml"), "</invoke>\n")
         for each in tools
     ]
     section = tagged("<minimax:tool_call>\n", call_list(tags, "", parallel), "</minimax:tool_call>")

@@ -36,7 +36,7 @@ def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
     tags = [
         tagged(
             f"<tool_call>\n<function={each.name}>\n",
-            arguments(each, required, "qwen_xml"),
+            arguments(each, required, style="qwen_xml"),
             "\n</function>\n</tool_call>",
         )
         for each in tools
