@@ -148,7 +148,9 @@ def test_text_may_contain_calls(name: str) -> None:
     for text in walks(grammar, vocabulary(name, None), 8):
         for call in parse(pieces_of(text), name, None, TOOLS).calls:
             assert call.is_valid
-            assert call.name in {tool.name for tool in TOOLS}
+            tool = next(tool for tool in TOOLS if tool.name == call.name)
+            if tool.strict:
+                jsonschema.validate(json.loads(call.arguments), dict(tool.parameters))
         num_outputs += 1
     assert num_outputs >= 4
 
