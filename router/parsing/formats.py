@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 
 from baton.router.parsing.base import OutputParser, Tool
-from baton.router.parsing.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
-from baton.router.parsing.deepseek_v32 import DEEPSEEK_V32
-from baton.router.parsing.glm45 import GLM45
-from baton.router.parsing.harmony import OPENAI, harmony_response
-from baton.router.parsing.hermes import HERMES
-from baton.router.parsing.kimi_k2 import KIMI_K2
-from baton.router.parsing.llama3_json import LLAMA3_JSON
-from baton.router.parsing.minimax_m2 import MINIMAX_M2
-from baton.router.parsing.mistral import MISTRAL
 from baton.router.parsing.parser import StreamParser
-from baton.router.parsing.pythonic import PYTHONIC
-from baton.router.parsing.qwen3_coder import QWEN3_CODER
 from baton.router.parsing.reasoning import REASONING_FORMATS, ReasoningFormat
 from baton.router.parsing.structural_tag import Format, any_of, any_text, regex, sequence, tagged
 from baton.router.parsing.tool_format import ToolFormat
+from baton.router.parsing.tool_formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
+from baton.router.parsing.tool_formats.deepseek_v32 import DEEPSEEK_V32
+from baton.router.parsing.tool_formats.glm45 import GLM45
+from baton.router.parsing.tool_formats.harmony import OPENAI, harmony_response
+from baton.router.parsing.tool_formats.hermes import HERMES
+from baton.router.parsing.tool_formats.kimi_k2 import KIMI_K2
+from baton.router.parsing.tool_formats.llama3_json import LLAMA3_JSON
+from baton.router.parsing.tool_formats.minimax_m2 import MINIMAX_M2
+from baton.router.parsing.tool_formats.mistral import MISTRAL
+from baton.router.parsing.tool_formats.pythonic import PYTHONIC
+from baton.router.parsing.tool_formats.qwen3_coder import QWEN3_CODER
 
 # By the names of vLLM's `--tool-call-parser`.
 TOOL_FORMATS: dict[str, ToolFormat] = {

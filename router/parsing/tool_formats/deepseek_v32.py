@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from baton.router.parsing.base import Tool
 from baton.router.parsing.structural_tag import Format, arguments, call_list, tagged, text_with_calls
 from baton.router.parsing.tool_format import ToolFormat
-from baton.router.parsing.xml_calls import NO_STRING, STRING, XmlSyntax
+from baton.router.parsing.tool_formats.xml_calls import NO_STRING, STRING, XmlSyntax
 
 SECTION_BEGIN, SECTION_END = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
 CALL_BEGIN, CALL_END = '<｜DSML｜invoke name="', "</｜DSML｜invoke>"

@@ -13,9 +13,9 @@ White space between the markers is not content.
 from collections.abc import Sequence
 
 from baton.router.parsing.base import Tool
-from baton.router.parsing.marked_calls import CallName, MarkedSyntax
 from baton.router.parsing.structural_tag import Format, arguments, call_list, tagged, text_with_calls
 from baton.router.parsing.tool_format import ToolFormat
+from baton.router.parsing.tool_formats.marked_calls import CallName, MarkedSyntax
 
 SECTION_BEGIN, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from baton.router.parsing.base import Tool
 from baton.router.parsing.structural_tag import Format, arguments, call_list, tagged, text_with_calls
 from baton.router.parsing.tool_format import ToolFormat
-from baton.router.parsing.xml_calls import XmlSyntax
+from baton.router.parsing.tool_formats.xml_calls import XmlSyntax
 
 SYNTAX = XmlSyntax(
     section_begin="<tool_call>",

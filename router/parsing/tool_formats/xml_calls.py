@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from baton.router.parsing.lexer import NotACall, Reading
 from baton.router.parsing.tool_format import CallReading, ToolReader
-from baton.router.parsing.xml_values import ANY_TYPE, ValueType, ValueWriter, parameter_type
+from baton.router.parsing.tool_formats.xml_values import ANY_TYPE, ValueType, ValueWriter, parameter_type
 
 STRING = ValueType(frozenset({"string"}))
 NO_STRING = ValueType(ANY_TYPE - {"string"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import orjson
 
 from baton.router.parsing.base import Tool
-from baton.router.parsing.python_literals import to_json
+from baton.router.parsing.tool_formats.python_literals import to_json
 
 ANY_TYPE = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 MAX_DEPTH = 8  # of schemas in `anyOf` and the like

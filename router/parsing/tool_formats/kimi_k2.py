@@ -10,7 +10,6 @@ stands between `functions.` and the last colon.
 from collections.abc import Sequence
 
 from baton.router.parsing.base import Tool
-from baton.router.parsing.marked_calls import CallName, MarkedSyntax
 from baton.router.parsing.structural_tag import (
     Format,
     arguments,
@@ -22,6 +21,7 @@ from baton.router.parsing.structural_tag import (
     text_with_calls,
 )
 from baton.router.parsing.tool_format import ToolFormat
+from baton.router.parsing.tool_formats.marked_calls import CallName, MarkedSyntax
 
 SECTION_BEGIN, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL_BEGIN, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
