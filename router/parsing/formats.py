@@ -8,12 +8,12 @@ from baton.router.parsing.reasoning import REASONING_FORMATS, ReasoningFormat
 from baton.router.parsing.structural_tag import Format, any_of, any_text, regex, sequence, tagged
 from baton.router.parsing.tool_format import ToolFormat
 from baton.router.parsing.tool_formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
-from baton.router.parsing.tool_formats.deepseek_v32 import DEEPSEEK_V32
+from baton.router.parsing.tool_formats.deepseek_v32 import DEEPSEEK_V4, DEEPSEEK_V32
 from baton.router.parsing.tool_formats.glm45 import GLM45
 from baton.router.parsing.tool_formats.harmony import OPENAI, harmony_response
 from baton.router.parsing.tool_formats.hermes import HERMES
 from baton.router.parsing.tool_formats.kimi_k2 import KIMI_K2
-from baton.router.parsing.tool_formats.llama3_json import LLAMA3_JSON
+from baton.router.parsing.tool_formats.llama3_json import LLAMA3_JSON, LLAMA4_JSON
 from baton.router.parsing.tool_formats.minimax_m2 import MINIMAX_M2
 from baton.router.parsing.tool_formats.mistral import MISTRAL
 from baton.router.parsing.tool_formats.pythonic import PYTHONIC
@@ -23,12 +23,14 @@ from baton.router.parsing.tool_formats.qwen3_coder import QWEN3_CODER
 TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": HERMES,
     "llama3_json": LLAMA3_JSON,
+    "llama4_json": LLAMA4_JSON,
     "pythonic": PYTHONIC,
     "llama4_pythonic": PYTHONIC,
     "mistral": MISTRAL,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
     "deepseek_v32": DEEPSEEK_V32,
+    "deepseek_v4": DEEPSEEK_V4,
     "qwen3_coder": QWEN3_CODER,
     "qwen3_xml": QWEN3_CODER,
     "glm45": GLM45,
