@@ -3,32 +3,34 @@
 from collections.abc import Sequence
 
 from baton.router.parsing.base import OutputParser, Tool
-from baton.router.parsing.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
-from baton.router.parsing.deepseek_v32 import DEEPSEEK_V32
-from baton.router.parsing.glm45 import GLM45
-from baton.router.parsing.harmony import OPENAI, harmony_response
-from baton.router.parsing.hermes import HERMES
-from baton.router.parsing.kimi_k2 import KIMI_K2
-from baton.router.parsing.llama3_json import LLAMA3_JSON
-from baton.router.parsing.minimax_m2 import MINIMAX_M2
-from baton.router.parsing.mistral import MISTRAL
 from baton.router.parsing.parser import StreamParser
-from baton.router.parsing.pythonic import PYTHONIC
-from baton.router.parsing.qwen3_coder import QWEN3_CODER
 from baton.router.parsing.reasoning import REASONING_FORMATS, ReasoningFormat
 from baton.router.parsing.structural_tag import Format, any_of, any_text, regex, sequence, tagged
 from baton.router.parsing.tool_format import ToolFormat
+from baton.router.parsing.tool_formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
+from baton.router.parsing.tool_formats.deepseek_v32 import DEEPSEEK_V4, DEEPSEEK_V32
+from baton.router.parsing.tool_formats.glm45 import GLM45
+from baton.router.parsing.tool_formats.harmony import OPENAI, harmony_response
+from baton.router.parsing.tool_formats.hermes import HERMES
+from baton.router.parsing.tool_formats.kimi_k2 import KIMI_K2
+from baton.router.parsing.tool_formats.llama3_json import LLAMA3_JSON, LLAMA4_JSON
+from baton.router.parsing.tool_formats.minimax_m2 import MINIMAX_M2
+from baton.router.parsing.tool_formats.mistral import MISTRAL
+from baton.router.parsing.tool_formats.pythonic import PYTHONIC
+from baton.router.parsing.tool_formats.qwen3_coder import QWEN3_CODER
 
 # By the names of vLLM's `--tool-call-parser`.
 TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": HERMES,
     "llama3_json": LLAMA3_JSON,
+    "llama4_json": LLAMA4_JSON,
     "pythonic": PYTHONIC,
     "llama4_pythonic": PYTHONIC,
     "mistral": MISTRAL,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
     "deepseek_v32": DEEPSEEK_V32,
+    "deepseek_v4": DEEPSEEK_V4,
     "qwen3_coder": QWEN3_CODER,
     "qwen3_xml": QWEN3_CODER,
     "glm45": GLM45,
@@ -98,7 +100,8 @@ def output_tag(
     assert tool is not None
     if not tools:
         raise ValueError("a structural tag for calls needs one or more tools")
-    return _tag(after_reasoning(reasoning, is_reasoning_open, tool.calls(tools, required, parallel)))
+    excludes = tool.begins if reasoning is not None and tool_format in reasoning.ended_by_calls_of else ()
+    return _tag(_after_reasoning(reasoning, is_reasoning_open, tool.calls(tools, required, parallel), excludes))
 
 
 def response_tag(reasoning_format: str, response: Format, is_reasoning_open: bool | None = None) -> Format:
@@ -109,16 +112,21 @@ def response_tag(reasoning_format: str, response: Format, is_reasoning_open: boo
     if reasoning_format == HARMONY_REASONING:
         return _tag(harmony_response(response))
     _, reasoning = _formats(None, reasoning_format)
-    return _tag(after_reasoning(reasoning, is_reasoning_open, response))
+    return _tag(_after_reasoning(reasoning, is_reasoning_open, response))
 
 
-def after_reasoning(reasoning: ReasoningFormat | None, is_open: bool | None, response: Format) -> Format:
-    """Return the format of the reasoning, if there may be one, and then the response."""
+def _after_reasoning(
+    reasoning: ReasoningFormat | None, is_open: bool | None, response: Format, excludes: Sequence[str] = ()
+) -> Format:
+    """Return the format of the reasoning, if there may be one, and then the response.
+
+    excludes: markers of calls, which the reasoning must not contain because they would end it.
+    """
     if reasoning is None or is_open is False:
         return response
     begin = "" if is_open or reasoning.is_default else reasoning.begin
     line_breaks = regex(r"\n{0,2}")
-    thinking = sequence(tagged(begin, any_text(), reasoning.end), line_breaks, response)
+    thinking = sequence(tagged(begin, any_text(excludes), reasoning.end), line_breaks, response)
     return thinking if not begin else any_of([thinking, response])
 
 

@@ -63,6 +63,7 @@ def _thinking(is_default: bool, *ended_by_calls_of: str) -> ReasoningFormat:
 REASONING_FORMATS = {
     "deepseek_r1": _thinking(True),
     "deepseek_v3": _thinking(False),
+    "deepseek_v4": _thinking(False),
     "qwen3": _thinking(False, "qwen3_coder", "qwen3_xml"),
     "glm45": _thinking(False),
     "glm47": _thinking(False),

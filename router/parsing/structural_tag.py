@@ -50,13 +50,14 @@ def json_name(tool: Tool) -> str:
     return json.dumps(tool.name, ensure_ascii=False)
 
 
-def arguments(tool: Tool, is_enforced: bool, style: str = "json") -> Format:
+def arguments(tool: Tool, is_enforced: bool, excludes: Iterable[str] = (), style: str = "json") -> Format:
     """Return a format that matches the arguments of a call.
 
-    They match the tool's schema if it is strict or `is_enforced`; otherwise any object is allowed.
+    They match the tool's schema if it is strict or `is_enforced`; otherwise any object is allowed. excludes: markers
+    that strings must not contain, since they would end the call where they are tokens.
     """
     schema = tool.parameters if (is_enforced or tool.strict) and tool.parameters else ANY_OBJECT
-    return {"type": "json_schema", "json_schema": dict(schema), "style": style}
+    return {"type": "json_schema", "json_schema": dict(schema), "style": style, "excludes": list(excludes)}
 
 
 def call_list(tags: Sequence[Format], separator: str, parallel: bool) -> Format:

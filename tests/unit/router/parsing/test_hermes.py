@@ -2,7 +2,8 @@
 
 import pytest
 
-from baton.router.parsing.formats import markers
+from baton.router.parsing.base import CallArguments, CallEnd, CallStart, Content
+from baton.router.parsing.formats import make_parser, markers
 from tests.unit.router.parsing.outputs import Call, Parsed, parse, parse_all_ways, pieces_of
 
 MARKERS = markers("hermes", "qwen3")
@@ -103,4 +104,17 @@ def test_markers_count_only_as_tokens_if_they_are_tokens() -> None:
 
 
 def test_text_is_released_as_soon_as_it_cannot_begin_a_marker() -> None:
-    assert parse(pieces_of("a <tool_x"), "hermes") == Parsed("a <tool_x")
+    parser = make_parser("hermes", None)
+    assert parser.push(pieces_of("a <tool_")) == [Content("a")]
+    assert parser.push(pieces_of("x")) == [Content(" <tool_x")]
+    assert parser.push(pieces_of(" ")) == []
+    assert parser.flush() == [Content(" ")]
+
+
+def test_arguments_are_passed_on_as_they_arrive() -> None:
+    parser = make_parser("hermes", None)
+    assert parser.push(pieces_of('<tool_call>{"name": "f", "argum')) == [CallStart(0, "f")]
+    assert parser.push(pieces_of('ents": {"a": "x')) == [CallArguments(0, '{"a": "x')]
+    assert parser.push(pieces_of("y")) == [CallArguments(0, "y")]
+    assert parser.push(pieces_of('"}}</tool_call>')) == [CallArguments(0, '"}'), CallEnd(0, is_valid_json=True)]
+    assert parser.flush() == []

@@ -78,6 +78,7 @@ CASES = [
     ("llama3_json", '{"name": "Ann", "age": {"a": 1}}', Parsed('{"name": "Ann", "age": {"a": 1}}')),
     ("llama3_json", '{"name": "Ann', Parsed('{"name": "Ann')),
     ("llama3_json", '{"name": "f", "parameters": {"x"', Parsed("", [Call("f", '{"x"', is_valid=False)])),
+    ("llama4_json", '<|python_start|>{"name": "g", "parameters": {}}<|python_end|>\n', Parsed("", [G])),
     ("pythonic", f"{PYTHON_F}, g()]", Parsed("", [F, G])),
     ("llama4_pythonic", f"<|python_start|>{PYTHON_F}]<|python_end|>ok", Parsed("ok", [F])),
     (

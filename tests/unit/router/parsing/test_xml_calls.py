@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from baton.router.parsing.base import Tool
-from baton.router.parsing.formats import markers
-from tests.unit.router.parsing.outputs import Call, Parsed, parse_all_ways
+from baton.router.parsing.base import CallArguments, Tool
+from baton.router.parsing.formats import make_parser, markers
+from tests.unit.router.parsing.outputs import Call, Parsed, parse_all_ways, pieces_of
 
 TOOL = Tool(
     name="f",
@@ -188,12 +188,24 @@ def test_glm_without_the_marker_in_front_of_a_value() -> None:
     assert parse(GLM, text) == Parsed("", [Call("f", '{"text": "abc"}')])
 
 
-def test_deepseek_v32_says_what_is_a_string() -> None:
+@pytest.mark.parametrize("name", ["deepseek_v32", "deepseek_v4"])
+def test_deepseek_says_what_is_a_string(name: str) -> None:
     text = (
         'Sure.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n'
         '<｜DSML｜parameter name="count" string="true">5</｜DSML｜parameter>\n'
         '<｜DSML｜parameter name="text" string="false">{"a": [1]}</｜DSML｜parameter>\n'
         '</｜DSML｜invoke>\n<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>'
     )
+    if name == "deepseek_v4":
+        text = text.replace("function_calls", "tool_calls")
     expected = Parsed("Sure.", [Call("f", '{"count": "5", "text": {"a": [1]}}'), Call("g", "{}")])
-    assert parse_all_ways(text, "deepseek_v32", None, (TOOL,), frozenset({"｜DSML｜"})) == expected
+    assert parse_all_ways(text, name, None, (TOOL,), frozenset({"｜DSML｜"})) == expected
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_strings_are_passed_on_as_they_arrive(name: str) -> None:
+    syntax = SYNTAXES[name]
+    text = syntax.output(syntax.call("f", ("text", "abc def")))
+    parser = make_parser(name, None, (TOOL,))
+    assert parser.push(pieces_of(text[: text.index("def")]))[-1] == CallArguments(0, '{"text": "abc ')
+    assert parser.push(pieces_of("d")) == [CallArguments(0, "d")]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from baton.router.parsing.base import Tool
 from baton.router.parsing.structural_tag import Format, arguments, call_list, tagged, text_with_calls
 from baton.router.parsing.tool_format import ToolFormat
-from baton.router.parsing.xml_calls import XmlSyntax
+from baton.router.parsing.tool_formats.xml_calls import XmlSyntax
 
 SYNTAX = XmlSyntax(
     section_begin="<minimax:tool_call>",
@@ -28,7 +28,7 @@ SYNTAX = XmlSyntax(
 
 def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
     tags = [
-        tagged(f'<invoke name="{each.name}">\n', arguments(each, required, "minimax_xml"), "</invoke>\n")
+        tagged(f'<invoke name="{each.name}">\n', arguments(each, required, style="minimax_xml"), "</invoke>\n")
         for each in tools
     ]
     section = tagged("<minimax:tool_call>\n", call_list(tags, "", parallel), "</minimax:tool_call>")

@@ -13,13 +13,14 @@ White space between the markers is not content.
 from collections.abc import Sequence
 
 from baton.router.parsing.base import Tool
-from baton.router.parsing.marked_calls import CallName, MarkedSyntax
 from baton.router.parsing.structural_tag import Format, arguments, call_list, tagged, text_with_calls
 from baton.router.parsing.tool_format import ToolFormat
+from baton.router.parsing.tool_formats.marked_calls import CallName, MarkedSyntax
 
 SECTION_BEGIN, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"
+MARKERS = (SECTION_BEGIN, CALL_BEGIN, SEPARATOR, CALL_END, SECTION_END)
 
 V3 = MarkedSyntax(
     section_begin=SECTION_BEGIN,
@@ -48,12 +49,16 @@ def _section(tags: Sequence[Format], separator: str, required: bool, parallel: b
 
 def _v3_calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
     begin, after = f"{CALL_BEGIN}function{SEPARATOR}", "\n```json\n"
-    tags = [tagged(f"{begin}{each.name}{after}", arguments(each, required), f"\n```{CALL_END}") for each in tools]
+    tags = [
+        tagged(f"{begin}{each.name}{after}", arguments(each, required, MARKERS), f"\n```{CALL_END}") for each in tools
+    ]
     return _section(tags, "\n", required, parallel)
 
 
 def _v31_calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
-    tags = [tagged(f"{CALL_BEGIN}{each.name}{SEPARATOR}", arguments(each, required), CALL_END) for each in tools]
+    tags = [
+        tagged(f"{CALL_BEGIN}{each.name}{SEPARATOR}", arguments(each, required, MARKERS), CALL_END) for each in tools
+    ]
     return _section(tags, "", required, parallel)
 
 

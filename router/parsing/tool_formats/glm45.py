@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from baton.router.parsing.base import Tool
 from baton.router.parsing.structural_tag import Format, arguments, call_list, tagged, text_with_calls
 from baton.router.parsing.tool_format import ToolFormat
-from baton.router.parsing.xml_calls import XmlSyntax
+from baton.router.parsing.tool_formats.xml_calls import XmlSyntax
 
 SYNTAX = XmlSyntax(
     section_begin="<tool_call>",
@@ -24,7 +24,10 @@ SYNTAX = XmlSyntax(
 
 
 def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
-    tags = [tagged(f"<tool_call>{each.name}\n", arguments(each, required, "glm_xml"), "</tool_call>") for each in tools]
+    tags = [
+        tagged(f"<tool_call>{each.name}\n", arguments(each, required, style="glm_xml"), "</tool_call>")
+        for each in tools
+    ]
     return call_list(tags, "\n", parallel) if required else text_with_calls("<tool_call>", tags, parallel)
 
 

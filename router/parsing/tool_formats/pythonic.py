@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 
 from baton.router.parsing.base import Tool
 from baton.router.parsing.lexer import Lexer, NotACall, Reading
-from baton.router.parsing.python_literals import to_json
 from baton.router.parsing.structural_tag import Format, any_of, any_text, const, optional, regex, sequence
 from baton.router.parsing.tool_format import CallReading, ToolFormat
+from baton.router.parsing.tool_formats.python_literals import to_json
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 NAME = re.compile(r"[\w.\-]*")

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from baton.router.parsing.lexer import NotACall, Reading
 from baton.router.parsing.tool_format import CallReading, ToolReader
-from baton.router.parsing.xml_values import ANY_TYPE, ValueWriter, parameter_types
+from baton.router.parsing.tool_formats.xml_values import ANY_TYPE, ValueType, ValueWriter, parameter_type
 
-Types = frozenset[str] | None  # of a value; None: those of the parameter's schema
-STRING: Types = frozenset({"string"})
-NO_STRING: Types = ANY_TYPE - {"string"}
+STRING = ValueType(frozenset({"string"}))
+NO_STRING = ValueType(ANY_TYPE - {"string"})
 NAME = re.compile(r"""[^\n<>"]*""")
 
 
@@ -23,7 +22,7 @@ class XmlSyntax:
     call_begin: str = ""  # in front of the name; empty: the section's, which has one call
     name_end: str = ""  # empty: the name ends in front of a parameter or `section_end`
     key_begin: str
-    key_ends: Mapping[str, Types]
+    key_ends: Mapping[str, ValueType | None]  # None: the type is that of the parameter's schema
     value_begin: str = ""  # between key and value; may be missing
     value_end: str
     call_end: str = ""
@@ -112,8 +111,8 @@ class _XmlCallReader:
             separator = ", "
             if syntax.value_begin:
                 yield from self._skip_to(syntax.value_begin)
-            types = syntax.key_ends[key_end] or parameter_types(tool, key)
-            value = ValueWriter(writer.arguments, types, syntax.trims_lines)
+            value_type = syntax.key_ends[key_end] or parameter_type(tool, key)
+            value = ValueWriter(writer.arguments, value_type, syntax.trims_lines)
             if (yield from lexer.until(self._value_end, value.add)) is None:
                 value.cut()
                 return False

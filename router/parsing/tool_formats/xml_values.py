@@ -2,21 +2,37 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import orjson
 
 from baton.router.parsing.base import Tool
-from baton.router.parsing.python_literals import to_json
+from baton.router.parsing.tool_formats.python_literals import to_json
 
 ANY_TYPE = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 MAX_DEPTH = 8  # of schemas in `anyOf` and the like
 
 
-def parameter_types(tool: Tool | None, parameter: str) -> frozenset[str]:
-    """Return the JSON types that the tool's schema allows for a parameter; all of them if it does not say."""
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """What a schema allows for a value."""
+
+    types: frozenset[str]  # of JSON
+    choices: frozenset[str] = frozenset()  # if it lists strings; white space around them does not belong to the value
+
+
+ANY = ValueType(ANY_TYPE)
+
+
+def parameter_type(tool: Tool | None, parameter: str) -> ValueType:
+    """Return what the tool's schema allows for a parameter; anything if it does not say."""
     properties = tool.parameters.get("properties") if tool is not None else None
     schema = properties.get(parameter) if isinstance(properties, Mapping) else None
-    return _types(schema, MAX_DEPTH)
+    if not isinstance(schema, Mapping):
+        return ANY
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    choices = [each for each in values if isinstance(each, str)] if isinstance(values, list) else []
+    return ValueType(_types(schema, MAX_DEPTH), frozenset(choices))
 
 
 def _types(schema: object, depth: int) -> frozenset[str]:
@@ -54,13 +70,14 @@ class ValueWriter:
     A value that may be of several types is JSON of one of them if it can be, and otherwise a string.
     """
 
-    def __init__(self, write: Callable[[str], None], types: frozenset[str], trims_lines: bool) -> None:
+    def __init__(self, write: Callable[[str], None], value_type: ValueType, trims_lines: bool) -> None:
         """`trims_lines`: a line break at the beginning, and one at the end, do not belong to the value."""
         self._write = write
-        self._types = types
+        self._types = value_type.types
+        self._choices = value_type.choices
         self._trims_lines = trims_lines
-        self._is_string = types == {"string"}
-        self._texts: list[str] = []  # of a value that is no string
+        self._is_string = value_type.types == {"string"} and not value_type.choices
+        self._texts: list[str] = []  # of a value that is passed on at its end
         self._is_begun = False
         self._held = ""  # a line break that may be the last
         if self._is_string:
@@ -90,7 +107,10 @@ class ValueWriter:
         self._write(_escaped(self._held) if self._is_string else "".join(self._texts).strip())
 
     def _json(self, text: str) -> str:
-        converted = _json_of_type(text.strip(), self._types)
+        stripped = text.strip()
+        if text not in self._choices and stripped in self._choices:
+            return f'"{_escaped(stripped)}"'
+        converted = _json_of_type(stripped, self._types) if self._types != {"string"} else None
         if converted is not None:
             return converted
         if self._trims_lines:

@@ -74,7 +74,10 @@ class MistralReader:
 
 
 def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
-    tags = [tagged(f"{BEGIN}{each.name}{ARGUMENTS}", arguments(each, required), "") for each in tools]
+    tags = [
+        tagged(f"{BEGIN}{each.name}{ARGUMENTS}", arguments(each, required, (BEGIN, CALL_ID, ARGUMENTS)), "")
+        for each in tools
+    ]
     return call_list(tags, "", parallel) if required else text_with_calls(BEGIN, tags, parallel)
 
 

@@ -2,7 +2,8 @@
 
     {"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}
 
-An object is a call if it has a name and arguments. Several are separated by semicolons, commas, or white space.
+An object is a call if it has a name and arguments. Several are separated by semicolons, commas, or white space. Llama 4
+writes the same with `<|python_start|>` and `<|python_end|>`.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from baton.router.parsing.structural_tag import (
 from baton.router.parsing.tool_format import CallReading, ToolFormat
 
 BEGIN = "<|python_tag|>"
+LLAMA4_BEGIN, LLAMA4_END = "<|python_start|>", "<|python_end|>"
+MARKERS = (BEGIN, LLAMA4_BEGIN, LLAMA4_END)
 
 
 class Llama3Reader:
@@ -32,7 +35,9 @@ class Llama3Reader:
     def __init__(self, reading: CallReading) -> None:
         self._lexer = reading.lexer
         self._writer = reading.writer
-        self._calls = JsonCallReader(reading.lexer, reading.writer, reading.lexer.markers(BEGIN), needs_arguments=True)
+        self._calls = JsonCallReader(
+            reading.lexer, reading.writer, reading.lexer.markers(*MARKERS), needs_arguments=True
+        )
         self._separators = reading.lexer.markers(";", ",")
 
     def read(self, marker: str) -> Reading[frozenset[str]]:
@@ -46,13 +51,19 @@ class Llama3Reader:
             if not has_separator and (yield from lexer.peek()) != "{":
                 break
         self._writer.content(lexer.recorded())
-        return frozenset()
+        return frozenset({LLAMA4_END})
 
 
 def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
-    tags = [tagged(f'{{"name": {json_name(each)}, "parameters": ', arguments(each, required), "}") for each in tools]
+    tags = [
+        tagged(f'{{"name": {json_name(each)}, "parameters": ', arguments(each, required, MARKERS), "}")
+        for each in tools
+    ]
     calls = call_list(tags, "; ", parallel)
-    return calls if required else any_of([calls, sequence(regex(r"[^{<\s]"), any_text([BEGIN]))])
+    return calls if required else any_of([calls, sequence(regex(r"[^{<\s]"), any_text(MARKERS))])
 
 
 LLAMA3_JSON = ToolFormat(begins=(BEGIN,), ends=(), at_beginning=True, reader=Llama3Reader, calls=_calls)
+LLAMA4_JSON = ToolFormat(
+    begins=(LLAMA4_BEGIN,), ends=(LLAMA4_END,), at_beginning=True, reader=Llama3Reader, calls=_calls
+)

@@ -21,6 +21,7 @@ from baton.router.parsing.tool_format import CallReading, ToolFormat
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
+MARKERS = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
 RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 NO_CALLS = frozenset({"assistant", "user", "all"})  # recipients
@@ -81,30 +82,30 @@ class HarmonyReader:
 
 
 def harmony_response(response: Format) -> Format:
-    """Return the format of outputs whose final message matches a format."""
-    return sequence(_messages_before(), const(f"{CHANNEL}final{MESSAGE}"), response)
+    """Return the format of outputs whose only message apart from reasoning matches a format."""
+    return sequence(_messages("analysis"), const(f"{CHANNEL}final{MESSAGE}"), response)
 
 
-def _messages_before() -> Format:
-    """Return the format of messages in front of the last: reasoning, and comments on what the model does."""
+def _messages(*channels: str) -> Format:
+    """Return the format of any number of messages in the channels, in front of the last message."""
     between = f"{ENDS[0]}{START}assistant"
-    messages = [tagged(f"{CHANNEL}{channel}{MESSAGE}", any_text(), between) for channel in ("analysis", "commentary")]
+    messages = [tagged(f"{CHANNEL}{channel}{MESSAGE}", any_text(MARKERS), between) for channel in channels]
     return {"type": "star", "content": any_of(messages)}
 
 
 def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
     """Return the format of whole outputs. They end after the first call, since `<|call|>` ends the generation."""
-    lasts = [
+    calls = [
         sequence(
-            const(f"{CHANNEL}commentary to=functions.{each.name} {CONSTRAIN}json{MESSAGE}"), arguments(each, required)
+            const(f"{CHANNEL}commentary to=functions.{each.name} {CONSTRAIN}json{MESSAGE}"),
+            arguments(each, required, MARKERS),
         )
         for each in tools
     ]
-    if not required:
-        lasts.append(sequence(const(f"{CHANNEL}final{MESSAGE}"), any_text()))
-    return sequence(_messages_before(), any_of(lasts))
+    if required:
+        return sequence(_messages("analysis"), any_of(calls))
+    final = sequence(const(f"{CHANNEL}final{MESSAGE}"), any_text(MARKERS))
+    return sequence(_messages("analysis", "commentary"), any_of([*calls, final]))
 
 
-OPENAI = ToolFormat(
-    begins=(), ends=(START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS), at_beginning=True, reader=HarmonyReader, calls=_calls
-)
+OPENAI = ToolFormat(begins=(), ends=MARKERS, at_beginning=True, reader=HarmonyReader, calls=_calls)

@@ -10,7 +10,6 @@ stands between `functions.` and the last colon.
 from collections.abc import Sequence
 
 from baton.router.parsing.base import Tool
-from baton.router.parsing.marked_calls import CallName, MarkedSyntax
 from baton.router.parsing.structural_tag import (
     Format,
     arguments,
@@ -22,10 +21,12 @@ from baton.router.parsing.structural_tag import (
     text_with_calls,
 )
 from baton.router.parsing.tool_format import ToolFormat
+from baton.router.parsing.tool_formats.marked_calls import CallName, MarkedSyntax
 
 SECTION_BEGIN, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL_BEGIN, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
 ARGUMENTS_BEGIN = "<|tool_call_argument_begin|>"
+MARKERS = (SECTION_BEGIN, CALL_BEGIN, ARGUMENTS_BEGIN, CALL_END, SECTION_END)
 
 
 def _name_of(call_id: str) -> CallName:
@@ -48,7 +49,7 @@ def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
     tags = [
         tagged(
             f"{CALL_BEGIN}functions.{each.name}:",
-            sequence(regex("[0-9]{1,4}"), const(ARGUMENTS_BEGIN), arguments(each, required)),
+            sequence(regex("[0-9]{1,4}"), const(ARGUMENTS_BEGIN), arguments(each, required, MARKERS)),
             CALL_END,
         )
         for each in tools

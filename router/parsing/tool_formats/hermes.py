@@ -36,7 +36,11 @@ class HermesReader:
 
 def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
     tags = [
-        tagged(f'{BEGIN}\n{{"name": {json_name(tool)}, "arguments": ', arguments(tool, required), f"}}\n{END}")
+        tagged(
+            f'{BEGIN}\n{{"name": {json_name(tool)}, "arguments": ',
+            arguments(tool, required, (BEGIN, END)),
+            f"}}\n{END}",
+        )
         for tool in tools
     ]
     return call_list(tags, "\n", parallel) if required else text_with_calls(BEGIN, tags, parallel)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from baton.router.parsing.base import Tool
 from baton.router.parsing.structural_tag import Format, arguments, call_list, tagged, text_with_calls
 from baton.router.parsing.tool_format import ToolFormat
-from baton.router.parsing.xml_calls import XmlSyntax
+from baton.router.parsing.tool_formats.xml_calls import XmlSyntax
 
 SYNTAX = XmlSyntax(
     section_begin="<tool_call>",
@@ -36,7 +36,7 @@ def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
     tags = [
         tagged(
             f"<tool_call>\n<function={each.name}>\n",
-            arguments(each, required, "qwen_xml"),
+            arguments(each, required, style="qwen_xml"),
             "\n</function>\n</tool_call>",
         )
         for each in tools
