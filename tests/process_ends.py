@@ -8,9 +8,9 @@ TIMEOUT_S = 20.0
 
 
 def runs(process: psutil.Process) -> bool:
-    """Return whether the process exists and is not a zombie."""
+    """Return whether the process exists and is not a zombie without threads, which could still hold its sockets."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
     except psutil.NoSuchProcess:  # it ended between the two calls
         return False
 
