@@ -11,6 +11,8 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from baton.process.host_memory import OomKills
 from baton.process.logs import DUMP_SIGNAL
 from baton.process.progress import Progress, ProgressError, parse_progress
@@ -141,14 +143,27 @@ class ChildProcess:
             self._process.send_signal(DUMP_SIGNAL)
 
     def kill(self) -> None:
-        """Send SIGKILL to its process group; without its own session, only to the process."""
-        if self._process.returncode is not None:
-            return
-        if self._has_own_session:
+        """Send SIGKILL to its process group, also after its own end; without its own session, only to the process."""
+        if not self._has_own_session:
+            if not self.has_ended:
+                self._process.kill()
+        elif self.has_ended:
+            kill_leaderless_group(self.pid)
+        else:
             with suppress(ProcessLookupError):  # it has just ended; `wait` will see it
                 os.killpg(self.pid, signal.SIGKILL)
-        else:
-            self._process.kill()
+
+
+def kill_leaderless_group(group: int) -> None:
+    """Send SIGKILL to what a reaped leader left in its process group; do nothing if that is nothing.
+
+    The system does not reuse a process id while a process group has it. A process with this id is therefore a new one,
+    which is spared: our group is empty. To be called soon after the leader's end, because a new group could not be
+    told from ours once its own leader has been reaped too.
+    """
+    if not psutil.pid_exists(group):
+        with suppress(ProcessLookupError, PermissionError):  # none is left, or the id is another user's new group's
+            os.killpg(group, signal.SIGKILL)
 
 
 def make_private_dir(path: Path) -> None:

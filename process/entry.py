@@ -1,5 +1,6 @@
 """Entry of a worker's or router's process: logging, lifeline, and reporting of failures to the supervisor."""
 
+import ctypes
 import functools
 import logging
 import os
@@ -25,10 +26,16 @@ from baton.settings.flags import Command
 from baton.settings.values import OptionError
 
 GRACE_S = 3.0  # from SIGTERM to the forced exit
+PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>
 
 
 def hold_lifeline(fd: int) -> None:
-    """Watch a pipe's read end on a thread. When the pipe closes, send this process SIGTERM; exit after GRACE_S."""
+    """Watch a pipe's read end on a thread. When the pipe closes, send this process SIGTERM; exit after GRACE_S.
+
+    On Linux, the end of the parent process also continues this process if it is stopped, so that the thread can run.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     threading.Thread(target=_watch, args=(fd,), name="lifeline", daemon=True).start()
 
 

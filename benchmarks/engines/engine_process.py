@@ -14,6 +14,7 @@ from typing import IO
 
 import psutil
 
+from baton.process.child import kill_leaderless_group
 from baton.process.environment import OPENMP_SPINS
 from benchmarks.engines.drivers.driver import Answer, Setting
 
@@ -79,7 +80,7 @@ class EngineProcess:
         return sum(_peak_bytes(process.pid) for process in self._processes())
 
     def close(self) -> None:
-        """End the process and its children."""
+        """End the process and its children, also those of a driver that has crashed."""
         with suppress(psutil.NoSuchProcess):
             children = self._processes()[1:]
             self._process.kill()
@@ -87,6 +88,7 @@ class EngineProcess:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()
         self._process.wait()
+        kill_leaderless_group(self._process.pid)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with suppress(BrokenPipeError):

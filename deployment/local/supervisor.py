@@ -179,7 +179,8 @@ class Supervisor:
             if self._stopping.is_set():  # `stop` was called during the start, when there was no child to end
                 child.kill()
             await child.wait()
-            # Bounded, because a child that the process left behind may hold the pipe open.
+            child.kill()  # the rest of its process group, such as a stopped rank
+            # Bounded, because a child that the process left behind in another session may hold the pipe open.
             await asyncio.wait([following], timeout=LAST_REPORT_S)
         finally:
             self._child = None

@@ -61,8 +61,9 @@ class ReplicaChild:
                 self._failure = progress.message
 
     async def wait(self) -> str:
-        """Wait until it ends, and return the error that it reported, or how it ended."""
+        """Wait until it ends, kill its child processes, and return the error that it reported, or how it ended."""
         await self._child.wait()
+        self._child.kill()  # the rest of its process group, such as a stopped rank
         await asyncio.wait([self._following], timeout=LAST_REPORT_S)
         return self._failure or self._child.describe_end()
 

@@ -27,6 +27,7 @@ from baton.simulation.workers.app import simulated_workers
 from baton.simulation.workers.worker_config import SimulatedWorkerConfig
 from tests.integration.completion_load import PROMPT_TOKENS, complete, completion_load
 from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_router, wait_workers
+from tests.process_ends import wait_gone
 
 SPEC = WorkerSpec(step_s=0.002, prefill_tokens_per_s=1e6)
 ROLES: tuple[Role, ...] = ("prefill", "decode", "decode")
@@ -78,21 +79,6 @@ async def group_dir(router: RouterProcess) -> Path:
     paths = [Path(each.laddr) for each in process.net_connections("unix") if each.laddr]
     [directory] = {path.parent for path in paths if path.suffix == ".sock"}
     return directory
-
-
-def runs(process: psutil.Process) -> bool:
-    """Return whether the process exists and is not a zombie."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # it ended between the two calls
-        return False
-
-
-async def wait_gone(*ended: psutil.Process) -> None:
-    """Wait until none of the processes runs any more."""
-    async with asyncio.timeout(20):
-        while any(runs(each) for each in ended):
-            await asyncio.sleep(0.05)
 
 
 async def test_every_process_responds_for_all(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from tests.integration.completion_load import complete, completion_load
 from tests.integration.router_process import RouterProcess, wait_workers
-from tests.integration.test_router_processes import ROLES, SPEC, client_of, group, processes, wait_gone
+from tests.integration.test_router_processes import ROLES, SPEC, client_of, group, processes
+from tests.process_ends import wait_gone
 
 NUM_CONNECTIONS = 30
 # Blocks the event loop as a bug might.

@@ -24,6 +24,7 @@ from tests.integration.test_expert_parallel import completions, incarnation_of, 
 from tests.integration.worker_process import WorkerProcess, worker_processes
 from tests.integration.workers_view import pid_of, wait_all_ready
 from tests.marks import slow_case
+from tests.process_ends import wait_gone
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 SMALL = ("--max-num-batched-tokens=48", "--max-num-seqs=16", "--dtype=float32")
@@ -207,9 +208,17 @@ async def test_killing_a_workers_process_group_leaves_no_rank(tmp_path: Path) ->
         [follower] = followers_of(decode)
         follower.suspend()  # a suspended process cannot end itself
         decode.child.kill()
-        async with asyncio.timeout(20):
-            while follower.is_running() and follower.status() != psutil.STATUS_ZOMBIE:
-                await asyncio.sleep(0.02)
+        await wait_gone(follower)
+
+
+async def test_a_stopped_rank_does_not_outlive_its_killed_worker(tmp_path: Path) -> None:
+    """No supervisor kills the process group here."""
+    model = make_checkpoint("llama3", tmp_path / "model")
+    async with worker_processes(model, tmp_path, ("decode", "--tensor-parallel=2", *SMALL)) as [decode]:
+        [follower] = followers_of(decode)
+        follower.suspend()
+        os.kill(decode.child.pid, signal.SIGKILL)
+        await wait_gone(follower)
 
 
 @pytest.mark.slow

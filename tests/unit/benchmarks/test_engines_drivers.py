@@ -1,6 +1,7 @@
 """Drivers in separate processes on a tiny checkpoint: Baton's and transformers', with the same greedy tokens."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,16 @@ from benchmarks.engines.drivers.driver import Answer
 from benchmarks.engines.engine_process import EngineFailed, EngineProcess
 from benchmarks.engines.profile import BATCHES, PARTS, profile
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.process_ends import wait_gone
 
 CELL = Cell(BF16, 48, 2)
 NUM_OUTPUT_TOKENS = 6
+CRASH = """
+import subprocess, sys
+pause = (sys.executable, "-c", "import signal; signal.pause()")
+print(subprocess.Popen(pause, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).pid, file=sys.stderr, flush=True)
+sys.stdin.readline()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +76,22 @@ def test_both_drivers_generate_the_same_tokens(checkpoint: Path) -> None:
 def test_an_engines_error_is_reported(tmp_path: Path) -> None:
     with pytest.raises(EngineFailed, match=r"InvalidCheckpoint: .*config\.json"):
         with_engine(OURS, tmp_path, lambda engine: None)
+
+
+async def test_a_crashed_driver_leaves_no_child(tmp_path: Path) -> None:
+    """The child is stopped: an engine's processes may hang once their driver is gone."""
+    (tmp_path / "crash.py").write_text(CRASH)
+    cores = sorted(os.sched_getaffinity(0))[:1]
+    with (
+        tempfile.TemporaryFile() as log,
+        EngineProcess(Path(sys.executable), f"{tmp_path}/crash", {}, cores, log) as engine,
+    ):
+        with pytest.raises(EngineFailed, match="the process has ended"):
+            engine.load(CELL.setting("", 1))
+        log.seek(0)
+        child = psutil.Process(int(log.read()))
+        child.suspend()
+    await wait_gone(child)
 
 
 def test_the_parts_of_a_step_add_up_to_the_whole(checkpoint: Path) -> None:

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -74,9 +75,9 @@ def main() -> None:
     if mode == "fail" or (mode == "fail_later" and 1 < life <= NUM_LIVES):
         progress.failed("UnsupportedModel: FooForCausalLM")
         sys.exit(1)
-    if mode == "leave_child" and os.fork() == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.pause()
+    if mode in ("leave_child", "leave_session"):
+        pause, in_session = (sys.executable, "-c", "import signal; signal.pause()"), mode == "leave_session"
+        subprocess.Popen(pause, pass_fds=(arguments.progress_fd,), start_new_session=in_session)
     if arguments.port:
         WorkersHandler.workers = arguments.workers
         server = HTTPServer(("127.0.0.1", arguments.port), WorkersHandler)

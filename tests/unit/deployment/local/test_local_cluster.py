@@ -165,6 +165,7 @@ def test_children_do_not_outlive_a_killed_supervisor(tmp_path: Path) -> None:
             if num_ready == 3:
                 break
         assert len(pids) == 3
+        os.kill(pids[0], signal.SIGSTOP)
         assert all(is_alive(pid) for pid in pids)
         supervisor.kill()
     deadline_s = time.monotonic() + TIMEOUT_S

@@ -15,6 +15,7 @@ import pytest
 from baton.deployment.local.events import Died, Event, Progressed, Started, Warned
 from baton.deployment.local.supervisor import GaveUp, RestartPolicy, Supervisor
 from baton.process.progress import Ready
+from tests.process_ends import wait_gone
 from tests.unit.deployment.recorder import Recorder, child_spec
 
 POLICY = RestartPolicy(first_delay_s=0.01, max_delay_s=0.05)
@@ -114,21 +115,49 @@ async def test_a_cancelled_supervisor_leaves_no_process(tmp_path: Path) -> None:
     assert not psutil.pid_exists(recorder.pids()[0])
 
 
-async def test_a_grandchild_that_holds_the_pipe_does_not_delay_a_restart(tmp_path: Path) -> None:
+async def test_children_of_a_killed_process_end_before_its_restart(tmp_path: Path) -> None:
+    """The child holds the progress pipe, and is stopped: it could not end itself."""
     recorder = Recorder()
     supervisor = Supervisor(child_spec(sys.executable, tmp_path, "leave_child"), POLICY, recorder)
     run = asyncio.create_task(supervisor.run())
     await recorder.wait_for(is_ready)
-    grandchild = psutil.Process(recorder.pids()[0]).children()[0]
+    [grandchild] = psutil.Process(recorder.pids()[0]).children()
+    grandchild.suspend()
+    os.kill(recorder.pids()[0], signal.SIGKILL)
+    await recorder.wait_for(is_second_start)
+    await wait_gone(grandchild)
+    supervisor.kill()
+    await run
+
+
+async def test_a_process_that_ends_in_order_leaves_no_child(tmp_path: Path) -> None:
+    recorder = Recorder()
+    supervisor = Supervisor(child_spec(sys.executable, tmp_path, "leave_child"), POLICY, recorder)
+    run = asyncio.create_task(supervisor.run())
+    await recorder.wait_for(is_ready)
+    [grandchild] = psutil.Process(recorder.pids()[0]).children()
+    await supervisor.stop(timeout_s=10)
+    await run
+    assert "ended well" in (tmp_path / "worker-0.log").read_text()
+    await wait_gone(grandchild)
+
+
+async def test_a_grandchild_that_holds_the_pipe_does_not_delay_a_restart(tmp_path: Path) -> None:
+    """It has its own session, so that it survives its parent's process group."""
+    recorder = Recorder()
+    supervisor = Supervisor(child_spec(sys.executable, tmp_path, "leave_session"), POLICY, recorder)
+    run = asyncio.create_task(supervisor.run())
+    await recorder.wait_for(is_ready)
+    [grandchild] = psutil.Process(recorder.pids()[0]).children()
     os.kill(recorder.pids()[0], signal.SIGKILL)
     await recorder.wait_for(is_second_start)
     grandchildren = [grandchild, *psutil.Process(recorder.pids()[1]).children()]
     supervisor.kill()
     await run
     assert not psutil.pid_exists(recorder.pids()[1])
+    assert grandchild.is_running()
     for process in grandchildren:
-        if process.is_running():
-            process.kill()
+        process.kill()
 
 
 async def test_a_stop_before_run_starts_nothing(tmp_path: Path) -> None:
