@@ -34,7 +34,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """Begin of a tool call. Calls are numbered from 0."""
+    """Beginning of a tool call. Calls are numbered from 0."""
 
     index: int
     name: str

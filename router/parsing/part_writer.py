@@ -1,4 +1,12 @@
-"""The parts of one output as a format finds them, without the white space around markers."""
+"""The parts of one output as a format finds them, without the white space around markers.
+
+Chat templates write white space around markers, and models repeat it, so it is no part of the texts:
+- empty lines at the beginning of the reasoning, and those at the beginning of the content after reasoning or calls
+- white space in front of the marker that ends the reasoning, and in front of a call
+- white space between calls, and after the last one
+Everything else is kept: indentation, white space between two texts of the content, and all white space of an output
+without markers.
+"""
 
 from enum import Enum
 
