@@ -59,7 +59,8 @@ class StreamParser:
     def _read(self) -> Reading[None]:
         awaited = None
         if self._reasoning_format is not None:
-            self._lexer.stops = self._reasoning_format.markers
+            begins = self._tool_format.begins if self._tool_format else ()
+            self._lexer.stops = self._reasoning_format.markers.union(begins)  # an output may begin with a call
             awaited = yield from self._read_reasoning(self._reasoning_format)
         yield from self._read_content(awaited)
 
