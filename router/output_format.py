@@ -33,6 +33,7 @@ class OutputFormat:
     calls: str | None  # None: calls are not parsed
     reasoning: str | None  # None: reasoning is not parsed
     markers: Mapping[int, str]  # by token id
+    has_special_markers: bool = False  # some markers are special tokens, which a grammar cannot allow
     single_tokens: frozenset[str] = field(init=False)  # the same markers
 
     def __post_init__(self) -> None:
@@ -84,7 +85,8 @@ def find_output_format(config: RouterConfig, tokenizer: Tokenizer) -> OutputForm
         texts = markers(calls, reasoning)
     except ValueError as error:
         raise OptionError(f"reasoning_parser: {error}") from None
-    return OutputFormat(calls, reasoning, tokenizer.single_tokens(texts))
+    tokens = tokenizer.single_tokens(texts)
+    return OutputFormat(calls, reasoning, tokens, any(map(tokenizer.is_special, tokens)))
 
 
 def _name(kind: str, option: str | None, found: str | None, known: Collection[str]) -> str | None:

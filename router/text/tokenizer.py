@@ -133,6 +133,10 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         return {token_id: token.content for token_id, token in added.items() if token.content in wanted}
 
+    def is_special(self, token_id: int) -> bool:
+        """Return whether a token is special, and so never part of a text."""
+        return token_id in self._special
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token; a character may span several tokens."""
         return self._token_bytes[token_id]

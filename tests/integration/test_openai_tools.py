@@ -176,7 +176,8 @@ async def test_reasoning_of_a_template_that_begins_it(tmp_path: Path) -> None:
             assert message.content
             assert message.reasoning is None
             assert usage.completion_tokens_details.reasoning_tokens == 0
-        named = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "Clock"}}}
+        choice = {"type": "function", "function": {"name": "Clock"}}
+        named = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
         answer = {
             "response_format": {
                 "type": "json_schema",

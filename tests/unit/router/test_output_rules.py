@@ -117,3 +117,10 @@ def test_harmony_has_no_content_next_to_calls() -> None:
     rules = OutputRules(OutputFormat("openai", "openai_gptoss", {}), use(*TOOLS))
     with pytest.raises(FieldError, match="not supported with tools for this model's format"):
         rules.grammar(GIVEN, None)
+
+
+def test_markers_that_are_special_tokens_cannot_be_enforced() -> None:
+    form = OutputFormat("mistral", None, {5: "[TOOL_CALLS]"}, has_special_markers=True)
+    with pytest.raises(FieldError, match="special tokens, which a grammar cannot enforce yet"):
+        OutputRules(form, use(TOOLS[0], is_required=True)).grammar(None, None)
+    assert not OutputRules(form, use(TOOLS[0])).need_grammar
