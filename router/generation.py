@@ -8,8 +8,8 @@ from baton.engine.kv.block_hash import HASH_BYTES, BlockHash, pack_hashes, root_
 from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2
 from baton.protos.common_pb2 import PositionLogprobs, ServedBy
-from baton.router.output_parts import PartsReader, text_of
-from baton.router.output_rules import OutputRules
+from baton.router.output.parts import PartsReader, text_of
+from baton.router.output.rules import OutputRules
 from baton.router.parsing.base import OutputPart
 from baton.router.request_context import RequestContext
 from baton.router.resumption.resumption import CompletionStart

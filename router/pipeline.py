@@ -22,14 +22,14 @@ from typing import TypeVar
 from baton.engine.grammar.grammar import Grammar
 from baton.router.admission.deadline import items_within, result_within
 from baton.router.admission.turns import Turns
-from baton.router.completion import CompletionOutput
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.errors import FieldError, NoWorker
 from baton.router.generation import ChatPrompt, CompletionDelta, Generation, GenerationRequest, cached_tokens
 from baton.router.limits import CONTEXT_LENGTH_EXCEEDED, context_error, text_length_error
 from baton.router.metrics.metrics import CompletionMeter, RouterMetrics
 from baton.router.model_info import ModelInfo
-from baton.router.output_rules import OutputRules
+from baton.router.output.completion import CompletionOutput
+from baton.router.output.rules import OutputRules
 from baton.router.resumption.recall import Recall
 from baton.router.resumption.resumed_output import Output, ResumedOutput, recalled_first
 from baton.router.stream_merge import StreamMerge

@@ -25,7 +25,7 @@ from baton.router.metrics.process_states import ProcessStates
 from baton.router.metrics.traffic import Arrivals
 from baton.router.metrics.worker_series import WorkerSeries
 from baton.router.model_info import ModelInfo, read_model_info
-from baton.router.output_format import OutputFormat, find_output_format
+from baton.router.output.format import OutputFormat, find_output_format
 from baton.router.pipeline import Pipeline
 from baton.router.policy.cluster import RoutedRequest
 from baton.router.policy.named_policies import make_policy

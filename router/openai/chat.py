@@ -18,7 +18,7 @@ from baton.router.openai.messages import Messages, TemplateOptions, template_mes
 from baton.router.openai.request_body import BOOLEAN, WHOLE, unless
 from baton.router.openai.response import command_id, send_completions
 from baton.router.openai.tools import ToolChoice, Tools, tool_use
-from baton.router.output_rules import ToolUse, output_rules
+from baton.router.output.rules import ToolUse, output_rules
 from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
 from baton.router.text.chat_template import ChatTemplate

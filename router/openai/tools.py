@@ -21,7 +21,7 @@ from pydantic_core.core_schema import no_info_wrap_validator_function
 from baton.engine.grammar.grammar import MAX_NESTING, nesting
 from baton.router.errors import FieldError
 from baton.router.openai.request_body import AtMost, RequestBody
-from baton.router.output_rules import NO_TOOLS, ToolUse
+from baton.router.output.rules import NO_TOOLS, ToolUse
 from baton.router.parsing.base import Tool
 
 MAX_TOOLS = 1024

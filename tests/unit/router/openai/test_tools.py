@@ -12,7 +12,7 @@ from baton.router.http.body_reader import read_body
 from baton.router.openai.chat import ChatRequest
 from baton.router.openai.messages import template_messages
 from baton.router.openai.tools import MAX_TOOLS, MAX_TOOLS_BYTES
-from baton.router.output_rules import NO_TOOLS
+from baton.router.output.rules import NO_TOOLS
 from baton.router.parsing.base import Tool
 
 HELLO: Any = [{"role": "user", "content": "hello"}]

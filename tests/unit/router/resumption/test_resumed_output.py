@@ -9,9 +9,9 @@ from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2
 from baton.protos.common_pb2 import ServedBy
 from baton.protos.worker_pb2 import RequestDelta
-from baton.router.completion import CompletionOutput
 from baton.router.generation import CompletionDelta, Generation, GenerationRequest
 from baton.router.http.event_stream import EventIds
+from baton.router.output.completion import CompletionOutput
 from baton.router.resumption.resumed_output import SLICE_TOKENS, ResumedOutput, recalled_first
 from baton.router.resumption.resumption import CompletionStart, OutputTally
 from baton.router.text.tokenizer import Tokenizer

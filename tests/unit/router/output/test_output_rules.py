@@ -8,8 +8,8 @@ from baton.engine.errors import InvalidRequest
 from baton.engine.grammar.grammar import MAX_SOURCE_BYTES, Grammar, GrammarKind
 from baton.engine.grammar.xgrammar_backend import XGrammarBackend
 from baton.router.errors import FieldError
-from baton.router.output_format import OutputFormat
-from baton.router.output_rules import NO_TOOLS, OutputRules, ToolUse, output_rules
+from baton.router.output.format import OutputFormat
+from baton.router.output.rules import NO_TOOLS, OutputRules, ToolUse, output_rules
 from baton.router.parsing.base import Tool
 from tests.unit.engine.grammar_rig import EOS, backend, byte_tokenizer
 

@@ -7,8 +7,8 @@ import pytest
 from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import RequestDelta
-from baton.router.completion import CompletionOutput
 from baton.router.generation import Generation, GenerationRequest
+from baton.router.output.completion import CompletionOutput
 from baton.router.text.tokenizer import Tokenizer
 from tests.unit.router.running_router import MODEL
 

@@ -7,7 +7,7 @@ from baton.protos.common_pb2 import ServedBy
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.errors import OUTPUT_PANICS
 from baton.router.generation import CompletionDelta, Generation
-from baton.router.output_parts import PartsReader
+from baton.router.output.parts import PartsReader
 from baton.router.parsing.base import OutputPart, Piece
 from baton.router.text.detokenizer import Detokenizer
 from baton.router.text.stop_strings import StopMatcher

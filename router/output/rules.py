@@ -7,9 +7,9 @@ import orjson
 
 from baton.engine.grammar.grammar import Grammar
 from baton.router.errors import FieldError
-from baton.router.output_format import OutputFormat
-from baton.router.output_grammar import check_parameters, format_of, tag_grammar
-from baton.router.output_parts import PartsReader
+from baton.router.output.format import OutputFormat
+from baton.router.output.grammar import check_parameters, format_of, tag_grammar
+from baton.router.output.parts import PartsReader
 from baton.router.parsing.base import Tool
 from baton.router.parsing.structural_tag import Format
 

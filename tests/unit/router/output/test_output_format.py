@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from baton.router.config import RouterConfig
-from baton.router.output_format import OutputFormat, find_output_format
+from baton.router.output.format import OutputFormat, find_output_format
 from baton.router.text.tokenizer import Tokenizer
 from baton.settings.config_file import load
 from baton.settings.values import OptionError
+from tests.unit.router.output.test_output_parts import MARKERS, with_markers
 from tests.unit.router.running_router import MODEL
-from tests.unit.router.test_output_parts import MARKERS, with_markers
 
 QWEN = "{{ '<think>' }}{{ '<tool_call>' }}{{ '\"arguments\"' }}"
 

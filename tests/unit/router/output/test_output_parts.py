@@ -10,11 +10,11 @@ import pytest
 from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import RequestDelta
-from baton.router.completion import CompletionOutput
 from baton.router.generation import CompletionDelta, Generation, GenerationRequest
 from baton.router.openai.chat_parts import merged
-from baton.router.output_format import OutputFormat
-from baton.router.output_rules import OutputRules, ToolUse
+from baton.router.output.completion import CompletionOutput
+from baton.router.output.format import OutputFormat
+from baton.router.output.rules import OutputRules, ToolUse
 from baton.router.parsing.base import CallArguments, CallStart, Content, OutputPart, Reasoning, Tool
 from baton.router.resumption.resumed_output import ResumedOutput
 from baton.router.resumption.resumption import CompletionStart

@@ -7,7 +7,7 @@ import pytest
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.grammar.xgrammar_backend import XGrammarBackend
 from baton.router.errors import FieldError
-from baton.router.output_grammar import check_parameters, format_of, tag_grammar
+from baton.router.output.grammar import check_parameters, format_of, tag_grammar
 from tests.unit.engine.grammar_rig import EOS, backend, byte_tokenizer, drawn
 
 PERSON = {
