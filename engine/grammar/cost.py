@@ -54,9 +54,10 @@ def _costs(value: object) -> Iterator[float]:
             yield from _costs(each)
     elif isinstance(value, dict):
         properties, required = value.get("properties"), value.get("required")
-        num_required = len(required) if isinstance(required, list) else 0
-        if isinstance(properties, dict) and len(properties) - num_required > MAX_OPTIONAL:
-            yield inf
+        if isinstance(properties, dict):
+            names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+            if len(properties.keys() - names) > MAX_OPTIONAL:
+                yield inf
         for name, inner in value.items():
             yield _member_cost(name, inner)
             yield from _costs(inner)

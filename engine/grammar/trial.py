@@ -58,6 +58,7 @@ class ProcessTrial:
         self._lock = threading.Lock()  # guards the next two
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
+        self._end_with_self: weakref.finalize[..., ProcessTrial] = weakref.finalize(self, _nothing)
 
     def run(self, grammar: Grammar, timeout_s: float) -> None:
         """Try a grammar; see `Trial`."""
@@ -104,7 +105,8 @@ class ProcessTrial:
                 env={**os.environ, **VARIABLES},
                 start_new_session=True,  # Ctrl-C is for the worker, with which it ends
             )
-            weakref.finalize(self, _end, process)
+            self._end_with_self.detach()
+            self._end_with_self = weakref.finalize(self, _end, process)
         try:
             _receive(process, READY_TIMEOUT_S)
         except (EOFError, InvalidRequest):
@@ -121,10 +123,13 @@ class Trials:
         self._lock = threading.Lock()  # guards the rest
         self._idle: list[Trial] = []
         self._all: list[Trial] = []
+        self._is_closed = False
 
     def run(self, grammar: Grammar, timeout_s: float) -> None:
         """Try a grammar; see `Trial.run`."""
         with self._lock:
+            if self._is_closed:
+                raise EngineError("the engine is closed")
             if self._idle:
                 trial = self._idle.pop()
             else:
@@ -139,9 +144,14 @@ class Trials:
     def close(self) -> None:
         """End all processes."""
         with self._lock:
+            self._is_closed = True
             trials = list(self._all)
         for trial in trials:
             trial.close()
+
+
+def _nothing() -> None:
+    """Do nothing: no process has started."""
 
 
 def _send(process: "subprocess.Popen[bytes]", message: Mapping[str, object]) -> None:

@@ -84,9 +84,10 @@ class Scheduler:
             missing = request.num_tokens - request.num_computed_tokens
             wanted = missing if missing == 1 or self._may_sample(request) else missing - 1
             if missing > 1 and remaining.limit_for(request) > 0 and len(schedule.requests) < self.config.batch_seqs:
-                # At most the last token lacks a block: one received together with a prompt whose KV is incomplete.
+                # Tokens that were received or forced may lack blocks, all of them if the mask behind them is late.
                 held = len(request.block_table) * self.config.block_size - request.num_computed_tokens
-                schedule.requests.append(ScheduledRequest.of(request, remaining.take(request, min(wanted, held))))
+                if held > 0:
+                    schedule.requests.append(ScheduledRequest.of(request, remaining.take(request, min(wanted, held))))
         self._admit(schedule, remaining)
         schedule.requests.sort(key=lambda item: item.num_new_tokens > 1)
         self._may_admit = schedule.leaves_waiting

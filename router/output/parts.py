@@ -24,26 +24,35 @@ class PartsReader:
         self._has_content = False
         self._max_calls = max_calls
         self._held: deque[Piece] = deque()
+        self._num_released = 0  # characters of a marker at the front that is not released as a whole
 
     def hold(self, piece: Piece) -> None:
         """Add a piece, whose text is not released yet."""
         self._held.append(piece)
 
     def release(self, num_chars: int) -> list[OutputPart]:
-        """Return the parts that the next characters add. A marker that is released in part is text."""
+        """Return the parts that the next characters add. A marker is released as a whole."""
+        self._num_released += num_chars
         released: list[Piece] = []
-        while num_chars:
-            piece = self._held.popleft()
-            if len(piece.text) > num_chars:
-                self._held.appendleft(Piece(piece.text[num_chars:]))
-                piece = Piece(piece.text[:num_chars])
-            num_chars -= len(piece.text)
-            released.append(piece)
+        while self._num_released and (len(self._held[0].text) <= self._num_released or not self._held[0].marker):
+            released.append(self._take())
         return self._checked(self._parser.push(released)) if released else []
 
     def flush(self) -> list[OutputPart]:
-        """Return the parts that the parser held back, at the end of the output."""
-        return [] if self.is_full else self._checked(self._parser.flush())
+        """Return the parts that were held back, at the end of the output. A part of a marker is text."""
+        if self.is_full:
+            return []
+        parts = self._checked(self._parser.push([self._take()])) if self._num_released else []
+        return parts + ([] if self.is_full else self._checked(self._parser.flush()))
+
+    def _take(self) -> Piece:
+        """Remove and return the released text of the first piece."""
+        piece = self._held.popleft()
+        if len(piece.text) > self._num_released:
+            self._held.appendleft(Piece(piece.text[self._num_released :]))
+            piece = Piece(piece.text[: self._num_released])
+        self._num_released -= len(piece.text)
+        return piece
 
     @property
     def in_reasoning(self) -> bool:

@@ -13,6 +13,8 @@ from baton.router.output.parts import PartsReader
 from baton.router.parsing.base import Tool
 from baton.router.parsing.structural_tag import Format
 
+MAX_PROPERTIES = 256  # of a function whose calls are enforced: some formats need a part for each pair of them
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
@@ -76,6 +78,10 @@ class OutputRules:
         for tool, field in zip(tools.offered, tools.fields, strict=True):
             if tool.strict or tools.is_required:
                 check_parameters(tool.parameters, field)
+                properties = tool.parameters.get("properties")
+                if isinstance(properties, Mapping) and len(properties) > MAX_PROPERTIES:
+                    text = f"it has {len(properties)} properties, over the limit of {MAX_PROPERTIES} of enforced calls"
+                    raise FieldError(field, f"{field}: {text}")
         form = self._form(given, is_reasoning_open)
         if form is None:
             return given

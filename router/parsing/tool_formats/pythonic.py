@@ -137,7 +137,7 @@ def _call_format(tool: Tool, required: bool) -> Format:
         parts = [optional(sequence(argument, more))] if properties or not required else []
         return sequence(const(f"{tool.name}("), *parts, const(")"))
     named = schema.get("required")
-    first = [key for key in named if key in properties] if isinstance(named, list) else []
+    first = [key for key in dict.fromkeys(named) if key in properties] if isinstance(named, list) else []
     definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     values = {
         key: sequence(const(f"{key}="), {"type": "json_schema", "json_schema": _with(definitions, value)})

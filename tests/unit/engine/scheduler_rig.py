@@ -59,6 +59,7 @@ class Rig:
         self.scheduler.check_integrity()
         lens = [item.num_new_tokens for item in schedule.requests]
         assert sum(lens) <= self.config.step_tokens
+        assert all(length > 0 for length in lens)
         assert lens == sorted(lens, key=lambda length: length > 1)
         assert len(lens) <= self.config.batch_seqs
         for output in self.scheduler.update(schedule.requests, self.model.run(schedule.requests)):

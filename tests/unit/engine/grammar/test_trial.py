@@ -15,7 +15,7 @@ from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.grammar import trial as trial_module
 from baton.engine.grammar.cost import MAX_COUNT, MAX_JSON_CHARS, MAX_OPTIONAL, MAX_TEXT_COST, is_cheap
 from baton.engine.grammar.grammar import Grammar, GrammarKind
-from baton.engine.grammar.trial import ProcessTrial
+from baton.engine.grammar.trial import ProcessTrial, Trials
 from tests.unit.engine.grammar_rig import EOS, VOCAB_SIZE, backend, byte_tokenizer, schema_grammar
 
 TIMEOUT_S = 60.0
@@ -159,6 +159,7 @@ def test_cheap_grammars_compile_soon(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("grammar", [
     ENDLESS, LARGE, optional_properties(MAX_OPTIONAL + 1), WORD,
+    schema_grammar({"properties": {f"p{i}": {"type": "null"} for i in range(500)}, "required": ["p0"] * 500}),
     schema_grammar({"type": "string", "maxLength": MAX_COUNT + 1}),
     schema_grammar({"anyOf": [{"type": "string", "pattern": "^a{1,200}$"}]}),
     schema_grammar({"description": "x" * MAX_JSON_CHARS}),
@@ -180,3 +181,10 @@ def test_what_may_be_expensive_is_tried(grammar: Grammar) -> None:
 ])  # fmt: skip
 def test_usual_grammars_are_not_tried(grammar: Grammar) -> None:
     assert is_cheap(grammar)
+
+
+def test_nothing_starts_after_the_end(tmp_path: Path) -> None:
+    trials = Trials(lambda: ProcessTrial(tmp_path, VOCAB_SIZE, frozenset({EOS})))
+    trials.close()
+    with pytest.raises(EngineError, match="closed"):
+        trials.run(WORD, TIMEOUT_S)

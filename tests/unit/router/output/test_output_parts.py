@@ -127,6 +127,17 @@ async def test_stop_strings_see_the_whole_text(tokenizer: Tokenizer, step: int, 
         assert not any(isinstance(part, CallStart) for part in parts(whole))
 
 
+@pytest.mark.parametrize("stop", [">>>", "ink>x", "ll>zzz"])
+async def test_a_stop_string_that_begins_like_the_end_of_a_marker_changes_nothing(
+    tokenizer: Tokenizer, stop: str
+) -> None:
+    token_ids = await encoded(tokenizer, f"{THOUGHT}{CALL_F}\n{CALL_G}")
+    expected = run(CompletionOutput(0, generation(tokenizer), tokenizer), token_ids)
+    whole = run(CompletionOutput(0, generation(tokenizer, stop=(stop,)), tokenizer), token_ids)
+    assert parts(whole) == parts(expected)
+    assert whole.finish_reason == "tool_calls"
+
+
 async def test_a_second_call_ends_an_output_that_may_have_one(tokenizer: Tokenizer) -> None:
     token_ids = await encoded(tokenizer, f"{CALL_F}\n{CALL_G}")
     given = generation(tokenizer, ToolUse(offered=TOOLS, is_parallel=False))

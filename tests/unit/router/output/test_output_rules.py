@@ -124,3 +124,12 @@ def test_markers_that_are_special_tokens_cannot_be_enforced() -> None:
     with pytest.raises(FieldError, match="special tokens, which a grammar cannot enforce yet"):
         OutputRules(form, use(TOOLS[0], is_required=True)).grammar(None, None)
     assert not OutputRules(form, use(TOOLS[0])).need_grammar
+
+
+def test_a_function_with_many_properties_cannot_be_enforced() -> None:
+    parameters = {"type": "object", "properties": {f"p{place}": {"type": "null"} for place in range(3000)}}
+    rules = OutputRules(
+        OutputFormat("pythonic", None, {}), use(Tool(name="f", parameters=parameters), is_required=True)
+    )
+    with pytest.raises(FieldError, match="it has 3000 properties, over the limit of 256"):
+        rules.grammar(None, None)
