@@ -116,7 +116,7 @@ class CompletionOutput:
             parts += self._parts(reader, piece, self._finish(piece.text, output))
         if output.finish_reason is not None:
             parts += reader.flush()
-            if reader.num_calls and output.finish_reason == "stop" and output.stop_reason is None:
+            if reader.num_calls and output.finish_reason == "stop" and not isinstance(output.stop_reason, str):
                 output.finish_reason = "tool_calls"
         return parts
 

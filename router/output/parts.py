@@ -4,7 +4,16 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 
-from baton.router.parsing.base import CallEnd, CallStart, OutputParser, OutputPart, Piece, Reasoning
+from baton.router.parsing.base import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    OutputParser,
+    OutputPart,
+    Piece,
+    Reasoning,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -13,15 +22,25 @@ class PartsReader:
     """Parser of one completion, with the text that stop strings hold back, and counts of calls and reasoning tokens."""
 
     def __init__(
-        self, parser: OutputParser, markers: Mapping[int, str], in_reasoning: bool, max_calls: int | None
+        self,
+        parser: OutputParser,
+        markers: Mapping[int, str],
+        in_reasoning: bool,
+        with_calls: bool,
+        max_calls: int | None,
     ) -> None:
-        """`markers`: by token id. `in_reasoning`: the prompt ends in the reasoning. `max_calls` None: any number."""
+        """`markers`: by token id. `in_reasoning`: the prompt ends in the reasoning.
+
+        `with_calls`: otherwise the arguments of calls, which Harmony always marks, are content. `max_calls` None: any
+        number.
+        """
         self.markers = markers
         self.num_calls = 0
         self.is_full = False  # another call has begun, although there may be no more
         self._parser = parser
         self._in_reasoning = in_reasoning
         self._has_content = False
+        self._with_calls = with_calls
         self._max_calls = max_calls
         self._held: deque[Piece] = deque()
         self._num_released = 0  # characters of a marker at the front that is not released as a whole
@@ -61,6 +80,8 @@ class PartsReader:
 
     def _checked(self, parts: list[OutputPart]) -> list[OutputPart]:
         """Count the parts. Drops a call that is one too many and what follows it."""
+        if not self._with_calls:
+            parts = [_as_content(part) for part in parts if not isinstance(part, CallStart | CallEnd)]
         for place, part in enumerate(parts):
             if isinstance(part, Reasoning):
                 self._in_reasoning = True
@@ -74,6 +95,10 @@ class PartsReader:
                     return parts[:place]
                 self.num_calls += 1
         return parts
+
+
+def _as_content(part: OutputPart) -> OutputPart:
+    return Content(part.text) if isinstance(part, CallArguments) else part
 
 
 def text_of(part: OutputPart) -> str:

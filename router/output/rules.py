@@ -13,7 +13,7 @@ from baton.router.output.parts import PartsReader
 from baton.router.parsing.base import Tool
 from baton.router.parsing.structural_tag import Format
 
-MAX_PROPERTIES = 256  # of a function whose calls are enforced: some formats need a part for each pair of them
+MAX_PROPERTIES = 256  # of a function whose calls are enforced: some formats repeat its definitions for each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,8 @@ class OutputRules:
         """Return a reader for the parts of one completion. `is_reasoning_open`: at the end of its prompt."""
         max_calls = None if self.tools.is_parallel else 1
         parser = self.format.parser(self.tools.offered, is_reasoning_open)
-        return PartsReader(parser, self.format.markers, is_reasoning_open is True, max_calls)
+        with_calls = bool(self.tools.offered)
+        return PartsReader(parser, self.format.markers, is_reasoning_open is True, with_calls, max_calls)
 
     def grammar(self, given: Grammar | None, is_reasoning_open: bool | None) -> Grammar | None:
         """Return the valid grammar of the whole output; `given`: that of its content. Raises InvalidRequest.

@@ -120,6 +120,9 @@ def _string(lexer: Lexer, quote: str, texts: list[str]) -> Reading[None]:
             texts.append(lexer.take(lexer.start + 1))
 
 
+MAX_ORDERED = 8  # optional arguments in the schema's order, as that takes a part for each pair; more come in any order
+
+
 def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
     call = any_of([_call_format(each, required) for each in tools])
     more: Format = {"type": "star", "content": sequence(const(", "), call)}
@@ -148,6 +151,10 @@ def _call_format(tool: Tool, required: bool) -> Format:
         parts = [sequence(const(", "), values[key]) for key in first[1:]]
         parts += [optional(sequence(const(", "), values[key])) for key in others]
         return sequence(const(f"{tool.name}("), values[first[0]], *parts, const(")"))
+    if len(others) > MAX_ORDERED:
+        argument = any_of(list(values.values()))
+        parts = [optional(sequence(argument, {"type": "star", "content": sequence(const(", "), argument)}))]
+        return sequence(const(f"{tool.name}("), *parts, const(")"))
     options = [
         sequence(values[key], *(optional(sequence(const(", "), values[after])) for after in others[place + 1 :]))
         for place, key in enumerate(others)

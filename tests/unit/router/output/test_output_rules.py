@@ -10,7 +10,7 @@ from baton.engine.grammar.xgrammar_backend import XGrammarBackend
 from baton.router.errors import FieldError
 from baton.router.output.format import OutputFormat
 from baton.router.output.rules import NO_TOOLS, OutputRules, ToolUse, output_rules
-from baton.router.parsing.base import Tool
+from baton.router.parsing.base import Content, Piece, Tool
 from tests.unit.engine.grammar_rig import EOS, backend, byte_tokenizer
 
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
@@ -133,3 +133,25 @@ def test_a_function_with_many_properties_cannot_be_enforced() -> None:
     )
     with pytest.raises(FieldError, match="it has 3000 properties, over the limit of 256"):
         rules.grammar(None, None)
+
+
+def test_optional_arguments_of_python_calls_take_linear_space() -> None:
+    def size(number: int) -> int:
+        properties = {f"p{place}": {"type": "null"} for place in range(number)}
+        tool = Tool(name="f", parameters={"type": "object", "properties": properties})
+        grammar = OutputRules(OutputFormat("pythonic", None, {}), use(tool, is_required=True)).grammar(None, None)
+        assert grammar is not None
+        return len(grammar.source)
+
+    assert size(200) < 2.2 * size(100)
+
+
+def test_calls_that_were_not_offered_are_content() -> None:
+    rules = output_rules(OutputFormat("openai", "openai_gptoss", {}), NO_TOOLS)
+    assert rules is not None
+    reader = rules.reader(None)
+    text = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>'
+    reader.hold(Piece(text))
+    parts = [*reader.release(len(text)), *reader.flush()]
+    assert "".join(part.text for part in parts if isinstance(part, Content)) == '{"x": 1}'
+    assert reader.num_calls == 0
