@@ -26,7 +26,7 @@ NICENESS = 5  # steps of the model come first
 
 
 def main() -> None:
-    """Serve until standard input is closed, or no grammar has come for a while."""
+    """Serve until standard input is closed, or until no grammar arrives for IDLE_S."""
     directory, vocab_size, eos = sys.argv[1:]
     eos_token_ids = frozenset(map(int, eos.split(",")))
     backend = XGrammarBackend(directory, int(vocab_size), eos_token_ids)
@@ -50,10 +50,9 @@ def _problem(
     try:
         backend.compile(grammar).matcher(eos_token_ids).fill(row)
     except (InvalidRequest, RuntimeError, MemoryError) as error:
-        needs_memory = isinstance(error, MemoryError) or "bad_alloc" in str(error)
-        return (
-            f"it takes over {MEMORY_BYTES >> 30} GiB of memory to compile; simplify it" if needs_memory else str(error)
-        )
+        if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+            return f"it takes over {MEMORY_BYTES >> 30} GiB of memory to compile; simplify it"
+        return str(error)
     return None
 
 

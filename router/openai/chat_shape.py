@@ -19,7 +19,7 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """What the responses to a request include."""
+    """Optional fields of the responses to a request."""
 
     num_top: int | None = None  # best candidates of each token; None: no logprobs
     with_token_ids: bool = False

@@ -64,7 +64,7 @@ def make_parser(
 
     tool_format, reasoning_format: names; None: calls, or the reasoning, are not parsed, and stay content. tools: the
     functions that the request offers; their schemas convert the values of XML-like formats. single_tokens: the markers
-    that are one added token of the vocabulary; each must be a piece of its own. is_reasoning_open: what the end of the
+    that are one added token of the vocabulary; each must be a separate piece. is_reasoning_open: what the end of the
     prompt says about the reasoning (`is_reasoning_open`). Raises ValueError for an unknown name.
     """
     tool, reasoning = _formats(tool_format, reasoning_format)

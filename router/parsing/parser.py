@@ -1,6 +1,6 @@
 """The parser of one output: reasoning, then content and calls.
 
-What is no valid call is content, unchanged and with its markers. A call is valid once its name is known: broken
+Text that is no valid call is content, unchanged and with its markers. A call is valid once its name is known: broken
 arguments, and functions that were not offered, do not make it content. Calls in the reasoning are reasoning, except
 those of formats that end it (`ReasoningFormat.ended_by_calls_of`).
 """

@@ -64,7 +64,7 @@ class PartWriter:
     def __init__(self) -> None:
         self._parts: list[OutputPart] = []
         self._kind: Kind | None = None  # of the last part, if that is not in `_parts` yet
-        self._texts: list[str] = []  # of that part
+        self._texts: list[str] = []  # of the part of `_kind`
         self._reasoning = _Prose(is_after_marker=True)
         self._content = _Prose(is_after_marker=False)
         self._num_calls = 0

@@ -12,7 +12,7 @@ from baton.router.parsing.structural_tag import Format
 
 @dataclass(frozen=True, slots=True)
 class CallReading:
-    """What a format needs to read the calls of one output."""
+    """Inputs of a format's reader for the calls of one output."""
 
     lexer: Lexer
     writer: PartWriter

@@ -15,7 +15,7 @@ MAX_DEPTH = 8  # of schemas in `anyOf` and the like
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """What a schema allows for a value."""
+    """JSON types that a schema allows for a value."""
 
     types: frozenset[str]  # of JSON
     choices: frozenset[str] = frozenset()  # if it lists strings; white space around them does not belong to the value
