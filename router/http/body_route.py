@@ -12,10 +12,10 @@ from starlette.responses import Response
 from baton.engine.errors import EngineError
 from baton.router.admission.body_budget import BodyBudget
 from baton.router.auth.client import Gate
-from baton.router.errors import REQUEST_PANICS
+from baton.router.errors import REQUEST_PANICS, FieldError
 from baton.router.http.body_reader import BodyReader, Content, check_size
 from baton.router.http.exchange import ClientGone, Exchange
-from baton.router.http.headers import announced_size, is_gzip, is_json, is_resumable
+from baton.router.http.headers import RESUMABLE, RESUME, announced_size, is_gzip, is_json, is_resumable
 from baton.router.openai.errors import error_response
 from baton.rpc.status import ServiceError
 
@@ -33,13 +33,24 @@ class BodyIntake:
 
 
 class BodyRoute(Generic[Body]):
-    """Handler of the POST requests of one path. Errors become responses in OpenAI's shape."""
+    """Handler of the POST requests of one path."""
 
     def __init__(
-        self, model: type[Body], serve: Callable[[Body, Exchange], Awaitable[None]], intake: BodyIntake
+        self,
+        model: type[Body],
+        serve: Callable[[Body, Exchange], Awaitable[None]],
+        intake: BodyIntake,
+        *,
+        error_response: Callable[[Exception], Response] = error_response,
+        can_resume: bool = True,
     ) -> None:
-        """`serve` sends the response, or raises before it has sent any of it."""
+        """`serve` sends the response, or raises before it has sent any of it.
+
+        `error_response`: errors in the shape of the path's API. `can_resume`: clients may resume the response.
+        """
         self.model = model
+        self._error_response = error_response
+        self._can_resume = can_resume
         self._serve = serve
         self._intake = intake
         self.max_body_bytes = intake.max_body_bytes
@@ -63,7 +74,7 @@ class BodyRoute(Generic[Body]):
         except Exception as error:
             if exchange.started:
                 raise  # a part of the response has been sent: the server closes the connection
-            response = error_response(error)
+            response = self._error_response(error)
             with suppress(ClientGone):
                 await exchange.respond(response.status_code, bytes(response.body), _extra_headers(response))
         finally:
@@ -78,6 +89,8 @@ class BodyRoute(Generic[Body]):
             # Browsers let any web page post other types to a server on the user's machine without a CORS preflight.
             text = "the body must be JSON and declared as such: send 'content-type: application/json'"
             raise HTTPException(415, text)
+        if is_resumable(headers) and not self._can_resume:
+            raise FieldError(RESUMABLE, f"responses of this path cannot be resumed: omit {RESUMABLE} and {RESUME}")
         is_gzip(headers.get("content-encoding", ""))
         check_size(announced_size(headers), self.max_body_bytes)
         exchange.upload = intake.budget.begin(exchange.client, exchange.address)

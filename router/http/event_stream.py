@@ -11,14 +11,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-import orjson
-
 from baton.router.admission.body_budget import Upload
 from baton.router.auth.client import Client
 from baton.router.generation import CompletionDelta, MergedDeltas
 from baton.router.http.exchange import ClientGone, EventSource, Exchange
 from baton.router.http.headers import RESPONSE_HEADERS
-from baton.router.openai.errors import describe
+from baton.router.openai.errors import error_event
 from baton.router.resumption.resumption import OutputTally, Resumption
 
 NEXT_EVENT = b"\n\ndata: "
@@ -114,7 +112,7 @@ async def kept_alive(
     except Exception as error:
         if not alive.started or alive.is_over:
             raise
-        await alive.send_events(b"data: " + orjson.dumps(describe(error)[1]) + b"\n\n", last=True)
+        await alive.send_events(error_event(error), last=True)
     finally:
         comments.cancel()
         await asyncio.gather(comments, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
@@ -57,7 +58,7 @@ class RouterMetrics:
 
     def _count_by(self, label: str, name: str, text: str) -> Callable[[str], Counter]:
         family = Counter(PREFIX + name, text, ["model_name", label], registry=self.registry)
-        return lambda value: family.labels(self.model_name, value)
+        return cache(lambda value: family.labels(self.model_name, value))  # the values are few
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self.registry)

@@ -1,5 +1,7 @@
 """The `/v1/chat/completions` route."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -7,7 +9,7 @@ from pydantic.config import JsonDict
 
 from baton.engine.sampling.params import MAX_LOGPROBS
 from baton.router.errors import FieldError
-from baton.router.generation import ChatPrompt, GenerationRequest
+from baton.router.generation import ChatPrompt, Generation, GenerationRequest
 from baton.router.http.event_stream import kept_alive
 from baton.router.http.exchange import Exchange
 from baton.router.http.headers import read_context, resumable
@@ -16,7 +18,7 @@ from baton.router.openai.chat_shape import ChatOptions, ChatShape
 from baton.router.openai.fields import STREAM_RULE, TRUE, Count, GenerationFields
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
 from baton.router.openai.request_body import BOOLEAN, WHOLE, unless
-from baton.router.openai.response import command_id, send_completions
+from baton.router.openai.response import ResponseShape, command_id, send_completions
 from baton.router.openai.tools import ToolChoice, Tools, tool_use
 from baton.router.output.rules import ToolUse, output_rules
 from baton.router.request_context import RequestContext
@@ -106,6 +108,12 @@ class ChatApi:
 
     async def complete(self, body: ChatRequest, exchange: Exchange) -> None:
         """Generate the completions of a conversation and send the response."""
+        await self.respond(body, exchange, partial(self._shape, body, exchange))
+
+    async def respond(
+        self, body: ChatRequest, exchange: Exchange, make_shape: Callable[[Generation], ResponseShape]
+    ) -> None:
+        """Generate the completions of a conversation and send the response in the shape of the client's API."""
         service = self._service
         check_model(service.model.name, body.model)
         body.check(service.config, num_prompts=1)
@@ -122,14 +130,16 @@ class ChatApi:
             generation = await service.pipeline.prepare(request)
             body.messages, body.tools = (), ()
             exchange.forget_body()
-            response_id = f"chatcmpl-{exchange.request_id}"
-            options = ChatOptions(
-                num_top=body.num_logprobs(),
-                with_token_ids=body.return_token_ids,
-                with_reasoning=body.include_reasoning,
-            )
-            shape = ChatShape(response_id, generation, options, service.model.name, service.tokenizer)
-            await send_completions(exchange, service.pipeline, [generation], body, shape)
+            await send_completions(exchange, service.pipeline, [generation], body, make_shape(generation))
+
+    def _shape(self, body: ChatRequest, exchange: Exchange, generation: Generation) -> ChatShape:
+        options = ChatOptions(
+            num_top=body.num_logprobs(),
+            with_token_ids=body.return_token_ids,
+            with_reasoning=body.include_reasoning,
+        )
+        response_id = f"chatcmpl-{exchange.request_id}"
+        return ChatShape(response_id, generation, options, self._service.model.name, self._service.tokenizer)
 
     def _request(self, body: ChatRequest, context: RequestContext, exchange: Exchange) -> GenerationRequest:
         service, model = self._service, self._service.model

@@ -1,6 +1,8 @@
 """The parts of an output in the chat API: content, reasoning and tool calls, streamed or whole."""
 
+from array import array
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from hashlib import blake2b
 from zlib import crc32
 
@@ -17,8 +19,14 @@ class CallIds:
 
     def __init__(self, request_id: str, generation: Generation) -> None:
         """`request_id`: the client's; it may use the same one for every turn of a conversation."""
-        prompt = crc32(b"".join(token_id.to_bytes(4, "little") for token_id in generation.token_ids))
-        self._seed = f"{request_id}/{prompt}/{generation.sampling.seed}"
+        self._request_id = request_id
+        self._generation = generation
+
+    @cached_property
+    def _seed(self) -> str:
+        """What distinguishes the response from others; computed for the first call, since most responses have none."""
+        prompt = crc32(array("I", self._generation.token_ids))
+        return f"{self._request_id}/{prompt}/{self._generation.sampling.seed}"
 
     def call_id(self, completion: int, call: CallStart) -> str:
         """Return the id of a call: the one that the model wrote, otherwise one derived from its place."""

@@ -9,8 +9,9 @@ import orjson
 from baton.protos.common_pb2 import PositionLogprobs
 from baton.router.generation import CompletionDelta, Generation
 from baton.router.openai.chat_parts import CallIds, merged, part_delta, parts_message, without_reasoning
+from baton.router.openai.errors import error_event
 from baton.router.openai.logprobs import chat_content, prompt_positions
-from baton.router.openai.response import WholeCompletion, json_fragment
+from baton.router.openai.response import DONE, WholeCompletion, json_fragment
 from baton.router.parsing.base import OutputPart
 from baton.router.text.tokenizer import Tokenizer
 
@@ -70,9 +71,13 @@ class ChatShape:
         parts += [b"}]", self._end(usage)]
         return opening + b"".join(parts)
 
-    def usage_chunk(self, usage: Json) -> bytes:
-        """Return the event with the usage and no choices."""
-        return self._prefix + b"]" + self._end(usage)
+    def end(self, usage: Json | None) -> bytes:
+        """Return the event with the usage and no choices, if it is wanted, and the end of the stream."""
+        return DONE if usage is None else self._prefix + b"]" + self._end(usage) + DONE
+
+    def failure(self, error: Exception) -> bytes:
+        """Return the event of an error."""
+        return error_event(error)
 
     def whole(self, completions: Sequence[WholeCompletion], usage: Json) -> Json:
         """Return the chat completion object."""

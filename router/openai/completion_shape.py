@@ -8,8 +8,9 @@ import orjson
 
 from baton.protos.common_pb2 import PositionLogprobs
 from baton.router.generation import CompletionDelta, Generation
+from baton.router.openai.errors import error_event
 from baton.router.openai.logprobs import completion_block, prompt_positions
-from baton.router.openai.response import WholeCompletion, json_fragment
+from baton.router.openai.response import DONE, WholeCompletion, json_fragment
 from baton.router.text.tokenizer import Tokenizer
 
 
@@ -79,9 +80,13 @@ class CompletionShape:
         body = self._choice(completion, echo, is_first)
         return self._prefix + orjson.dumps(body) + b"]" + self._end(usage)
 
-    def usage_chunk(self, usage: dict[str, object]) -> bytes:
-        """Return the event with the usage and no choices."""
-        return self._prefix + b"]" + self._end(usage)
+    def end(self, usage: dict[str, object] | None) -> bytes:
+        """Return the event with the usage and no choices, if it is wanted, and the end of the stream."""
+        return DONE if usage is None else self._prefix + b"]" + self._end(usage) + DONE
+
+    def failure(self, error: Exception) -> bytes:
+        """Return the event of an error."""
+        return error_event(error)
 
     def whole(self, completions: Sequence[WholeCompletion], usage: dict[str, object]) -> dict[str, object]:
         """Return the completion object."""

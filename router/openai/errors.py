@@ -59,6 +59,11 @@ def error_response(error: Exception) -> Response:
     return _response(http_status, body, headers)
 
 
+def error_event(error: Exception) -> bytes:
+    """Return the event of an error in a stream."""
+    return b"data: " + orjson.dumps(describe(error)[1]) + b"\n\n"
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Convert every error of the application to OpenAI's shape."""
 

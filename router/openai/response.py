@@ -17,7 +17,6 @@ from baton.router.http.event_stream import EventIds, EventStream
 from baton.router.http.exchange import ClientGone, Exchange
 from baton.router.http.headers import RESPONSE_HEADERS, position_of
 from baton.router.limits import check_logprobs
-from baton.router.openai.errors import describe
 from baton.router.openai.fields import GenerationFields, StreamOptions
 from baton.router.pipeline import Pipeline
 from baton.router.resumption.resumption import OutputTally
@@ -98,8 +97,12 @@ class ResponseShape(Protocol):
         """Omit the opening events of a completion: the client has them."""
         ...
 
-    def usage_chunk(self, usage: dict[str, object]) -> bytes:
-        """Return the event with the usage at the end of a stream."""
+    def end(self, usage: dict[str, object] | None) -> bytes:
+        """Return the last events of a stream. `usage`: if the client wants it."""
+        ...
+
+    def failure(self, error: Exception) -> bytes:
+        """Return the last event of a stream that fails."""
         ...
 
     def whole(self, completions: Sequence[WholeCompletion], usage: dict[str, object]) -> dict[str, object]:
@@ -204,9 +207,9 @@ async def _send_stream(
     except ClientGone:
         raise
     except Exception as error:  # the headers have been sent, so the error goes into the stream
-        await exchange.send_events(b"data: " + orjson.dumps(describe(error)[1]) + b"\n\n", last=True)
+        await exchange.send_events(shape.failure(error), last=True)
         return
-    await exchange.send_events((shape.usage_chunk(usage.body()) if options.include_usage else b"") + DONE, last=True)
+    await exchange.send_events(shape.end(usage.body() if options.include_usage else None), last=True)
 
 
 def _all_deltas(pipeline: Pipeline, generations: Sequence[Generation], num_completions: int) -> Deltas:

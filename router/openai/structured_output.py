@@ -113,6 +113,18 @@ GRAMMAR_FIELDS = frozenset({  # names with which errors about a grammar begin
 })  # fmt: skip
 
 
+PLAIN_FIELDS: Sequence[tuple[str, GrammarKind]] = (
+    ("guided_json", GrammarKind.JSON_SCHEMA),
+    ("guided_regex", GrammarKind.REGEX),
+    ("guided_choice", GrammarKind.CHOICE),
+    ("guided_grammar", GrammarKind.EBNF),
+    ("regex", GrammarKind.REGEX),
+    ("ebnf", GrammarKind.EBNF),
+    ("json_schema", GrammarKind.JSON_SCHEMA),
+)
+REQUEST_FIELDS = frozenset({"response_format", "structured_outputs", *(name for name, _ in PLAIN_FIELDS)})
+
+
 class StructuredOutputFields(NeutralFields):
     """Fields that constrain the output, at most one of them."""
 
@@ -130,6 +142,8 @@ class StructuredOutputFields(NeutralFields):
 
     def grammar(self) -> Grammar | None:
         """Return the grammar of the output, which is not validated. Raises FieldError if there are several."""
+        if self.model_fields_set.isdisjoint(REQUEST_FIELDS):
+            return None
         found = [*self._plain_grammars(), *self._of_response_format(), *self._of_structured_outputs()]
         if len(found) > 1:
             names = " and ".join(grammar.field for grammar in found[:2])
@@ -137,16 +151,7 @@ class StructuredOutputFields(NeutralFields):
         return found[0] if found else None
 
     def _plain_grammars(self) -> list[Grammar]:
-        fields: Sequence[tuple[str, GrammarKind]] = (
-            ("guided_json", GrammarKind.JSON_SCHEMA),
-            ("guided_regex", GrammarKind.REGEX),
-            ("guided_choice", GrammarKind.CHOICE),
-            ("guided_grammar", GrammarKind.EBNF),
-            ("regex", GrammarKind.REGEX),
-            ("ebnf", GrammarKind.EBNF),
-            ("json_schema", GrammarKind.JSON_SCHEMA),
-        )
-        return _grammars("", fields, lambda name: getattr(self, name))
+        return _grammars("", PLAIN_FIELDS, lambda name: getattr(self, name))
 
     def _of_response_format(self) -> list[Grammar]:
         match self.response_format:
