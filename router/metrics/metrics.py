@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable
 from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
+from baton.router.metrics.histogram import LoopHistogram
 from baton.router.metrics.traffic import Traffic
 
 PREFIX = "baton:"
@@ -60,9 +61,8 @@ class RouterMetrics:
         family = Counter(PREFIX + name, text, ["model_name", label], registry=self.registry)
         return cache(lambda value: family.labels(self.model_name, value))  # the values are few
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        family = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self.registry)
-        return family.labels(self.model_name)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> LoopHistogram:
+        return LoopHistogram(PREFIX + name, text, {"model_name": self.model_name}, buckets, self.registry)
 
     def request_started(self, max_tokens: int, num_completions: int) -> None:
         """Record the options of a prompt that is to be served."""
@@ -84,8 +84,7 @@ class RouterMetrics:
         """Record tokens of a completion; `gap_s`: time since the previous ones, None for the first."""
         self._generation_tokens.inc(num_tokens)
         if gap_s is not None:
-            for _ in range(num_tokens):
-                self._itl.observe(gap_s / num_tokens)
+            self._itl.observe(gap_s / num_tokens, num_tokens)
 
     def first_token(self, waited_s: float) -> None:
         """Record the TTFT of a completion."""

@@ -1,8 +1,11 @@
 """`baton chat` against a real HTTP server."""
 
+import json
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -86,6 +89,82 @@ def test_verbose_shows_how_a_response_was_served() -> None:
         quiet, verbose = chat(url, ["hello"]), chat(url, ["hello"], "--verbose")
     assert "prefill-0" not in quiet.output
     assert "prefill prefill-0, decode decode-0, kv transport shared_memory, prompt tokens 7" in verbose.output
+
+
+def delta(**fields: object) -> object:
+    return {"choices": [{"index": 0, "delta": fields, "finish_reason": None}]}
+
+
+def call(index: int, arguments: str, **fields: str) -> object:
+    name = {"name": fields.pop("name")} if "name" in fields else {}
+    return delta(tool_calls=[{"index": index, **fields, "function": {**name, "arguments": arguments}}])
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+CALLS = [
+    delta(role="assistant", content=""),
+    delta(reasoning="I should ", reasoning_content="I should "),
+    delta(reasoning="ask.", reasoning_content="ask."),
+    delta(content="One moment."),
+    call(0, "", id="call_a", name="weather"),
+    call(0, '{"city": '),
+    call(0, '"Oslo"}'),
+    call(1, '{"city": "Rome"}', id="call_b", name="weather"),
+    chunk(None, "tool_calls"),
+]
+
+
+def test_reasoning_and_calls_are_shown_and_results_sent(tmp_path: Path) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def answer(content: dict[str, Any]) -> Reply:
+        bodies.append(content)
+        return sse_reply(CALLS if len(bodies) == 1 else [chunk("Cold and warm.", "stop")], {})
+
+    (tmp_path / "tools.json").write_text(json.dumps(TOOLS))
+    with serving({"/v1/models": lambda _: json_reply(MODELS), "/v1/chat/completions": answer}) as url:
+        result = chat(url, ["hello", "3 degrees", "20 degrees"], "--tools", str(tmp_path / "tools.json"))
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[:4] == [
+        "I should ask.",
+        "One moment.",
+        'weather {"city": "Oslo"}',
+        'weather {"city": "Rome"}',
+    ]
+    assert "Cold and warm." in result.output
+    assert [body["tools"] for body in bodies] == [TOOLS, TOOLS]
+    _, assistant, *results = bodies[1]["messages"]
+    assert assistant["content"] == "One moment."
+    assert [(each["id"], each["function"]) for each in assistant["tool_calls"]] == [
+        ("call_a", {"name": "weather", "arguments": '{"city": "Oslo"}'}),
+        ("call_b", {"name": "weather", "arguments": '{"city": "Rome"}'}),
+    ]
+    assert results == [
+        {"role": "tool", "tool_call_id": "call_a", "content": "3 degrees"},
+        {"role": "tool", "tool_call_id": "call_b", "content": "20 degrees"},
+    ]
+
+
+def test_a_message_whose_calls_get_no_result_is_withdrawn(tmp_path: Path) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def answer(content: dict[str, Any]) -> Reply:
+        bodies.append(content)
+        return sse_reply(CALLS, {})
+
+    (tmp_path / "tools.json").write_text(json.dumps(TOOLS))
+    with serving({"/v1/models": lambda _: json_reply(MODELS), "/v1/chat/completions": answer}) as url:
+        result = chat(url, ["hello", "3 degrees"], "--tools", str(tmp_path / "tools.json"))
+    assert result.exit_code == 0, result.output
+    assert len(bodies) == 1
+
+
+@pytest.mark.parametrize(("content", "message"), [("{", "is not a JSON file"), ("{}", "must have a list of tools")])
+def test_a_file_without_tools_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "tools.json").write_text(content)
+    result = chat("http://127.0.0.1:1", [], "--tools", str(tmp_path / "tools.json"))
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
 
 
 def test_the_servers_error_message_is_shown() -> None:
@@ -182,5 +261,5 @@ def test_server_sent_events_are_parsed(lines: list[str], data: list[str]) -> Non
 
 @pytest.mark.parametrize("data", ["<html>", "[" * 100_000])
 def test_an_event_without_json_is_an_error_of_the_server(data: str) -> None:
-    with pytest.raises(ServerError, match="an event of the server is not JSON"):
-        list(Answer({}, iter([data])).text())
+    with pytest.raises(ServerError, match="an event of the server is no completion"):
+        list(Answer({}, iter([data])).parts())
