@@ -45,6 +45,14 @@ serve: .venv/.base
 	.venv/checkov/bin/python -m pip install --quiet "checkov==$(CHECKOV)"
 	touch $@
 
+# Nor do the client libraries agree with our versions of their dependencies.
+.venv/clients/.done: tests/clients/requirements.txt .venv/.dev
+	$(PYTHON) -m venv .venv/clients
+	.venv/clients/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+TEST_ENVIRONMENTS := .venv/checkov/$(CHECKOV).done .venv/clients/.done
+
 # The tests start hundreds of processes, each of which would compile the package again without cached bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -52,12 +60,12 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST_PROCESSES ?= $(shell expr $$(nproc) + 1)
 PYTEST := $(BIN)/python -m pytest -q --durations=30 --numprocesses $(TEST_PROCESSES) --no-loadscope-reorder --rerun-failed
 
-test: setup .venv/checkov/$(CHECKOV).done
+test: setup $(TEST_ENVIRONMENTS)
 	$(PYTEST) -m "not slow"
 
 # Everything, including what takes long, with processes started as production does, and a minute of new inputs for each
 # fuzzer.
-test-all: setup .venv/checkov/$(CHECKOV).done
+test-all: setup $(TEST_ENVIRONMENTS)
 	$(PYTEST) --spawn
 	$(BIN)/python -m pytest -q tests/fuzz --fuzz-seconds 60 --numprocesses $(TEST_PROCESSES)
 

@@ -1,0 +1,38 @@
+"""Tool calls with LlamaIndex's class for servers of OpenAI's API: `python llama_index_openai_like.py URL`."""
+
+import sys
+from typing import Literal
+
+from llama_index.core.llms import ChatMessage
+from llama_index.core.tools import FunctionTool
+from llama_index.llms.openai_like import OpenAILike
+
+
+def get_weather(unit: Literal["celsius", "fahrenheit"]) -> str:
+    """Get the weather."""
+    return f"7 degrees {unit}"
+
+
+def main(url: str) -> None:
+    """Call a tool, and send its result."""
+    model = OpenAILike(
+        model="baton-bundled",
+        api_base=f"{url}/v1",
+        api_key="none",
+        is_chat_model=True,
+        is_function_calling_model=True,
+        temperature=0,
+        max_tokens=400,
+    )
+    tool = FunctionTool.from_defaults(fn=get_weather)
+    question = ChatMessage(role="user", content="What is the weather in Oslo?")
+    response = model.chat_with_tools([tool], chat_history=[question], tool_required=True)
+    [call] = model.get_tool_calls_from_response(response)
+    assert call.tool_name == "get_weather", call
+    output = tool.call(**call.tool_kwargs)
+    result = ChatMessage(role="tool", content=output.content, additional_kwargs={"tool_call_id": call.tool_id})
+    final = model.chat([question, response.message, result])
+    assert final.message.content
+
+
+main(sys.argv[1])
