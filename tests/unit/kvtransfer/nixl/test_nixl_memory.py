@@ -27,7 +27,7 @@ from tests.unit.kvtransfer.read_rig import PATIENCE_S, SHAPE
 VRAM = MemoryPlace("VRAM", 0)
 
 
-def reader(probe_while_idle: bool, one_sided_only: bool = True, connect_deadline_s: float = 10.0) -> Transport:
+def reader(probe_while_idle: bool, one_sided_only: bool = True, connect_deadline_s: float = PATIENCE_S) -> Transport:
     """Create a transport with a pool in host memory."""
     identity = PoolIdentity(uuid.uuid4().hex, "model")
     transport = Transport(
@@ -143,10 +143,12 @@ async def test_a_probe_of_a_peer_that_polls_in_every_round_is_inconclusive(monke
 
         monkeypatch.setattr(NixlConnection, "num_polls_when_idle", polls_once_more)
         monkeypatch.setattr(one_sided_probe, "POLL_REQUEST_DELAY_S", PATIENCE_S)  # a busy machine is slow to read
-        transport = reader(True)
-        with pytest.raises(TransportUnavailable, match="polled for other peers in each of 5 probes"):
-            await transport.connect(description)
-        await transport.close()
+        transport = reader(True, connect_deadline_s=2 * PATIENCE_S)
+        try:
+            with pytest.raises(TransportUnavailable, match="polled for other peers in each of 5 probes"):
+                await transport.connect(description)
+        finally:
+            await transport.close()  # a socket that is left open fails later tests
 
 
 async def test_a_probe_waits_until_the_peer_is_idle() -> None:
