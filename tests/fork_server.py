@@ -107,10 +107,10 @@ class ForkedProcess:
 
     def _on_end(self, loop: asyncio.AbstractEventLoop) -> None:
         status = self._connection.recv(4)
-        assert status, "the fork server has ended"
         loop.remove_reader(self._connection)
         self._connection.close()
-        self.returncode = int.from_bytes(status, "big", signed=True)
+        # Without a status the server was killed, and with it ended the lifelines of what it has forked.
+        self.returncode = int.from_bytes(status, "big", signed=True) if status else -signal.SIGKILL
         self._ended.set()
 
     async def wait(self) -> int:
