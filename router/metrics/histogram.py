@@ -38,6 +38,6 @@ class LoopHistogram(Collector):
         num = 0
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             num += count
-            buckets.append((floatToGoString(bound), num))
+            buckets.append((floatToGoString(bound), num))  # type: ignore[no-untyped-call]
         family.add_metric(tuple(self._labels.values()), buckets, self._sum)
         yield family
