@@ -134,6 +134,7 @@ class KeptAliveExchange:
         self.upload: Upload | None = exchange.upload
         self.refusal: Exception | None = exchange.refusal
         self.disconnected: bool = exchange.disconnected
+        self.response_headers: dict[str, str] = exchange.response_headers
 
     @property
     def headers(self) -> Mapping[str, str]:

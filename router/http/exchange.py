@@ -36,6 +36,7 @@ class Exchange(Protocol):
     upload: Upload | None  # set once the headers have been accepted
     refusal: Exception | None  # why the body is not read; raised by `read`
     disconnected: bool  # the client has disconnected
+    response_headers: dict[str, str]  # further headers of the response, set by the route
 
     @property
     def headers(self) -> Mapping[str, str]:
