@@ -23,4 +23,5 @@ class IgnoredFields(RequestBody):
     speed: Label | None = None
     container: None = None
     fallbacks: None = None
+    thread: None = None
     mcp_servers: Annotated[list[object], Field(max_length=0, fail_fast=True)] | None = None
