@@ -1,6 +1,7 @@
 """The events of a streamed tool call are the same if its decode worker is killed in the middle."""
 
 import os
+import re
 import signal
 from typing import Any
 
@@ -39,6 +40,9 @@ async def test_a_call_over_a_kill() -> None:
                         events.append(orjson.loads(line.removeprefix("data: ")))
                         if case == "killed" and len(events) == NUM_SEEN:
                             os.kill(await pid_of(leaving, url), signal.SIGKILL)
+        metrics = (await client.get("/metrics")).text
+        [num_failovers] = re.findall(r"^baton:failovers_total\{.*\} (\S+)$", metrics, re.MULTILINE)
+        assert float(num_failovers) == 1
         first, second = received["undisturbed"], received["killed"]
         assert outline(second) == outline(first)
         assert second[-2:] == first[-2:]
