@@ -134,12 +134,16 @@ class KeptAliveExchange:
         self.upload: Upload | None = exchange.upload
         self.refusal: Exception | None = exchange.refusal
         self.disconnected: bool = exchange.disconnected
-        self.response_headers: dict[str, str] = exchange.response_headers
 
     @property
     def headers(self) -> Mapping[str, str]:
         """Request headers by lower-case name; the first one of duplicates."""
         return self._exchange.headers
+
+    @property
+    def response_headers(self) -> dict[str, str]:
+        """Further headers of the response."""
+        return self._exchange.response_headers
 
     @property
     def started(self) -> bool:

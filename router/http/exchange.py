@@ -36,11 +36,15 @@ class Exchange(Protocol):
     upload: Upload | None  # set once the headers have been accepted
     refusal: Exception | None  # why the body is not read; raised by `read`
     disconnected: bool  # the client has disconnected
-    response_headers: dict[str, str]  # further headers of the response, set by the route
 
     @property
     def headers(self) -> Mapping[str, str]:
         """Request headers by lower-case name; the first one of duplicates."""
+        ...
+
+    @property
+    def response_headers(self) -> dict[str, str]:
+        """Further headers of the response, which the route adds before it responds."""
         ...
 
     @property

@@ -144,9 +144,19 @@ async def test_a_loop_with_results(api: anthropic.AsyncAnthropic) -> None:
     assert caught.value.request_id
 
 
+class Answer(BaseModel):
+    """The client omits the bounds of numbers and texts from schemas, so it has none of them."""
+
+    unit: Literal["celsius", "fahrenheit"]
+    known: bool
+
+
 async def test_an_output_that_matches_a_schema(api: anthropic.AsyncAnthropic) -> None:
-    message = await api.messages.parse(model=MODEL, messages=QUESTION, max_tokens=200, output_format=Clock)
-    assert isinstance(message.parsed_output, Clock)
+    options: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 300, "output_format": Answer}
+    message = await api.messages.parse(**options)
+    assert isinstance(message.parsed_output, Answer)
+    async with api.messages.stream(**options) as stream:
+        assert isinstance((await stream.get_final_message()).parsed_output, Answer)
 
 
 ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
