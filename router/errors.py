@@ -2,6 +2,7 @@
 
 InvalidRequest (engine/errors.py)
 └── FieldError   a field of the request is invalid
+    └── ContextExceeded   prompt and output do not fit the model's context
 QueueFull (engine/errors.py)
 └── Overloaded   the router is overloaded; the client may retry later
     └── KeyLimitReached   the client's API key has reached a limit
@@ -32,6 +33,19 @@ class FieldError(InvalidRequest):
         super().__init__(message)
         self.field = field
         self.code = code
+
+
+class ContextExceeded(FieldError):
+    """Prompt and output do not fit the model's context; the numbers are for APIs with their own wording."""
+
+    def __init__(
+        self, field: str, message: str, code: str, *, max_model_len: int, num_tokens: int, num_output_tokens: int
+    ) -> None:
+        """`num_tokens`: of the prompt. `num_output_tokens`: 0: the prompt does not fit, whatever the output."""
+        super().__init__(field, message, code)
+        self.max_model_len = max_model_len
+        self.num_tokens = num_tokens
+        self.num_output_tokens = num_output_tokens
 
 
 class Overloaded(QueueFull):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from baton.router.config import RouterConfig
-from baton.router.errors import FieldError
+from baton.router.errors import ContextExceeded, FieldError
 from baton.router.generation import Generation
 from baton.rpc.status import NotFound
 from baton.settings.names import NAME_RULE, is_name
@@ -77,7 +77,7 @@ def check_echo(texts: Iterable[str], n: int) -> None:
         raise FieldError("echo", f"{text}, over the limit of {MAX_ECHO_CHARS} for an echo; ask for a smaller n")
 
 
-def context_error(field: str, max_model_len: int, num_tokens: int, num_output_tokens: int = 0) -> FieldError:
+def context_error(field: str, max_model_len: int, num_tokens: int, num_output_tokens: int = 0) -> ContextExceeded:
     """Return the error for a request that exceeds the context, in the wording that OpenAI clients match."""
     asked = f"your request has {num_tokens} input tokens"
     if num_output_tokens:
@@ -85,11 +85,14 @@ def context_error(field: str, max_model_len: int, num_tokens: int, num_output_to
             f"you requested {num_tokens + num_output_tokens} tokens ({num_tokens} input tokens and "
             f"{num_output_tokens} in the output)"
         )
-    return FieldError(
+    return ContextExceeded(
         field,
         f"This model's maximum context length is {max_model_len} tokens. However, {asked}. Please reduce the length of "
         f"the input{' or max_tokens' if num_output_tokens else ''}.",
         CONTEXT_LENGTH_EXCEEDED,
+        max_model_len=max_model_len,
+        num_tokens=num_tokens,
+        num_output_tokens=num_output_tokens,
     )
 
 

@@ -173,6 +173,15 @@ OPERATIONS_PATHS = frozenset(
 )  # for operators
 
 
+def sent_key(headers: Mapping[str, str]) -> str:
+    """Return the API key in headers with names in lower case, a bearer token or Anthropic's `x-api-key`; "": none."""
+    scheme, _, token = headers.get("authorization", "").strip(" \t").partition(" ")
+    token = token.strip(" \t")
+    if token and scheme.lower() == "bearer":
+        return token
+    return headers.get("x-api-key", "").strip(" \t")
+
+
 class Gate:
     """Authentication of requests by API key."""
 
@@ -188,10 +197,9 @@ class Gate:
         """
         if self._keys is None:
             return ANONYMOUS
-        scheme, _, key = headers.get("authorization", "").strip(" \t").partition(" ")
-        key = key.strip(" \t")
-        if not key or scheme.lower() != "bearer":
-            raise Unauthenticated("an API key is required; send it as 'authorization: Bearer KEY'")
+        key = sent_key(headers)
+        if not key:
+            raise Unauthenticated("an API key is required; send it as 'authorization: Bearer KEY' or 'x-api-key: KEY'")
         # Headers are decoded as Latin-1, so these are the original bytes.
         client = self._keys.find(digest_of(key.encode("latin-1", "replace")))
         if client is None:

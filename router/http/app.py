@@ -1,7 +1,7 @@
 """The HTTP application: the handler of each path."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,9 +11,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from baton.router.admission.unread_output import UnreadOutput
+from baton.router.anthropic import errors as anthropic
+from baton.router.anthropic.messages import MessagesApi
+from baton.router.anthropic.request import CountTokensRequest, MessagesRequest
 from baton.router.auth.client import Gate
 from baton.router.http.body_reader import BodyReader
-from baton.router.http.body_route import BodyIntake, BodyRoute
+from baton.router.http.body_route import Body, BodyIntake, BodyRoute
+from baton.router.http.exchange import Exchange
 from baton.router.http.middleware import CrossOrigin, GateMiddleware, RequestIdMiddleware
 from baton.router.openai.chat import ChatApi, ChatRequest
 from baton.router.openai.completions import CompletionRequest, CompletionsApi
@@ -55,19 +59,28 @@ class HttpApp:
 
 
 def make_http_app(service: RouterService) -> HttpApp:
-    """Return the application that serves the OpenAI API."""
+    """Return the application that serves OpenAI's and Anthropic's APIs."""
     tokenizer, config = TokenizeApi(service), service.config
     reader = BodyReader(service.pipeline.context_len)
     intake = BodyIntake(service.gate, service.body_budget, reader, config.max_body_bytes)
+    messages = MessagesApi(service, ChatApi(service))
     posts: Posts = {
         "/v1/chat/completions": BodyRoute(ChatRequest, ChatApi(service).complete, intake),
         "/v1/completions": BodyRoute(CompletionRequest, CompletionsApi(service).complete, intake),
+        "/v1/messages": _anthropic(MessagesRequest, messages.create, intake),
+        "/v1/messages/count_tokens": _anthropic(CountTokensRequest, messages.count_tokens, intake),
         "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, intake),
         "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, intake),
     }
     description = Description(service, {path: route.model for path, route in posts.items()})
     others = _make_others(OperationsApi(service), posts, service.gate, description)
     return HttpApp(posts, others, service.unread, config.cors_origins, intake.reader.close)
+
+
+def _anthropic(
+    model: type[Body], serve: Callable[[Body, Exchange], Awaitable[None]], intake: BodyIntake
+) -> BodyRoute[Body]:
+    return BodyRoute(model, serve, intake, error_response=anthropic.error_response, can_resume=False)
 
 
 def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, description: Description) -> FastAPI:

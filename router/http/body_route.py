@@ -32,6 +32,11 @@ class BodyIntake:
     max_body_bytes: int
 
 
+def openai_error_response(error: Exception, _request_id: str) -> Response:
+    """Return the response for an error in OpenAI's shape."""
+    return error_response(error)
+
+
 class BodyRoute(Generic[Body]):
     """Handler of the POST requests of one path."""
 
@@ -41,15 +46,16 @@ class BodyRoute(Generic[Body]):
         serve: Callable[[Body, Exchange], Awaitable[None]],
         intake: BodyIntake,
         *,
-        error_response: Callable[[Exception], Response] = error_response,
+        error_response: Callable[[Exception, str], Response] = openai_error_response,
         can_resume: bool = True,
     ) -> None:
         """`serve` sends the response, or raises before it has sent any of it.
 
-        `error_response`: errors in the shape of the path's API. `can_resume`: clients may resume the response.
+        `error_response`: the path's API's response for an error of the request with this id. `can_resume`: clients may
+        resume the response.
         """
         self.model = model
-        self._error_response = error_response
+        self.error_response = error_response
         self._can_resume = can_resume
         self._serve = serve
         self._intake = intake
@@ -74,7 +80,7 @@ class BodyRoute(Generic[Body]):
         except Exception as error:
             if exchange.started:
                 raise  # a part of the response has been sent: the server closes the connection
-            response = self._error_response(error)
+            response = self.error_response(error, exchange.request_id)
             with suppress(ClientGone):
                 await exchange.respond(response.status_code, bytes(response.body), _extra_headers(response))
         finally:

@@ -141,6 +141,11 @@ class KeptAliveExchange:
         return self._exchange.headers
 
     @property
+    def response_headers(self) -> dict[str, str]:
+        """Further headers of the response."""
+        return self._exchange.response_headers
+
+    @property
     def started(self) -> bool:
         """Whether the response headers have been sent."""
         return self._exchange.started

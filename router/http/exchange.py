@@ -43,6 +43,11 @@ class Exchange(Protocol):
         ...
 
     @property
+    def response_headers(self) -> dict[str, str]:
+        """Further headers of the response, which the route adds before it responds."""
+        ...
+
+    @property
     def started(self) -> bool:
         """Whether the response headers have been sent."""
         ...

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from starlette.exceptions import HTTPException
 
 from baton.router.admission.deadline import deadline_after
-from baton.router.auth.client import ANONYMOUS, Client
+from baton.router.auth.client import ANONYMOUS, Client, sent_key
 from baton.router.errors import FieldError
 from baton.router.generation import GenerationRequest
 from baton.router.limits import check_worker_name
@@ -77,7 +77,7 @@ def read_context(
     timeout_s = default_timeout_s if timeout is None else _seconds(timeout)
     fairness_key = client.fairness_key
     if fairness_key is None:
-        fairness_key = _fairness_key(headers.get("authorization", ""), user)
+        fairness_key = _fairness_key(sent_key(headers), user)
     return RequestContext(
         hints=_hints(headers),
         fairness_key=fairness_key,
@@ -107,11 +107,10 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _fairness_key(authorization: str, user: str | None) -> str:
+def _fairness_key(api_key: str, user: str | None) -> str:
     """Return a digest of the API key or the user; "" if there is neither. A digest keeps keys out of logs."""
-    scheme, _, token = authorization.partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        return blake2b(token.strip().encode(), digest_size=8, person=b"api-key").hexdigest()
+    if api_key:
+        return blake2b(api_key.encode(), digest_size=8, person=b"api-key").hexdigest()
     return blake2b(user.encode(), digest_size=8, person=b"user").hexdigest() if user else ""
 
 
@@ -143,7 +142,7 @@ def read_resumption(headers: Mapping[str, str], client: Client, body: bytes | by
         if headers[RESUMABLE] == "false":
             return None
         raise FieldError(RESUMABLE, f"{RESUMABLE} is {headers[RESUMABLE][:50]!r}, but must be true or false")
-    identity = headers.get("authorization", "") if client.key is None else client.key.name
+    identity = client.key.name if client.key is not None else headers.get("authorization") or sent_key(headers)
     return Resumption.of(identity, request_id, body, position)
 
 

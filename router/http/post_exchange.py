@@ -65,6 +65,7 @@ class PostExchange(RequestResponseCycle):
         self.address = protocol.client[0] if protocol.client else ""
         self.upload: Upload | None = None
         self.refusal: Exception | None = None
+        self.response_headers: dict[str, str] = {}
         self.has_body = False  # the whole body has been received
         self._protocol = protocol
         self._route = route
@@ -88,6 +89,10 @@ class PostExchange(RequestResponseCycle):
     def started(self) -> bool:
         """Whether the response headers have been sent."""
         return self.response_started
+
+    def error_body(self, error: Exception) -> bytes:
+        """Return the body of an error in the shape of the path's API."""
+        return bytes(self._route.error_response(error, self.request_id).body)
 
     def add(self, part: bytes) -> None:
         """Buffer a part of the body. Discards it once the request is refused."""
@@ -281,7 +286,7 @@ class PostExchange(RequestResponseCycle):
         parts += [b"%b: %b\r\n" % header for header in self.default_headers]
         for name, value in self.client.headers().items():
             parts.append(f"{name}: {value}\r\n".encode())
-        for name, value in headers.items():
+        for name, value in {**self.response_headers, **headers}.items():
             if not value.isprintable():
                 raise ValueError(f"the value {value!r} of header {name} is not printable")
             parts.append(f"{name}: {value}\r\n".encode("latin-1"))

@@ -19,6 +19,7 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 import orjson
+from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from baton.router.admission.unread_output import UnreadOutput
@@ -179,7 +180,10 @@ class PostProtocol(HttpToolsProtocol):
         """Respond to an incomplete request, and close the connection."""
         self._is_over = True
         if not self._has_head or not self._is_answering():
-            body = orjson.dumps(error_body(text, "invalid_request_error", None, status))
+            if self._has_head and isinstance(self.cycle, PostExchange):
+                body = self.cycle.error_body(HTTPException(status, text))
+            else:
+                body = orjson.dumps(error_body(text, "invalid_request_error", None, status))
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINES[status] + head + body)
         self._close()

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from baton.router.anthropic import response_models as anthropic
 from baton.router.openai import response_models as bodies
 from baton.router.openai.fields import COMPLETIONS, STOP_STRINGS
 from baton.router.openai.prompts import PROMPTS, TOKEN_ID
@@ -17,6 +18,8 @@ JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 BODIES: Mapping[str, Any] = {
     "/v1/chat/completions": bodies.ChatCompletion,
     "/v1/completions": bodies.Completion,
+    "/v1/messages": anthropic.OutputMessage,
+    "/v1/messages/count_tokens": anthropic.TokenCount,
     "/tokenize": bodies.Tokenized,
     "/detokenize": bodies.Detokenized,
     "/v1/models": bodies.Models,
@@ -29,7 +32,9 @@ BODIES: Mapping[str, Any] = {
 CHUNKS: Mapping[str, Any] = {
     "/v1/chat/completions": bodies.ChatCompletionChunk,
     "/v1/completions": bodies.Completion,
+    "/v1/messages": anthropic.MessageEvent,
 }
+ERRORS: Mapping[str, Any] = dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), anthropic.MessageError)
 POST_ERRORS: Mapping[int, str] = {
     400: "The body or a header is not as described, or the request does not fit the model's context.",
     404: "The model does not exist.",
@@ -67,7 +72,8 @@ class Description:
 
     def complete(self, schema: Json) -> Json:
         """Complete FastAPI's schema in place."""
-        types: set[Any] = {bodies.ErrorBody, *BODIES.values(), *CHUNKS.values(), *self._posts.values()}
+        types: set[Any] = {bodies.ErrorBody, *self._posts.values()}
+        types = types.union(BODIES.values(), CHUNKS.values(), ERRORS.values())
         adapters = [(each, "validation", TypeAdapter(each)) for each in types]
         references, definitions = TypeAdapter.json_schemas(
             adapters,  # type: ignore[arg-type]  # a list of tuples of literals
@@ -77,7 +83,10 @@ class Description:
         self._add_bounds(definitions["$defs"])
         schema["components"] = {
             "schemas": definitions["$defs"],
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "description": "An API key."}},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer", "description": "An API key."},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "An API key."},
+            },
         }
         for path, operations in schema["paths"].items():
             for operation in operations.values():
@@ -99,9 +108,10 @@ class Description:
 
     def _responses(self, path: str, known: Mapping[Any, Json], errors: Mapping[int, str]) -> Json:
         found: Json = {"200": {"description": "The response.", **self._content(path, known)}}
+        error = known[ERRORS.get(path, bodies.ErrorBody)]
         needs_key = {} if self._gate.is_open(path) else {401: "The API key is missing or unknown."}
         for status, text in sorted({**errors, **needs_key}.items()):
-            found[str(status)] = {"description": text, "content": {JSON: {"schema": known[bodies.ErrorBody]}}}
+            found[str(status)] = {"description": text, "content": {JSON: {"schema": error}}}
             if status in (429, 503):
                 found[str(status)]["headers"] = {"retry-after": {"schema": {"type": "integer"}, "required": True}}
         return found
@@ -113,12 +123,13 @@ class Description:
             return {}
         content: Json = {JSON: {"schema": known[BODIES[path]]}}
         if path in CHUNKS:
-            content[EVENTS] = {"itemSchema": _event(known[CHUNKS[path]], known[bodies.ErrorBody])}
+            error = known[ERRORS.get(path, bodies.ErrorBody)]
+            content[EVENTS] = {"itemSchema": _event(known[CHUNKS[path]], error, is_named=path in ERRORS)}
         return {"content": content}
 
     def _security(self, path: str) -> list[Mapping[str, Collection[str]]]:
-        key: Mapping[str, Collection[str]] = {"bearer": []}
-        return [{}, key] if self._gate.is_open(path) else [key]
+        keys: list[Mapping[str, Collection[str]]] = [{"bearer": []}, {"x-api-key": []}]
+        return [{}, *keys] if self._gate.is_open(path) else keys
 
     def _add_bounds(self, schema: object) -> None:
         """Add the bounds of this router's model and config to the types that have them."""
@@ -133,9 +144,15 @@ class Description:
                 self._add_bounds(each)
 
 
-def _event(chunk: Json, error: Json) -> Json:
-    """Return the schema of a server-sent event: a chunk, an error in mid-stream, or the end."""
+def _event(chunk: Json, error: Json, is_named: bool) -> Json:
+    """Return the schema of a server-sent event: a chunk, an error in mid-stream, or the end.
+
+    `is_named`: events have names, those of their types, and the last chunk is the end.
+    """
     payload = {"type": "string", "contentMediaType": JSON, "contentSchema": {"anyOf": [chunk, error]}}
+    if is_named:
+        properties = {"event": {"type": "string"}, "data": payload}
+        return {"type": "object", "properties": properties, "required": ["event", "data"]}
     return {
         "type": "object",
         "properties": {"data": {"anyOf": [payload, {"const": "[DONE]"}]}},

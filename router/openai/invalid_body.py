@@ -17,6 +17,7 @@ RENAMED: Mapping[str, str] = {
     "grammar": "ebnf",
     "input": "messages",
     "inputs": "prompt",
+    "max_completion_tokens": "max_tokens",
     "max_gen_len": "max_tokens",
     "max_new_tokens": "max_tokens",
     "max_output_tokens": "max_tokens",
@@ -31,6 +32,7 @@ RENAMED: Mapping[str, str] = {
     "rep_pen": "repetition_penalty",
     "repeat_penalty": "repetition_penalty",
     "sampling_seed": "seed",
+    "stop": "stop_sequences",
     "stop_sequences": "stop",
     "stop_strings": "stop",
     "structural_tag": "response_format",
@@ -79,12 +81,16 @@ def invalid_body(model: type[BaseModel], error: ValidationError) -> InvalidReque
     """Return the error for the first problem of a body."""
     problem = error.errors(include_url=False, include_context=False)[0]
     location = problem["loc"]
+    is_unknown = problem["type"] == "extra_forbidden"  # the last part is the client's name, whatever it looks like
+    location = (*(part for part in location[:-1] if not _is_tag(part)), *location[-1:])
+    if location and not is_unknown and _is_tag(location[-1]):
+        location = location[:-1]
     if location[0:1] in UNIONS:
         location = (*location[:1], *location[2:])  # without the tag of the union
     if not location:
         return InvalidRequest("the body must be a JSON object" if "model" in problem["type"] else problem["msg"])
     name = _path(location)
-    if problem["type"] == "extra_forbidden":
+    if is_unknown:
         text = f"Unrecognized request argument supplied: {name}"
         known = model.model_fields if len(location) == 1 else ()
         more = advice(str(location[0]), known)
@@ -95,6 +101,11 @@ def invalid_body(model: type[BaseModel], error: ValidationError) -> InvalidReque
         return FieldError(str(location[0]), f"{text}. {option}" if option else text)
     shown = _shown(problem["input"])
     return FieldError(name, f"{name}: {problem['msg']}" + (f", not {shown}" if shown else ""))
+
+
+def _is_tag(part: int | str) -> bool:
+    """Return whether a part of a location is the tag of a union, `<text>`, which is no name of the client's."""
+    return isinstance(part, str) and part.startswith("<") and part.endswith(">")
 
 
 def _shown(value: object) -> str:

@@ -31,7 +31,8 @@ NAME_PATTERN = "^[a-zA-Z0-9_.-]{1,64}$"  # OpenAI's, and dots as in vLLM
 FunctionName = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
-def _object_schema(value: object) -> object:
+def object_schema(value: object) -> object:
+    """Validator: reject a JSON Schema of anything but objects, or one that is nested too deeply."""
     if isinstance(value, dict):
         if value.get("type", "object") != "object":
             raise PydanticCustomError("object_schema", 'must be a JSON Schema with type "object"')
@@ -48,7 +49,7 @@ class FunctionDefinition(RequestBody):
 
     name: FunctionName
     description: str | None = None
-    parameters: Annotated[dict[str, object], BeforeValidator(_object_schema), WithJsonSchema(OBJECT_SCHEMA)] | None = (
+    parameters: Annotated[dict[str, object], BeforeValidator(object_schema), WithJsonSchema(OBJECT_SCHEMA)] | None = (
         None
     )
     strict: bool | None = None

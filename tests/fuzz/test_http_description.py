@@ -70,12 +70,14 @@ class DescriptionCheck:
         is_valid = case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
         if is_valid and case.path in GENERATING:
             case.body = consistent(case.body)
+        elif is_valid and case.path.startswith("/v1/messages"):
+            case.body = consistent_messages(case.body)
         elif is_valid and case.path == "/tokenize":
             with_known_functions(case.body)
         response = case.call(timeout=TIMEOUT_S)
         self.num_accepted += response.status_code == 200 and case.method == "POST"
         checks = list(CHECKS)
-        if response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded":
+        if response.status_code == 400 and is_context_exceeded(response.json()["error"]):
             checks.remove(positive_data_acceptance)  # a schema cannot express a limit in tokens
         case.validate_response(response, checks=checks)
 
@@ -101,6 +103,13 @@ def test_every_bound_of_every_field_is_enforced(real: RouterRig) -> None:
             check(case)
     assert check.num_accepted > 100
     real.check_serves()
+
+
+def is_context_exceeded(error: JsonObject) -> bool:
+    """Return whether an error of either API says that prompt and output are too long."""
+    if "code" in error:
+        return bool(error["code"] == "context_length_exceeded")
+    return any(text in error["message"] for text in ("prompt is too long", "exceed context limit", "context length"))
 
 
 def is_possible(inputs: st.SearchStrategy[Case]) -> bool:
@@ -142,3 +151,21 @@ def with_known_functions(body: JsonObject) -> None:
             message.pop("tool_call_id", None)
             for call in message.get("tool_calls") or ():
                 call["function"]["arguments"] = "{}"
+
+
+def consistent_messages(body: JsonObject) -> JsonObject:
+    """Return a body of Anthropic's API with a short output, whose roles, tools and calls fit each other."""
+    body = {name: value for name, value in body.items() if name not in ("output_config", "thinking")}
+    body["model"] = MODEL_NAME
+    if "max_tokens" in body:
+        body |= {"max_tokens": MAX_TOKENS, "min_tokens": 1}
+    for place, tool in enumerate(body.get("tools") or ()):
+        tool |= {"name": f"f{place}", "strict": False}
+    choice = body.get("tool_choice")
+    if choice is not None and choice["type"] != "none":
+        body["tool_choice"] = {"type": "auto"}
+    for message in body["messages"]:
+        if not isinstance(message["content"], str):
+            message["content"] = [block for block in message["content"] if block["type"] == "text"]
+    body["messages"].append({"role": "user", "content": "Go on."})
+    return body

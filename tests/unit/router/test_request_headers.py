@@ -4,8 +4,9 @@ import time
 
 import pytest
 
+from baton.router.auth.client import ANONYMOUS
 from baton.router.errors import FieldError
-from baton.router.http.headers import read_context
+from baton.router.http.headers import read_context, read_resumption
 from baton.router.request_context import NO_HINTS, RoutingHints
 
 
@@ -38,6 +39,28 @@ def test_the_fairness_key_identifies_the_client() -> None:
     assert key(None, "me") == key("Basic abc", "me") == key("Bearer ", "me") != key(None, "you")
     assert key(None, "secret") != key("Bearer secret", None)
     assert key(None, "") == ""
+
+
+def test_a_key_identifies_the_client_in_either_header() -> None:
+    def key(**headers: str) -> str:
+        return read_context({name.replace("_", "-"): value for name, value in headers.items()}, "me", 0).fairness_key
+
+    assert key(x_api_key="secret") == key(x_api_key=" secret ") == key(authorization="Bearer secret")
+    assert key(authorization="Bearer other", x_api_key="secret") == key(x_api_key="other") != key(x_api_key="secret")
+    assert key(authorization="Basic abc", x_api_key="secret") == key(x_api_key="secret")
+    assert key(x_api_key=" ") == key()
+
+
+def test_a_resumed_request_has_the_identity_of_its_key_in_either_header() -> None:
+    def digest(**headers: str) -> bytes:
+        given = {"x-baton-resumable": "true", "x-request-id": "mine"}
+        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        resumption = read_resumption(given, ANONYMOUS, b"{}")
+        assert resumption is not None
+        return resumption.digest
+
+    assert digest(x_api_key="secret") == digest(x_api_key="secret", user_agent="b")
+    assert len({digest(), digest(x_api_key="secret"), digest(x_api_key="other"), digest(authorization="Basic a")}) == 4
 
 
 @pytest.mark.parametrize("timeout", ["0", "-1", "soon", "nan", "inf", ""])

@@ -159,8 +159,12 @@ async def test_grpc_asks_for_the_key_in_its_metadata(keys: TestKeys) -> None:
             await generate(router, None, text="a" * (17 << 20))
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert await generate(router, key, text="a", fairness_key="b", priority=-5, cache_salt="mine")
-    [command] = worker.commands
+        async with grpc.aio.insecure_channel(router.grpc_address) as channel:
+            call = InferenceStub(channel).Generate(GenerateRequest(text="a"), metadata=(("x-api-key", key),))
+            assert [response async for response in call]
+    command, other = worker.commands
     assert (command.cache_salt, command.priority) == (SALTS.salt("key:a", "mine"), 0)
+    assert other.cache_salt == SALTS.salt("key:a", "")
 
 
 async def test_a_removed_key_is_rejected_at_once(keys: TestKeys) -> None:

@@ -223,13 +223,16 @@ async def test_a_context_overflow_has_openais_code() -> None:
 async def test_the_description_has_errors_streams_and_security() -> None:
     async with running_router(ScriptedWorker(), api_key=("key",)) as router:
         described = (await router.http.get("/openapi.json")).json()
-        for path in (CHAT, COMPLETIONS, "/tokenize", "/detokenize"):
+        for path in (CHAT, COMPLETIONS, "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize"):
             post = described["paths"][path]["post"]
             assert {"400", "401", "404", "413", "415", "429", "503"} < set(post["responses"])
-            assert post["security"] == [{"bearer": []}]
+            assert post["security"] == [{"bearer": []}, {"x-api-key": []}]
         chat = described["paths"][CHAT]["post"]
         assert set(chat["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
         assert described["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+        assert described["components"]["securitySchemes"]["x-api-key"]["in"] == "header"
+        error = described["paths"]["/v1/messages"]["post"]["responses"]["400"]["content"]["application/json"]["schema"]
+        assert error["$ref"].endswith("/MessageError")
         schemas = described["components"]["schemas"]
         stop = schemas["ChatRequest"]["properties"]["stop"]["anyOf"]
         assert [each["type"] for each in stop] == ["string", "array", "null"]

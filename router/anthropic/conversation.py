@@ -1,0 +1,127 @@
+"""Conversion of Anthropic's messages to those of a chat template.
+
+Results of tools are blocks of the user's messages there, while chat templates have a message for each result. Adjacent
+messages with the same role become one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from baton.router.anthropic.blocks import (
+    Message,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from baton.router.errors import FieldError
+
+BILLING = "x-anthropic-billing-header:"  # differs in each request of Claude Code, so no prompt would be cached
+ERROR = "Error: "  # in front of a result that is an error, as chat templates have no field for it
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One message for the chat template."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[Mapping[str, object]] = field(default_factory=list)
+
+    def shown(self) -> Mapping[str, object]:
+        message: dict[str, object] = {"role": self.role, "content": "\n".join(self.texts)}
+        if self.thoughts:
+            message["reasoning"] = message["reasoning_content"] = "\n".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
+
+
+class Conversation:
+    """Messages for the chat template, to which those of a request are added in order."""
+
+    def __init__(self, system: Sequence[TextBlock]) -> None:
+        """`system`: the system prompt; empty: there is none."""
+        self._messages: list[Mapping[str, object]] = []  # complete ones
+        self._turn: _Turn | None = None  # the last one, if its role may continue
+        self._called: dict[str, str] = {}  # names of the called tools by the calls' ids
+        texts = [each.text for each in system if not each.text.startswith(BILLING)]
+        if texts:
+            self._begin("system").texts += texts
+
+    def add(self, message: Message, place: int) -> None:
+        """Add the message at `place` of the request.
+
+        Raises FieldError for blocks that its role cannot have, and for results of unknown calls.
+        """
+        if not message.content:
+            self._begin(message.role)
+        for number, block in enumerate(message.content):
+            where = f"messages[{place}].content[{number}]"
+            match block:
+                case TextBlock(text=text):
+                    self._begin(message.role).texts.append(text)
+                case ToolResultBlock() if message.role == "user":
+                    self._add_result(block, where)
+                case ToolUseBlock() if message.role == "assistant":
+                    self._add_call(block)
+                case ThinkingBlock(thinking=text) if message.role == "assistant":
+                    self._begin("assistant").thoughts.append(text)
+                case RedactedThinkingBlock() if message.role == "assistant":
+                    self._begin("assistant")
+                case _:
+                    raise FieldError(where, f"{where}: {block.type} blocks do not belong in {message.role} messages")
+
+    def messages(self) -> list[Mapping[str, object]]:
+        """Return the messages."""
+        self._end_turn()
+        return self._messages
+
+    def is_to_continue(self) -> bool:
+        """Return whether the model continues the last message, which is the assistant's.
+
+        Raises FieldError if that message has no text or calls a tool. Call it before `messages`.
+        """
+        last = self._turn
+        if last is None or last.role != "assistant":
+            return False
+        if last.calls:
+            raise FieldError("messages", "messages: the results of the last message's tool_use blocks are missing")
+        if not "".join(last.texts).strip():
+            raise FieldError("messages", "messages: the last message is the assistant's, but has no text to continue")
+        return True
+
+    def _begin(self, role: str) -> _Turn:
+        """Return the current turn of this role; begins one if the last message has another role."""
+        if self._turn is None or self._turn.role != role:
+            self._end_turn()
+            self._turn = _Turn(role)
+        return self._turn
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._messages.append(self._turn.shown())
+            self._turn = None
+
+    def _add_call(self, block: ToolUseBlock) -> None:
+        self._called[block.id] = block.name
+        function = {"name": block.name, "arguments": block.input}
+        self._begin("assistant").calls.append({"id": block.id, "type": "function", "function": function})
+
+    def _add_result(self, block: ToolResultBlock, where: str) -> None:
+        if block.tool_use_id not in self._called:
+            name = f"{where}.tool_use_id"
+            text = f"{name}: no earlier message has a tool_use block with the id {block.tool_use_id[:64]!r}"
+            raise FieldError(name, text)
+        self._end_turn()
+        text = "\n".join(each.text for each in block.content)
+        self._messages.append(
+            {
+                "role": "tool",
+                "content": ERROR + text if block.is_error and not text.startswith(ERROR) else text,
+                "tool_call_id": block.tool_use_id,
+                "name": self._called[block.tool_use_id],
+            }
+        )

@@ -1,0 +1,48 @@
+"""The `/v1/messages` and `/v1/messages/count_tokens` routes."""
+
+from functools import partial
+
+import orjson
+
+from baton.router.anthropic.chat_request import chat_request, prompt_request
+from baton.router.anthropic.errors import REQUEST_ID
+from baton.router.anthropic.message_shape import MessageShape
+from baton.router.anthropic.request import CountTokensRequest, MessagesRequest, ThinkingDisplay
+from baton.router.generation import Generation
+from baton.router.http.exchange import Exchange
+from baton.router.http.headers import read_context
+from baton.router.limits import check_model
+from baton.router.openai.chat import ChatApi
+from baton.router.service import RouterService
+
+
+class MessagesApi:
+    """Handler of requests for messages, which are served as chat requests."""
+
+    def __init__(self, service: RouterService, chat: ChatApi) -> None:
+        self._service = service
+        self._chat = chat
+
+    async def create(self, body: MessagesRequest, exchange: Exchange) -> None:
+        """Generate a message and send it."""
+        exchange.response_headers[REQUEST_ID] = exchange.request_id
+        service = self._service
+        request = chat_request(body, service.tokenizer.chat_template, service.output_format)
+        body.messages, body.system, body.tools = [], [], []  # they may be megabytes
+        await self._chat.respond(request, exchange, partial(self._shape, exchange.request_id, body.display()))
+
+    async def count_tokens(self, body: CountTokensRequest, exchange: Exchange) -> None:
+        """Send the number of tokens of a prompt, the same as in the usage of a message."""
+        exchange.response_headers[REQUEST_ID] = exchange.request_id
+        service, client = self._service, exchange.client
+        check_model(service.model.name, body.model)
+        context = read_context(exchange.headers, None, 0, client, service.config.default_timeout_s)
+        template = service.tokenizer.chat_template
+        request = prompt_request(body, template, service.output_format)
+        prompt = request.prompt(request.tool_use(), template)
+        async with exchange.watch(), client.hold(1), service.admission.admit(1, context, generates=False):
+            tokens = await service.pipeline.tokenize(prompt, False, client.cache_salt(""), context.fairness_key)
+            await exchange.respond(200, orjson.dumps({"input_tokens": len(tokens)}))
+
+    def _shape(self, request_id: str, display: ThinkingDisplay, generation: Generation) -> MessageShape:
+        return MessageShape(request_id, generation, display, self._service.model.name)
