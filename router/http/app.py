@@ -12,6 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from baton.router.admission.unread_output import UnreadOutput
 from baton.router.auth.client import Gate
+from baton.router.embeddings.api import EmbeddingsApi
+from baton.router.embeddings.request import EmbeddingRequest
 from baton.router.http.body_reader import BodyReader
 from baton.router.http.body_route import BodyIntake, BodyRoute
 from baton.router.http.middleware import CrossOrigin, GateMiddleware, RequestIdMiddleware
@@ -62,6 +64,7 @@ def make_http_app(service: RouterService) -> HttpApp:
     posts: Posts = {
         "/v1/chat/completions": BodyRoute(ChatRequest, ChatApi(service).complete, intake),
         "/v1/completions": BodyRoute(CompletionRequest, CompletionsApi(service).complete, intake),
+        "/v1/embeddings": BodyRoute(EmbeddingRequest, EmbeddingsApi(service).create, intake, can_resume=False),
         "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, intake),
         "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, intake),
     }

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from baton.router.embeddings.response import EmbeddingList
 from baton.router.openai import response_models as bodies
 from baton.router.openai.fields import COMPLETIONS, STOP_STRINGS
 from baton.router.openai.prompts import PROMPTS, TOKEN_ID
@@ -17,6 +18,7 @@ JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 BODIES: Mapping[str, Any] = {
     "/v1/chat/completions": bodies.ChatCompletion,
     "/v1/completions": bodies.Completion,
+    "/v1/embeddings": EmbeddingList,
     "/tokenize": bodies.Tokenized,
     "/detokenize": bodies.Detokenized,
     "/v1/models": bodies.Models,
