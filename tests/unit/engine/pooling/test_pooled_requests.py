@@ -129,7 +129,7 @@ def test_only_last_token_pooling_reads_the_prefix_cache(kind: str, tmp_path: Pat
 def test_preempted_inputs_start_over(kind: str, tmp_path: Path) -> None:
     model = make_embedding_model("llama3", tmp_path / "model", kind)
     oracle = EmbeddingOracle(model, kind)
-    engine = make_engine(model, kv_cache_memory_bytes=1 << 18, max_num_batched_tokens=9, max_num_seqs=8)
+    engine = make_engine(model, kv_cache_memory_bytes=1 << 18, max_num_batched_tokens=5, max_num_seqs=4)
     assert engine.stats().num_blocks < 40
     prompts = [random_tokens(30, seed) for seed in range(3)]
     sampling = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -140,7 +140,7 @@ def test_preempted_inputs_start_over(kind: str, tmp_path: Path) -> None:
     assert sum(request.num_preemptions for request in inputs) > 0
     assert_close([outputs.vectors[f"e{place}"] for place in range(8)], [oracle.embedding(each) for each in texts])
     again = [Request(each.request_id, list(prompt), 30, sampling) for each, prompt in zip(chats, prompts, strict=True)]
-    assert outputs.tokens == run(make_engine(model, max_num_batched_tokens=9, max_num_seqs=8), *again).tokens
+    assert outputs.tokens == run(make_engine(model, max_num_batched_tokens=5, max_num_seqs=4), *again).tokens
 
 
 def test_an_aborted_input_leaves_nothing(tmp_path: Path) -> None:
