@@ -101,6 +101,7 @@ class Embedder:
         self._metrics = metrics
         self._numbers = itertools.count(FIRST_NUMBER)
         self._budget = RetryBudget()  # for refusals by busy workers only
+        self._endings: set[asyncio.Future[None]] = set()  # fails the request if it has an error; one a request
         self._turns: WeakValueDictionary[str, Turns] = WeakValueDictionary()  # by incarnation, while batches use them
 
     @property
@@ -130,13 +131,26 @@ class Embedder:
                 await self._run(job, batch, results)
 
         tasks = [asyncio.create_task(run()) for _ in range(min(len(job.inputs), MAX_REQUEST_BATCHES))]
+        computing = asyncio.gather(*tasks)
+        ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._endings.add(ending)
         try:
-            await asyncio.gather(*tasks)
+            await asyncio.wait((computing, ending), return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                ending.result()
+            await computing
         finally:
+            self._endings.discard(ending)
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(computing, *tasks, return_exceptions=True)
         return results
+
+    def end(self, error: Draining) -> None:
+        """Fail every request with the error."""
+        for ending in self._endings:
+            if not ending.done():
+                ending.set_exception(error)
 
     def _batches(self, job: EmbeddingJob) -> list[_Batch]:
         workers = job.family.workers(self._pool.snapshot())
