@@ -11,7 +11,7 @@ import pytest
 from baton.protos import worker_pb2
 from baton.router.dispatch.embedder import divided
 from tests.unit.router.api_keys import TestKeys
-from tests.unit.router.embedding_worker import EmbeddingWorker, vector_of
+from tests.unit.router.dispatch.embedding_worker import EmbeddingWorker, vector_of
 from tests.unit.router.running_router import RunningRouter, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
 
