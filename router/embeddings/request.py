@@ -14,7 +14,7 @@ from baton.router.openai.request_body import WHOLE, RequestBody
 from baton.router.request_context import INT32_MAX
 
 MAX_INPUTS = 2048  # of one request, as in OpenAI's API
-MAX_TOKENS = 1 << 20  # of all inputs of one request
+MAX_TOKENS = 1 << 19  # of all inputs of one request; more token ids would exceed the bounds of bodies, too
 KINDS = "input must be a string, a list of strings, a list of token ids or a list of such lists"
 INPUT_SCHEMA: dict[str, object] = {
     "anyOf": [

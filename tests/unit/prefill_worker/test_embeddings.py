@@ -18,6 +18,7 @@ from baton.worker.engine_host import EngineHost
 from baton.worker.reporting import WorkerCounters
 from tests.checkpoints import make_checkpoint
 from tests.embedding_models import EmbeddingOracle, Vector, floats, make_embedding_model
+from tests.unit.engine.group_rig import Group
 from tests.unit.engine.pooling.test_pooled_requests import ATOL, random_tokens
 from tests.unit.worker.test_expert_metrics import hosts
 
@@ -65,8 +66,11 @@ class Worker:
 
 
 @asynccontextmanager
-async def serving(model: Path) -> AsyncIterator[Worker]:
-    async with asyncio.timeout(TIMEOUT_S), hosts(model, None, ["a"]) as [host]:
+async def serving(model: Path, num_ranks: int = 1) -> AsyncIterator[Worker]:
+    """Serve a model, with its experts on several ranks if `num_ranks` is above 1."""
+    group = Group() if num_ranks > 1 else None
+    names = [f"rank-{rank}" for rank in range(num_ranks)]
+    async with asyncio.timeout(TIMEOUT_S), hosts(model, group, names) as [host, *_]:
         counters, drain = WorkerCounters(), Drain()
         server = grpc.aio.server(interceptors=[RefuseMalformed()], options=SERVER_OPTIONS)
         worker_pb2_grpc.add_EmbeddingsServicer_to_server(EmbeddingService(host, counters, drain), server)
@@ -94,6 +98,20 @@ async def test_inputs_of_a_call_are_computed_together(model: Path) -> None:
         [whole] = (await worker.embed(inputs[:1], normalizes=False)).values()
         np.testing.assert_allclose(whole, oracle.pooled(inputs[0]), atol=1e-4, rtol=0)
         await worker.wait_idle()
+
+
+@pytest.mark.parametrize("kind", ["last", "mean"])
+async def test_a_rank_of_an_expert_parallel_group_makes_embeddings(kind: str, tmp_path: Path) -> None:
+    model = make_embedding_model("mixtral", tmp_path / "model", kind)
+    inputs = [random_tokens(length, length) for length in (1, 40, 300)]
+    async with serving(model) as alone, serving(model, num_ranks=2) as rank:
+        expected = await alone.embed(inputs)
+        vectors = await rank.embed(inputs)
+        for place, token_ids in enumerate(inputs):
+            np.testing.assert_array_equal(vectors[place], expected[place])
+            oracle = EmbeddingOracle(model, kind).embedding(token_ids)
+            np.testing.assert_allclose(vectors[place], oracle, atol=ATOL, rtol=0)
+        await rank.wait_idle()
 
 
 async def test_a_cancelled_call_leaves_nothing(model: Path) -> None:
