@@ -73,6 +73,12 @@ class EngineConfig:
         "CPU cores of the engine, such as 0-3,8; the ranks of a worker divide them among themselves. Default: any; "
         "in `baton serve` on several NUMA nodes, those of one node.",
     )
+    pooling: str = option(
+        "auto",
+        "Pooling of embeddings: the last token's hidden state, the mean of all tokens' or the first token's (cls). "
+        "auto: what modules.json of the checkpoint names. none: no embeddings.",
+        choices=("auto", "last", "mean", "cls", "none"),
+    )
     async_scheduling: bool | None = option(
         None,
         "Launch a step while the previous one is running. Default: on GPUs. Steps with a request that uses top-k, "
@@ -193,6 +199,7 @@ class ModelConfig:
     max_model_len: int
     dtype: str  # bfloat16, float32
     tie_word_embeddings: bool = False
+    may_lack_head: bool = False  # an embedding model, whose checkpoint may lack lm_head
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False

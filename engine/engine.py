@@ -25,6 +25,8 @@ from baton.engine.outputs import EngineStats, ExpertFigures, StepOutput
 from baton.engine.parallel.lockstep import Lockstep
 from baton.engine.parallel.rank0_model import Rank0Model
 from baton.engine.parallel.tensor_parallel import TensorGroup
+from baton.engine.pooling.config import PoolingParams
+from baton.engine.pooling.pooler import Pooler
 from baton.engine.request import FinishRule, Request, RequestId
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest, StepResult
@@ -64,10 +66,12 @@ class Engine:
             if tensor.shard.rank:
                 raise EngineError(f"rank {tensor.shard.rank} of a tensor-parallel group must follow rank 0")
         self.config = config
+
         loaded = load(config, allocate_pool, on_progress, group, tensor)
         self.model_config, self.layout, self.pool = loaded.config, loaded.layout, loaded.pool
         self.kv_parts, self.cores = loaded.kv_parts, loaded.cores
         self.fingerprint = loaded.fingerprint
+        self.generates, self.pooling = loaded.generates, loaded.pooling
         self.finish_rule = FinishRule(self.model_config.eos_token_ids, loaded.max_model_len)
         model = Rank0Model(loaded.model, tensor) if tensor is not None else loaded.model
         vocab_size, eos_token_ids = self.model_config.vocab_size, self.model_config.eos_token_ids
@@ -75,7 +79,8 @@ class Engine:
         make_backend, make_trial = partial(make_xgrammar_backend, *vocabulary), partial(ProcessTrial, *vocabulary)
         self.grammars = GrammarMasks(GrammarCompiler(make_backend, make_trial, vocab_size), eos_token_ids)
         sampler = Sampler(vocab_size, eos_token_ids)
-        self.runner = ModelRunner(model, self.pool, config.block_size, sampler, self.grammars)
+        pooler = Pooler(self.pooling) if self.pooling is not None else None
+        self.runner = ModelRunner(model, self.pool, config.block_size, sampler, self.grammars, pooler)
         self.blocks = BlockManager(len(self.pool), config.block_size, config.enable_prefix_caching)
         self.scheduler = Scheduler(config, self.blocks, self.finish_rule, self.grammars.may_sample)
         if group is not None:
@@ -155,8 +160,18 @@ class Engine:
         vocab_size = self.model_config.vocab_size
         if not all(0 <= token_id < vocab_size for token_id in request.token_ids):
             raise InvalidRequest(f"a prompt token id is out of range; valid ids are 0 to {vocab_size - 1}")
+        if request.pooling is not None:
+            self._enter_pooled(request, request.pooling)
+        elif not self.generates:
+            raise InvalidRequest("the model only makes embeddings: its checkpoint has no lm_head")
         self.grammars.enter(request)
         self.scheduler.add(request)
+
+    def _enter_pooled(self, request: Request, params: PoolingParams) -> None:
+        if self.pooling is None:
+            raise InvalidRequest("the model makes no embeddings; set pooling if it should")
+        self.pooling.check(params)
+        request.computes_all = self.pooling.needs_all_tokens
 
     def schedule(self) -> Schedule:
         """Return the next step's work, the requests whose blocks are now ready for remote prefill, and those that have

@@ -41,6 +41,7 @@ class RequestOutput:
     sampled: SampledToken | None = None  # None after a prompt chunk that was not the last, or if a mask was late
     forced: list[int] = field(default_factory=list)  # tokens that follow the sampled one by the request's grammar
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)  # of prompt positions from 1 on, in order
+    embedding: bytes | None = None  # float32, little-endian; with FinishReason.STOP of a pooled request
     finish_reason: FinishReason | None = None
     error: EngineError | None = None  # with FinishReason.ERROR
 

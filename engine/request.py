@@ -5,6 +5,7 @@ from enum import Enum
 from typing import NewType
 
 from baton.engine.kv.block_hash import BlockHash
+from baton.engine.pooling.config import PoolingParams
 from baton.engine.sampling.params import SamplingParams
 
 RequestId = NewType("RequestId", str)
@@ -41,6 +42,8 @@ class Request:
     priority: int = 0  # lower is served earlier
     receives_kv: bool = False  # the prompt is prefilled remotely and its KV will be received
     keep_blocks: bool = False  # blocks stay held after the request ends, until released
+    pooling: PoolingParams | None = None  # ends with an embedding of the prompt; None: it generates tokens
+    computes_all: bool = False  # the pooling needs hidden states of all tokens, so cached KV is not enough
     block_table: list[BlockId] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks; grows as blocks fill
     num_computed_tokens: int = 0  # tokens whose KV is in the block table

@@ -2,6 +2,7 @@
 
 import grpc
 
+from baton.prefill_worker.embeddings import EmbeddingService
 from baton.prefill_worker.service import PrefillService
 from baton.protos import worker_pb2_grpc
 from baton.worker.config import WorkerConfig
@@ -15,10 +16,12 @@ class PrefillWorker:
         self._service = PrefillService(
             core.host, core.channels, core.counters, core.drain, core.config.transfer_deadline_s
         )
+        self._embeddings = EmbeddingService(core.host, core.counters, core.drain)
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add the Prefill service to the server."""
+        """Add the Prefill and Embeddings services to the server."""
         worker_pb2_grpc.add_PrefillServicer_to_server(self._service, server)
+        worker_pb2_grpc.add_EmbeddingsServicer_to_server(self._embeddings, server)
 
     async def close(self) -> None:
         """Cancel every prefix pull."""

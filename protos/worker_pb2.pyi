@@ -46,6 +46,32 @@ WORKER_ROLE_BOTH: WorkerRole.ValueType  # 3
 """colocated continuous batching: prefills all of its requests"""
 Global___WorkerRole: _TypeAlias = WorkerRole  # noqa: Y015
 
+class _PoolingKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolingKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolingKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOLING_KIND_UNSPECIFIED: _PoolingKind.ValueType  # 0
+    POOLING_KIND_LAST: _PoolingKind.ValueType  # 1
+    """the last token's"""
+    POOLING_KIND_MEAN: _PoolingKind.ValueType  # 2
+    """the mean of all tokens'"""
+    POOLING_KIND_CLS: _PoolingKind.ValueType  # 3
+    """the first token's"""
+
+class PoolingKind(_PoolingKind, metaclass=_PoolingKindEnumTypeWrapper):
+    """Hidden states of which an embedding is made."""
+
+POOLING_KIND_UNSPECIFIED: PoolingKind.ValueType  # 0
+POOLING_KIND_LAST: PoolingKind.ValueType  # 1
+"""the last token's"""
+POOLING_KIND_MEAN: PoolingKind.ValueType  # 2
+"""the mean of all tokens'"""
+POOLING_KIND_CLS: PoolingKind.ValueType  # 3
+"""the first token's"""
+Global___PoolingKind: _TypeAlias = PoolingKind  # noqa: Y015
+
 @_typing.final
 class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -81,6 +107,7 @@ class WorkerDescription(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_RANKS_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """name, stable over restarts"""
     incarnation: _builtins.str
@@ -111,6 +138,10 @@ class WorkerDescription(_message.Message):
     def pool(self) -> Global___KVPool:
         """how to read its blocks; with several ranks those of the first"""
 
+    @_builtins.property
+    def pooling(self) -> Global___Pooling:
+        """how it makes embeddings; unset: it makes none"""
+
     def __init__(
         self,
         *,
@@ -128,14 +159,55 @@ class WorkerDescription(_message.Message):
         max_num_seqs: _builtins.int = ...,
         max_num_batched_tokens: _builtins.int = ...,
         num_ranks: _builtins.int = ...,
+        pooling: Global___Pooling | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "num_ranks", b"num_ranks", "pool", b"pool", "role", b"role", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "num_ranks", b"num_ranks", "pool", b"pool", "pooling", b"pooling", "role", b"role", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerDescription: _TypeAlias = WorkerDescription  # noqa: Y015
+
+@_typing.final
+class Pooling(_message.Message):
+    """How a model makes embeddings. Those of workers with equal fingerprints and poolings can be compared."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NORMALIZES_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    IS_MATRYOSHKA_FIELD_NUMBER: _builtins.int
+    MATRYOSHKA_SIZES_FIELD_NUMBER: _builtins.int
+    kind: Global___PoolingKind.ValueType
+    """of the final hidden states"""
+    normalizes: _builtins.bool
+    """embeddings have length 1 unless a request says otherwise"""
+    size: _builtins.int
+    """dimensions of an embedding"""
+    is_matryoshka: _builtins.bool
+    """embeddings may be truncated"""
+    @_builtins.property
+    def matryoshka_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """sizes to which they may be truncated; empty: any"""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___PoolingKind.ValueType = ...,
+        normalizes: _builtins.bool = ...,
+        size: _builtins.int = ...,
+        is_matryoshka: _builtins.bool = ...,
+        matryoshka_sizes: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_matryoshka", b"is_matryoshka", "kind", b"kind", "matryoshka_sizes", b"matryoshka_sizes", "normalizes", b"normalizes", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
 
 @_typing.final
 class KVPool(_message.Message):
@@ -294,7 +366,7 @@ class TakenCommands(_message.Message):
     NUMBERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """GenerateCommand.number, PrefillRequest.number"""
+        """GenerateCommand.number, PrefillRequest.number, EmbedRequest.number"""
 
     def __init__(
         self,
@@ -391,7 +463,7 @@ class WorkerLoad(_message.Message):
     read_bytes_per_s: _builtins.float
     """recent rate of KV reads from peers; 0: not known yet"""
     num_prefills: _builtins.int
-    """prompts computed for other workers, included in the first two counts"""
+    """prompts computed for other workers or for embeddings, included in the first two"""
     @_builtins.property
     def peer_transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """transport in use and why, by incarnation of the peer"""
@@ -1113,6 +1185,147 @@ class FirstToken(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FirstToken: _TypeAlias = FirstToken  # noqa: Y015
+
+@_typing.final
+class EmbedRequest(_message.Message):
+    """Inputs of one router's request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    NORMALIZES_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    ROUTER_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """for logs"""
+    dimensions: _builtins.int
+    """truncate the embeddings [all of them]"""
+    normalizes: _builtins.bool
+    """scale the embeddings to length 1 [as the worker's pooling does]"""
+    cache_salt: _builtins.str
+    """separates the prefix caches of tenants"""
+    priority: _builtins.int
+    """lower values are served first"""
+    incarnation: _builtins.str
+    """of the worker that the caller expects"""
+    fingerprint: _builtins.str
+    """the same"""
+    router_id: _builtins.str
+    """as in Hello"""
+    number: _builtins.int
+    """the router's count of its commands; 0: it does not count"""
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbedInput]:
+        """1 to 64"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        inputs: _abc.Iterable[Global___EmbedInput] | None = ...,
+        dimensions: _builtins.int | None = ...,
+        normalizes: _builtins.bool | None = ...,
+        cache_salt: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        incarnation: _builtins.str = ...,
+        fingerprint: _builtins.str = ...,
+        router_id: _builtins.str = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalizes", b"_normalizes", "dimensions", b"dimensions", "normalizes", b"normalizes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalizes", b"_normalizes", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "inputs", b"inputs", "normalizes", b"normalizes", "number", b"number", "priority", b"priority", "request_id", b"request_id", "router_id", b"router_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dimensions: _TypeAlias = _typing.Literal["dimensions"]  # noqa: Y015
+    _WhichOneofArgType__dimensions: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015
+    _WhichOneofReturnType__normalizes: _TypeAlias = _typing.Literal["normalizes"]  # noqa: Y015
+    _WhichOneofArgType__normalizes: _TypeAlias = _typing.Literal["_normalizes", b"_normalizes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dimensions) -> _WhichOneofReturnType__dimensions | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalizes) -> _WhichOneofReturnType__normalizes | None: ...
+
+Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
+
+@_typing.final
+class EmbedInput(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """at least one"""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbedInput: _TypeAlias = EmbedInput  # noqa: Y015
+
+@_typing.final
+class EmbedEvent(_message.Message):
+    """Result of an input. While the engine steps, an empty event follows every quarter of a second without another."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EMBEDDING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def embedding(self) -> Global___Embedding:
+        """unset: a keep-alive"""
+
+    def __init__(
+        self,
+        *,
+        embedding: Global___Embedding | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbedEvent: _TypeAlias = EmbedEvent  # noqa: Y015
+
+@_typing.final
+class Embedding(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    VECTOR_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """of the input in the request"""
+    vector: _builtins.bytes
+    """float32, little-endian"""
+    num_cached_tokens: _builtins.int
+    """tokens of the input that were in the worker's prefix cache"""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        vector: _builtins.bytes = ...,
+        num_cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "num_cached_tokens", b"num_cached_tokens", "vector", b"vector"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Embedding: _TypeAlias = Embedding  # noqa: Y015
 
 @_typing.final
 class LeaseRequest(_message.Message):

@@ -434,6 +434,82 @@ class Prefill:
             _registered_method=True)
 
 
+class EmbeddingsStub:
+    """A worker that makes embeddings, if its model has a pooling: in the roles of prefill and colocated workers.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Embed = channel.unary_stream(
+                '/baton.v1.Embeddings/Embed',
+                request_serializer=baton_dot_protos_dot_worker__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.EmbedEvent.FromString,
+                _registered_method=True)
+
+
+class EmbeddingsServicer:
+    """A worker that makes embeddings, if its model has a pooling: in the roles of prefill and colocated workers.
+    """
+
+    def Embed(self, request, context):
+        """Compute embeddings of a batch of inputs, each sent as soon as it is known. The end of the call cancels the rest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_EmbeddingsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Embed': grpc.unary_stream_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.EmbedRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.EmbedEvent.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.Embeddings', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.Embeddings', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Embeddings:
+    """A worker that makes embeddings, if its model has a pooling: in the roles of prefill and colocated workers.
+    """
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Embeddings/Embed',
+            baton_dot_protos_dot_worker__pb2.EmbedRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.EmbedEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class KVSourceStub:
     """A worker from which others may pull cached blocks.
     """

@@ -194,6 +194,37 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
 
 def add_PrefillServicer_to_server(servicer: PrefillServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
+class EmbeddingsStub:
+    """A worker that makes embeddings, if its model has a pooling: in the roles of prefill and colocated workers."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> EmbeddingsAsyncStub: ...
+    Embed: _grpc.UnaryStreamMultiCallable[_worker_pb2.EmbedRequest, _worker_pb2.EmbedEvent]
+    """Compute embeddings of a batch of inputs, each sent as soon as it is known. The end of the call cancels the rest."""
+
+@_typing.type_check_only
+class EmbeddingsAsyncStub(EmbeddingsStub):
+    """A worker that makes embeddings, if its model has a pooling: in the roles of prefill and colocated workers."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Embed: _aio.UnaryStreamMultiCallable[_worker_pb2.EmbedRequest, _worker_pb2.EmbedEvent]  # type: ignore[assignment]
+    """Compute embeddings of a batch of inputs, each sent as soon as it is known. The end of the call cancels the rest."""
+
+class EmbeddingsServicer(metaclass=_abc_1.ABCMeta):
+    """A worker that makes embeddings, if its model has a pooling: in the roles of prefill and colocated workers."""
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _worker_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.EmbedEvent], _abc.AsyncIterator[_worker_pb2.EmbedEvent]]:
+        """Compute embeddings of a batch of inputs, each sent as soon as it is known. The end of the call cancels the rest."""
+
+def add_EmbeddingsServicer_to_server(servicer: EmbeddingsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
 class KVSourceStub:
     """A worker from which others may pull cached blocks."""
 

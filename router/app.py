@@ -214,7 +214,9 @@ async def _drain(service: RouterService, timeout_s: float) -> None:
     if not await service.admission.wait_idle(timeout_s):
         service.admission.draining = True
         logger.warning("%d completions had not finished within the drain timeout", service.admission.num_inflight)
-        service.pool.end(Draining("the router is shutting down, and its drain timeout has expired"))
+        error = Draining("the router is shutting down, and its drain timeout has expired")
+        service.pool.end(error)
+        service.embedder.end(error)
         await service.admission.wait_idle(STOP_GRACE_S)
     if not await service.unread.wait_delivered(max(end_s - time.monotonic(), STOP_GRACE_S)):
         logger.warning("%d bytes of output were not read by clients within the drain timeout", service.unread.num_bytes)

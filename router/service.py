@@ -16,6 +16,7 @@ from baton.router.auth.client import Gate, KeyRing
 from baton.router.auth.keys_file import KeysFile
 from baton.router.config import RouterConfig
 from baton.router.dispatch.dispatcher import Dispatcher, FailoverLimits
+from baton.router.dispatch.embedder import Embedder
 from baton.router.errors import NoWorker
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.metrics.page import MetricsPage, ProcessGroup
@@ -28,6 +29,7 @@ from baton.router.model_info import ModelInfo, read_model_info
 from baton.router.output.format import OutputFormat, find_output_format
 from baton.router.pipeline import Pipeline
 from baton.router.policy.cluster import RoutedRequest
+from baton.router.policy.cost_model import CostModel
 from baton.router.policy.named_policies import make_policy
 from baton.router.policy.policy import Policy
 from baton.router.policy.targets import Targets
@@ -54,6 +56,7 @@ class RouterService:
     unread: UnreadOutput
     metrics: RouterMetrics
     pipeline: Pipeline
+    embedder: Embedder
     group: ProcessGroup | None  # the processes that share the ports; None: a single process
     metrics_page: MetricsPage
     reporter: PoolsReporter
@@ -66,7 +69,7 @@ class RouterService:
         try:
             self.policy(RoutedRequest(1), self.pool.snapshot())
         except NoWorker:
-            return False
+            return self.embedder.is_ready  # without decode workers, only embeddings
         return True
 
 
@@ -93,6 +96,7 @@ def make_service(config: RouterConfig) -> RouterService:
     limits = FailoverLimits(config.failover_attempts, config.failover_timeout_s)
     dispatcher = Dispatcher(pool, policy, limits, metrics)
     pipeline = Pipeline(model, tokenizer, pool, dispatcher, metrics)
+    embedder = Embedder(pool, CostModel(targets=_targets(config)), limits, metrics)
     group = _make_group(config, metrics)
     return RouterService(
         config=config,
@@ -109,6 +113,7 @@ def make_service(config: RouterConfig) -> RouterService:
         unread=unread,
         metrics=metrics,
         pipeline=pipeline,
+        embedder=embedder,
         group=group,
         metrics_page=MetricsPage(metrics.registry, group),
         reporter=PoolsReporter(router_id, pool, admission, metrics),

@@ -40,6 +40,7 @@ class EngineHost:
         self.fingerprint = engine.fingerprint
         self.finish_rule = engine.finish_rule
         self.vocab_size = engine.model_config.vocab_size
+        self.pooling = engine.pooling  # None: the model makes no embeddings
         self.ranks = Ranks(transport, engine.pool, PartGroup(engine.kv_parts, 1 + len(followers)), followers=followers)
         self.block_bytes = self.ranks.block_bytes  # on all ranks
         self.pool: PoolDescription = self.ranks.pool

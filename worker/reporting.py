@@ -54,6 +54,7 @@ class WorkerCounters:
     handover_failures: int = 0
     checksum_failures: int = 0
     num_prefills: int = 0  # prompts of decode workers that are not fully computed
+    num_embeddings: int = 0  # inputs of embeddings that are not computed
     num_remembered: int = 0  # finished requests whose output can be recalled
     taken: TakenCommands = field(default_factory=TakenCommands)
     _recent_bytes: float = 0.0
@@ -78,7 +79,7 @@ def load_report(
     return WorkerLoad(
         num_running=stats.num_running,
         num_waiting=stats.num_waiting,
-        num_prefills=counters.num_prefills,
+        num_prefills=counters.num_prefills + counters.num_embeddings,
         num_queued_tokens=stats.num_queued_tokens,
         num_free_blocks=stats.num_free_blocks,
         num_blocks=stats.num_blocks,

@@ -31,6 +31,7 @@ from baton.rpc.listening import listen
 from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.peers import Channels
 from baton.rpc.pool_description import pool_to_proto
+from baton.rpc.pooling import pooling_to_proto
 from baton.rpc.reflection import enable_reflection
 from baton.rpc.tls import Security, make_security
 from baton.worker.config import WorkerConfig
@@ -59,7 +60,11 @@ ROLES = {
     "decode": worker_pb2.WORKER_ROLE_DECODE,
     "both": worker_pb2.WORKER_ROLE_BOTH,
 }
-ROLE_SERVICES = {"prefill": ("Prefill",), "decode": ("Decode",), "both": ("Prefill", "Decode")}
+ROLE_SERVICES = {
+    "prefill": ("Prefill", "Embeddings"),
+    "decode": ("Decode",),
+    "both": ("Prefill", "Embeddings", "Decode"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +254,7 @@ def _describe(core: WorkerCore, address: str) -> worker_pb2.WorkerDescription:
         max_num_seqs=config.engine.batch_seqs,
         max_num_batched_tokens=config.engine.step_tokens,
         num_ranks=host.ranks.size,
+        pooling=pooling_to_proto(host.pooling) if host.pooling is not None and config.role != "decode" else None,
     )
 
 

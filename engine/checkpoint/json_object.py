@@ -22,17 +22,18 @@ class JsonObject:
     @classmethod
     def read(cls, path: Path) -> "JsonObject":
         """Read a file. Raises InvalidCheckpoint if it is missing, unreadable or does not hold an object."""
-        try:
-            values = json.loads(_read_text(path))
-        except FileNotFoundError:
-            raise InvalidCheckpoint(f"{path} does not exist") from None
-        except RecursionError as error:
-            raise InvalidCheckpoint(f"{path} cannot be read: it is nested too deeply") from error
-        except (OSError, ValueError) as error:  # not UTF-8, not JSON, or a number with thousands of digits
-            raise InvalidCheckpoint(f"{path} cannot be read: {error}") from error
+        values = _read_json(path)
         if not isinstance(values, dict):
             raise InvalidCheckpoint(f"{path} holds no JSON object")
         return cls(values, str(path))
+
+    @classmethod
+    def read_list(cls, path: Path) -> "list[JsonObject]":
+        """Read a file with a list of objects. Raises InvalidCheckpoint if it is missing, damaged or another value."""
+        values = _read_json(path)
+        if not isinstance(values, list) or not all(isinstance(each, dict) for each in values):
+            raise InvalidCheckpoint(f"{path} holds no list of JSON objects")
+        return [cls(each, f"{path}[{place}]") for place, each in enumerate(values)]
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
@@ -116,6 +117,17 @@ def shown(value: object) -> str:
     short = reprlib.Repr()
     short.maxstring = short.maxlong = short.maxother = MAX_SHOWN_CHARS
     return short.repr(value)
+
+
+def _read_json(path: Path) -> object:
+    try:
+        return json.loads(_read_text(path))
+    except FileNotFoundError:
+        raise InvalidCheckpoint(f"{path} does not exist") from None
+    except RecursionError as error:
+        raise InvalidCheckpoint(f"{path} cannot be read: it is nested too deeply") from error
+    except (OSError, ValueError) as error:  # not UTF-8, not JSON, or a number with thousands of digits
+        raise InvalidCheckpoint(f"{path} cannot be read: {error}") from error
 
 
 def _read_text(path: Path) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.checkpoint.moe_config import read_moe
+from baton.engine.checkpoint.pooling_config import is_embedding_checkpoint
 from baton.engine.checkpoint.rope_config import max_context, read_rope
 from baton.engine.checkpoint.stored_quantization import read_stored_quantization
 from baton.engine.checkpoint.tensor_index import stored_dtype
@@ -20,6 +21,8 @@ DENSE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3For
 SPARSE = ("MixtralForCausalLM", "Qwen3MoeForCausalLM")
 LATENT = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 MAX_LAYERS = 4096
+HEADLESS, CAUSAL = "Model", "ForCausalLM"  # endings of architectures: Qwen3Model is Qwen3ForCausalLM without lm_head
+ENCODERS = ("Bert", "BERT", "Roberta", "RoBERTa", "MPNet", "Electra", "T5Encoder", "DebertaV2", "NewModel")
 QWEN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 
 
@@ -103,6 +106,7 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
         max_model_len=max_context(config, rope),
         dtype=_choose_dtype(config, directory, dtype),
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
+        may_lack_head=config.texts("architectures") != [architecture] or is_embedding_checkpoint(directory),
         qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
         attention_output_bias=attention_bias,
         mlp_bias=config.boolean("mlp_bias", False),
@@ -118,10 +122,16 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
 def _architecture(config: JsonObject) -> str:
     names = config.texts("architectures")
     supported = DENSE + SPARSE + LATENT
-    if len(names) != 1 or names[0] not in supported:
+    name = names[0] if len(names) == 1 else ""
+    if name.endswith(HEADLESS) and (causal := name.removesuffix(HEADLESS) + CAUSAL) in supported:
+        return causal
+    if name not in supported:
         found = ", ".join(map(shown, names[:3])) or "none named"
-        raise UnsupportedModel(f"{config.source}: architecture {found} is not supported, only {', '.join(supported)}")
-    return names[0]
+        why = " (it is an encoder; embeddings need a decoder)" if any(each in name for each in ENCODERS) else ""
+        raise UnsupportedModel(
+            f"{config.source}: architecture {found} is not supported{why}, only {', '.join(supported)}"
+        )
+    return name
 
 
 def _refuse_options(config: JsonObject, architecture: str) -> None:
@@ -133,6 +143,8 @@ def _refuse_options(config: JsonObject, architecture: str) -> None:
     for kind in config.texts("layer_types"):
         if kind != "full_attention":
             raise refuse(f"layer type {shown(kind)}")
+    if not config.boolean("is_causal", True) or config.boolean("use_bidirectional_attention", False):
+        raise refuse("attention to later tokens (is_causal false, use_bidirectional_attention true)")
     for key in ("attention_chunk_size", "attn_logit_softcapping", "final_logit_softcapping", "logit_scale"):
         if key in config:
             raise refuse(key)

@@ -6,6 +6,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -47,7 +48,7 @@ class Weights:
         self.device = device
         self.quantization = quantization  # as in EngineConfig
         self.stored_quantization = stored_quantization
-        self._tensors = read_tensors(directory)
+        self._tensors = _under_model(read_tensors(directory))
         self._total_bytes = max(sum(tensor.num_bytes for tensor in self._tensors.values()), 1)
         self._taken: set[str] = set()
         self._taken_bytes = 0
@@ -224,6 +225,17 @@ class Weights:
                 self._states[path] = FileState.of_stat(os.fstat(file.fileno()))
             self._maps[path] = mapped
         return mapped
+
+
+EMBEDDING, PREFIX, HEAD = "embed_tokens.weight", "model.", "lm_head."
+
+
+def _under_model(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the tensors under the names of a language model; some embedding checkpoints lack the prefix `model.`."""
+    if EMBEDDING not in tensors or PREFIX + EMBEDDING in tensors:
+        return tensors
+    named = {name if name.startswith(HEAD) else PREFIX + name: tensor for name, tensor in tensors.items()}
+    return {name: replace(tensor, name=name) for name, tensor in named.items()}
 
 
 def peek_all(

@@ -28,6 +28,7 @@ class Batch:
     context_lens_list: list[int]  # [num_seqs]
     num_decodes: int  # sequences with one new token, at the front
     is_replayed: bool = False  # its tensors are reused in place at every step (CUDA graph replay)
+    pooled: tuple[range, ...] = ()  # tokens whose final hidden states are summed, by sum; not sent to other ranks
     sampled_ids: Tensor | None = None  # on the device; replaces token_ids while the host does not know them yet
 
     @property
@@ -75,6 +76,14 @@ class Batch:
             logits_indices=logits_indices,
             is_replayed=is_replayed,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PooledOutput:
+    """Output of a step with pooled requests."""
+
+    logits: Tensor  # [num_logits, vocab] fp32
+    sums: Tensor  # [len(batch.pooled), hidden] float64: of the hidden states after the final norm
 
 
 NUM_SIZES = 5  # at the front of a packed batch

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.attention.flashinfer import FlashInferAttention
-from baton.engine.execution.batch import Batch
+from baton.engine.execution.batch import Batch, PooledOutput
 from baton.engine.execution.device import pinned
 from baton.engine.kv.block_pool import NULL_BLOCK
 from baton.engine.layers.moe import MoE
@@ -108,6 +108,10 @@ class GraphedModel:
         step.replay()
         return self._logits[: batch.num_seqs]
 
+    def forward_pooled(self, batch: Batch, pool: Tensor) -> PooledOutput:
+        """Compute the step eagerly; see `CausalLM.forward_pooled`."""
+        return self._model.forward_pooled(batch, pool)
+
     def forward_idle(self) -> None:
         """Compute only this rank's experts, for the other ranks of a group."""
         self._model.forward_idle()
@@ -133,6 +137,8 @@ def can_be_recorded(model: CausalLM) -> bool:
     if not isinstance(model.backend, FlashInferAttention):
         log.warning("decodes are not captured as CUDA graphs: the attention backend does not support it")
         return False
+    if not model.has_head:
+        return False  # it never decodes
     sparse = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, MoE)]
     if not all(layer.stays_on_device for layer in sparse):
         log.warning("decodes are not captured as CUDA graphs: the host must know how many tokens each expert gets")

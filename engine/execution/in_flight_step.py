@@ -41,6 +41,8 @@ class LaunchedStep:
     prompt_logprobs: Sequence[list[PositionLogprobs]]  # by scheduled request
     late_rows: frozenset[int] = frozenset()  # rows of `token_ids` sampled without the mask of their grammar
     forced: Mapping[int, Sequence[int]] = field(default_factory=dict)  # by row: tokens that must follow the sampled one
+    pooled_places: Sequence[int] = ()  # scheduled requests of which `sums` has a row each
+    sums: Tensor | None = None  # [len(pooled_places), hidden] float64 on the device; None: there are none
 
 
 @dataclass(frozen=True, slots=True)

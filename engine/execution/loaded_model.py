@@ -12,6 +12,7 @@ from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.factory import attention_for
 from baton.engine.attention.flashinfer import FlashInferAttention
 from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.pooling_config import read_pooling_config
 from baton.engine.checkpoint.weights_hash import WeightsHash
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import EngineError, UnsupportedModel
@@ -28,6 +29,7 @@ from baton.engine.models import Model, load_model
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
+from baton.engine.pooling.config import PoolingConfig
 
 WEIGHTS_SHARE = 0.8  # of the loading progress, if CUDA graphs are captured afterwards
 FINGERPRINT_DIGITS = 15  # hex digits of a fingerprint that ranks compare: as many as an int64 holds
@@ -45,6 +47,8 @@ class LoadedModel:
     max_model_len: int  # longest prompt plus output
     fingerprint: str
     cores: tuple[int, ...]  # cores that loaded the model and must compute it; empty: any
+    generates: bool  # False for an embedding checkpoint without an output layer
+    pooling: PoolingConfig | None = None  # None: the model makes no embeddings
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -64,8 +68,14 @@ def load(
     cores = cores_of_rank(config.cores, shard.rank, shard.size)
     with running_on(cores), computing_on(torch.device(config.device)):
         whole = read_model_config(Path(config.model), config.dtype)
+        pooling = read_pooling_config(Path(config.model), whole.hidden_size, config.pooling)
         with WeightsHash(Path(config.model)) as weights_hash:
-            return _load(config, whole, shard, cores, allocate_pool, on_progress, group, tensor, weights_hash)
+            loaded = _load(config, whole, shard, cores, allocate_pool, on_progress, group, tensor, weights_hash)
+    if pooling is None and not loaded.generates:
+        raise UnsupportedModel(
+            f"{config.model} has no lm_head, so it cannot generate; set pooling to last, mean or cls"
+        )
+    return replace(loaded, pooling=pooling)
 
 
 def _load(
@@ -120,7 +130,9 @@ def _load(
         tensor.agree(("weights",), (_number(fingerprint),))
     on_captured = _share_of(on_progress, WEIGHTS_SHARE, 1.0)
     served = _recorded(model, pool, config, size.max_model_len, on_captured) if records else model
-    return LoadedModel(whole, served, layout, num_parts, pool, size.max_model_len, fingerprint, cores)
+    return LoadedModel(
+        whole, served, layout, num_parts, pool, size.max_model_len, fingerprint, cores, generates=model.has_head
+    )
 
 
 def _size_beforehand(

@@ -1,4 +1,4 @@
-"""Model runner: builds a step's batch, computes logits, samples."""
+"""Model runner: builds a step's batch, computes logits, samples, pools."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +14,7 @@ from baton.engine.grammar.masks import GrammarMasks
 from baton.engine.kv.block_pool import NULL_BLOCK
 from baton.engine.models import Model
 from baton.engine.outputs import PositionLogprobs
+from baton.engine.pooling.pooler import Pooler, sums_on_host
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.schedule import ScheduledRequest, StepResult
 
@@ -31,14 +32,21 @@ class ModelRunner:
     """Model, the KV pool and the sampler, run one step at a time."""
 
     def __init__(
-        self, model: Model, pool: Tensor, block_size: int, sampler: Sampler, grammars: GrammarMasks | None = None
+        self,
+        model: Model,
+        pool: Tensor,
+        block_size: int,
+        sampler: Sampler,
+        grammars: GrammarMasks | None = None,
+        pooler: Pooler | None = None,
     ) -> None:
-        """grammars: masks of the requests' grammars; None if no request has one."""
+        """grammars: masks of the requests' grammars, and pooler: of pooled requests; None if no request has one."""
         self.model = model
         self.pool = pool
         self.block_size = block_size
         self.sampler = sampler
         self.grammars = grammars
+        self.pooler = pooler
 
     def run(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult]:
         """Compute the scheduled tokens' KV and sample for requests that have caught up; results in the same order."""
@@ -54,7 +62,8 @@ class ModelRunner:
         sampling = [item.request for item in scheduled if item.samples]
         if self.grammars is not None:
             self.grammars.begin(sampling)
-        logits = self.model.forward(batch, self.pool)
+        ranges = self.pooler.ranges(scheduled) if self.pooler is not None else {}
+        logits, sums = self._forward(replace(batch, pooled=tuple(ranges.values())) if ranges else batch)
         sampled = self._select(logits, rows.sampled_rows)
         masks = self.grammars.collect(sampling) if self.grammars is not None else None
         token_ids = self.sampler.draw(sampled, sampling, num_unknown=previous is not None, masks=masks)
@@ -66,23 +75,40 @@ class ModelRunner:
             [self._prompt_logprobs(logits, item, rows.prompt_rows.get(place)) for place, item in enumerate(scheduled)],
             masks.late_rows if masks is not None else frozenset(),
             masks.forced if masks is not None else {},
+            list(ranges),
+            sums,
         )
 
     def collect(self, launched: LaunchedStep) -> list[StepResult]:
         """Wait for a launched step and return its results in the order of its requests."""
         described = self.sampler.described(launched.copy.wait(), launched.logprobs)
+        embeddings = self._embeddings(launched)
         results, row = [], 0
-        for item, prompt_logprobs in zip(launched.scheduled, launched.prompt_logprobs, strict=True):
+        for place, (item, prompt_logprobs) in enumerate(zip(launched.scheduled, launched.prompt_logprobs, strict=True)):
             if item.samples and row not in launched.late_rows:
                 results.append(StepResult(described[row], launched.forced.get(row, ()), prompt_logprobs))
             else:
-                results.append(StepResult(prompt_logprobs=prompt_logprobs))
+                results.append(StepResult(prompt_logprobs=prompt_logprobs, embedding=embeddings.get(place)))
             row += item.samples
         return results
 
     def run_idle(self) -> None:
         """Take part in a step of the group that has no tokens on this rank: compute only the experts."""
         self.model.forward_idle()
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Compute a step. Returns the logits, and the sums of pooled requests, if there are any."""
+        if not batch.pooled:
+            return self.model.forward(batch, self.pool), None
+        output = self.model.forward_pooled(batch, self.pool)
+        return output.logits, output.sums
+
+    def _embeddings(self, launched: LaunchedStep) -> dict[int, bytes]:
+        """Return the embeddings that a step completes, by place of the request."""
+        if self.pooler is None:
+            return {}
+        sums = {} if launched.sums is None else sums_on_host(launched.pooled_places, launched.sums)
+        return self.pooler.collect(launched.scheduled, sums)
 
     def _logits_rows(self, scheduled: Sequence[ScheduledRequest]) -> LogitsRows:
         rows = LogitsRows()

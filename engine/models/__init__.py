@@ -12,7 +12,7 @@ from baton.engine.attention.base import AttentionBackend
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
 from baton.engine.errors import UnsupportedModel
-from baton.engine.execution.batch import Batch
+from baton.engine.execution.batch import Batch, PooledOutput
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.kv.layout import torch_dtype
 from baton.engine.kv.scales import LAST_NAMES
@@ -26,6 +26,10 @@ class Model(Protocol):
 
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
         """Compute one step: writes the new tokens' KV to the pool, returns fp32 logits [num_logits, vocab]."""
+        ...
+
+    def forward_pooled(self, batch: Batch, pool: Tensor) -> PooledOutput:
+        """Compute one step like `forward`, and sum the final hidden states of the tokens in `batch.pooled`."""
         ...
 
     def forward_idle(self) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
-from baton.engine.execution.batch import Batch
+from baton.engine.execution.batch import Batch, PooledOutput
+from baton.engine.execution.device import to_device_async
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.layers.linear import Linear, Projection, gathered, load_linear
 from baton.engine.layers.moe import MoE
@@ -73,6 +74,20 @@ class DecoderLayer:
         return x, self.feed_forward(normed)
 
 
+class MissingHead:
+    """Output layer of a checkpoint that has none: an embedding model, which cannot generate."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return zeros [num_tokens, vocab] for x [num_tokens, hidden]; memory measurements need a result."""
+        return x.new_zeros(len(x), self.vocab_size)
+
+
+SLICE_ROWS = 1024  # hidden states that are summed at once
+
+
 class CausalLM:
     """Decoder-only model: tokens in, logits of the wanted positions out; writes KV to the pool."""
 
@@ -103,16 +118,56 @@ class CausalLM:
         return self.compute(batch, pool)
 
     @torch.inference_mode()
+    def forward_pooled(self, batch: Batch, pool: Tensor) -> PooledOutput:
+        """Compute one step like `forward`, and sum the final hidden states of the tokens in `batch.pooled`.
+
+        The sums of tensor-parallel ranks are equal, as their residual streams are.
+        """
+        batch = batch.on(pool.device)
+        self.backend.plan(batch)
+        x, addend = self._residuals(batch, pool)
+        sums = self._sums(x, addend, batch.pooled)  # first: it copies what it reads
+        return PooledOutput(self._logits(x, addend, batch.logits_indices), sums)
+
+    @torch.inference_mode()
     def compute(self, batch: Batch, pool: Tensor) -> Tensor:
         """Compute a step whose attention is planned and whose batch is on the model's device; see `forward`."""
+        x, addend = self._residuals(batch, pool)
+        return self._logits(x, addend, batch.logits_indices)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the checkpoint has an output layer, so that the model can generate."""
+        return not isinstance(self.head, MissingHead)
+
+    def _residuals(self, batch: Batch, pool: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the residual stream after the last layer and the addend for it, both [num_tokens, hidden]."""
         x = self.embedding(batch.token_ids)  # [num_tokens, hidden]
         addend = None
         rotation = self.rotary.at(batch.positions)
         for index, layer in enumerate(self.layers):
             x, addend = layer(x, addend, rotation, KVCacheLayout.layer_cache(pool, index), batch)
-        wanted = batch.logits_indices
-        _, normed = self.norm.add(x[wanted], None if addend is None else addend[wanted])
-        return self.head(normed).float()
+        return x, addend
+
+    def _logits(self, x: Tensor, addend: Tensor | None, wanted: Tensor) -> Tensor:
+        return self.head(self._normed(x, addend, wanted)).float()
+
+    def _normed(self, x: Tensor, addend: Tensor | None, wanted: Tensor) -> Tensor:
+        """Return the final hidden states [num_wanted, hidden] of the tokens `wanted`; the inputs stay as they are."""
+        return self.norm.add(x[wanted], None if addend is None else addend[wanted])[1]
+
+    def _sums(self, x: Tensor, addend: Tensor | None, ranges: Sequence[range]) -> Tensor:
+        """Return the sum of each range's final hidden states: [len(ranges), hidden] float64.
+
+        Sums in float64 are the same however a prompt is divided into chunks, but for roundings far below float32's.
+        """
+        firsts = to_device_async(torch.tensor([each.start for each in ranges]), x.device)
+        sums = self._normed(x, addend, firsts).double()
+        for row, each in enumerate(ranges):
+            for start in range(each.start + 1, each.stop, SLICE_ROWS):
+                rest = torch.arange(start, min(start + SLICE_ROWS, each.stop), device=x.device)
+                sums[row] += self._normed(x, addend, rest).double().sum(0)
+        return sums
 
     @torch.inference_mode()
     def forward_idle(self) -> None:
@@ -149,14 +204,16 @@ def load_causal_lm(
     embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size, part=(rows,))
     layers = [layer(index) for index in range(config.num_layers)]
     if config.tie_word_embeddings:
-        head = Linear(embedding, quantization=weights.quantization)
+        head = gathered(Linear(embedding, quantization=weights.quantization), tensor)
+    elif config.may_lack_head and "lm_head.weight" not in weights:
+        head = MissingHead(config.vocab_size)
     else:
-        head = load_linear(weights, "lm_head", config.hidden_size, config.vocab_size, rows=rows)
+        head = gathered(load_linear(weights, "lm_head", config.hidden_size, config.vocab_size, rows=rows), tensor)
     return CausalLM(
         Embedding(embedding, tensor, config.vocab_size),
         layers,
         norm("model.norm"),
-        gathered(head, tensor),
+        head,
         RotaryEmbedding(config.rope, config.max_model_len, weights.device),
         backend,
     )

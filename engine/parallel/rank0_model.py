@@ -15,7 +15,7 @@ from torch import Tensor
 
 from baton.engine.config import EngineConfig
 from baton.engine.errors import EngineError
-from baton.engine.execution.batch import Batch
+from baton.engine.execution.batch import Batch, PooledOutput
 from baton.engine.execution.cores import running_on
 from baton.engine.execution.device import computing_on
 from baton.engine.execution.loaded_model import load, zeros
@@ -35,6 +35,11 @@ class Rank0Model:
         """Broadcast the batch and return the logits. Raises GroupBroken."""
         self._tensor.broadcast(batch)
         return self._model.forward(batch, pool)
+
+    def forward_pooled(self, batch: Batch, pool: Tensor) -> PooledOutput:
+        """Broadcast the batch and return the logits and sums. The other ranks compute no sums. Raises GroupBroken."""
+        self._tensor.broadcast(batch)
+        return self._model.forward_pooled(batch, pool)
 
     def forward_idle(self) -> None:
         """Compute only this rank's experts, for the other ranks of a group."""

@@ -14,19 +14,25 @@ class ScheduledRequest:
     request: Request
     start: int  # first position to compute; all earlier positions have KV by the time the step runs
     num_new_tokens: int
-    samples: bool  # the range ends with the last known token, so the next one is sampled
+    samples: bool  # the range ends with the last known token, so the next one is sampled, unless the request is pooled
     source: int | None = None  # row of the token in the previous step's samples, if that step samples it
 
     @classmethod
     def of(cls, request: Request, num_new_tokens: int) -> "ScheduledRequest":
         """Schedule the next tokens of a request that has no step in flight."""
         start = request.num_computed_tokens
-        return cls(request, start, num_new_tokens, samples=start + num_new_tokens == request.num_tokens)
+        samples = request.pooling is None and start + num_new_tokens == request.num_tokens
+        return cls(request, start, num_new_tokens, samples)
 
     @classmethod
     def after(cls, previous: "ScheduledRequest", source: int) -> "ScheduledRequest":
         """Schedule the token that the step in flight samples for the same request."""
         return cls(previous.request, previous.start + previous.num_new_tokens, 1, samples=True, source=source)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the range ends with the last known token."""
+        return self.start + self.num_new_tokens == self.request.num_tokens
 
     @property
     def num_new_prompt_tokens(self) -> int:
@@ -51,6 +57,7 @@ class StepResult:
     sampled: SampledToken | None = None  # None, although the request samples, if its token must be sampled again
     forced: Sequence[int] = ()  # tokens that follow the sampled one by the request's grammar
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    embedding: bytes | None = None  # of a pooled request whose prompt the step completes
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from baton.engine.kv.block_manager import BlockManager
 from baton.engine.outputs import RequestOutput
 from baton.engine.request import FinishReason, FinishRule, Request, RequestId, RequestStatus
 from baton.engine.sampling.params import GREEDY_BELOW
+from baton.engine.scheduling.request_limits import check_request
 from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest, StepResult
 from baton.engine.scheduling.step_budget import RemainingBudget, StepBudget
 from baton.engine.scheduling.waiting_queue import OrderedRequests
@@ -125,6 +126,8 @@ class Scheduler:
             num_known = request.num_tokens
             if result.sampled is not None:
                 self._append(request, [result.sampled.token_id, *result.forced])
+            elif result.embedding is not None:
+                self._end(request, FinishReason.STOP)
             outputs.append(
                 RequestOutput(
                     request_id=request.request_id,
@@ -132,6 +135,7 @@ class Scheduler:
                     sampled=result.sampled,
                     forced=request.token_ids[num_known + 1 :],
                     prompt_logprobs=result.prompt_logprobs,
+                    embedding=result.embedding,
                     finish_reason=request.finish_reason,
                 )
             )
@@ -195,23 +199,7 @@ class Scheduler:
     def _check(self, request: Request) -> None:
         if request.request_id in self._requests or self.blocks.is_filling(request.request_id):
             raise InvalidRequest(f"request id {request.request_id} is in use")
-        if not 0 < request.num_prompt_tokens <= request.num_tokens:
-            raise InvalidRequest("a prompt needs at least one token")
-        max_model_len = self.finish_rule.max_model_len
-        if request.num_tokens >= max_model_len:
-            raise InvalidRequest(
-                f"the prompt has {request.num_tokens} tokens, but must leave room for one more in the context of "
-                f"{max_model_len} tokens"
-            )
-        if request.num_output_tokens >= request.sampling.max_tokens:
-            raise InvalidRequest(f"the request has its {request.sampling.max_tokens} output tokens already")
-        most = min(request.num_prompt_tokens + request.sampling.max_tokens, max_model_len)
-        needed, usable = self.blocks.num_blocks_for(most), self.blocks.num_usable
-        if needed > usable:
-            raise InvalidRequest(
-                f"prompt and output of up to {most} tokens need {needed} blocks of KV, but the pool has {usable}; "
-                f"ask for fewer tokens or raise kv_cache_memory_bytes"
-            )
+        check_request(request, self.blocks, self.finish_rule.max_model_len)
 
     def _schedule_decodes(self, schedule: Schedule) -> int:
         """Schedule every request that lacks one token, preempting the last in service order while blocks run out.
@@ -301,19 +289,25 @@ class Scheduler:
         return True
 
     def _computes_all(self, request: Request) -> bool:
-        """Return whether prompt logprobs are still due: these need logits, so cached KV is not enough."""
+        """Return whether cached KV is not enough: a pooling needs all hidden states, prompt logprobs need logits."""
         reports_prompt = request.sampling.prompt_logprobs is not None
-        return reports_prompt and request.num_prompt_logprobs < request.num_prompt_tokens - 1
+        is_due = reports_prompt and request.num_prompt_logprobs < request.num_prompt_tokens - 1
+        return is_due or request.computes_all
 
     def _append(self, request: Request, token_ids: Sequence[int]) -> None:
         """Append new tokens, up to one that ends the request."""
         for token_id in token_ids:
-            request.finish_reason = self.finish_rule.reason(request, token_id)
+            reason = self.finish_rule.reason(request, token_id)
             request.token_ids.append(token_id)
-            if request.finish_reason is not None:
-                self.running.remove(request)
-                self._finish(request)
+            if reason is not None:
+                self._end(request, reason)
                 return
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """End a running request."""
+        request.finish_reason = reason
+        self.running.remove(request)
+        self._finish(request)
 
     def _finish(self, request: Request) -> None:
         request.status = RequestStatus.FINISHED

@@ -15,6 +15,8 @@ from baton.router.anthropic import errors as anthropic
 from baton.router.anthropic.messages import MessagesApi
 from baton.router.anthropic.request import CountTokensRequest, MessagesRequest
 from baton.router.auth.client import Gate
+from baton.router.embeddings.api import EmbeddingsApi
+from baton.router.embeddings.request import EmbeddingRequest
 from baton.router.http.body_reader import BodyReader
 from baton.router.http.body_route import Body, BodyIntake, BodyRoute
 from baton.router.http.exchange import Exchange
@@ -69,6 +71,7 @@ def make_http_app(service: RouterService) -> HttpApp:
         "/v1/completions": BodyRoute(CompletionRequest, CompletionsApi(service).complete, intake),
         "/v1/messages": _anthropic(MessagesRequest, messages.create, intake),
         "/v1/messages/count_tokens": _anthropic(CountTokensRequest, messages.count_tokens, intake),
+        "/v1/embeddings": BodyRoute(EmbeddingRequest, EmbeddingsApi(service).create, intake, can_resume=False),
         "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, intake),
         "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, intake),
     }

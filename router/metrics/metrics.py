@@ -40,6 +40,10 @@ class RouterMetrics:
             "Requests that clients resumed: recalled from a worker, regenerated from the prompt, or failed.",
         )
         self._success = self._count_by("finished_reason", "request_success", "Completions that ended, by reason.")
+        self._embedded_inputs = self._count("embedding_inputs", "Inputs of which embeddings were computed.")
+        self._embeddings_s = self._histogram(
+            "embedding_request_seconds", "Embedding request to response.", REQUEST_BUCKETS_S
+        )
         self._plans = self._count_by("plan", "requests_by_plan", "Requests routed, by plan.")
         self._ttft = self._histogram("time_to_first_token_seconds", "Request to first token.", TTFT_BUCKETS_S)
         self._itl = self._histogram("inter_token_latency_seconds", "Time between two tokens.", TOKEN_BUCKETS_S)
@@ -79,6 +83,15 @@ class RouterMetrics:
         self._prefix_cache_queries.inc(num_tokens)
         self._prefix_cache_hits.inc(num_cached_tokens)
         self._prompt_length.observe(num_tokens)
+
+    def input_embedded(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """Record an input of which an embedding was computed."""
+        self._embedded_inputs.inc()
+        self.prompt_done(num_tokens, num_cached_tokens)
+
+    def embeddings_done(self, total_s: float) -> None:
+        """Record a request of which all embeddings were computed."""
+        self._embeddings_s.observe(total_s)
 
     def tokens_arrived(self, num_tokens: int, gap_s: float | None) -> None:
         """Record tokens of a completion; `gap_s`: time since the previous ones, None for the first."""

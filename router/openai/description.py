@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from baton.router.anthropic import response_models as anthropic
+from baton.router.embeddings.response import EmbeddingList
 from baton.router.openai import response_models as bodies
 from baton.router.openai.fields import COMPLETIONS, STOP_STRINGS
 from baton.router.openai.prompts import PROMPTS, TOKEN_ID
@@ -20,6 +21,7 @@ BODIES: Mapping[str, Any] = {
     "/v1/completions": bodies.Completion,
     "/v1/messages": anthropic.OutputMessage,
     "/v1/messages/count_tokens": anthropic.TokenCount,
+    "/v1/embeddings": EmbeddingList,
     "/tokenize": bodies.Tokenized,
     "/detokenize": bodies.Detokenized,
     "/v1/models": bodies.Models,

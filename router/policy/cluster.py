@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from baton.engine.errors import InvalidRequest
+from baton.engine.pooling.config import PoolingConfig
 from baton.router.errors import NoWorker
 from baton.router.request_context import NO_HINTS, HintedPlan, RoutingHints
 
@@ -75,6 +76,7 @@ class WorkerSnapshot:
     prompt_share: float = 0.0  # recent share of its time spent on prompts
     num_tokens_done: int = 0  # prompt and output tokens since it started
     recent: RecentRequests = NO_REQUESTS  # requests that this router sent there
+    pooling: PoolingConfig | None = None  # how it makes embeddings; None: it makes none
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from typing import ParamSpec, TypeVar
 from tokenizers import Tokenizer as FastTokenizer
 
 from baton.engine.checkpoint.token_bytes import TokenBytes
+from baton.engine.errors import InvalidRequest
 from baton.router.admission.turns import Turns
 from baton.router.errors import INPUT_PANICS
 from baton.router.text.chat_template import ChatTemplate, Message, is_plain
 from baton.router.text.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
 from baton.router.text.prompt_encoder import PromptEncoder
-from baton.router.text.tokenizer_files import find_special_token_affixes, read_tokenizer, usable
+from baton.router.text.tokenizer_files import SpecialTokenAffixes, find_special_token_affixes, read_tokenizer, usable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -71,6 +72,28 @@ class Tokenizer:
         if add_special_tokens and self._special_token_affixes is not None:
             return [*self._special_token_affixes.first, *token_ids, *self._special_token_affixes.last]
         return token_ids
+
+    async def encode_truncated(
+        self,
+        text: str,
+        max_tokens: int,
+        keeps_end: bool,
+        add_special_tokens: bool,
+        cache_salt: str = "",
+        client: str = "",
+    ) -> list[int]:
+        """Return at most `max_tokens` token ids of a text, its last ones if `keeps_end`, otherwise its first.
+
+        Special tokens around a text are kept. Raises InvalidRequest if they alone exceed the maximum.
+        """
+        affixes = self._special_token_affixes if add_special_tokens else NO_AFFIXES
+        if affixes is None:  # the post-processor may do anything
+            return truncated(await self.encode(text, True, cache_salt, client), max_tokens, keeps_end)
+        num_special = len(affixes.first) + len(affixes.last)
+        if num_special > max_tokens:
+            raise InvalidRequest(f"{max_tokens} tokens leave no room for the {num_special} special tokens of an input")
+        token_ids = await self.encode(text, False, cache_salt, client)
+        return [*affixes.first, *truncated(token_ids, max_tokens - num_special, keeps_end), *affixes.last]
 
     async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool, client: str = "") -> str:
         """Return the text of token ids. Raises InvalidRequest if the tokenizer panics on them."""
@@ -163,6 +186,14 @@ class Tokenizer:
         with INPUT_PANICS:
             async with turns.turn(client):
                 return await asyncio.get_running_loop().run_in_executor(threads, partial(work, *args, **kwargs))
+
+
+NO_AFFIXES = SpecialTokenAffixes((), ())
+
+
+def truncated(token_ids: list[int], max_tokens: int, keeps_end: bool) -> list[int]:
+    """Return the first token ids, or the last ones if `keeps_end`, at most `max_tokens`."""
+    return token_ids[max(0, len(token_ids) - max_tokens) :] if keeps_end else token_ids[:max_tokens]
 
 
 def _num_plain_chars(messages: Sequence[Message]) -> float:

@@ -98,7 +98,7 @@ class WorkerConnection:
         self._check = check
         self._changed = changed
         self._security = security
-        self._channel: grpc.aio.Channel | None = None  # of the current incarnation
+        self.channel: grpc.aio.Channel | None = None  # to the current incarnation; None: not connected
         self._given = given
         self._stranger = Stranger(slots) if address not in given else None  # None after the first connection, too
 
@@ -155,11 +155,11 @@ class WorkerConnection:
 
     async def recall(self, resume_keys: Sequence[bytes], timeout_s: float) -> Sequence[RecalledOutput]:
         """Return the outputs that the worker remembers; none if it does not decode or is unreachable."""
-        if self._channel is None or self.attach is None:
+        if self.channel is None or self.attach is None:
             return ()
         try:
             request = RecallRequest(resume_keys=resume_keys)
-            return (await DecodeStub(self._channel).Recall(request, timeout=timeout_s)).outputs
+            return (await DecodeStub(self.channel).Recall(request, timeout=timeout_s)).outputs
         except grpc.RpcError as error:
             logger.debug("%s recalls nothing: %s", self.address, error)
             return ()
@@ -209,11 +209,11 @@ class WorkerConnection:
                 self.attach = AttachStream(description.worker_id)
                 hello = Hello(router_id=self._router_id, incarnation=description.incarnation)
                 streams.append(self.attach.run(channel, hello))
-            self._channel = channel
+            self.channel = channel
             try:
                 await _run_to_first_error(streams)
             finally:
-                self._channel = None
+                self.channel = None
 
     async def _watch(self, channel: grpc.aio.Channel, description: WorkerDescription) -> None:
         backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)

@@ -6,6 +6,7 @@ from math import exp
 
 from baton.protos.worker_pb2 import WorkerDescription, WorkerLoad
 from baton.router.policy.cluster import Plan, RecentRequests, RoutedRequest, WorkerRole, WorkerSnapshot
+from baton.rpc.pooling import pooling_from_proto
 
 SPAN_S = 5.0  # over which the share is averaged
 
@@ -152,6 +153,7 @@ class LoadEstimate:
                 prompt_share=self._prompt_share.value,
                 recent=self._recent,
                 num_tokens_done=load.num_prefilled_tokens + load.num_generated_tokens,
+                pooling=pooling_from_proto(description.pooling),
             )
         return self._snapshot
 

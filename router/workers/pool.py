@@ -87,7 +87,7 @@ class WorkerPool:
         self.registry = registry
         self.view = RegistryView()  # the registry's last list
         self._model_name = model_name
-        self._router_id = router_id
+        self.router_id = router_id
         self._watch_interval_ms = watch_interval_ms
         self._security: Security = security or Plaintext()
         self._connections: dict[str, WorkerConnection] = {}  # by address
@@ -262,7 +262,7 @@ class WorkerPool:
     def _connect(self, address: str, tasks: asyncio.TaskGroup) -> None:
         connection = WorkerConnection(
             address,
-            self._router_id,
+            self.router_id,
             self._watch_interval_ms,
             self.index,
             self._check,

@@ -78,6 +78,8 @@ class EngineCore:
         request.sampling.validate(MAX_TOKEN_IDS)
         if request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None:
             raise InvalidRequest("a simulated worker has no logprobs")
+        if request.pooling is not None:
+            raise InvalidRequest("a simulated worker makes no embeddings")
         self.scheduler.add(request)
         self.counters.requests += 1
         self.wake()

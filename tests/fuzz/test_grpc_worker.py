@@ -8,6 +8,7 @@ from baton.protos.worker_pb2 import (
     DESCRIPTOR,
     AbortCommand,
     DescribeRequest,
+    EmbedRequest,
     GenerateCommand,
     Hello,
     LeaseRequest,
@@ -101,10 +102,11 @@ def test_attach_refuses_invalid_messages(fuzzing: Fuzzing, workers: WorkerRig) -
     workers.check_serves()
 
 
-@pytest.mark.parametrize("name", ["Prefill", "Lease", "Watch", "Describe", "Undrain"])
+@pytest.mark.parametrize("name", ["Prefill", "Embed", "Lease", "Watch", "Describe", "Undrain"])
 def test_other_methods_refuse_invalid_messages(fuzzing: Fuzzing, workers: WorkerRig, name: str) -> None:
     kinds = {
         "Prefill": PrefillRequest,
+        "Embed": EmbedRequest,
         "Lease": LeaseRequest,
         "Watch": WatchRequest,
         "Describe": DescribeRequest,

@@ -56,6 +56,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [  # which simulated workers refuse,
     ("/v1/chat/completions", {"messages": MESSAGES[:1], "tools": TOOLS, "tool_choice": NAMED, "max_tokens": 4}),
     ("/v1/chat/completions", OPTIONS | {"messages": MESSAGES, "logprobs": True, "top_logprobs": 3}),
     ("/v1/completions", OPTIONS | {"prompt": "a", "echo": True, "logprobs": 2, "prompt_logprobs": 1}),
+    ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64", "truncate_prompt_tokens": 4, "user": "u"}),
+    ("/v1/embeddings", {"input": [[5, 6], [7]], "dimensions": 8, "normalize": True, "add_special_tokens": False}),
 ]
 ODD_BODIES = [
     b"", b"null", b"[]", b"1", b'"x"', b"\xff", b"\xef\xbb\xbf{}", b'{"prompt": NaN}', b'{"prompt": "\\ud800"}',

@@ -11,6 +11,7 @@ import psutil
 
 from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.embedding_models import add_pooling
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
 from tests.integration.worker_process import WorkerProcess, worker_process
@@ -30,7 +31,7 @@ class WorkerRig:
         self._numbers = itertools.count()
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._stack = AsyncExitStack()
-        model = make_checkpoint("qwen3", directory / "model")
+        model = add_pooling(make_checkpoint("qwen3", directory / "model"), "mean")
         self._expected = Oracle(model).greedy(PROMPT, GREEDY.max_tokens)
         self.prefill: WorkerProcess
         self.decode: WorkerProcess

@@ -16,7 +16,8 @@ from baton.engine.errors import EngineError
 BUNDLED_NAME = "baton-bundled"
 BUNDLED = Path(str(files("baton") / "bundled_model"))
 HUB_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer*", "*.model", "*.txt", "*.jinja"]
-IGNORED = ["*/*"]  # files in subdirectories
+POOLING = "1_Pooling/"  # the only subdirectory that is read, of embedding models
+IGNORED = ["[!1]*/*", "1[!_]*/*", "1_[!P]*/*"]  # files in others
 
 
 def find_checkpoint(model: str | None, dtype: str) -> Checkpoint:
@@ -68,7 +69,8 @@ def hub_files(hub_id: str, patterns: list[str]) -> set[str]:
 
     with _hub_errors(hub_id):
         names = {each.rfilename for each in HfApi().model_info(hub_id).siblings or ()}
-    return {name for name in names if "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)}
+    wanted = {name for name in names if any(fnmatch(name, pattern) for pattern in patterns)}
+    return {name for name in wanted if "/" not in name.removeprefix(POOLING)}
 
 
 @contextmanager

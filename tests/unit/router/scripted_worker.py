@@ -66,12 +66,16 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         self.num_lives += 1
         self._cached = set()
         server = self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        worker_pb2_grpc.add_WorkerServicer_to_server(self, server)
-        worker_pb2_grpc.add_DecodeServicer_to_server(self, server)
+        self.add_services(server)
         port = server.add_insecure_port(self.address)
         self.address = f"127.0.0.1:{port}"
         await server.start()
         return self.address
+
+    def add_services(self, server: grpc.aio.Server) -> None:
+        """Add the worker's services to a server."""
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, server)
+        worker_pb2_grpc.add_DecodeServicer_to_server(self, server)
 
     async def stop(self) -> None:
         """Stop at once; calls break."""

@@ -121,7 +121,7 @@ async def test_broken_bodies_and_wrong_paths() -> None:
         )
         for method, path in (
             ("GET", "/v1/nothing"),
-            ("POST", "/v1/embeddings"),
+            ("POST", "/v1/rerank"),
             ("DELETE", "/nothing"),
             ("GET", "/health/"),
         ):

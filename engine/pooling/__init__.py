@@ -1,0 +1,1 @@
+"""Embeddings: how the final hidden states of a prompt become one vector."""

@@ -1,0 +1,35 @@
+"""Limits that a request must meet to run in an engine at all."""
+
+from baton.engine.errors import InvalidRequest
+from baton.engine.kv.block_manager import BlockManager
+from baton.engine.request import Request
+
+
+def check_request(request: Request, blocks: BlockManager, max_model_len: int) -> None:
+    """Raise InvalidRequest if the request could never run.
+
+    One that is pooled may fill the context; others must leave room for a token.
+    """
+    if not 0 < request.num_prompt_tokens <= request.num_tokens:
+        raise InvalidRequest("a prompt needs at least one token")
+    most = request.num_tokens
+    if request.pooling is not None:
+        if request.num_tokens > max_model_len:
+            raise InvalidRequest(
+                f"the input has {request.num_tokens} tokens, but the context has at most {max_model_len}"
+            )
+    else:
+        if request.num_tokens >= max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {request.num_tokens} tokens, but must leave room for one more in the context of "
+                f"{max_model_len} tokens"
+            )
+        if request.num_output_tokens >= request.sampling.max_tokens:
+            raise InvalidRequest(f"the request has its {request.sampling.max_tokens} output tokens already")
+        most = min(request.num_prompt_tokens + request.sampling.max_tokens, max_model_len)
+    needed, usable = blocks.num_blocks_for(most), blocks.num_usable
+    if needed > usable:
+        raise InvalidRequest(
+            f"prompt and output of up to {most} tokens need {needed} blocks of KV, but the pool has {usable}; "
+            f"ask for fewer tokens or raise kv_cache_memory_bytes"
+        )

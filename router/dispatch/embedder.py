@@ -1,0 +1,328 @@
+"""Dispatch of embeddings: batches of a request's inputs go to prefill workers, and again if a worker is lost.
+
+1. A request's inputs are divided into batches, enough to occupy all workers, each of at most a few engine steps.
+2. Each batch goes to the worker that computes it soonest, given its queue and its prefix cache. A worker gets a bounded
+   number of batches at a time; clients take turns at it.
+3. The worker sends each embedding as soon as it is known. If it is lost, only the inputs without one go to another.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from weakref import WeakValueDictionary
+
+import grpc
+
+from baton.engine.errors import QueueFull
+from baton.engine.pooling.config import PoolingParams
+from baton.kvtransfer.errors import TransferError
+from baton.protos.worker_pb2 import Embedding, EmbedInput, EmbedRequest
+from baton.protos.worker_pb2_grpc import EmbeddingsStub
+from baton.router.admission.turns import Turns
+from baton.router.dispatch.attempt import RetryBudget
+from baton.router.dispatch.dispatcher import FIRST_BACKOFF_S, LAST_BACKOFF_S, FailoverLimits
+from baton.router.errors import Draining, NoWorker, WorkerLost
+from baton.router.generation import PromptHashes
+from baton.router.metrics.metrics import RouterMetrics
+from baton.router.policy.cluster import ClusterSnapshot, RoutedRequest, WorkerSnapshot
+from baton.router.policy.cost_model import CostModel
+from baton.router.policy.embedding import EmbeddingFamily, choose_embedder, choose_family
+from baton.router.request_context import RequestContext
+from baton.router.workers.pool import WorkerPool
+from baton.rpc.backoff import Backoff
+from baton.rpc.peers import next_event
+from baton.rpc.status import Internal, Unavailable, error_from_code
+
+logger = logging.getLogger(__name__)
+
+MAX_BATCH_INPUTS = 32
+BATCH_STEPS = 2  # engine steps that a batch may fill
+STEP_TOKENS = 2048  # token budget of a step, for workers that do not report it
+BATCHES_PER_WORKER = 2  # into which the inputs of a request are divided at least, so that a worker never waits for one
+MAX_REQUEST_BATCHES = 64  # of a request at workers, or waiting for their turn there
+WORKER_ROUNDS = 2  # batch sizes of an engine that this router keeps at a worker
+NUM_SEQS = 64  # batch size of an engine, for workers that do not report it
+SILENCE_S = 15.0  # without an event, after which a worker is lost: a keep-alive follows every quarter of a second
+FLOAT_BYTES = 4
+FIRST_NUMBER = 1 << 62  # of this module's commands, in load reports; the numbers of completions begin at 1
+LOST_CODES = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.FAILED_PRECONDITION}
+)  # the last one: it has restarted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingJob:
+    """A request for embeddings, tokenised."""
+
+    request_id: str
+    inputs: Sequence[list[int]]  # token ids
+    family: EmbeddingFamily
+    params: PoolingParams
+    cache_salt: str
+    context: RequestContext
+
+    @property
+    def size(self) -> int:
+        """Dimensions of the embeddings."""
+        return self.params.dimensions or self.family.pooling.size
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Inputs that are not computed yet, over all attempts."""
+
+    left: list[int]  # indices
+    hashes: dict[int, PromptHashes]  # by index
+    attempt: int = 0  # earlier attempts
+    num_failures: int = 0  # of them, those in which a worker was lost
+    excluded: set[str] = field(default_factory=set)  # incarnations that failed it
+    busy: set[str] = field(default_factory=set)  # incarnations that refused it and may still be full
+    refused_s: float | None = None  # event loop time of the first refusal
+    backoff: Backoff | None = None  # None: has not waited for room yet
+    failure: Exception | None = None  # of the last attempt
+
+
+class Embedder:
+    """Sends inputs to workers that make embeddings, and retries those of lost workers."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        model: CostModel,
+        limits: FailoverLimits,
+        metrics: RouterMetrics,
+    ) -> None:
+        self._pool = pool
+        self._model = model
+        self._limits = limits
+        self._metrics = metrics
+        self._numbers = itertools.count(FIRST_NUMBER)
+        self._budget = RetryBudget()  # for refusals by busy workers only
+        self._endings: set[asyncio.Future[None]] = set()  # fails the request if it has an error; one a request
+        self._turns: WeakValueDictionary[str, Turns] = WeakValueDictionary()  # by incarnation, while batches use them
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request would be served now."""
+        cluster = self._pool.snapshot()
+        return any(worker.pooling is not None for worker in cluster.workers)
+
+    def family(self, context: RequestContext) -> EmbeddingFamily:
+        """Return the workers for a request. Raises what `choose_family` raises."""
+        return choose_family(self._pool.snapshot(), context.hints.prefill_worker)
+
+    def context_len(self, family: EmbeddingFamily) -> int:
+        """Return the maximum tokens of an input."""
+        return max((worker.max_model_len for worker in family.workers(self._pool.snapshot())), default=0)
+
+    async def embed(self, job: EmbeddingJob) -> list[bytes]:
+        """Return the embeddings of all inputs, each float32, little-endian. Cancelling it cancels them at the workers.
+
+        Raises NoWorker, Draining, QueueFull, or the worker's error.
+        """
+        results = [b""] * len(job.inputs)
+        batches = iter(self._batches(job))
+
+        async def run() -> None:
+            for batch in batches:
+                await self._run(job, batch, results)
+
+        tasks = [asyncio.create_task(run()) for _ in range(min(len(job.inputs), MAX_REQUEST_BATCHES))]
+        computing = asyncio.gather(*tasks)
+        ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._endings.add(ending)
+        try:
+            await asyncio.wait((computing, ending), return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                ending.result()
+            await computing
+        finally:
+            self._endings.discard(ending)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(computing, *tasks, return_exceptions=True)
+        return results
+
+    def end(self, error: Draining) -> None:
+        """Fail every request with the error."""
+        for ending in self._endings:
+            if not ending.done():
+                ending.set_exception(error)
+
+    def _batches(self, job: EmbeddingJob) -> list[_Batch]:
+        workers = job.family.workers(self._pool.snapshot())
+        step_tokens = max((worker.max_num_batched_tokens for worker in workers), default=0) or STEP_TOKENS
+        most = -(-len(job.inputs) // (BATCHES_PER_WORKER * max(1, len(workers))))
+        places = divided([len(each) for each in job.inputs], min(most, MAX_BATCH_INPUTS), BATCH_STEPS * step_tokens)
+        return [
+            _Batch(each, {place: PromptHashes(job.inputs[place], job.cache_salt) for place in each}) for each in places
+        ]
+
+    async def _run(self, job: EmbeddingJob, batch: _Batch, results: list[bytes]) -> None:
+        """Compute a batch, in as many attempts as needed."""
+        self._budget.note_request()
+        while batch.left:
+            worker, routed = await self._choose(job, batch)
+            try:
+                await self._attempt(job, batch, worker, routed, results)
+            except Draining:
+                raise
+            except (QueueFull, Unavailable) as error:
+                await self._take_failure(batch, worker, error)
+                self._metrics.failovers.inc()
+                logger.warning("%s is retried: %s", job.request_id, error)
+
+    async def _choose(self, job: EmbeddingJob, batch: _Batch) -> tuple[WorkerSnapshot, RoutedRequest]:
+        """Return the worker for the next attempt. A retry waits for one; the first attempt fails at once."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + (self._limits.timeout_s if batch.attempt else 0.0)
+        longest = max(len(job.inputs[place]) for place in batch.left)
+        while True:
+            cluster = self._pool.snapshot().without(frozenset(batch.excluded | batch.busy))
+            routed = self._routed(job, batch, cluster)
+            try:
+                return choose_embedder(routed, cluster, job.family, longest, self._model, next(self._numbers)), routed
+            except NoWorker as error:
+                left_s = deadline_s - loop.time()
+                if left_s <= 0:
+                    raise batch.failure or error from error
+                await self._pool.wait_change(left_s)
+
+    def _routed(self, job: EmbeddingJob, batch: _Batch, cluster: ClusterSnapshot) -> RoutedRequest:
+        """Return the batch as one prompt: the sums of its tokens and of what each worker has cached."""
+        cached: dict[str, int] = {}
+        for place in () if job.family.pooling.needs_all_tokens else batch.left:
+            token_ids, hashes = job.inputs[place], batch.hashes[place]
+            found = self._pool.cached_tokens(cluster, partial(hashes.extended, token_ids))
+            for incarnation, num_tokens in found.items():
+                cached[incarnation] = cached.get(incarnation, 0) + num_tokens
+        return RoutedRequest(sum(len(job.inputs[place]) for place in batch.left), cached)
+
+    async def _attempt(
+        self, job: EmbeddingJob, batch: _Batch, worker: WorkerSnapshot, routed: RoutedRequest, results: list[bytes]
+    ) -> None:
+        """Compute the rest of a batch at a worker. Raises WorkerLost or the worker's error."""
+        connection = self._pool.connection(worker.incarnation)
+        if connection is None:
+            raise WorkerLost(f"worker {worker.worker_id} was lost")
+        number, load = next(self._numbers), connection.load
+        missing = routed.missing_tokens(worker)
+        load.add(number, missing, -(-missing // worker.block_size), is_prefill=True)
+        try:
+            turns = self._turns_of(worker)
+            async with turns.turn(job.context.fairness_key):
+                if connection.channel is None or self._pool.connection(worker.incarnation) is not connection:
+                    raise WorkerLost(f"worker {worker.worker_id} was lost")
+                message = _message(job, batch, worker, self._pool.router_id, number)
+                await self._call(connection.channel, message, job, batch, worker, results)
+        finally:
+            load.remove(number)
+
+    def _turns_of(self, worker: WorkerSnapshot) -> Turns:
+        turns = self._turns.get(worker.incarnation)
+        if turns is None:
+            num_inputs = WORKER_ROUNDS * (worker.max_num_seqs or NUM_SEQS)
+            turns = self._turns[worker.incarnation] = Turns(max(1, num_inputs // MAX_BATCH_INPUTS))
+        return turns
+
+    async def _call(
+        self,
+        channel: grpc.aio.Channel,
+        message: EmbedRequest,
+        job: EmbeddingJob,
+        batch: _Batch,
+        worker: WorkerSnapshot,
+        results: list[bytes],
+    ) -> None:
+        places = list(batch.left)  # by index in the message
+        call = EmbeddingsStub(channel).Embed(message)
+        try:
+            while batch.left:
+                event = await next_event(call, f"worker {worker.worker_id}", SILENCE_S)
+                if event is None:
+                    raise WorkerLost(f"worker {worker.worker_id} ended a call for embeddings early")
+                if event.HasField("embedding"):
+                    self._take(job, batch, places, event.embedding, worker, results)
+        except grpc.aio.AioRpcError as error:
+            details = error.details() or error.code().name
+            if error.code() in LOST_CODES:
+                raise WorkerLost(f"worker {worker.worker_id}: {details}") from error
+            raise error_from_code(error.code().value[0], details) from error
+        except TransferError as error:  # it is silent, or its channel was closed
+            raise WorkerLost(str(error)) from error
+        finally:
+            call.cancel()
+
+    def _take(
+        self,
+        job: EmbeddingJob,
+        batch: _Batch,
+        places: Sequence[int],
+        embedding: Embedding,
+        worker: WorkerSnapshot,
+        results: list[bytes],
+    ) -> None:
+        """Store an embedding. Raises Internal if the worker sent something else."""
+        place = places[embedding.index] if embedding.index < len(places) else -1
+        if place not in batch.left or len(embedding.vector) != FLOAT_BYTES * job.size:
+            raise Internal(f"worker {worker.worker_id} sent an invalid embedding")
+        batch.left.remove(place)
+        del batch.hashes[place]
+        results[place] = embedding.vector
+        self._metrics.input_embedded(len(job.inputs[place]), embedding.num_cached_tokens)
+
+    async def _take_failure(self, batch: _Batch, worker: WorkerSnapshot, error: QueueFull | Unavailable) -> None:
+        """Wait until a batch may be retried. Raises the error if it must not be."""
+        batch.attempt += 1
+        batch.failure = error
+        if not isinstance(error, QueueFull):
+            batch.num_failures += 1
+            batch.excluded.add(worker.incarnation)
+            if batch.num_failures > self._limits.attempts:
+                raise error
+            return
+        now_s = asyncio.get_running_loop().time()
+        batch.refused_s = now_s if batch.refused_s is None else batch.refused_s
+        if now_s > batch.refused_s + self._limits.timeout_s:
+            raise error
+        batch.busy.add(worker.incarnation)
+        if not self._budget.take():
+            raise error
+        if batch.backoff is None:
+            batch.backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
+        await batch.backoff.wait()
+        batch.busy.clear()
+
+
+def _message(job: EmbeddingJob, batch: _Batch, worker: WorkerSnapshot, router_id: str, number: int) -> EmbedRequest:
+    message = EmbedRequest(
+        request_id=job.request_id,
+        inputs=[EmbedInput(token_ids=job.inputs[place]) for place in batch.left],
+        cache_salt=job.cache_salt,
+        priority=job.context.priority,
+        incarnation=worker.incarnation,
+        fingerprint=worker.fingerprint,
+        router_id=router_id,
+        number=number,
+    )
+    if job.params.dimensions is not None:
+        message.dimensions = job.params.dimensions
+    if job.params.normalizes is not None:
+        message.normalizes = job.params.normalizes
+    return message
+
+
+def divided(lengths: Sequence[int], max_inputs: int, max_tokens: int) -> list[list[int]]:
+    """Divide inputs into batches of consecutive ones; returns their places. A longer input is a batch of its own."""
+    batches: list[list[int]] = []
+    num_tokens = 0
+    for place, length in enumerate(lengths):
+        if not batches or len(batches[-1]) == max_inputs or num_tokens + length > max_tokens:
+            batches.append([])
+            num_tokens = 0
+        batches[-1].append(place)
+        num_tokens += length
+    return batches

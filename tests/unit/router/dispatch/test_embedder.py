@@ -1,0 +1,178 @@
+"""Embedding requests at workers that refuse, fail or hang."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from baton.protos import worker_pb2
+from baton.router.dispatch.embedder import divided
+from tests.unit.router.api_keys import TestKeys
+from tests.unit.router.dispatch.embedding_worker import EmbeddingWorker, vector_of
+from tests.unit.router.running_router import RunningRouter, running_router, until
+from tests.unit.router.scripted_worker import ScriptedWorker
+
+INPUTS = [[5 + place, 6, 7] for place in range(50)]
+VECTORS = [pytest.approx(vector_of(each)) for each in INPUTS]
+
+
+async def embed(router: RunningRouter, given: object = INPUTS, **headers: str) -> httpx.Response:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return await router.http.post("/v1/embeddings", json={"input": given}, headers=names)
+
+
+def vectors(response: httpx.Response) -> list[list[float]]:
+    assert response.status_code == 200, response.text
+    return [each["embedding"] for each in response.json()["data"]]
+
+
+async def metric(router: RunningRouter, name: str) -> float:
+    text = (await router.http.get("/metrics")).text
+    [line] = [line for line in text.splitlines() if line.startswith(f"baton:{name}{{")]
+    return float(line.rpartition(" ")[2])
+
+
+def error(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["message"]
+
+
+async def test_inputs_are_divided_between_workers() -> None:
+    first, second = EmbeddingWorker("a"), EmbeddingWorker("b")
+    async with running_router(first, second) as router:
+        assert vectors(await embed(router)) == VECTORS
+        assert first.calls
+        assert second.calls
+        assert all(call.number and call.router_id for call in (*first.calls, *second.calls))
+        assert await metric(router, "embedding_inputs_total") == len(INPUTS)
+        assert await metric(router, "prefix_cache_hits_total") == len(INPUTS)
+        assert (await router.http.get("/ready")).status_code == 200
+        first.calls.clear()
+        second.calls.clear()
+        assert vectors(await embed(router, x_baton_prefill="b")) == VECTORS
+        assert not first.calls
+
+
+async def test_only_missing_inputs_go_to_another_worker() -> None:
+    first, second = EmbeddingWorker("a"), EmbeddingWorker("b")
+    first.max_results = 3
+    async with running_router(first, second) as router:
+        assert vectors(await embed(router)) == VECTORS
+        num_asked = sum(len(call.inputs) for call in second.calls)
+        assert num_asked == len(INPUTS) - 3
+        assert await metric(router, "failovers_total") >= 1
+
+
+async def test_full_workers_are_asked_again() -> None:
+    worker = EmbeddingWorker()
+    worker.refusals = [grpc.StatusCode.RESOURCE_EXHAUSTED] * 4
+    async with running_router(worker) as router:
+        assert vectors(await embed(router)) == VECTORS
+        worker.refusals = [grpc.StatusCode.RESOURCE_EXHAUSTED] * 400
+        status, text = error(await embed(router))
+        assert (status, text) == (429, "refused")
+        worker.refusals.clear()
+        assert vectors(await embed(router, INPUTS[:2])) == VECTORS[:2]
+
+
+@pytest.mark.parametrize("attempts", [0, 1])
+async def test_retries_of_lost_workers_are_bounded(attempts: int) -> None:
+    worker = EmbeddingWorker()
+    worker.refusals = [grpc.StatusCode.UNAVAILABLE] * 100
+    async with running_router(worker, failover_attempts=attempts, failover_timeout_s=0.1) as router:
+        assert error(await embed(router, INPUTS[:1])) == (503, "worker prefill-0: refused")
+        assert len(worker.calls) == 1  # the only worker is not asked again
+
+
+@pytest.mark.parametrize(
+    ("size", "code", "status"),
+    [(7, None, 500), (8, grpc.StatusCode.INVALID_ARGUMENT, 400), (8, grpc.StatusCode.INTERNAL, 500)],
+)
+async def test_other_failures_are_not_retried(size: int, code: grpc.StatusCode | None, status: int) -> None:
+    worker = EmbeddingWorker()
+    worker.size = size
+    worker.refusals = [code] if code is not None else []
+    async with running_router(worker) as router:
+        assert (await embed(router, INPUTS[:1])).status_code == status
+        assert len(worker.calls) == 1
+
+
+async def test_deadlines_and_disconnected_clients_cancel_calls() -> None:
+    worker = EmbeddingWorker()
+    worker.may_embed.clear()
+    async with running_router(worker) as router:
+        assert error(await embed(router, INPUTS[:1], x_baton_timeout="0.1"))[0] == 504
+        await until(lambda: worker.num_cancelled == 1)
+        with pytest.raises(httpx.ReadTimeout):
+            await router.http.post("/v1/embeddings", json={"input": [5]}, timeout=0.2)
+        await until(lambda: worker.num_cancelled == 2)
+        worker.may_embed.set()
+        assert vectors(await embed(router)) == VECTORS
+        view = (await router.http.get("/workers")).json()
+        assert [each["inflight"] for each in view["workers"]] == [0]
+
+
+async def test_a_router_that_shuts_down_ends_requests() -> None:
+    worker = EmbeddingWorker()
+    worker.may_embed.clear()
+    async with running_router(worker, drain_timeout_s=0.1) as router:
+        request = asyncio.ensure_future(embed(router, INPUTS[:1]))
+        await until(lambda: bool(worker.calls))
+        router.stopping.set()
+        response = await request
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "router_draining"
+
+
+async def test_tokens_count_for_the_api_key(tmp_path: Path) -> None:
+    keys = TestKeys(tmp_path)
+    key = {"authorization": f"Bearer {keys.add('a', tokens_per_minute=100)}"}
+    async with running_router(EmbeddingWorker(), api_keys_file=str(keys.path)) as router:
+        assert (await embed(router, **key)).status_code == 200  # 150 tokens
+        response = await embed(router, **key)
+        assert response.status_code == 429
+        assert response.json()["error"]["type"] == "tokens"
+        assert (await embed(router)).status_code == 401
+
+
+async def test_deployments_that_make_no_embeddings() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        assert error(await embed(router))[0] == 503
+    async with running_router(ScriptedWorker("p", worker_pb2.WORKER_ROLE_PREFILL), ScriptedWorker()) as router:
+        status, text = error(await embed(router))
+        assert status == 400
+        assert "does not make embeddings" in text
+
+
+async def test_responses_that_a_client_could_not_read_are_refused() -> None:
+    async with running_router(EmbeddingWorker(), max_request_unread_bytes=1 << 16) as router:
+        response = await embed(router, [[5]] * 2000)
+        assert error(response)[0] == 400
+        assert "encoding_format" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "param"),
+    [
+        ({"input": "a", "dimensions": 4}, {}, "dimensions"),
+        ({"input": ["a", "b " * 300]}, {}, "input[1]"),
+        ({"input": "a", "encoding_format": "int8"}, {}, "encoding_format"),
+        ({"input": "a", "normalise": True}, {}, "normalise"),
+        ({"input": "a"}, {"x-baton-decode": "d"}, "x-baton-decode"),
+        ({"input": "a"}, {"x-baton-plan": "local"}, "x-baton-plan"),
+        ({"input": "a"}, {"x-baton-resumable": "true", "x-request-id": "r"}, "x-baton-resumable"),
+    ],
+)
+async def test_bad_requests(body: dict[str, Any], headers: dict[str, str], param: str) -> None:
+    async with running_router(EmbeddingWorker()) as router:
+        response = await router.http.post("/v1/embeddings", json=body, headers=headers)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == param
+
+
+def test_batches_are_bounded_in_inputs_and_tokens() -> None:
+    assert divided([1, 1, 1, 1, 1], 2, 100) == [[0, 1], [2, 3], [4]]
+    assert divided([60, 60, 500, 10, 10], 4, 100) == [[0], [1], [2], [3, 4]]
+    assert divided([], 4, 100) == []
