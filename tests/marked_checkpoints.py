@@ -32,9 +32,7 @@ def marked_checkpoint(
         return directory
     tokenizer = json.loads((BUNDLED / "tokenizer.json").read_text())
     like, first = tokenizer["added_tokens"][-1], len(tokenizer["model"]["vocab"])
-    tokenizer["added_tokens"] += [
-        like | {"id": first + place, "content": text} for place, text in enumerate(special)
-    ]
+    tokenizer["added_tokens"] += [like | {"id": first + place, "content": text} for place, text in enumerate(special)]
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     weights = load_file(BUNDLED / "model.safetensors")
     weights[EMBEDDING] = cat([weights[EMBEDDING], weights[EMBEDDING][300 : 300 + len(special)]])  # any text's rows

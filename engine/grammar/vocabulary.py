@@ -27,7 +27,9 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         added = tokenizer.get_added_tokens_decoder()
-        self.special = frozenset(token_id for token_id, token in added.items() if token.special and token_id < vocab_size)
+        self.special = frozenset(
+            token_id for token_id, token in added.items() if token.special and token_id < vocab_size
+        )
         self._added = {token.content: token_id for token_id, token in added.items()}
         token_bytes = TokenBytes(tokenizer)
         # Bytes of each token id. Special tokens, which are not part of an output's text, and ids without a token: empty.

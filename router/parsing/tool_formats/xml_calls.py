@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.router.parsing.base import Tool
 from baton.router.parsing.lexer import NotACall, Reading
@@ -115,7 +115,9 @@ class _XmlCallReader:
             separator = ", "
             if syntax.value_begin:
                 yield from self._skip_to(syntax.value_begin)
-            value_type = syntax.key_ends[key_end] or parameter_type(tool, key)
+            value_type, given = parameter_type(tool, key), syntax.key_ends[key_end]
+            if given is not None:
+                value_type = replace(value_type, types=given.types)
             value = ValueWriter(writer.arguments, value_type, syntax.trims_lines)
             if (yield from lexer.until(self._value_end, value.add)) is None:
                 value.cut()

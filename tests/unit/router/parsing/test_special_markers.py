@@ -22,7 +22,13 @@ from baton.router.parsing.formats import TOOL_FORMAT_NAMES, markers, text_marker
 from tests.unit.engine.grammar_rig import EOS, VOCAB_SIZE, allowed, byte_tokenizer
 from tests.unit.router.parsing.outputs import Parsed, parse
 
-REASONING_OF = {"openai": "openai_gptoss", "mistral": "mistral", "hermes": "qwen3", "kimi_k2": "kimi_k2", "deepseek_v31": "deepseek_v3"}
+REASONING_OF = {
+    "openai": "openai_gptoss",
+    "mistral": "mistral",
+    "hermes": "qwen3",
+    "kimi_k2": "kimi_k2",
+    "deepseek_v31": "deepseek_v3",
+}
 AGE = {
     "type": "object",
     "properties": {"age": {"type": "integer"}, "note": {"type": "string"}},
@@ -63,14 +69,21 @@ class Model:
 
     def pieces(self, token_ids: list[int]) -> list[Piece]:
         return [
-            Piece(self.special[each], self.special[each]) if each in self.special else Piece(self.tokenizer.decode([each]))
+            Piece(self.special[each], self.special[each])
+            if each in self.special
+            else Piece(self.tokenizer.decode([each]))
             for each in token_ids
         ]
 
     def parsed(self, token_ids: list[int], with_tools: bool = True, is_open: bool | None = None) -> Parsed:
         form = self.form
         return parse(
-            self.pieces(token_ids), form.calls if with_tools else None, form.reasoning, TOOLS, form.single_tokens, is_open
+            self.pieces(token_ids),
+            form.calls if with_tools else None,
+            form.reasoning,
+            TOOLS,
+            form.single_tokens,
+            is_open,
         )
 
 
@@ -85,7 +98,7 @@ def accepted(matcher: Matcher, token_ids: Iterable[int]) -> set[int]:
     found = set()
     for each in token_ids:
         if matcher.accept(each):
-            matcher._matcher.rollback(1)  # noqa: SLF001 - the tests alone take tokens back
+            matcher._matcher.rollback(1)
             found.add(each)
     return found
 
