@@ -27,11 +27,12 @@ class GrammarPosition:
         num_words: int,
         stop_token_ids: Sequence[int],
         min_tokens: int,
+        has_short_forced_texts: bool = True,
     ) -> None:
         """forced_token: the token that a forced text begins with, if it is not the model's choice.
 
         stop_token_ids: tokens that are not forced, and that may not be sampled as one of the first `min_tokens`, if
-        there is a choice.
+        there is a choice. has_short_forced_texts: otherwise forced texts are not used, since they may be endless.
         """
         self.row: Tensor = torch.zeros(num_words, dtype=torch.int32)  # mask of the token after `num_tokens`
         self.num_tokens = 0  # output tokens that the grammar has matched
@@ -40,6 +41,7 @@ class GrammarPosition:
         self._text = ""  # forced text in front of and behind the matcher's position
         self._place = 0  # of the matcher in that text; equal to its length if the text is unknown
         self._forced_token = forced_token
+        self._has_short_forced_texts = has_short_forced_texts
         self._min_tokens = min_tokens
         self._stop_token_ids = frozenset(stop_token_ids)
         self._stop_bits = mask_of(stop_token_ids, num_words)
@@ -81,6 +83,8 @@ class GrammarPosition:
 
     def _text_token(self) -> int | None:
         """Match and return the next token of a forced text; None if there is none."""
+        if not self._has_short_forced_texts:
+            return None
         if self._place == len(self._text):
             self._text, self._place = self._matcher.forced_text(), 0  # once for all tokens of a long text
         token = self._forced_token(self._text[self._place : self._place + MAX_CHARS])
