@@ -200,6 +200,7 @@ class Pipeline:
                         is_prompt_counted = True
                         self._metrics.prompt_done(len(generation.token_ids), cached_tokens(delta.served_by))
                     meter.tokens(len(delta.token_ids))
+                    meter.parts(delta.parts or ())
                     reason = delta.finish_reason or reason
                     yield delta
                     if output.finished:

@@ -96,6 +96,13 @@ def load_report(
         decode_step_s=stats.decode_step_s,
         decode_sequence_s=stats.decode_sequence_s,
         read_bytes_per_s=counters.read_bytes_per_s,
+        num_grammar_compiles=stats.grammars.num_compiles,
+        grammar_compile_s=stats.grammars.compile_s,
+        num_grammar_cache_hits=stats.grammars.num_cache_hits,
+        num_grammar_masks=stats.grammars.num_masks,
+        grammar_mask_s=stats.grammars.mask_s,
+        num_grammar_forced_tokens=stats.grammars.num_forced,
+        num_grammar_late_masks=stats.grammars.num_late_masks,
     )
 
 

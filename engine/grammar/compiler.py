@@ -16,6 +16,7 @@ from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.grammar.base import CompiledGrammar, GrammarBackend
 from baton.engine.grammar.cost import is_cheap
 from baton.engine.grammar.figures import GrammarCounters
+from baton.engine.grammar.forced_length import has_short_forced_texts
 from baton.engine.grammar.grammar import Grammar
 from baton.engine.grammar.threads import DaemonThreads
 from baton.engine.grammar.trial import Trial, Trials
@@ -38,6 +39,7 @@ class ReadyGrammar:
 
     compiled: CompiledGrammar
     is_slow: bool  # its first mask took more than SLOW_FILL_S
+    has_short_forced_texts: bool  # see `forced_length`
 
 
 @dataclass(slots=True)
@@ -137,7 +139,7 @@ class GrammarCompiler:
             backend = self._shared_backend()
             slow = QueueFull("the grammar is still being compiled; try again later")
             entry.start_timer(self._timeout_s, lambda: self._fail(key, entry, slow))
-            ready = self._tried(backend.compile(grammar))
+            ready = self._tried(backend.compile(grammar), has_short_forced_texts(grammar))
             self._finish(key, entry, ready, time.monotonic() - started_at_s)
         except EngineError as error:
             self._fail(key, entry, error)
@@ -153,7 +155,7 @@ class GrammarCompiler:
                 self._backend = self._make_backend()
             return self._backend
 
-    def _tried(self, compiled: CompiledGrammar) -> ReadyGrammar:
+    def _tried(self, compiled: CompiledGrammar, has_short_forced_texts: bool) -> ReadyGrammar:
         """Return the grammar after its first mask. Raises InvalidRequest if it allows no output."""
         row = torch.zeros(self.num_words, dtype=torch.int32)
         started_s = time.thread_time()
@@ -161,7 +163,7 @@ class GrammarCompiler:
         duration_s = time.thread_time() - started_s
         if not row.any():
             raise InvalidRequest("it matches no text")
-        return ReadyGrammar(compiled, duration_s > SLOW_FILL_S)
+        return ReadyGrammar(compiled, duration_s > SLOW_FILL_S, has_short_forced_texts)
 
     def _finish(self, key: _Key, entry: _Entry, ready: ReadyGrammar, duration_s: float) -> None:
         """Give the grammar to the waiting requests, or to later ones if these have failed in the meantime."""

@@ -8,7 +8,9 @@ from math import inf, prod
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 
 MAX_JSON_CHARS = 16 << 10
-MAX_TEXT_COST = 48  # of a regular expression or an EBNF grammar: characters times counts of repetitions
+MAX_CHOICE_CHARS = 1 << 10
+MAX_EXCLUDED_CHARS = 128  # of all texts that free text excludes: the time grows with the cube of their number
+MAX_TEXT_COST = 48  # of a regular expression: characters times counts of repetitions
 MAX_TEXTS_COST = 192  # of all in a schema
 MAX_COUNT = 32
 MAX_OPTIONAL = 16  # optional properties of an object
@@ -16,7 +18,6 @@ REPETITION = re.compile(r"\{([0-9 ]*),?([0-9 ]*)\}")
 COUNTS = frozenset({
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "multipleOf", "min", "max",
 })  # fmt: skip
-TEXTS = frozenset({"pattern", "grammar"})  # in schemas, and in structural tags
 FORMAT_COST = 12  # of `format`, a regular expression in the compiler
 
 
@@ -30,8 +31,10 @@ def is_cheap(grammar: Grammar) -> bool:
         case GrammarKind.JSON_OBJECT:
             return True
         case GrammarKind.CHOICE:
-            return len(grammar.source) <= MAX_JSON_CHARS
-        case GrammarKind.REGEX | GrammarKind.EBNF:
+            return len(grammar.source) <= MAX_CHOICE_CHARS
+        case GrammarKind.EBNF:  # a rule that repeats itself ends the process
+            return False
+        case GrammarKind.REGEX:
             return _text_cost(grammar.source) <= MAX_TEXT_COST
         case GrammarKind.JSON_SCHEMA | GrammarKind.STRUCTURAL_TAG:
             if len(grammar.source) > MAX_JSON_CHARS:
@@ -66,7 +69,12 @@ def _costs(value: object) -> Iterator[float]:
 def _member_cost(name: str, value: object) -> float:
     if name in COUNTS and isinstance(value, int | float) and value > MAX_COUNT:
         return inf
-    if name in TEXTS and isinstance(value, str):
+    if name == "grammar":
+        return inf
+    if name == "excludes" and isinstance(value, list):
+        num_chars = sum(len(each) for each in value if isinstance(each, str))
+        return num_chars * MAX_TEXTS_COST / MAX_EXCLUDED_CHARS
+    if name == "pattern" and isinstance(value, str):
         cost = _text_cost(value)
         return cost if cost <= MAX_TEXT_COST else inf
     return FORMAT_COST if name == "format" else 0

@@ -37,7 +37,7 @@ FORMATS = (
     *("email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri", "uri-reference"),
     "uri-template",
 )
-MAX_MULTIPLE = 1024  # larger ones, and bounded ranges over MAX_RANGE, are ignored by the compiler
+MAX_MULTIPLE = 1024  # larger ones, and bounded ranges from MAX_RANGE on, are ignored by the compiler
 MAX_RANGE = 10000
 MAX_SCHEMAS = 4096  # in a schema: checking that many takes some 20 ms
 MAX_ONE_OF = 256
@@ -215,8 +215,8 @@ def _check_number(schema: Schema) -> None:
     if not (low or high):
         return
     numbers = [each for each in (*low, *high) if isinstance(each, int | float)]
-    if not (low and high) or len(numbers) < len(low) + len(high) or max(numbers) - min(numbers) > MAX_RANGE:
-        raise ValueError(f"multipleOf with bounds needs both a minimum and a maximum, at most {MAX_RANGE} apart")
+    if not (low and high) or len(numbers) < len(low) + len(high) or max(numbers) - min(numbers) >= MAX_RANGE:
+        raise ValueError(f"multipleOf with bounds needs both a minimum and a maximum, under {MAX_RANGE} apart")
 
 
 def _check_object(schema: Schema) -> None:

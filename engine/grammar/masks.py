@@ -204,6 +204,7 @@ class GrammarMasks:
                         self._num_words,
                         sorted(stops),
                         sampling.min_tokens,
+                        ready.has_short_forced_texts,
                     )
                 except Exception as fault:  # of the library
                     self._fail(state, request, fault)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from baton.engine.grammar.base import Matcher
+from baton.engine.grammar.bitmask import WORD_BITS, mask_of, only_token
 from baton.engine.grammar.forced import MAX_CHARS, ForcedToken
 
-WORD_BITS = 32
 MAX_FORCED = 32  # tokens that are matched ahead
 
 
@@ -27,11 +27,12 @@ class GrammarPosition:
         num_words: int,
         stop_token_ids: Sequence[int],
         min_tokens: int,
+        has_short_forced_texts: bool = True,
     ) -> None:
         """forced_token: the token that a forced text begins with, if it is not the model's choice.
 
         stop_token_ids: tokens that are not forced, and that may not be sampled as one of the first `min_tokens`, if
-        there is a choice.
+        there is a choice. has_short_forced_texts: otherwise forced texts are not used, since they may be endless.
         """
         self.row: Tensor = torch.zeros(num_words, dtype=torch.int32)  # mask of the token after `num_tokens`
         self.num_tokens = 0  # output tokens that the grammar has matched
@@ -40,9 +41,10 @@ class GrammarPosition:
         self._text = ""  # forced text in front of and behind the matcher's position
         self._place = 0  # of the matcher in that text; equal to its length if the text is unknown
         self._forced_token = forced_token
+        self._has_short_forced_texts = has_short_forced_texts
         self._min_tokens = min_tokens
         self._stop_token_ids = frozenset(stop_token_ids)
-        self._stop_bits = _bits(stop_token_ids, num_words)
+        self._stop_bits = mask_of(stop_token_ids, num_words)
 
     def advance(self, token_ids: Sequence[int], on_token: Callable[[], None] = lambda: None) -> None:
         """Match further output tokens and fill the mask; call `on_token` after each of them.
@@ -61,25 +63,38 @@ class GrammarPosition:
             self.row.zero_()
             self.row[self.forced[0] // WORD_BITS] = _word(self.forced[0] % WORD_BITS)
         else:
-            self._fill()
+            self._check_mask()
 
     def _accept(self, token_id: int) -> bool:
         self._text, self._place = "", 0
         return self._matcher.accept(token_id)
 
     def _force(self) -> None:
-        """Match the tokens that the grammar forces next, up to a bound."""
+        """Match the tokens that the grammar forces next, up to a bound. If there are none, fill the mask."""
+        while len(self.forced) < MAX_FORCED:
+            token_id = self._text_token()
+            if token_id is None:
+                self._matcher.fill(self.row)
+                token_id = only_token(self.row)
+                if token_id is None or token_id in self._stop_token_ids or not self._matcher.accept(token_id):
+                    return
+                self._text, self._place = "", 0
+            self.forced.append(token_id)
+
+    def _text_token(self) -> int | None:
+        """Match and return the next token of a forced text; None if there is none."""
+        if not self._has_short_forced_texts:
+            return None
         if self._place == len(self._text):
             self._text, self._place = self._matcher.forced_text(), 0  # once for all tokens of a long text
-        while len(self.forced) < MAX_FORCED:
-            token = self._forced_token(self._text[self._place : self._place + MAX_CHARS])
-            if token is None or token.token_id in self._stop_token_ids or not self._matcher.accept(token.token_id):
-                return
-            self.forced.append(token.token_id)
-            self._place += token.num_chars
+        token = self._forced_token(self._text[self._place : self._place + MAX_CHARS])
+        if token is None or token.token_id in self._stop_token_ids or not self._matcher.accept(token.token_id):
+            return None
+        self._place += token.num_chars
+        return token.token_id
 
-    def _fill(self) -> None:
-        self._matcher.fill(self.row)
+    def _check_mask(self) -> None:
+        """Apply the minimum of tokens to the mask. Raises ValueError if it allows no token."""
         if self.num_tokens < self._min_tokens:
             longer = self.row & ~self._stop_bits
             if longer.any():  # otherwise the output is complete, and no other token can follow
@@ -91,11 +106,3 @@ class GrammarPosition:
 def _word(bit: int) -> int:
     """Return the int32 that has one bit."""
     return (1 << bit) - (1 << WORD_BITS if bit == WORD_BITS - 1 else 0)
-
-
-def _bits(token_ids: Sequence[int], num_words: int) -> Tensor:
-    """Return a mask with the bits of some tokens, [num_words] int32."""
-    bits = torch.zeros(num_words * WORD_BITS, dtype=torch.int64)
-    bits[list(token_ids)] = 1
-    words = (bits.view(num_words, WORD_BITS) << torch.arange(WORD_BITS)).sum(-1)
-    return words.to(torch.int32)  # the upper half wraps around to negative numbers

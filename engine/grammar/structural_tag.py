@@ -30,6 +30,9 @@ def check_structural_tag(tag: object) -> None:
 
 
 def _check_format(part: dict[str, object]) -> None:
+    if part.get("max_tokens") is not None:
+        # The compiler counts tokens only while masks are filled, so a moved request would get other tokens.
+        raise ValueError("max_tokens in a structural tag is not supported; bound the length by a regex")
     if part.get("type") in SCHEMA_TYPES and "json_schema" in part:
         check_schema(part["json_schema"])
     elif part.get("type") == "regex" and isinstance(part.get("pattern"), str):

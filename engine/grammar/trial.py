@@ -105,6 +105,7 @@ class ProcessTrial:
                 env={**os.environ, **VARIABLES},
                 start_new_session=True,  # Ctrl-C is for the worker, with which it ends
             )
+            threading.Thread(target=process.wait, daemon=True).start()  # otherwise an idle one's end leaves a zombie
             self._end_with_self.detach()
             self._end_with_self = weakref.finalize(self, _end, process)
         try:

@@ -22,11 +22,22 @@ def read_tokenizer(directory: str) -> Tokenizer:
         ) from error
 
 
-def token_texts(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
-    """Return the bytes of each token id below `vocab_size`.
+class Vocabulary:
+    """The texts of a tokenizer's tokens."""
 
-    Special tokens, which are not part of an output's text, and ids without a token are empty.
-    """
-    special = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    token_bytes = TokenBytes(tokenizer)
-    return [b"" if token_id in special else token_bytes[token_id] for token_id in range(vocab_size)]
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        added = tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(
+            token_id for token_id, token in added.items() if token.special and token_id < vocab_size
+        )
+        self._added = {token.content: token_id for token_id, token in added.items()}
+        token_bytes = TokenBytes(tokenizer)
+        # Bytes of each token id. Special tokens, which are not part of an output's text, and ids without a token: empty.
+        self.texts = [b"" if place in self.special else token_bytes[place] for place in range(vocab_size)]
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of a token by its text, special or not; None if there is none."""
+        if text in self._added:
+            return self._added[text]
+        wanted = text.encode()
+        return next((token_id for token_id, each in enumerate(self.texts) if each and each == wanted), None)

@@ -13,16 +13,19 @@ from torch import Tensor
 
 from baton.engine.errors import InvalidRequest
 from baton.engine.grammar.base import CompiledGrammar, Matcher
+from baton.engine.grammar.bitmask import mask_of
 from baton.engine.grammar.forced import ForcedToken, ForcedTokens
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.grammar.json_schema import patterns_of
 from baton.engine.grammar.schema_rewrite import MAX_WHITESPACE, compilable_schema, compilable_tag
-from baton.engine.grammar.vocabulary import read_tokenizer, token_texts
+from baton.engine.grammar.token_formats import SPECIAL_TEXT, TokenResolver
+from baton.engine.grammar.vocabulary import Vocabulary, read_tokenizer
 
 MAX_THREADS = 8  # of one compile, at most half of the cores
 ANY_OBJECT = '{"type":"object"}'
 SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
 MAX_ERROR_CHARS = 400
+NOTHING: frozenset[int] = frozenset()
 
 
 class XGrammarBackend:
@@ -31,21 +34,25 @@ class XGrammarBackend:
     def __init__(self, directory: str, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         """Read the vocabulary of a model's directory. Raises InvalidRequest if it has no usable tokenizer."""
         tokenizer = read_tokenizer(directory)
-        texts = token_texts(tokenizer, vocab_size)
-        self._forced = ForcedTokens(tokenizer, texts)
-        vocabulary = xgrammar.TokenizerInfo(
-            texts,
+        vocabulary = Vocabulary(tokenizer, vocab_size)
+        self._forced = ForcedTokens(tokenizer, vocabulary.texts)
+        self._tokens = TokenResolver(vocabulary.token_id, vocab_size)
+        self._special = vocabulary.special - eos_token_ids  # these only end outputs
+        self._num_words = -(-vocab_size // 32)
+        self._text_bits = ~mask_of(self._special, self._num_words)
+        info = xgrammar.TokenizerInfo(
+            [SPECIAL_TEXT if place in self._special else text for place, text in enumerate(vocabulary.texts)],
             xgrammar.VocabType.RAW,
             vocab_size=vocab_size,
             stop_token_ids=sorted(eos_token_ids),
         )
         num_threads = min(MAX_THREADS, max(1, len(os.sched_getaffinity(0)) // 2))
-        self._compiler = xgrammar.GrammarCompiler(vocabulary, max_threads=num_threads, cache_enabled=False)
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=num_threads, cache_enabled=False)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar. Raises InvalidRequest with the place of the problem."""
         try:
-            return XGrammar(self._compile(grammar))
+            return self._compile(grammar)
         except (RuntimeError, ValueError) as error:
             raise InvalidRequest(_problem(error)) from None
 
@@ -57,7 +64,17 @@ class XGrammarBackend:
         """Set the logits of forbidden tokens to -inf in place; see `GrammarBackend`."""
         xgrammar.apply_token_bitmask_inplace(logits, masks, vocab_size=logits.shape[1], indices=list(rows))
 
-    def _compile(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        if grammar.kind is not GrammarKind.STRUCTURAL_TAG:
+            return XGrammar(self._compile_text(grammar), self._text_bits, self._special)
+        found = self._tokens.resolve(compilable_tag(json.loads(grammar.source)))
+        hidden = self._special - found.token_ids
+        bits = ~mask_of(hidden, self._num_words) if found.token_ids else self._text_bits
+        compiled = self._compiler.compile_structural_tag(json.dumps(found.tag))
+        return XGrammar(compiled, bits, hidden, found.token_ids & self._special)
+
+    def _compile_text(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
+        """Compile a grammar that names no tokens."""
         compiler, source = self._compiler, grammar.source
         match grammar.kind:
             case GrammarKind.JSON_OBJECT:
@@ -76,17 +93,21 @@ class XGrammarBackend:
             case GrammarKind.CHOICE:
                 options = " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(source))
                 return compiler.compile_grammar(f"root ::= {options}")
-            case GrammarKind.EBNF:
+            case _:
                 return compiler.compile_grammar(source)
-            case GrammarKind.STRUCTURAL_TAG:
-                return compiler.compile_structural_tag(json.dumps(compilable_tag(json.loads(source))))
 
 
 class XGrammar:
     """A compiled grammar."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar) -> None:
+    def __init__(
+        self, compiled: xgrammar.CompiledGrammar, bits: Tensor, hidden: frozenset[int], named: frozenset[int] = NOTHING
+    ) -> None:
+        """hidden: special tokens, which it never allows; bits: a mask without them. named: special tokens it allows."""
         self._compiled = compiled
+        self._bits = bits
+        self._hidden = hidden
+        self._named = named
 
     @property
     def num_bytes(self) -> int:
@@ -95,29 +116,57 @@ class XGrammar:
 
     def matcher(self, stop_token_ids: frozenset[int]) -> Matcher:
         """Return a matcher at the start; `stop_token_ids` end an output that is complete."""
-        return XGrammarMatcher(xgrammar.GrammarMatcher(self._compiled, override_stop_tokens=sorted(stop_token_ids)))
+        matcher = xgrammar.GrammarMatcher(self._compiled, override_stop_tokens=sorted(stop_token_ids))
+        hidden, named, bits = self._hidden - stop_token_ids, self._named - stop_token_ids, self._bits
+        if len(hidden) < len(self._hidden):
+            bits = ~mask_of(hidden, len(bits))
+        return XGrammarMatcher(matcher, bits, hidden, named)
 
 
 class XGrammarMatcher:
     """The position of one output in its grammar."""
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher) -> None:
+    def __init__(
+        self, matcher: xgrammar.GrammarMatcher, bits: Tensor, hidden: frozenset[int], named: frozenset[int]
+    ) -> None:
+        """The arguments are as in `XGrammar`."""
         self._matcher = matcher
+        self._bits = bits
+        self._hidden = hidden
+        self._named = named
 
     def accept(self, token_id: int) -> bool:
         """Advance by a token; return False, without effect, if the grammar does not allow it here."""
-        return bool(self._matcher.accept_token(token_id))
+        return token_id not in self._hidden and bool(self._matcher.accept_token(token_id))
 
     def forced_text(self) -> str:
         """Return the longest text that every output continues with here; empty if there is a choice."""
         try:
-            return str(self._matcher.find_jump_forward_string())
+            text = str(self._matcher.find_jump_forward_string())
         except UnicodeDecodeError:  # it ends within a character
             return ""
+        return self._without_choice(text) if self._named and text else text
 
     def fill(self, row: Tensor) -> None:
         """Set the bits of the tokens allowed next, [ceil(vocab / 32)] int32; see `Matcher`."""
         self._matcher.fill_next_token_bitmask(row[None])
+        row &= self._bits
+
+    def _without_choice(self, text: str) -> str:
+        """Return the text up to where a named token may come instead: the library compares texts alone."""
+        num_chars = 0
+        while num_chars < len(text) and not self._allows_named():
+            self._matcher.accept_string(text[num_chars])
+            num_chars += 1
+        self._matcher.rollback(num_chars)
+        return text[:num_chars]
+
+    def _allows_named(self) -> bool:
+        for token_id in self._named:
+            if self._matcher.accept_token(token_id):
+                self._matcher.rollback(1)
+                return True
+        return False
 
 
 def _problem(error: Exception) -> str:

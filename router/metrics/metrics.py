@@ -1,13 +1,14 @@
 """The router's metrics, with vLLM's names and the prefix `baton:`."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
 from baton.router.metrics.histogram import LoopHistogram
 from baton.router.metrics.traffic import Traffic
+from baton.router.parsing.base import CallEnd, CallStart, OutputPart
 
 PREFIX = "baton:"
 
@@ -43,6 +44,12 @@ class RouterMetrics:
         self._embedded_inputs = self._count("embedding_inputs", "Inputs of which embeddings were computed.")
         self._embeddings_s = self._histogram(
             "embedding_request_seconds", "Embedding request to response.", REQUEST_BUCKETS_S
+        )
+        self._tool_calls = self._count_by(
+            "finished_reason", "tool_calls", "Calls of tools, by the reason for which their completions ended."
+        )
+        self._invalid_arguments = self._count(
+            "tool_call_invalid_arguments", "Calls of tools whose arguments are no JSON object."
         )
         self._plans = self._count_by("plan", "requests_by_plan", "Requests routed, by plan.")
         self._ttft = self._histogram("time_to_first_token_seconds", "Request to first token.", TTFT_BUCKETS_S)
@@ -113,15 +120,28 @@ class RouterMetrics:
         if num_tokens > 1:
             self._tpot.observe(decode_s / (num_tokens - 1))
 
+    def calls_ended(self, reason: str, num_calls: int, num_invalid: int) -> None:
+        """Record the calls of a completion; `num_invalid`: of them with arguments that are no JSON object."""
+        if num_calls:
+            self._tool_calls(reason).inc(num_calls)
+            self._invalid_arguments.inc(num_invalid)
+
 
 class CompletionMeter:
-    """Latencies of one completion."""
+    """Latencies of one completion, and its calls."""
 
     def __init__(self, metrics: RouterMetrics) -> None:
         self._metrics = metrics
         self._started_s = time.perf_counter()
         self._first_s = self._last_s = 0.0
         self._num_tokens = 0
+        self._num_calls = self._num_invalid = 0
+
+    def parts(self, parts: Iterable[OutputPart]) -> None:
+        """Count the calls among the parts of an output."""
+        for part in parts:
+            self._num_calls += isinstance(part, CallStart)
+            self._num_invalid += isinstance(part, CallEnd) and not part.is_valid_json
 
     def tokens(self, num_tokens: int) -> None:
         """Record the arrival of tokens."""
@@ -139,6 +159,7 @@ class CompletionMeter:
 
     def ended(self, reason: str) -> None:
         """Record the end of the completion. Calls of tools end it as the model's own end does, as in vLLM's metrics."""
+        self._metrics.calls_ended(reason, self._num_calls, self._num_invalid)
         reason = "stop" if reason == "tool_calls" else reason
         now_s = time.perf_counter()
         self._metrics.completion_ended(reason, self._num_tokens, now_s - self._started_s, self._last_s - self._first_s)

@@ -28,6 +28,13 @@ COUNTERS = {
     "handover_bytes": ("Bytes received by handovers.", "handover_bytes"),
     "handover_failures": ("Handovers that failed.", "handover_failures"),
     "checksum_failures": ("Blocks rejected because of a wrong checksum.", "checksum_failures"),
+    "grammar_compiles": ("Grammars compiled.", "num_grammar_compiles"),
+    "grammar_compile_seconds": ("Seconds of compiling grammars.", "grammar_compile_s"),
+    "grammar_cache_hits": ("Requests whose grammar was compiled or being compiled.", "num_grammar_cache_hits"),
+    "grammar_masks": ("Token masks filled.", "num_grammar_masks"),
+    "grammar_mask_seconds": ("CPU seconds of filling token masks.", "grammar_mask_s"),
+    "grammar_forced_tokens": ("Output tokens that grammars forced.", "num_grammar_forced_tokens"),
+    "grammar_late_masks": ("Token masks that were not filled in time.", "num_grammar_late_masks"),
 }
 
 

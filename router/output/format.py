@@ -16,7 +16,9 @@ from baton.router.parsing.formats import (
     markers,
     output_tag,
     response_tag,
+    text_markers,
 )
+from baton.router.parsing.special_markers import with_tokens
 from baton.router.parsing.structural_tag import Format, any_of
 from baton.router.text.tokenizer import Tokenizer
 from baton.settings.values import OptionError
@@ -33,11 +35,16 @@ class OutputFormat:
     calls: str | None  # None: calls are not parsed
     reasoning: str | None  # None: reasoning is not parsed
     markers: Mapping[int, str]  # by token id
-    has_special_markers: bool = False  # some markers are special tokens, which a grammar cannot allow
+    special: frozenset[str] = frozenset()  # those of the markers that are special tokens
     single_tokens: frozenset[str] = field(init=False)  # the same markers
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "single_tokens", frozenset(self.markers.values()))
+
+    @property
+    def unenforceable(self) -> frozenset[str]:
+        """The special tokens that a grammar of calls would have to write as text, which they are not."""
+        return self.special & text_markers(self.calls) if self.calls is not None else frozenset()
 
     @property
     def has_content_next_to_calls(self) -> bool:
@@ -61,13 +68,18 @@ class OutputFormat:
             tag = output_tag(
                 self.calls, self.reasoning, tools, required=required, parallel=parallel, is_reasoning_open=is_open
             )
-            return _format(tag)
+            return with_tokens(_format(tag), self.special)
         calls = _format(output_tag(self.calls, None, tools, required=True, parallel=parallel))
-        return self.content_format(any_of([content, calls]), is_open)
+        return self._after_reasoning(any_of([content, calls]), is_open, content)
 
     def content_format(self, content: Format, is_open: bool | None) -> Format:
         """Return the format of the whole output, reasoning included, given that of its content."""
-        return content if self.reasoning is None else _format(response_tag(self.reasoning, content, is_open))
+        return self._after_reasoning(content, is_open, content)
+
+    def _after_reasoning(self, response: Format, is_open: bool | None, content: Format) -> Format:
+        if self.reasoning is not None:
+            response = _format(response_tag(self.reasoning, response, is_open))
+        return with_tokens(response, self.special, content)
 
 
 MAX_END_CHARS = 256  # of a prompt: the longest marker of reasoning, and white space behind it
@@ -86,7 +98,8 @@ def find_output_format(config: RouterConfig, tokenizer: Tokenizer) -> OutputForm
     except ValueError as error:
         raise OptionError(f"reasoning_parser: {error}") from None
     tokens = tokenizer.single_tokens(texts)
-    return OutputFormat(calls, reasoning, tokens, any(map(tokenizer.is_special, tokens)))
+    special = frozenset(text for token_id, text in tokens.items() if tokenizer.is_special(token_id))
+    return OutputFormat(calls, reasoning, tokens, special)
 
 
 def _name(kind: str, option: str | None, found: str | None, known: Collection[str]) -> str | None:

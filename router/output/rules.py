@@ -86,8 +86,8 @@ class OutputRules:
         form = self._form(given, is_reasoning_open)
         if form is None:
             return given
-        if self.format.has_special_markers:
-            text = "this model marks its calls or reasoning with special tokens, which a grammar cannot enforce yet"
+        if tools.offered and (markers := self.format.unenforceable):
+            text = f"this model's {min(markers)} is a special token, which the grammar of its calls cannot contain"
             raise FieldError(self._field(given), f"{self._field(given)}: {text}")
         grammar = tag_grammar(form, self._field(given))
         grammar.validate()

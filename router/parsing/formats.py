@@ -53,6 +53,13 @@ def markers(tool_format: str | None, reasoning_format: str | None) -> frozenset[
     return frozenset().union(*(form.markers for form in (tool, reasoning) if form is not None))
 
 
+def text_markers(tool_format: str) -> frozenset[str]:
+    """Return the markers of a format that a grammar can only write as text. Raises ValueError for an unknown name."""
+    tool, _ = _formats(tool_format, None)
+    assert tool is not None
+    return frozenset(tool.values)
+
+
 def make_parser(
     tool_format: str | None,
     reasoning_format: str | None,

@@ -25,6 +25,11 @@ def optional(content: Format) -> Format:
     return {"type": "optional", "content": content}
 
 
+def star(content: Format) -> Format:
+    """Return a format that matches the content any number of times."""
+    return {"type": "star", "content": content}
+
+
 def any_of(elements: Sequence[Format]) -> Format:
     """Return a format that matches one of the elements."""
     return elements[0] if len(elements) == 1 else {"type": "or", "elements": list(elements)}

@@ -39,6 +39,7 @@ class ToolFormat:
     begins: tuple[str, ...]  # markers that begin calls
     ends: tuple[str, ...]  # markers after calls, which are dropped there, and content elsewhere
     inner: tuple[str, ...] = ()  # further markers in calls
+    values: tuple[str, ...] = ()  # those of them that a grammar can only write as text: xgrammar has them in its styles
     at_beginning: bool = False  # an output may begin with a call, without a marker
     reader: Callable[[CallReading], ToolReader]
     # The part of a structural tag with the calls of tools; the last two are `required` and `parallel` of `output_tag`.

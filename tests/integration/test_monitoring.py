@@ -19,12 +19,15 @@ LONG_PROMPT = "The module calendar prints a month. " * 24
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def page(cluster_url: str) -> Page:
-    """Return `/metrics` after a request with and one without a handover."""
+    """Return `/metrics` after a request with and one without a handover, and a call of a tool."""
     await wait_all_ready(cluster_url)
     async with httpx.AsyncClient(base_url=cluster_url, trust_env=False, verify=False, timeout=60) as client:
         for prompt in (LONG_PROMPT, "Hello"):
             body = {"model": "baton-bundled", "prompt": prompt, "max_tokens": 8, "ignore_eos": True}
             (await client.post("/v1/completions", json=body)).raise_for_status()
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+        call = {"messages": [{"role": "user", "content": "Hello"}], "tools": [tool], "tool_choice": "required"}
+        (await client.post("/v1/chat/completions", json={**call, "max_tokens": 200})).raise_for_status()
         while True:
             text = (await client.get("/metrics")).text
             if "baton:kv_transport_info{" in text:  # the decode worker has reported the handover

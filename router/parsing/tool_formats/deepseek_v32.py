@@ -40,7 +40,7 @@ def _format(syntax: XmlSyntax) -> ToolFormat:
         section = tagged(f"{syntax.section_begin}\n", call_list(tags, "", parallel), syntax.section_end)
         return section if required else text_with_calls(syntax.section_begin, [section], parallel=False)
 
-    return ToolFormat(begins=syntax.begins, ends=syntax.ends, inner=syntax.inner, reader=syntax.reader, calls=calls)
+    return syntax.tool_format(calls)
 
 
 DEEPSEEK_V32 = _format(SYNTAX)

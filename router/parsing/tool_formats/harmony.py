@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from baton.router.parsing.base import Tool
 from baton.router.parsing.json_arguments import read_delimited
 from baton.router.parsing.lexer import Reading
-from baton.router.parsing.structural_tag import Format, any_of, any_text, arguments, const, sequence, tagged
+from baton.router.parsing.structural_tag import Format, any_of, any_text, arguments, const, sequence, star, tagged
 from baton.router.parsing.tool_format import CallReading, ToolFormat
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -90,7 +90,7 @@ def _messages(*channels: str) -> Format:
     """Return the format of any number of messages in the channels, in front of the last message."""
     between = f"{ENDS[0]}{START}assistant"
     messages = [tagged(f"{CHANNEL}{channel}{MESSAGE}", any_text(MARKERS), between) for channel in channels]
-    return {"type": "star", "content": any_of(messages)}
+    return star(any_of(messages))
 
 
 def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from baton.router.parsing.base import Tool
 from baton.router.parsing.structural_tag import Format, arguments, call_list, tagged, text_with_calls
-from baton.router.parsing.tool_format import ToolFormat
 from baton.router.parsing.tool_formats.xml_calls import XmlSyntax
 
 SYNTAX = XmlSyntax(
@@ -35,4 +34,4 @@ def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
     return section if required else text_with_calls("<minimax:tool_call>", [section], parallel=False)
 
 
-MINIMAX_M2 = ToolFormat(begins=SYNTAX.begins, ends=SYNTAX.ends, inner=SYNTAX.inner, reader=SYNTAX.reader, calls=_calls)
+MINIMAX_M2 = SYNTAX.tool_format(_calls)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from baton.router.parsing.base import Tool
 from baton.router.parsing.lexer import Lexer, NotACall, Reading
-from baton.router.parsing.structural_tag import Format, any_of, any_text, const, optional, regex, sequence
+from baton.router.parsing.structural_tag import Format, any_of, any_text, const, optional, regex, sequence, star
 from baton.router.parsing.tool_format import CallReading, ToolFormat
 from baton.router.parsing.tool_formats.python_literals import to_json
 
@@ -125,7 +125,7 @@ MAX_ORDERED = 8  # optional arguments in the schema's order, as that takes a par
 
 def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
     call = any_of([_call_format(each, required) for each in tools])
-    more: Format = {"type": "star", "content": sequence(const(", "), call)}
+    more = star(sequence(const(", "), call))
     calls = sequence(const("["), call, *([more] if parallel else []), const("]"))
     return calls if required else any_of([calls, sequence(regex(r"[^\[<\s]"), any_text([BEGIN]))])
 
@@ -136,7 +136,7 @@ def _call_format(tool: Tool, required: bool) -> Format:
     properties = schema.get("properties")
     if not (required or tool.strict) or not isinstance(properties, Mapping) or not properties:
         argument = sequence(regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}="), {"type": "json_schema", "json_schema": True})
-        more: Format = {"type": "star", "content": sequence(const(", "), argument)}
+        more = star(sequence(const(", "), argument))
         parts = [optional(sequence(argument, more))] if properties or not required else []
         return sequence(const(f"{tool.name}("), *parts, const(")"))
     named = schema.get("required")
@@ -153,7 +153,7 @@ def _call_format(tool: Tool, required: bool) -> Format:
         return sequence(const(f"{tool.name}("), values[first[0]], *parts, const(")"))
     if len(others) > MAX_ORDERED:
         argument = any_of(list(values.values()))
-        parts = [optional(sequence(argument, {"type": "star", "content": sequence(const(", "), argument)}))]
+        parts = [optional(sequence(argument, star(sequence(const(", "), argument))))]
         return sequence(const(f"{tool.name}("), *parts, const(")"))
     options = [
         sequence(values[key], *(optional(sequence(const(", "), values[after])) for after in others[place + 1 :]))

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 from baton.router.parsing.base import Tool
 from baton.router.parsing.structural_tag import Format, arguments, call_list, tagged, text_with_calls
-from baton.router.parsing.tool_format import ToolFormat
 from baton.router.parsing.tool_formats.xml_calls import XmlSyntax
 
 SYNTAX = XmlSyntax(
@@ -44,4 +43,4 @@ def _calls(tools: Sequence[Tool], required: bool, parallel: bool) -> Format:
     return call_list(tags, "\n", parallel) if required else text_with_calls("<tool_call>", tags, parallel)
 
 
-QWEN3_CODER = ToolFormat(begins=SYNTAX.begins, ends=SYNTAX.ends, inner=SYNTAX.inner, reader=SYNTAX.reader, calls=_calls)
+QWEN3_CODER = SYNTAX.tool_format(_calls)

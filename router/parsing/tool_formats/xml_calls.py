@@ -2,11 +2,13 @@
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from baton.router.parsing.base import Tool
 from baton.router.parsing.lexer import NotACall, Reading
-from baton.router.parsing.tool_format import CallReading, ToolReader
+from baton.router.parsing.structural_tag import Format
+from baton.router.parsing.tool_format import CallReading, ToolFormat, ToolReader
 from baton.router.parsing.tool_formats.xml_values import ANY_TYPE, ValueType, ValueWriter, parameter_type
 
 STRING = ValueType(frozenset({"string"}))
@@ -39,10 +41,12 @@ class XmlSyntax:
         """The markers after calls."""
         return tuple(filter(None, (self.call_end, self.section_end)))
 
-    @property
-    def inner(self) -> tuple[str, ...]:
-        """The markers in calls."""
-        return tuple(filter(None, (self.key_begin, *self.key_ends, self.value_begin, self.value_end)))
+    def tool_format(self, calls: Callable[[Sequence[Tool], bool, bool], Format]) -> ToolFormat:
+        """Return the format; `calls`: as in `ToolFormat`."""
+        values = tuple(filter(None, (self.key_begin, *self.key_ends, self.value_begin, self.value_end)))
+        return ToolFormat(
+            begins=self.begins, ends=self.ends, inner=values, values=values, reader=self.reader, calls=calls
+        )
 
     def reader(self, reading: CallReading) -> ToolReader:
         """Return a reader for one output."""
@@ -111,7 +115,9 @@ class _XmlCallReader:
             separator = ", "
             if syntax.value_begin:
                 yield from self._skip_to(syntax.value_begin)
-            value_type = syntax.key_ends[key_end] or parameter_type(tool, key)
+            value_type, given = parameter_type(tool, key), syntax.key_ends[key_end]
+            if given is not None:
+                value_type = replace(value_type, types=given.types)
             value = ValueWriter(writer.arguments, value_type, syntax.trims_lines)
             if (yield from lexer.until(self._value_end, value.add)) is None:
                 value.cut()

@@ -10,6 +10,8 @@ from baton.router.parsing.base import Tool
 from baton.router.parsing.tool_formats.python_literals import to_json
 
 ANY_TYPE = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
+COMBINED = ("anyOf", "oneOf", "allOf")
+RESTRICTIONS = frozenset({"pattern", "format", "minLength", "maxLength"})
 MAX_DEPTH = 8  # of schemas in `anyOf` and the like
 
 
@@ -19,6 +21,7 @@ class ValueType:
 
     types: frozenset[str]  # of JSON
     choices: frozenset[str] = frozenset()  # if it lists strings; white space around them does not belong to the value
+    is_padded: bool = False  # the schema restricts strings: grammars allow white space around those, as around numbers
 
 
 ANY = ValueType(ANY_TYPE)
@@ -32,7 +35,14 @@ def parameter_type(tool: Tool | None, parameter: str) -> ValueType:
         return ANY
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     choices = [each for each in values if isinstance(each, str)] if isinstance(values, list) else []
-    return ValueType(_types(schema, MAX_DEPTH), frozenset(choices))
+    return ValueType(_types(schema, MAX_DEPTH), frozenset(choices), _restricts_text(schema, MAX_DEPTH))
+
+
+def _restricts_text(schema: object, depth: int) -> bool:
+    if not isinstance(schema, Mapping) or not depth:
+        return False
+    options = [each for name in COMBINED if isinstance(schema.get(name), list) for each in schema[name]]
+    return not RESTRICTIONS.isdisjoint(schema) or any(_restricts_text(each, depth - 1) for each in options)
 
 
 def _types(schema: object, depth: int) -> frozenset[str]:
@@ -42,7 +52,7 @@ def _types(schema: object, depth: int) -> frozenset[str]:
     if declared is not None:
         names = declared if isinstance(declared, list) else [declared]
         return frozenset(name for name in names if isinstance(name, str)) & ANY_TYPE or ANY_TYPE
-    for name in ("anyOf", "oneOf", "allOf"):
+    for name in COMBINED:
         options = schema.get(name)
         if isinstance(options, list) and options:
             return frozenset[str]().union(*(_types(option, depth - 1) for option in options))
@@ -75,8 +85,9 @@ class ValueWriter:
         self._write = write
         self._types = value_type.types
         self._choices = value_type.choices
+        self._is_padded = value_type.is_padded
         self._trims_lines = trims_lines
-        self._is_string = value_type.types == {"string"} and not value_type.choices
+        self._is_string = value_type.types == {"string"} and not (value_type.choices or value_type.is_padded)
         self._texts: list[str] = []  # of a value that is passed on at its end
         self._is_begun = False
         self._held = ""  # a line break that may be the last
@@ -113,7 +124,9 @@ class ValueWriter:
         converted = _json_of_type(stripped, self._types) if self._types != {"string"} else None
         if converted is not None:
             return converted
-        if self._trims_lines:
+        if self._is_padded:
+            text = stripped
+        elif self._trims_lines:
             text = text.removeprefix("\n").removesuffix("\n")
         return f'"{_escaped(text)}"'
 

@@ -32,7 +32,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "number", "multipleOf": 0.5}, "multipleOf is only supported"),
     ({"type": "integer", "multipleOf": 5000}, "multipleOf is only supported"),
     ({"type": "integer", "multipleOf": 5, "minimum": 0}, "needs both a minimum and a maximum"),
-    ({"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 99999}, "at most 10000 apart"),
+    ({"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 99999}, "under 10000 apart"),
     ({"type": "string", "pattern": "a", "minLength": 3}, "minLength next to pattern"),
     ({"type": "string", "pattern": "a", "format": "date"}, "format next to pattern"),
     ({"type": "string", "format": "date", "maxLength": 3}, "maxLength next to format"),

@@ -25,7 +25,7 @@ TIMEOUT_S = 30
 
 
 class CountingGrammar:
-    """Allows token `n + 1` after `n` tokens. Held back from the token on at which its gate is closed."""
+    """Allows token `n + 1` after `n` tokens, or the last of all. Held back from the token on at which its gate is closed."""
 
     num_bytes = 10
 
@@ -50,6 +50,7 @@ class CountingGrammar:
             assert self._gate.wait(TIMEOUT_S)
         row.zero_()
         row[(self._num_tokens + 1) // 32] = 1 << (self._num_tokens + 1) % 32
+        row[-1] |= -(1 << 31)
 
 
 class CountingBackend:

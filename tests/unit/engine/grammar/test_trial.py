@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -120,18 +121,45 @@ def test_a_process_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: py
         ProcessTrial(tmp_path, VOCAB_SIZE, frozenset({EOS})).run(WORD, TIMEOUT_S)
 
 
+REPEATS_ITSELF = ("root ::= root{0,2}", "root ::= root{1,}", "root ::= a{1}\na ::= root", 'root ::= "x" a\na ::= a{1}')
+
+
+@pytest.mark.parametrize("source", REPEATS_ITSELF)
+@pytest.mark.parametrize("is_tag", [False, True])
+def test_a_grammar_that_ends_the_compiling_process_is_refused(trial: ProcessTrial, source: str, is_tag: bool) -> None:
+    tag = {"type": "structural_tag", "format": {"type": "grammar", "grammar": source}}
+    kind = GrammarKind.STRUCTURAL_TAG if is_tag else GrammarKind.EBNF
+    grammar = Grammar(kind, json.dumps(tag) if is_tag else source)
+    assert not is_cheap(grammar)
+    with pytest.raises(InvalidRequest, match="not possible"):
+        trial.run(grammar, TIMEOUT_S)
+    trial.run(WORD, TIMEOUT_S)
+
+
+def test_a_process_that_ends_by_itself_is_gone(trial: ProcessTrial, directory: Path) -> None:
+    trial.run(WORD, TIMEOUT_S)
+    [pid] = processes(directory)
+    os.kill(pid, signal.SIGKILL)
+    end_s = time.monotonic() + TIMEOUT_S
+    while psutil.pid_exists(pid):  # also as a zombie
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    trial.run(WORD, TIMEOUT_S)
+
+
+def excluding(number: int) -> Grammar:
+    words = [f"{place:020}" for place in range(number)]
+    part = {"type": "any_text", "excludes": words}
+    return Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": part}))
+
+
 def cheap_at_its_bounds(rng: random.Random) -> Grammar:
     """A random grammar that is just cheap."""
-    kind = rng.choice(["regex", "ebnf", "schema"])
+    kind = rng.choice(["regex", "schema"])
     unit = rng.choice(["[a-z]?", "(a|ab)?", ".?", r"\w?", "(.*a)", "[a-z]*"])
     if kind == "regex":
         count = rng.choice([1, 2])
         return Grammar(GrammarKind.REGEX, f"({unit * ((MAX_TEXT_COST // count - 10) // len(unit))}){{1,{count}}}")
-    if kind == "ebnf":
-        item = rng.choice(["[a-z]?", "root?", '"a"*'])
-        return Grammar(
-            GrammarKind.EBNF, "root ::= " + " ".join([item] * ((MAX_TEXT_COST - 14) // (len(item) + 1))) + ' "x"'
-        )
     leaf: dict[str, object] = {f"p{i}": {"type": "string"} for i in range(MAX_OPTIONAL)}
     leaf |= {f"q{i}": {"type": "string", "pattern": unit * (MAX_TEXT_COST // len(unit))} for i in range(4)}
     schema: dict[str, object] = {
@@ -163,6 +191,8 @@ def test_cheap_grammars_compile_soon(tmp_path: Path, seed: int) -> None:
     schema_grammar({"type": "string", "maxLength": MAX_COUNT + 1}),
     schema_grammar({"anyOf": [{"type": "string", "pattern": "^a{1,200}$"}]}),
     schema_grammar({"description": "x" * MAX_JSON_CHARS}),
+    excluding(7), Grammar(GrammarKind.CHOICE, json.dumps(["x" * 600, "y" * 600])),
+    Grammar(GrammarKind.EBNF, 'root ::= "a"'),
     Grammar(GrammarKind.EBNF, 'root ::= "a"{1,99}'),
     Grammar(GrammarKind.EBNF, f'root ::= "{"a" * MAX_TEXT_COST}"'),
     Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": {

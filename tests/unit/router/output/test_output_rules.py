@@ -119,11 +119,14 @@ def test_harmony_has_no_content_next_to_calls() -> None:
         rules.grammar(GIVEN, None)
 
 
-def test_markers_that_are_special_tokens_cannot_be_enforced() -> None:
-    form = OutputFormat("mistral", None, {5: "[TOOL_CALLS]"}, has_special_markers=True)
-    with pytest.raises(FieldError, match="special tokens, which a grammar cannot enforce yet"):
+def test_values_between_special_tokens_cannot_be_enforced() -> None:
+    markers = {5: "<tool_call>", 6: "<arg_key>"}
+    form = OutputFormat("glm45", "glm45", markers, frozenset(markers.values()))
+    with pytest.raises(FieldError, match="<arg_key> is a special token, which the grammar of its calls cannot contain"):
         OutputRules(form, use(TOOLS[0], is_required=True)).grammar(None, None)
-    assert not OutputRules(form, use(TOOLS[0])).need_grammar
+    assert OutputRules(form, NO_TOOLS).grammar(GIVEN, None) is not None
+    outer = OutputFormat("glm45", "glm45", markers, frozenset({"<tool_call>"}))
+    assert OutputRules(outer, use(TOOLS[0], is_required=True)).grammar(None, None) is not None
 
 
 def test_a_function_with_many_properties_cannot_be_enforced() -> None:

@@ -22,7 +22,15 @@ TOOLS = (
         name="fa",
         parameters={
             "type": "object",
-            "properties": {"x": {"type": "integer"}, "y": {"type": "string"}, "z": {"enum": ["a", "b"]}},
+            "properties": {
+                "x": {"type": "integer"},
+                "y": {"type": "string"},
+                "z": {"enum": ["a", "b"]},
+                "p": {"type": "string", "pattern": "^[a-z]{1,3}$"},
+                "m": {"type": "string", "maxLength": 14},
+                "d": {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]},
+                "s": {"type": "array", "items": {"type": "string", "maxLength": 2}, "maxItems": 2},
+            },
             "required": ["x"],
             "additionalProperties": False,
         },
