@@ -66,7 +66,7 @@ class OutputRules:
         """Return the valid grammar of the whole output; `given`: that of its content. Raises InvalidRequest.
 
         A grammar of the content allows calls instead of it. vLLM applies it to the whole output, so that the model
-        cannot call any tool, and ignores it if a call is required; here both together are refused.
+        cannot call any tool, and drops it if a call is required; here both together are refused.
         """
         tools = self.tools
         if given is not None:
