@@ -5,6 +5,7 @@ a schema, and ignores the keywords next to it that belong to the others. Annotat
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
@@ -204,6 +205,7 @@ def _check_number(schema: Schema) -> None:
             raise ValueError(f"{name} must be a number from {MIN_BOUND:g} to {MAX_BOUND:g}")
         if round(bound, MAX_DECIMALS) != bound:
             raise ValueError(f"{name} is only supported with up to {MAX_DECIMALS} decimals")
+    _check_range(schema)
     if "multipleOf" not in schema:
         return
     multiple, kind = schema["multipleOf"], schema.get("type")
@@ -217,6 +219,29 @@ def _check_number(schema: Schema) -> None:
     numbers = [each for each in (*low, *high) if isinstance(each, int | float)]
     if not (low and high) or len(numbers) < len(low) + len(high) or max(numbers) - min(numbers) >= MAX_RANGE:
         raise ValueError(f"multipleOf with bounds needs both a minimum and a maximum, under {MAX_RANGE} apart")
+
+
+def _check_range(schema: Schema) -> None:
+    """Raise ValueError for bounds between which there is no number."""
+    is_whole = schema.get("type") == "integer"
+    low, high = -math.inf, math.inf
+    for name in BOUNDS:
+        if name not in schema:
+            continue
+        bound = cast(float, schema[name])
+        if name.endswith("inimum"):
+            bound = math.ceil(bound) + (name != "minimum" and math.ceil(bound) == bound) if is_whole else bound
+            low = max(low, bound)
+        else:
+            bound = math.floor(bound) - (name != "maximum" and math.floor(bound) == bound) if is_whole else bound
+            high = min(high, bound)
+    if low > high or (low == high and not is_whole and _excludes(schema, low)):
+        names = " and ".join(name for name in BOUNDS if name in schema)
+        raise ValueError(f"{names} have no number between them")
+
+
+def _excludes(schema: Schema, number: float) -> bool:
+    return number in (schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum"))
 
 
 def _check_object(schema: Schema) -> None:
@@ -234,6 +259,8 @@ def _check_object(schema: Schema) -> None:
         raise ValueError(f"{extras[0]} next to a schema in additionalProperties is not supported")
     if "propertyNames" in schema and known:
         raise ValueError("propertyNames next to properties is not supported; leave out the names it excludes")
+    if "propertyNames" in schema and schema.get("additionalProperties") is False:
+        raise ValueError("additionalProperties next to propertyNames would exclude all names; leave it out")
     names = schema.get("propertyNames")
     if isinstance(names, dict):
         _check_names(names)

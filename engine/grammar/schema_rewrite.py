@@ -1,6 +1,8 @@
 """Rewriting of JSON Schemas and structural tags to equal ones that xgrammar enforces."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from baton.engine.grammar.json_schema import LISTED_SCHEMAS, NAMED_SCHEMAS, ONE_SCHEMA
 from baton.engine.grammar.structural_tag import SCHEMA_TYPES
@@ -10,7 +12,15 @@ from baton.engine.grammar.structural_tag import SCHEMA_TYPES
 STRING_CHARACTER = r"[ !#-\[\]-" + "\ud7ff\ue000-\U0010ffff]"
 # In values of the styles like XML, which a marker ends: without its first character.
 VALUE_CHARACTER = STRING_CHARACTER.replace("#-", "#-;=-")
-EMAIL = r"^[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+$"
+BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+FORMAT_PATTERNS = {
+    "email": r"^[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+$",
+    "ipv4": rf"^{BYTE}(\.{BYTE}){{3}}$",  # the compiler's own allows leading zeros, which some readers take for octal
+}
+# Bounds of integers, for which the compiler takes whole numbers alone.
+WHOLE_BOUNDS: Mapping[str, Callable[[Any], int]] = {
+    "minimum": math.ceil, "maximum": math.floor, "exclusiveMinimum": math.floor, "exclusiveMaximum": math.ceil,
+}  # fmt: skip
 # Between two tokens of JSON. Without a bound, weak models repeat white space until max_tokens.
 MAX_WHITESPACE = 20
 RENAMED = {"unevaluatedProperties": "additionalProperties", "unevaluatedItems": "items"}
@@ -32,9 +42,11 @@ def compilable_schema(schema: object, character: str = STRING_CHARACTER) -> obje
         rewritten["pattern"] = _length_pattern(
             character, rewritten.pop("minLength", 0), rewritten.pop("maxLength", None)
         )
-    if rewritten.get("format") == "email":
-        del rewritten["format"]
-        rewritten["pattern"] = EMAIL
+    kind = rewritten.get("type")
+    if "integer" in (kinds := kind if isinstance(kind, list) else [kind]) and "number" not in kinds:
+        rewritten |= {name: to_whole(rewritten[name]) for name, to_whole in WHOLE_BOUNDS.items() if name in rewritten}
+    if rewritten.get("format") in FORMAT_PATTERNS:
+        rewritten["pattern"] = FORMAT_PATTERNS[str(rewritten.pop("format"))]
     return rewritten
 
 

@@ -13,7 +13,6 @@ SPECIAL_TEXT = b"\xff" + EXCLUDED_CHARACTER.encode()
 FREE_TEXTS = ("any_text", "triggered_tags", "dispatch")
 TOKEN_LISTS = ("exclude_tokens", "trigger_tokens")
 XML_SCHEMA = "qwen_xml_parameter"  # an older name of a schema in the style qwen_xml
-LENGTHS = ("minLength", "maxLength")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +73,9 @@ class TokenResolver:
 
 
 def without_special_tokens(part: object) -> object:
-    """Return a structural tag whose free texts do not match SPECIAL_TEXT.
+    """Return a structural tag, whose schemas have no lengths left, such that its free texts do not match SPECIAL_TEXT.
 
-    Raises ValueError for what cannot be enforced together with that.
+    The compiler would ignore lengths next to `excludes`: `compilable_tag` has made them patterns.
     """
     if isinstance(part, list):
         return [without_special_tokens(each) for each in part]
@@ -89,22 +88,7 @@ def without_special_tokens(part: object) -> object:
         rewritten |= {"type": "json_schema", "style": "qwen_xml"}
     kind, excludes = rewritten.get("type"), rewritten.get("excludes") or []
     is_xml = kind == "json_schema" and rewritten.get("style", "json") != "json"
-    if is_xml:
-        _check_lengths(rewritten.get("json_schema"))
     # A string in JSON is free text only if it excludes something.
     if (kind in FREE_TEXTS or is_xml or (kind == "json_schema" and excludes)) and isinstance(excludes, list):
         rewritten["excludes"] = [*excludes, EXCLUDED_CHARACTER]
     return rewritten
-
-
-def _check_lengths(schema: object) -> None:
-    """Raise ValueError for a length in a schema of the styles like XML, which the compiler ignores next to `excludes`."""
-    pending = [schema]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, list):
-            pending += part
-        elif isinstance(part, dict):
-            if (name := next((name for name in LENGTHS if isinstance(part.get(name), int)), None)) is not None:
-                raise ValueError(f"{name} is not supported for this model, whose markers are special tokens")
-            pending += part.values()

@@ -32,7 +32,7 @@ class Vocabulary:
         )
         self._added = {token.content: token_id for token_id, token in added.items()}
         token_bytes = TokenBytes(tokenizer)
-        # Bytes of each token id. Special tokens, which are not part of an output's text, and ids without a token: empty.
+        # Bytes of each token id; empty for special tokens, which are not part of a text, and for ids without a token.
         self.texts = [b"" if place in self.special else token_bytes[place] for place in range(vocab_size)]
 
     def token_id(self, text: str) -> int | None:

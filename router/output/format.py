@@ -42,6 +42,12 @@ class OutputFormat:
         object.__setattr__(self, "single_tokens", frozenset(self.markers.values()))
 
     @property
+    def reasoning_markers(self) -> Mapping[int, str]:
+        """The markers of outputs without calls: the other special tokens are not shown, as in outputs that are text."""
+        known = markers(None, self.reasoning)
+        return {token_id: text for token_id, text in self.markers.items() if text in known}
+
+    @property
     def unenforceable(self) -> frozenset[str]:
         """The special tokens that a grammar of calls would have to write as text, which they are not."""
         return self.special & text_markers(self.calls) if self.calls is not None else frozenset()

@@ -59,13 +59,14 @@ class OutputRules:
         max_calls = None if self.tools.is_parallel else 1
         parser = self.format.parser(self.tools.offered, is_reasoning_open)
         with_calls = bool(self.tools.offered)
-        return PartsReader(parser, self.format.markers, is_reasoning_open is True, with_calls, max_calls)
+        markers = self.format.markers if with_calls else self.format.reasoning_markers
+        return PartsReader(parser, markers, is_reasoning_open is True, with_calls, max_calls)
 
     def grammar(self, given: Grammar | None, is_reasoning_open: bool | None) -> Grammar | None:
         """Return the valid grammar of the whole output; `given`: that of its content. Raises InvalidRequest.
 
         A grammar of the content allows calls instead of it. vLLM applies it to the whole output, so that the model
-        cannot call any tool, and ignores it if a call is required; here both together are refused.
+        cannot call any tool, and drops it if a call is required; here both together are refused.
         """
         tools = self.tools
         if given is not None:

@@ -103,14 +103,15 @@ class StreamParser:
     def _read_calls(self, marker: str, write: Callable[[str], None]) -> Reading[frozenset[str] | None]:
         """Read the calls after a marker, and return the markers that may follow.
 
-        If these are no calls: write what was read of them, and return None.
+        If what follows the last call is none: write what was read of it. Return None if there is no call at all.
         """
         assert self._reader is not None
         assert self._tool_format is not None
+        num_calls = self._writer.num_calls
         self._lexer.stops = self._tool_format.markers
         self._lexer.record(marker)
         try:
             return (yield from self._reader.read(marker))
         except NotACall:
             write(self._lexer.recorded())
-            return None
+            return frozenset(self._tool_format.ends) if self._writer.num_calls > num_calls else None

@@ -67,7 +67,7 @@ class PartWriter:
         self._texts: list[str] = []  # of the part of `_kind`
         self._reasoning = _Prose(is_after_marker=True)
         self._content = _Prose(is_after_marker=False)
-        self._num_calls = 0
+        self.num_calls = 0
         self._arguments: list[str] | None = None  # of the call that has begun
 
     def take(self) -> list[OutputPart]:
@@ -95,7 +95,7 @@ class PartWriter:
         self._reasoning.drop()
         self._content.drop()
         self._close_part()
-        self._parts.append(CallStart(self._num_calls, name, call_id))
+        self._parts.append(CallStart(self.num_calls, name, call_id))
         self._arguments = []
 
     def arguments(self, text: str) -> None:
@@ -108,9 +108,9 @@ class PartWriter:
         """End the call."""
         assert self._arguments is not None
         self._close_part()
-        self._parts.append(CallEnd(self._num_calls, _is_object("".join(self._arguments))))
+        self._parts.append(CallEnd(self.num_calls, _is_object("".join(self._arguments))))
         self._arguments = None
-        self._num_calls += 1
+        self.num_calls += 1
         self._content.drop()
 
     def end_marker(self) -> None:
@@ -138,7 +138,7 @@ class PartWriter:
         elif kind is Kind.CONTENT:
             self._parts.append(Content(text))
         elif kind is Kind.ARGUMENTS:
-            self._parts.append(CallArguments(self._num_calls, text))
+            self._parts.append(CallArguments(self.num_calls, text))
 
 
 def _is_object(text: str) -> bool:

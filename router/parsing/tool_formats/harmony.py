@@ -67,8 +67,9 @@ class HarmonyReader:
         """Read the text of a message."""
         lexer, writer = self._lexer, self._writer
         channel, recipient = CHANNEL_NAME.search(header), RECIPIENT.search(header)
-        if recipient is not None and recipient[1] not in NO_CALLS:
-            writer.start_call(recipient[1].removeprefix("functions."))
+        name = recipient[1].removeprefix("functions.") if recipient is not None else ""
+        if name and name not in NO_CALLS:
+            writer.start_call(name)
             yield from read_delimited(lexer, writer.arguments, self._body_ends)
             writer.end_call()
         elif channel is not None and channel[1] == "analysis":

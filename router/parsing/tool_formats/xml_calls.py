@@ -18,7 +18,11 @@ NAME = re.compile(r"""[^\n<>"]*""")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XmlSyntax:
-    """Markers of a call. A value ends at `value_end` alone, so that it may contain all the others."""
+    """Markers of a call.
+
+    A value ends at `value_end`, so that it may contain all the others. If that is missing, it ends at the end
+    of the call in front of a marker of a section or another call.
+    """
 
     section_begin: str  # in front of one or more calls
     call_begin: str = ""  # in front of the name; empty: the section's, which has one call
@@ -64,6 +68,8 @@ class _XmlCallReader:
         self._after_name = lexer.markers(syntax.key_begin, syntax.section_end)
         self._key_ends = lexer.markers(*syntax.key_ends)
         self._value_end = lexer.markers(syntax.value_end)
+        self._value_ends = lexer.markers(syntax.value_end, syntax.call_end or syntax.section_end)
+        self._after_call = lexer.markers(*syntax.begins, syntax.section_end)
         self._ends = lexer.markers(*syntax.ends)
 
     def read(self, marker: str) -> Reading[frozenset[str]]:
@@ -119,10 +125,30 @@ class _XmlCallReader:
             if given is not None:
                 value_type = replace(value_type, types=given.types)
             value = ValueWriter(writer.arguments, value_type, syntax.trims_lines)
-            if (yield from lexer.until(self._value_end, value.add)) is None:
+            is_complete, is_last = yield from self._value(value)
+            if not is_complete:
                 value.cut()
                 return False
             value.end()
+            if is_last:
+                return True
+
+    def _value(self, value: ValueWriter) -> Reading[tuple[bool, bool]]:
+        """Read a value. Return whether it is complete, and whether the end of the call was read in place of its own."""
+        lexer, syntax = self._lexer, self._syntax
+        while (marker := (yield from lexer.before(self._value_ends, value.add))) is not None:
+            if marker == syntax.value_end:
+                yield from lexer.one_of(self._value_end)
+                return True, False
+            lexer.record("")
+            yield from lexer.one_of(self._value_ends)
+            yield from lexer.skip()
+            follows = yield from lexer.next_marker(self._after_call)
+            text = lexer.recorded()
+            if follows is not None:
+                return True, True
+            value.add(text)
+        return False, False
 
     def _skip_to(self, marker: str) -> Reading[None]:
         """Read a marker, and white space in front of it, if they come next."""

@@ -55,6 +55,16 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "integer", "multipleOf": 10**400}, "multipleOf is only supported"),
     ({"type": "integer", "exclusiveMinimum": True}, "exclusiveMinimum must be a number"),
     ({"type": "number", "minimum": "1"}, "minimum must be a number"),
+    (
+        {"type": "number", "minimum": 2.5, "exclusiveMaximum": 2.5},
+        "minimum and exclusiveMaximum have no number between",
+    ),
+    ({"type": "integer", "exclusiveMinimum": 2, "exclusiveMaximum": 3}, "have no number between them"),
+    ({"type": "integer", "minimum": 2.2, "maximum": 2.8}, "minimum and maximum have no number between them"),
+    (
+        {"type": "object", "propertyNames": {"enum": ["a"]}, "additionalProperties": False},
+        "next to propertyNames would",
+    ),
     ({"type": "number", "maximum": 1e-7}, "maximum is only supported with up to 6 decimals"),
     ({"type": "number", "minimum": 37.7749295}, "minimum is only supported with up to 6 decimals"),
     *(({name: []}, f"{name} is an empty list") for name in ("type", "enum", "anyOf", "oneOf", "allOf")),
@@ -87,6 +97,9 @@ ENFORCED: list[Any] = [
     {"type": ["string", "null"], "maxLength": 3},
     {"type": "string", "pattern": "^[a-c]+[^\\n]\\d$"},
     {"type": "string", "format": "email"},
+    {"type": "integer", "exclusiveMinimum": 2.5, "maximum": 4.5},
+    {"type": "integer", "minimum": -1.5, "exclusiveMaximum": 1},
+    {"type": "array", "items": {"type": "string", "format": "ipv4"}, "minItems": 3},
     {"type": "integer", "multipleOf": 7, "minimum": 1, "maximum": 30},
     {"oneOf": [{"type": "string"}, {"type": "integer"}]},
     {

@@ -25,7 +25,7 @@ TIMEOUT_S = 30
 
 
 class CountingGrammar:
-    """Allows token `n + 1` after `n` tokens, or the last of all. Held back from the token on at which its gate is closed."""
+    """Allows token `n + 1` after `n` tokens, or the last of all. Held back from the token on at which it is gated."""
 
     num_bytes = 10
 

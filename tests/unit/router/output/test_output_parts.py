@@ -14,7 +14,7 @@ from baton.router.generation import CompletionDelta, Generation, GenerationReque
 from baton.router.openai.chat_parts import merged
 from baton.router.output.completion import CompletionOutput
 from baton.router.output.format import OutputFormat
-from baton.router.output.rules import OutputRules, ToolUse
+from baton.router.output.rules import NO_TOOLS, OutputRules, ToolUse
 from baton.router.parsing.base import CallArguments, CallStart, Content, OutputPart, Reasoning, Tool
 from baton.router.resumption.resumed_output import ResumedOutput
 from baton.router.resumption.resumption import CompletionStart
@@ -178,3 +178,23 @@ async def test_a_resumed_output_has_the_rest_of_the_parts(tokenizer: Tokenizer, 
         assert list(merged([*(begun.parts or []), *(rest.parts or [])])) == parts(whole)
         assert (rest.finish_reason, rest.token_ids) == ("tool_calls", token_ids[num_seen:])
         assert rest.num_reasoning_tokens == whole.num_reasoning_tokens
+
+
+async def test_special_tokens_of_calls_are_not_shown_without_tools(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(str(with_markers(tmp_path)))
+    try:
+        special = frozenset(MARKERS)
+        form = OutputFormat("hermes", "qwen3", tokenizer.single_tokens(MARKERS), special)
+        for tools, shown in ((NO_TOOLS, "ab"), (ToolUse(offered=TOOLS), "a<tool_call>b")):
+            request = GenerationRequest(
+                request_id="r", prompt=[300], sampling=SamplingParams(), output_rules=OutputRules(form, tools)
+            )
+            output = CompletionOutput(0, Generation(request, [300], SamplingParams()), tokenizer)
+            token_ids = await tokenizer.encode("<think>hm</think>a<tool_call>b", add_special_tokens=False)
+            delta = output.push(RequestDelta(token_ids=token_ids, finish_reason=common_pb2.FINISH_REASON_LENGTH))
+            assert delta.parts is not None
+            content = "".join(part.text for part in delta.parts if isinstance(part, Content))
+            assert content == shown
+            assert "".join(part.text for part in delta.parts if isinstance(part, Reasoning)) == "hm"
+    finally:
+        tokenizer.close()

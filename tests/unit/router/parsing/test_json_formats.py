@@ -80,6 +80,14 @@ CASES = [
     ("llama3_json", '{"name": "f", "parameters": {"x"', Parsed("", [Call("f", '{"x"', is_valid=False)])),
     ("llama4_json", '<|python_start|>{"name": "g", "parameters": {}}<|python_end|>\n', Parsed("", [G])),
     ("pythonic", f"{PYTHON_F}, g()]", Parsed("", [F, G])),
+    (
+        "llama4_json",
+        '<|python_start|>{"name": "g", "parameters": {}}; {"no": 1}<|python_end|>ok',
+        Parsed('; {"no": 1}ok', [G]),
+    ),
+    ("llama4_pythonic", f"<|python_start|>{PYTHON_F}, 5]<|python_end|>ok", Parsed(", 5]ok", [F])),
+    ("openai", '<|channel|>commentary to=functions. <|message|>{"x": 1}<|call|>', Parsed('{"x": 1}')),
+    ("openai", "<|channel|>analysis to=functions.<|message|>hm<|end|>", Parsed("", [], "hm")),
     ("llama4_pythonic", f"<|python_start|>{PYTHON_F}]<|python_end|>ok", Parsed("ok", [F])),
     (
         "pythonic",

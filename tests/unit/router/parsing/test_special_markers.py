@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from tempfile import TemporaryDirectory
@@ -270,10 +271,13 @@ def test_special_tokens_are_in_no_text_of_any_kind() -> None:
             assert [each for each in output if each in of.special] == [marker, marker]
 
 
-def test_lengths_of_values_like_xml_are_refused_next_to_special_tokens() -> None:
+def test_lengths_of_values_like_xml_count_next_to_special_tokens() -> None:
+    of = model("mistral")
     schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": schema, "style": "glm_xml"}
     named = {"type": "token", "token": "[TOOL_CALLS]"}
     source = {"type": "structural_tag", "format": {"type": "sequence", "elements": [named, form]}}
-    with pytest.raises(InvalidRequest, match="maxLength is not supported for this model"):
-        model("mistral").backend.compile(Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(source)))
+    compiled = of.backend.compile(Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(source)))
+    for output in walks(of, compiled, 6):
+        text = "".join(piece.text for piece in of.pieces(output[1:]))
+        assert re.fullmatch(r"\s*<arg_key>a</arg_key>\s*<arg_value>\s*[^<]{0,3}\s*</arg_value>\s*", text), text

@@ -209,3 +209,23 @@ def test_strings_are_passed_on_as_they_arrive(name: str) -> None:
     parser = make_parser(name, None, (TOOL,))
     assert parser.push(pieces_of(text[: text.index("def")]))[-1] == CallArguments(0, '{"text": "abc ')
     assert parser.push(pieces_of("d")) == [CallArguments(0, "d")]
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_a_value_without_its_end_does_not_swallow_the_next_call(name: str) -> None:
+    syntax = SYNTAXES[name]
+    value_end = syntax.parameter.partition("VALUE")[2]
+    broken = syntax.call("f", ("count", "1")).replace(value_end, "\n")
+    text = syntax.output(broken, syntax.call("g", ("text", "a")))
+    parsed = parse_all_ways(text, syntax.name, None, [TOOL], markers(syntax.name, None))
+    assert [call.name for call in parsed.calls] == ["f", "g"]
+    assert [call.is_valid for call in parsed.calls] == [True, True]
+    assert parsed.calls[0].arguments == '{"count": 1}'
+    assert parsed.content == ""
+
+
+def test_a_value_may_have_the_end_of_a_call_in_it() -> None:
+    text = QWEN.output(QWEN.call("f", ("text", "a</function>\n</b></function>")))
+    assert parse_all_ways(text, "qwen3_coder", None, [TOOL]).calls == [
+        Call("f", '{"text": "a</function>\\n</b></function>"}')
+    ]
