@@ -31,6 +31,8 @@ from baton.router.policy.cluster import RoutedRequest
 from baton.router.policy.named_policies import make_policy
 from baton.router.policy.policy import Policy
 from baton.router.policy.targets import Targets
+from baton.router.responses.store.base import ResponseStore
+from baton.router.responses.store.factory import open_store
 from baton.router.text.tokenizer import Tokenizer
 from baton.router.workers.pool import WorkerPool
 from baton.rpc.tls import Security, make_security
@@ -54,6 +56,7 @@ class RouterService:
     unread: UnreadOutput
     metrics: RouterMetrics
     pipeline: Pipeline
+    response_store: ResponseStore | None  # None: no responses are stored
     group: ProcessGroup | None  # the processes that share the ports; None: a single process
     metrics_page: MetricsPage
     reporter: PoolsReporter
@@ -109,6 +112,7 @@ def make_service(config: RouterConfig) -> RouterService:
         unread=unread,
         metrics=metrics,
         pipeline=pipeline,
+        response_store=open_store(config),
         group=group,
         metrics_page=MetricsPage(metrics.registry, group),
         reporter=PoolsReporter(router_id, pool, admission, metrics),

@@ -8,6 +8,7 @@ from pydantic import BaseModel, TypeAdapter
 from baton.router.openai import response_models as bodies
 from baton.router.openai.fields import COMPLETIONS, STOP_STRINGS
 from baton.router.openai.prompts import PROMPTS, TOKEN_ID
+from baton.router.responses import response_models as responses
 from baton.router.service import RouterService
 from baton.rpc.metrics_format import OPENMETRICS
 
@@ -17,6 +18,10 @@ JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 BODIES: Mapping[str, Any] = {
     "/v1/chat/completions": bodies.ChatCompletion,
     "/v1/completions": bodies.Completion,
+    "/v1/responses": responses.ResponseBody,
+    "/v1/responses/{response_id}": responses.ResponseBody,
+    "DELETE /v1/responses/{response_id}": responses.DeletedResponse,
+    "/v1/responses/{response_id}/input_items": responses.ItemList,
     "/tokenize": bodies.Tokenized,
     "/detokenize": bodies.Detokenized,
     "/v1/models": bodies.Models,
@@ -29,6 +34,7 @@ BODIES: Mapping[str, Any] = {
 CHUNKS: Mapping[str, Any] = {
     "/v1/chat/completions": bodies.ChatCompletionChunk,
     "/v1/completions": bodies.Completion,
+    "/v1/responses": responses.ResponseEvent,
 }
 POST_ERRORS: Mapping[int, str] = {
     400: "The body or a header is not as described, or the request does not fit the model's context.",
@@ -43,9 +49,18 @@ POST_ERRORS: Mapping[int, str] = {
     503: "No worker can serve the request now.",
     504: "The request exceeded its time limit.",
 }
+STORED_ERRORS: Mapping[int, str] = {
+    400: "A query parameter is not as described, or the operation is not supported.",
+    404: "The response does not exist, or not for this API key.",
+    429: "The API key has used up its limit; `retry-after` has the seconds to wait.",
+    503: "The stored responses cannot be reached now.",
+}
 GET_ERRORS: Mapping[str, Mapping[int, str]] = {
     "/v1/models/{name}": {404: "The model does not exist."},
     "/ready": {503: "No request would be served now."},
+    "/v1/responses/{response_id}": STORED_ERRORS,
+    "/v1/responses/{response_id}/input_items": STORED_ERRORS,
+    "/v1/responses/{response_id}/cancel": STORED_ERRORS,
 }
 
 
@@ -80,8 +95,9 @@ class Description:
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "description": "An API key."}},
         }
         for path, operations in schema["paths"].items():
-            for operation in operations.values():
-                found = self._responses(path, known, GET_ERRORS.get(path, {}))
+            for method, operation in operations.items():
+                named = f"{method.upper()} {path}"
+                found = self._responses(path, known, GET_ERRORS.get(path, {}), named if named in BODIES else path)
                 operation["responses"] = found
                 operation["security"] = self._security(path)
         for path, model in self._posts.items():
@@ -93,12 +109,13 @@ class Description:
             "summary": (model.__doc__ or "").partition("\n")[0],
             "operationId": path.strip("/").replace("/", "_"),
             "requestBody": {"content": {JSON: {"schema": known[model]}}, "required": True},
-            "responses": self._responses(path, known, POST_ERRORS),
+            "responses": self._responses(path, known, POST_ERRORS, path),
             "security": self._security(path),
         }
 
-    def _responses(self, path: str, known: Mapping[Any, Json], errors: Mapping[int, str]) -> Json:
-        found: Json = {"200": {"description": "The response.", **self._content(path, known)}}
+    def _responses(self, path: str, known: Mapping[Any, Json], errors: Mapping[int, str], body: str) -> Json:
+        """`body`: key of the response's body in `BODIES`."""
+        found: Json = {"200": {"description": "The response.", **self._content(body, known)}}
         needs_key = {} if self._gate.is_open(path) else {401: "The API key is missing or unknown."}
         for status, text in sorted({**errors, **needs_key}.items()):
             found[str(status)] = {"description": text, "content": {JSON: {"schema": known[bodies.ErrorBody]}}}

@@ -1,0 +1,91 @@
+"""The `/v1/responses` route."""
+
+import asyncio
+from dataclasses import dataclass
+
+from baton.router.generation import Generation
+from baton.router.http.exchange import Exchange
+from baton.router.limits import check_model
+from baton.router.openai.chat import ChatApi, ChatRequest
+from baton.router.responses.conversation import (
+    Conversation,
+    ConversationLoader,
+    chat_messages,
+    chat_request,
+    new_response_id,
+)
+from baton.router.responses.field_names import FieldNames
+from baton.router.responses.request import ResponseRequest
+from baton.router.responses.response_object import ResponseObject
+from baton.router.responses.saver import ResponseSaver
+from baton.router.responses.shape import ResponsesShape
+from baton.router.responses.store.base import tenant_of
+from baton.router.responses.store.factory import off_reason
+from baton.router.responses.storing_exchange import StoringExchange
+from baton.router.service import RouterService
+
+INLINE_ITEMS = 64  # that are converted on the event loop, in at most some 5 ms; more use a thread
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a request became."""
+
+    chat: ChatRequest
+    names: FieldNames
+    input_json: bytes  # the request's items for the store; empty if the response is not stored
+
+
+class ResponsesApi:
+    """Handler of requests for responses."""
+
+    def __init__(self, service: RouterService, chat: ChatApi) -> None:
+        self._service = service
+        self._chat = chat
+        self._off_reason = off_reason(service.config)
+
+    async def create(self, body: ResponseRequest, exchange: Exchange) -> None:
+        """Generate a response, send it, and store it unless the request says otherwise."""
+        service = self._service
+        check_model(service.model.name, body.model)
+        body.check()
+        tenant, response_id = tenant_of(exchange.client.key), new_response_id()
+        loader = ConversationLoader(service.response_store, self._off_reason, tenant)
+        store = service.response_store if body.store else None
+        prepared = await _prepared(body, await loader.load(body), None if store is None else response_id)
+        body.input = []
+        response = ResponseObject(response_id, body, service.model.name, store is not None)
+        shape: ResponsesShape | None = None
+
+        def make_shape(generation: Generation) -> ResponsesShape:
+            nonlocal shape
+            num_top, with_reasoning = body.num_logprobs, body.include_reasoning
+            shape = ResponsesShape(
+                response_id, response, generation, prepared.names, service.tokenizer, num_top, with_reasoning
+            )
+            return shape
+
+        if store is not None:
+            saver = ResponseSaver(store, tenant, response_id, body.previous_response_id, prepared.input_json)
+            exchange = StoringExchange(exchange, lambda: saver.save(None if shape is None else shape.result))
+        try:
+            await self._chat.respond(prepared.chat, exchange, make_shape)
+        except Exception as error:
+            if (renamed := prepared.names.renamed(error)) is error:
+                raise
+            raise renamed from error
+
+
+async def _prepared(body: ResponseRequest, conversation: Conversation, response_id: str | None) -> _Prepared:
+    """`response_id`: None if the response is not stored. Raises InvalidRequest or Internal."""
+    num_items = len(conversation.items) + sum(len(each.items) for each in conversation.earlier)
+    if num_items <= INLINE_ITEMS:
+        return _prepare(body, conversation, response_id)
+    return await asyncio.to_thread(_prepare, body, conversation, response_id)
+
+
+def _prepare(body: ResponseRequest, conversation: Conversation, response_id: str | None) -> _Prepared:
+    messages = chat_messages(body, conversation)
+    names = FieldNames(messages.names)
+    chat = chat_request(body, messages, names)
+    return _Prepared(chat, names, b"" if response_id is None else conversation.input_json(response_id))
