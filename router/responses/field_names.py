@@ -13,8 +13,8 @@ MESSAGE = re.compile(r"\bmessages\[(\d+)\]((?:\.\w+|\[\d+\])*)")
 CALL = re.compile(r"\.tool_calls\[(\d+)\]((?:\.\w+)*)")
 RENAMED: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"\bmax_(?:completion_)?tokens\b"), "max_output_tokens"),
+    (re.compile(r"\btool_choice\.allowed_tools\.tools\b"), "tool_choice.tools"),
     (re.compile(r"\btools\[(\d+)\]\.function\b"), r"tools[\1]"),
-    (re.compile(r"\btool_choice\.allowed_tools\.tools\[(\d+)\]\.function\b"), r"tool_choice.tools[\1]"),
     (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
     (re.compile(r"\bresponse_format\.json_schema\b"), "text.format"),
     (re.compile(r"\bresponse_format\b"), "text.format"),
@@ -35,11 +35,11 @@ class MessageNames:
 
     def name(self, rest: str) -> str:
         """Return the name of the field at the path `rest` of the message."""
+        if self.item in (PREVIOUS, "instructions"):  # which have no parts that the client knows
+            return self.item
         if call := CALL.fullmatch(rest):
             place = int(call[1])
             return self.calls[place] + CALL_FIELDS.get(call[2], "") if place < len(self.calls) else self.item
-        if self.item in (PREVIOUS, "instructions"):  # which have no parts that the client knows
-            return self.item
         if rest == ".tool_call_id":
             return f"{self.item}.call_id"
         return self.item + re.sub(r"^\.content\b", self.content, rest)
@@ -69,7 +69,10 @@ class FieldNames:
         message = self.translate(str(error))
         if param is None:
             return InvalidRequest(message)
-        return FieldError(self.translate(str(param)), message, code if isinstance(code, str) else None)
+        field = self.translate(str(param))
+        if field == PREVIOUS:
+            message = f"{PREVIOUS}: an item of the earlier responses is not accepted: {message.partition(': ')[2]}"
+        return FieldError(field, message, code if isinstance(code, str) else None)
 
     def _message_field(self, place: int, rest: str) -> str:
         return self._messages[place].name(rest) if place < len(self._messages) else "input"

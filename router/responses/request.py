@@ -121,7 +121,7 @@ class SharedFields(RequestBody):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     logit_bias: Annotated[dict[TokenIdText, Bias], AtMost(MAX_ENTRIES), WithJsonSchema(BIAS_SCHEMA)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64), WHOLE] | None = None
-    stop: StopStrings | None = None
+    stop: StopStrings = Field(default_factory=list)
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True), AtMost(MAX_ENTRIES)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -174,8 +174,8 @@ class ResponseRequest(SharedFields):
     @classmethod
     def without_chat_names(cls, body: object) -> object:
         """Raise FieldError for a field of the chat API, and name the one to use."""
-        for name in CHAT_NAMES if isinstance(body, dict) else ():
-            if name in body:
+        for name in CHAT_NAMES:
+            if isinstance(body, dict) and name in body:
                 text = f"Unrecognized request argument supplied: {name}. Use {CHAT_NAMES[name]}."
                 raise FieldError(name, text, "unknown_parameter")
         return body
