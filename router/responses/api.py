@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
+from baton.router.errors import FieldError
 from baton.router.generation import Generation
 from baton.router.http.exchange import Exchange
 from baton.router.limits import check_model
@@ -25,6 +26,8 @@ from baton.router.responses.storing_exchange import StoringExchange
 from baton.router.service import RouterService
 
 INLINE_ITEMS = 64  # that are converted on the event loop, in at most some 5 ms; more use a thread
+
+MAX_LOGPROBS = 1 << 17  # of one response; a token and its best candidates, each some 100 bytes of JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class ResponsesApi:
 
         def make_shape(generation: Generation) -> ResponsesShape:
             nonlocal shape
+            _check_logprobs(generation)
             num_top, with_reasoning = body.num_logprobs, body.include_reasoning
             shape = ResponsesShape(
                 response_id, response, generation, prepared.names, service.tokenizer, num_top, with_reasoning
@@ -74,6 +78,15 @@ class ResponsesApi:
             if (renamed := prepared.names.renamed(error)) is error:
                 raise
             raise renamed from error
+
+
+def _check_logprobs(generation: Generation) -> None:
+    """Raise FieldError for more logprobs than the end of a stream, which repeats them, should have."""
+    sampling = generation.sampling
+    num_logprobs = 0 if sampling.logprobs is None else sampling.max_tokens * (1 + sampling.logprobs)
+    if num_logprobs > MAX_LOGPROBS:
+        text = f"the response may have {num_logprobs} logprobs, over the limit of {MAX_LOGPROBS}"
+        raise FieldError("top_logprobs", f"{text}; ask for fewer, or for a smaller max_output_tokens")
 
 
 async def _prepared(body: ResponseRequest, conversation: Conversation, response_id: str | None) -> _Prepared:

@@ -1,8 +1,10 @@
 """The output items of a response, which grow as it is generated, and the events of their growth."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+import orjson
 
 from baton.router.openai.chat_parts import CallIds, ShownPart
 from baton.router.parsing.base import CallArguments, CallStart, Content, Reasoning
@@ -29,7 +31,7 @@ class _OpenItem:
     kind: Kind
     item: Json  # without its text
     texts: list[str] = field(default_factory=list)
-    logprobs: list[Json] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)  # each as JSON: they are repeated four times at the end
 
 
 class OutputItems:
@@ -42,18 +44,18 @@ class OutputItems:
         self._emit = emit
         self._open: _OpenItem | None = None
 
-    def add(self, part: ShownPart, logprobs: list[Json] | None = None) -> None:
-        """Add a part of the output; `logprobs`: of its tokens, which only messages have."""
+    def add(self, part: ShownPart, logprobs: Sequence[bytes] = ()) -> None:
+        """Add a part of the output; `logprobs`: those of a message's tokens, each as JSON."""
         match part:
             case CallStart():
                 call: Json = {"call_id": self._call_ids.call_id(0, part), "name": part.name}
                 self._begin("function_call", call)
             case Reasoning():
-                self._text("reasoning", part.text, [])
+                self._text("reasoning", part.text, ())
             case Content():
-                self._text("message", part.text, logprobs or [])
+                self._text("message", part.text, logprobs)
             case CallArguments():
-                self._text("function_call", part.text, [])
+                self._text("function_call", part.text, ())
 
     def finish(self, is_complete: bool) -> None:
         """Close the last item. An output without any text is an empty message."""
@@ -72,13 +74,13 @@ class OutputItems:
         if kind != "function_call":
             self._event("response.content_part.added", part=self._part())
 
-    def _text(self, kind: Kind, text: str, logprobs: list[Json]) -> None:
+    def _text(self, kind: Kind, text: str, logprobs: Sequence[bytes]) -> None:
         if self._open is None or self._open.kind != kind:
             self._begin(kind, {"role": "assistant"} if kind == "message" else {})
         assert self._open is not None
         self._open.texts.append(text)
         self._open.logprobs += logprobs
-        more: Json = {"logprobs": logprobs} if kind == "message" else {}
+        more: Json = {"logprobs": _list(logprobs)} if kind == "message" else {}
         self._event(f"{DELTAS[kind]}.delta", delta=text, **more)
 
     def _close(self, status: str) -> None:
@@ -89,7 +91,7 @@ class OutputItems:
         if opened.kind == "function_call":
             self._event(f"{DELTAS[opened.kind]}.done", name=opened.item["name"], arguments=text)
         else:
-            more: Json = {"logprobs": opened.logprobs} if opened.kind == "message" else {}
+            more: Json = {"logprobs": _list(opened.logprobs)} if opened.kind == "message" else {}
             self._event(f"{DELTAS[opened.kind]}.done", text=text, **more)
             self._event("response.content_part.done", part=self._part())
         item = self._shown(status)
@@ -126,4 +128,19 @@ class OutputItems:
         text = "".join(opened.texts)
         if opened.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": opened.logprobs}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": _list(opened.logprobs)}
+
+
+def _list(logprobs: Sequence[bytes]) -> orjson.Fragment:
+    return orjson.Fragment(b"[%b]" % b",".join(logprobs))
+
+
+def without_logprobs(items: Sequence[Json]) -> list[Json]:
+    """Return items as they are stored: logprobs may take a hundred times the space of their text."""
+    return [_without_logprobs(item) if item["type"] == "message" else item for item in items]
+
+
+def _without_logprobs(message: Json) -> Json:
+    parts = message["content"]
+    assert isinstance(parts, list)
+    return {**message, "content": [{**part, "logprobs": []} for part in parts]}

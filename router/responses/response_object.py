@@ -3,6 +3,8 @@
 import time
 from collections.abc import Sequence
 
+import orjson
+
 from baton.router.generation import Generation
 from baton.router.openai.errors import describe
 from baton.router.responses.items import Json
@@ -42,7 +44,7 @@ class ResponseObject:
             "tool_choice": body.tool_choice
             if isinstance(body.tool_choice, str)
             else body.tool_choice.model_dump(exclude_none=True),
-            "tools": [tool.shown() for tool in body.tools],
+            "tools": orjson.Fragment(orjson.dumps([tool.shown() for tool in body.tools])),
             "top_logprobs": body.top_logprobs or 0,
             "truncation": body.truncation,
             "user": body.user,

@@ -13,7 +13,7 @@ from baton.router.openai.response import WholeCompletion
 from baton.router.parsing.base import CallArguments, Content
 from baton.router.responses.field_names import FieldNames
 from baton.router.responses.items import Json
-from baton.router.responses.output_items import OutputItems, no_event
+from baton.router.responses.output_items import OutputItems, no_event, without_logprobs
 from baton.router.responses.response_object import ResponseObject
 from baton.router.text.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ class ResponsesShape:
         with_reasoning: bool,
     ) -> None:
         """`num_top`: best candidates of each token; None: no logprobs."""
-        self.result: Json | None = None  # the response object, once the response is completed or incomplete
+        self.result: Json | None = None  # the object to store, once the response is completed or incomplete
         self._make = make
         self._names = names
         self._tokenizer = tokenizer
@@ -43,7 +43,7 @@ class ResponsesShape:
         self._output = OutputItems(response_id, self._call_ids, self._emit)
         self._events: list[bytes] = []  # not returned yet
         self._numbers = count()
-        self._logprobs: list[Json] = []  # of tokens whose text was not shown yet
+        self._logprobs: list[bytes] = []  # of tokens whose text was not shown yet
         self._is_begun = False
         self._finish_reason: str | None = None
         make.begin(generation)
@@ -60,7 +60,7 @@ class ResponsesShape:
                 self._emit(kind, {"response": self._make.in_progress()})
         self._logprobs += self._shown_logprobs(delta.logprobs[delta.num_reasoning_tokens :])
         for part in self._parts(delta):
-            logprobs: list[Json] = []
+            logprobs: list[bytes] = []
             if isinstance(part, Content):
                 logprobs, self._logprobs = self._logprobs, []
             elif not isinstance(part, CallArguments):
@@ -73,8 +73,8 @@ class ResponsesShape:
 
     def end(self, usage: Json | None) -> bytes:
         """Return the last event, which has the whole response."""
-        self.result = self._finished(self._output, usage, self._finish_reason)
-        self._emit(f"response.{self.result['status']}", {"response": self.result})
+        response = self._finished(self._output, usage, self._finish_reason)
+        self._emit(f"response.{response['status']}", {"response": response})
         return self._take()
 
     def failure(self, error: Exception) -> bytes:
@@ -92,27 +92,29 @@ class ResponsesShape:
         output = OutputItems(self._response_id, self._call_ids, no_event)
         positions = completion.logprobs[completion.num_reasoning_tokens :]
         for part in self._parts(completion):
-            logprobs: list[Json] = []
+            logprobs: list[bytes] = []
             if isinstance(part, Content) and positions:
                 num_tokens = self._num_tokens(positions, part.text)
                 logprobs, positions = self._shown_logprobs(positions[:num_tokens]), positions[num_tokens:]
             output.add(part, logprobs)
         output.finish(completion.finish_reason != "length")
-        self.result = self._finished(output, usage, completion.finish_reason)
-        return self.result
+        return self._finished(output, usage, completion.finish_reason)
 
     def _finished(self, output: OutputItems, usage: Json | None, finish_reason: str | None) -> Json:
-        return self._make.finished(output.items, usage, finish_reason != "length")
+        response = self._make.finished(output.items, usage, finish_reason != "length")
+        self.result = {**response, "output": without_logprobs(output.items)}
+        return response
 
     def _parts(self, delta: CompletionDelta) -> Iterable[ShownPart]:
         if delta.parts is None:
             return [Content(delta.text)] if delta.text else []
         return merged(delta.parts if self._with_reasoning else without_reasoning(delta.parts))
 
-    def _shown_logprobs(self, positions: Sequence[PositionLogprobs]) -> list[Json]:
+    def _shown_logprobs(self, positions: Sequence[PositionLogprobs]) -> list[bytes]:
+        """Return the logprobs of tokens, each as JSON."""
         if self._num_top is None:
             return []
-        return chat_content(positions, self._num_top, self._tokenizer)
+        return list(map(orjson.dumps, chat_content(positions, self._num_top, self._tokenizer)))
 
     def _num_tokens(self, positions: Sequence[PositionLogprobs], text: str) -> int:
         """Return how many of the tokens make up a text, which may lack white space in front of it."""

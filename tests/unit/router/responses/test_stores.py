@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -181,6 +182,23 @@ async def test_redis_holds_something_else(tmp_path: Path) -> None:
         await client.hset("baton:{default}:response-bytes", "total", 10 * SIZE)  # type: ignore[misc]  # redis' types
         assert await store.put(ME, "r2", Record(None, CONTENT))
         assert await ids(store, "r2") == ["r2"]
+        await store.close()
+
+
+async def test_an_account_needs_the_documented_commands(tmp_path: Path) -> None:
+    documented = (Path(__file__).parents[4] / "docs" / "registry.md").read_text()
+    sentence = documented.partition("An account for Baton needs the commands")[2].partition("without these")[0]
+    commands = [f"+{name.lower()}" for name in re.findall(r"`([A-Z]+)`", sentence)]
+    async with redis_server(tmp_path) as server, Redis(host=HOST, port=server.port) as client:
+        rights = ["on", ">pw", "~baton:*", "resetchannels", "&baton:*", "-@all", *commands]
+        await client.execute_command("ACL", "SETUSER", "baton", *rights)  # type: ignore[no-untyped-call]  # redis' lack
+        url = f"redis://baton:pw@{HOST}:{server.port}/0"
+        store = RedisStore(parse_registry_url(url), LIMITS)
+        for place in range(12):
+            await store.put(ME, f"r{place}", Record(None, CONTENT))
+        assert (await store.chain(ME, "r11")).records
+        assert await store.delete(ME, "r11")
+        assert await ids(store, "r1", "r10") == ["r10"]
         await store.close()
 
 
