@@ -22,6 +22,7 @@ from baton.router.responses.saver import ResponseSaver
 from baton.router.responses.shape import ResponsesShape
 from baton.router.responses.store.base import tenant_of
 from baton.router.responses.store.factory import off_reason
+from baton.router.responses.stored import PackedInput, pack
 from baton.router.responses.storing_exchange import StoringExchange
 from baton.router.service import RouterService
 
@@ -36,7 +37,7 @@ class _Prepared:
 
     chat: ChatRequest
     names: FieldNames
-    input_json: bytes  # the request's items for the store; empty if the response is not stored
+    packed: PackedInput | None  # the request's items for the store; None: the response is not stored
 
 
 class ResponsesApi:
@@ -53,7 +54,7 @@ class ResponsesApi:
         check_model(service.model.name, body.model)
         body.check()
         tenant, response_id = tenant_of(exchange.client.key), new_response_id()
-        loader = ConversationLoader(service.response_store, self._off_reason, tenant)
+        loader = ConversationLoader(service.response_store, self._off_reason, tenant, exchange.upload)
         store = service.response_store if body.store else None
         prepared = await _prepared(body, await loader.load(body), None if store is None else response_id)
         body.input = []
@@ -69,8 +70,8 @@ class ResponsesApi:
             )
             return shape
 
-        if store is not None:
-            saver = ResponseSaver(store, tenant, response_id, body.previous_response_id, prepared.input_json)
+        if store is not None and prepared.packed is not None:
+            saver = ResponseSaver(store, tenant, response_id, body.previous_response_id, prepared.packed)
             exchange = StoringExchange(exchange, lambda: saver.save(None if shape is None else shape.result))
         try:
             await self._chat.respond(prepared.chat, exchange, make_shape)
@@ -101,4 +102,4 @@ def _prepare(body: ResponseRequest, conversation: Conversation, response_id: str
     messages = chat_messages(body, conversation)
     names = FieldNames(messages.names)
     chat = chat_request(body, messages, names)
-    return _Prepared(chat, names, b"" if response_id is None else conversation.input_json(response_id))
+    return _Prepared(chat, names, None if response_id is None else pack(conversation.stored_items(response_id)))

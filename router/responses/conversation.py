@@ -5,9 +5,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import orjson
 from pydantic import ValidationError
 
+from baton.router.admission.body_budget import Upload
 from baton.router.errors import FieldError
 from baton.router.openai.chat import ChatRequest
 from baton.router.openai.invalid_body import invalid_body
@@ -17,13 +17,14 @@ from baton.router.responses.field_names import PREVIOUS, FieldNames
 from baton.router.responses.items import ID_PREFIXES, STORED_ITEMS, InputItem, Json, ReferenceItem, stored_item
 from baton.router.responses.request import ResponseRequest, SharedFields
 from baton.router.responses.store.base import MAX_TURNS, ResponseStore, TenantId
-from baton.router.responses.stored import MAX_JSON_BYTES, StoredResponse, decode
+from baton.router.responses.stored import StoredResponse, decode, json_bytes
 from baton.router.responses.tools import chat_choice, chat_tools
 from baton.rpc.status import Internal
 
 RESPONSE_PREFIX = "resp_"
 ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[io]\d+")  # of an item of a response, after whose id it is named
 MAX_REFERENCED = 64  # responses whose items a request refers to
+MAX_JSON_BYTES = 1 << 24  # of the responses of one conversation
 
 
 def new_response_id() -> str:
@@ -43,24 +44,27 @@ class Conversation:
     earlier: Sequence[StoredResponse]  # from the first one
     items: Sequence[InputItem]  # of the request, with references replaced by what they refer to
 
-    def input_json(self, response_id: str) -> bytes:
+    def stored_items(self, response_id: str) -> list[Json]:
         """Return the request's items for the store."""
-        return orjson.dumps(
-            [stored_item(item, item_id(response_id, item.type, f"i{place}")) for place, item in enumerate(self.items)]
-        )
+        return [
+            stored_item(item, item_id(response_id, item.type, f"i{place}")) for place, item in enumerate(self.items)
+        ]
 
 
 class ConversationLoader:
     """Reads stored responses of one tenant."""
 
-    def __init__(self, store: ResponseStore | None, off_reason: str | None, tenant: TenantId) -> None:
-        """`off_reason`: why there is no store."""
+    def __init__(
+        self, store: ResponseStore | None, off_reason: str | None, tenant: TenantId, upload: Upload | None = None
+    ) -> None:
+        """`off_reason`: why there is no store. `upload`: counts what is read, as it counts the body."""
         self._store = store
         self._off_reason = off_reason
         self._tenant = tenant
+        self._upload = upload
 
     async def load(self, body: ResponseRequest) -> Conversation:
-        """Return the conversation. Raises NotStored, StoreLost, or FieldError if it cannot be continued."""
+        """Return the conversation. Raises NotStored, StoreLost, Overloaded, or FieldError if it cannot be continued."""
         earlier: Sequence[StoredResponse] = ()
         if body.previous_response_id is not None:
             earlier = await self.chain(body.previous_response_id, PREVIOUS, PREVIOUS_NOT_FOUND)
@@ -81,15 +85,16 @@ class ConversationLoader:
         too_long = f"{field}: the conversation is too long to be stored; begin a new one, and send its items in input"
         if chain.is_too_long:
             raise FieldError(field, f"{too_long} (the limit is {MAX_TURNS} responses)")
-        found: list[StoredResponse] = []
-        num_bytes = 0
-        for record in chain.records:
-            response, size = decode(record.content)
-            num_bytes += size
-            if num_bytes > MAX_JSON_BYTES:
-                raise FieldError(field, f"{too_long} (the limit is {MAX_JSON_BYTES} bytes)")
-            found.append(response)
-        return found
+        contents = [record.content for record in chain.records]
+        if sum(map(json_bytes, contents)) > MAX_JSON_BYTES:
+            raise FieldError(field, f"{too_long} (the limit is {MAX_JSON_BYTES} bytes)")
+        return await self._decoded(contents)
+
+    async def _decoded(self, contents: Sequence[bytes]) -> Sequence[StoredResponse]:
+        """Return the responses in records. Raises Overloaded if the router's budget for bodies has no room for them."""
+        if self._upload is not None:
+            self._upload.add(sum(map(json_bytes, contents)))
+        return await decode(contents)
 
     def _needed(self, field: str) -> ResponseStore:
         if self._store is None:
@@ -116,8 +121,8 @@ class ConversationLoader:
             if len(known) >= MAX_REFERENCED:
                 raise FieldError(field, f"{field}: the items belong to over {MAX_REFERENCED} responses; send the items")
             record = await store.get(self._tenant, response_id)
-            items = () if record is None else decode(record.content)[0].items
-            known[response_id] = {each.get("id"): each for each in items}
+            responses = () if record is None else await self._decoded([record.content])
+            known[response_id] = {each.get("id"): each for response in responses for each in response.items}
         found = known.get(response_id, {}).get(wanted)
         if found is None:
             raise NotStored(f"Item with id '{wanted[:128]}' not found. Only items of stored responses are kept.", field)

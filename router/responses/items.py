@@ -175,7 +175,7 @@ ID_PREFIXES: Mapping[str, str] = {
 
 def stored_item(item: InputItem, item_id: str) -> Json:
     """Return an item as it is stored and listed: with `item_id`, unless it has an id, and a type for each text."""
-    fields = item.model_dump(exclude_none=True, exclude={"parsed_arguments"})
+    fields = item.model_dump(exclude_none=True, exclude={"parsed_arguments", "encrypted_content", "caller"})
     stored: Json = {"id": item_id, **fields}
     match item:
         case MessageItem():
@@ -191,5 +191,5 @@ def _stored_part(part: TextPart, is_output: bool) -> Json:
     if part.text is None:
         return {"type": "refusal", "refusal": part.refusal or ""}
     if is_output:
-        return {"type": "output_text", "text": part.text, "annotations": part.annotations or []}
+        return {"type": "output_text", "text": part.text, "annotations": []}
     return {"type": "input_text", "text": part.text}

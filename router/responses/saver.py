@@ -4,7 +4,7 @@ import logging
 
 from baton.router.responses.items import Json
 from baton.router.responses.store.base import Record, ResponseStore, StoreLost, TenantId
-from baton.router.responses.stored import encode
+from baton.router.responses.stored import PackedInput, encode
 
 logger = logging.getLogger(__name__)
 
@@ -13,19 +13,19 @@ class ResponseSaver:
     """A response that is being generated, with its input items, until it is stored."""
 
     def __init__(
-        self, store: ResponseStore, tenant: TenantId, response_id: str, previous_id: str | None, input_json: bytes
+        self, store: ResponseStore, tenant: TenantId, response_id: str, previous_id: str | None, packed: PackedInput
     ) -> None:
         self._store = store
         self._tenant = tenant
         self._response_id = response_id
         self._previous_id = previous_id
-        self._input_json = input_json
+        self._packed = packed
 
     async def save(self, response: Json | None) -> bool:
         """Store the response object; None: it failed. Return whether it was stored."""
         if response is None:
             return False
-        record = Record(self._previous_id, await encode(self._input_json, response))
+        record = Record(self._previous_id, await encode(self._packed, response))
         try:
             if await self._store.put(self._tenant, self._response_id, record):
                 return True

@@ -115,7 +115,8 @@ class StoredResponsesApi:
         record = await self._needed(response_id).get(tenant, response_id)
         if record is None:
             raise self._not_found(response_id)
-        return decode(record.content)[0]
+        [response] = await decode([record.content])
+        return response
 
     def _needed(self, response_id: str) -> ResponseStore:
         """Return the store. Raises NotStored if there is none, or no response can have this id."""

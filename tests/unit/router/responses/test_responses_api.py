@@ -339,3 +339,30 @@ async def test_a_response_cannot_be_resumed() -> None:
         headers = {"x-baton-resumable": "true", "x-request-id": "a"}
         response = await router.http.post(PATH, json={"input": "a"}, headers=headers)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "x-baton-resumable")
+
+
+async def test_what_a_conversation_has_counts_as_the_body_does() -> None:
+    async with running_router(
+        ScriptedWorker(), max_client_body_bytes_in_flight=60_000, max_body_bytes=60_000
+    ) as router:
+        thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "a" * 40_000}]}
+        previous = None
+        for status in (200, 200, 429):
+            body = {"input": [{"role": "user", "content": "a"}, thought], "max_output_tokens": 1}
+            if previous is not None:
+                body = {"input": "b", "max_output_tokens": 1, "previous_response_id": previous}
+            if status == 429:
+                body["input"] = [{"role": "user", "content": "a"}, thought]
+            response = await router.http.post(PATH, json=body)
+            assert response.status_code == status, response.text
+            previous = response.json().get("id")
+        assert (await create(router, max_output_tokens=1)).status == "incomplete"
+
+
+async def test_more_logprobs_than_a_response_may_have() -> None:
+    worker = ScriptedWorker()
+    worker.max_model_len = 1 << 16
+    async with running_router(worker) as router:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await create(router, max_output_tokens=20_000, top_logprobs=20, stream=True)
+        assert caught.value.param == "top_logprobs"
