@@ -24,7 +24,7 @@ from baton.router.openai.tokenize import DetokenizeRequest, TokenizeApi, Tokeniz
 from baton.router.responses.api import ResponsesApi
 from baton.router.responses.errors import error_response as responses_error
 from baton.router.responses.request import ResponseRequest
-from baton.router.responses.routes import add_routes
+from baton.router.responses.stored_api import add_routes
 from baton.router.service import RouterService
 
 Posts = Mapping[str, BodyRoute[Any]]  # by path; each with its own model

@@ -26,8 +26,8 @@ from baton.router.responses.stored import PackedInput, pack
 from baton.router.responses.storing_exchange import StoringExchange
 from baton.router.service import RouterService
 
-INLINE_ITEMS = 64  # that are converted on the event loop, in at most some 5 ms; more use a thread
-
+INLINE_ITEMS = 64  # that are converted and compressed on the event loop, in at most some 5 ms; more use a thread
+INLINE_BYTES = 1 << 16  # the same for the size of the body and the conversation
 MAX_LOGPROBS = 1 << 17  # of one response; a token and its best candidates, each some 100 bytes of JSON
 
 
@@ -56,7 +56,14 @@ class ResponsesApi:
         tenant, response_id = tenant_of(exchange.client.key), new_response_id()
         loader = ConversationLoader(service.response_store, self._off_reason, tenant, exchange.upload)
         store = service.response_store if body.store else None
-        prepared = await _prepared(body, await loader.load(body), None if store is None else response_id)
+        conversation = await loader.load(body)
+        stored_id = None if store is None else response_id
+        num_bytes = 0 if exchange.upload is None else exchange.upload.num_bytes
+        if num_bytes <= INLINE_BYTES and conversation.num_items <= INLINE_ITEMS:
+            prepared = _prepare(body, conversation, stored_id)
+        else:
+            prepared = await asyncio.to_thread(_prepare, body, conversation, stored_id)
+        del conversation
         body.input = []
         response = ResponseObject(response_id, body, service.model.name, store is not None)
         shape: ResponsesShape | None = None
@@ -90,15 +97,8 @@ def _check_logprobs(generation: Generation) -> None:
         raise FieldError("top_logprobs", f"{text}; ask for fewer, or for a smaller max_output_tokens")
 
 
-async def _prepared(body: ResponseRequest, conversation: Conversation, response_id: str | None) -> _Prepared:
-    """`response_id`: None if the response is not stored. Raises InvalidRequest or Internal."""
-    num_items = len(conversation.items) + sum(len(each.items) for each in conversation.earlier)
-    if num_items <= INLINE_ITEMS:
-        return _prepare(body, conversation, response_id)
-    return await asyncio.to_thread(_prepare, body, conversation, response_id)
-
-
 def _prepare(body: ResponseRequest, conversation: Conversation, response_id: str | None) -> _Prepared:
+    """`response_id`: None if the response is not stored. Raises InvalidRequest or Internal."""
     messages = chat_messages(body, conversation)
     names = FieldNames(messages.names)
     chat = chat_request(body, messages, names)

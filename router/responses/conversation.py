@@ -44,6 +44,11 @@ class Conversation:
     earlier: Sequence[StoredResponse]  # from the first one
     items: Sequence[InputItem]  # of the request, with references replaced by what they refer to
 
+    @property
+    def num_items(self) -> int:
+        """Number of items, of earlier responses too."""
+        return len(self.items) + sum(len(response.items) for response in self.earlier)
+
     def stored_items(self, response_id: str) -> list[Json]:
         """Return the request's items for the store."""
         return [

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
-from fastapi import Request
+from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from baton.engine.errors import EngineError
@@ -23,6 +24,12 @@ from baton.rpc.status import ServiceError
 
 RESPONSE_ID = "response_id"  # name in errors
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
+STORED, INPUT_ITEMS, CANCEL = (f"/v1/responses/{{response_id}}{suffix}" for suffix in ("", "/input_items", "/cancel"))
+PAGE: dict[str, Any] = {  # query parameters of input items
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+    "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+    "after": {"type": "string"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +136,21 @@ class StoredResponsesApi:
         if self._off_reason is not None:
             text = f"{text} Note that {self._off_reason}."
         return NotStored(text, RESPONSE_ID)
+
+
+def add_routes(app: FastAPI, service: RouterService) -> None:
+    """Add the paths to the application of requests without a body."""
+    api = StoredResponsesApi(service)
+    parameters = [{"name": name, "in": "query", "schema": schema} for name, schema in PAGE.items()]
+    for path, method, serve, extra in (
+        (STORED, "GET", api.retrieve, {}),
+        (STORED, "DELETE", api.delete, {}),
+        (INPUT_ITEMS, "GET", api.input_items, {"parameters": parameters}),
+        (CANCEL, "POST", api.cancel, {}),
+    ):
+        app.add_api_route(
+            path, serve, methods=[method], response_class=Response, response_model=None, openapi_extra=extra
+        )
 
 
 def _json(body: object) -> Response:

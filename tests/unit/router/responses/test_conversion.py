@@ -14,7 +14,7 @@ from baton.router.openai.messages import template_messages
 from baton.router.responses.conversation import Conversation, chat_messages, chat_request
 from baton.router.responses.field_names import FieldNames, MessageNames
 from baton.router.responses.items import STORED_ITEMS, stored_item
-from baton.router.responses.request import ResponseRequest
+from baton.router.responses.request import ResponseRequest, SharedFields
 from baton.router.responses.stored import StoredResponse
 
 CALL = {"type": "function_call", "call_id": "call_1", "name": "clock", "arguments": '{"zone": 1}'}
@@ -117,6 +117,12 @@ def test_all_options_reach_the_chat_request() -> None:
     grammar = chat.grammar()
     assert grammar is not None
     assert grammar.field == "response_format.json_schema.schema"
+
+
+def test_shared_fields_are_those_of_chat() -> None:
+    own, chat = (model.model_json_schema()["properties"] for model in (SharedFields, ChatRequest))
+    for name, field in own.items():
+        assert field["anyOf"] == chat[name]["anyOf"], name
 
 
 def test_the_choice_among_tools() -> None:
