@@ -248,15 +248,18 @@ async def test_what_is_not_stored() -> None:
             await router.openai.responses.retrieve(begun.response.id)
 
 
-async def test_a_router_without_a_store() -> None:
-    async with running_router(ScriptedWorker(), response_store_bytes=0) as router:
+@pytest.mark.parametrize(
+    ("options", "reason"), [({"response_store_bytes": 0}, "--response-store-bytes"), ({"processes": 2}, "--registry")]
+)
+async def test_a_router_without_a_store(options: dict[str, Any], reason: str) -> None:
+    async with running_router(ScriptedWorker(), **options) as router:
         response = await create(router, max_output_tokens=2)
         assert response.model_extra is not None
         assert response.model_extra["store"] is False
-        with pytest.raises(openai.BadRequestError, match="--response-store-bytes") as caught:
+        with pytest.raises(openai.BadRequestError, match=reason) as caught:
             await create(router, previous_response_id=response.id)
         assert caught.value.param == "previous_response_id"
-        with pytest.raises(openai.NotFoundError, match="--response-store-bytes"):
+        with pytest.raises(openai.NotFoundError, match=reason):
             await router.openai.responses.retrieve(response.id)
 
 
