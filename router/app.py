@@ -110,6 +110,8 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
         listener = stack.enter_context(_bind(config))
         service = await asyncio.to_thread(make_service, config)
         stack.callback(service.tokenizer.close)
+        if service.response_store is not None:
+            stack.push_async_callback(service.response_store.close)
         await stack.enter_async_context(agreed(service.cache_secret, config.registry))
         pool = asyncio.create_task(service.pool.run(), name="worker pool")
         stack.push_async_callback(_cancel, pool)

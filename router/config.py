@@ -116,6 +116,18 @@ class RouterConfig:
         "registry share; without a registry each router has its own.",
         secret=True,
     )
+    response_store_ttl_s: float = option(
+        86400.0,
+        "Seconds for which a response of /v1/responses is stored, from its creation or its last continuation.",
+        minimum=1,
+        maximum=31536000,
+    )
+    response_store_bytes: int = option(
+        64 << 20,
+        "Maximum bytes of stored responses, of this router or of all routers of a registry; the least recently used "
+        "ones are deleted first. With API keys, a tenant has at most a quarter. 0: none are stored.",
+        minimum=0,
+    )
     tool_call_parser: str | None = option(
         None,
         "Format of the model's tool calls, under vLLM's names. Default: found in the chat template; none: outputs are "

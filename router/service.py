@@ -33,6 +33,8 @@ from baton.router.policy.cost_model import CostModel
 from baton.router.policy.named_policies import make_policy
 from baton.router.policy.policy import Policy
 from baton.router.policy.targets import Targets
+from baton.router.responses.store.base import ResponseStore
+from baton.router.responses.store.factory import open_store
 from baton.router.text.tokenizer import Tokenizer
 from baton.router.workers.pool import WorkerPool
 from baton.rpc.tls import Security, make_security
@@ -57,6 +59,7 @@ class RouterService:
     metrics: RouterMetrics
     pipeline: Pipeline
     embedder: Embedder
+    response_store: ResponseStore | None  # None: no responses are stored
     group: ProcessGroup | None  # the processes that share the ports; None: a single process
     metrics_page: MetricsPage
     reporter: PoolsReporter
@@ -114,6 +117,7 @@ def make_service(config: RouterConfig) -> RouterService:
         metrics=metrics,
         pipeline=pipeline,
         embedder=embedder,
+        response_store=open_store(config),
         group=group,
         metrics_page=MetricsPage(metrics.registry, group),
         reporter=PoolsReporter(router_id, pool, admission, metrics),

@@ -84,6 +84,11 @@ class Upload:
         self._num_bytes = 0
         self._has_slot = True
 
+    @property
+    def num_bytes(self) -> int:
+        """Number of bytes that count now."""
+        return self._num_bytes
+
     def add(self, num_bytes: int) -> None:
         """Count received bytes. Raises Overloaded."""
         self._budget.take(self.holder, num_bytes, self._is_key)

@@ -27,6 +27,10 @@ from baton.router.openai.description import Description
 from baton.router.openai.errors import install_error_handlers
 from baton.router.openai.operations import OperationsApi
 from baton.router.openai.tokenize import DetokenizeRequest, TokenizeApi, TokenizeRequest
+from baton.router.responses.api import ResponsesApi
+from baton.router.responses.errors import error_response as responses_error
+from baton.router.responses.request import ResponseRequest
+from baton.router.responses.stored_api import add_routes
 from baton.router.service import RouterService
 
 Posts = Mapping[str, BodyRoute[Any]]  # by path; each with its own model
@@ -62,21 +66,29 @@ class HttpApp:
 
 def make_http_app(service: RouterService) -> HttpApp:
     """Return the application that serves OpenAI's and Anthropic's APIs."""
-    tokenizer, config = TokenizeApi(service), service.config
+    tokenizer, chat, config = TokenizeApi(service), ChatApi(service), service.config
     reader = BodyReader(service.pipeline.context_len)
     intake = BodyIntake(service.gate, service.body_budget, reader, config.max_body_bytes)
-    messages = MessagesApi(service, ChatApi(service))
+    messages = MessagesApi(service, chat)
     posts: Posts = {
-        "/v1/chat/completions": BodyRoute(ChatRequest, ChatApi(service).complete, intake),
+        "/v1/chat/completions": BodyRoute(ChatRequest, chat.complete, intake),
         "/v1/completions": BodyRoute(CompletionRequest, CompletionsApi(service).complete, intake),
         "/v1/messages": _anthropic(MessagesRequest, messages.create, intake),
         "/v1/messages/count_tokens": _anthropic(CountTokensRequest, messages.count_tokens, intake),
         "/v1/embeddings": BodyRoute(EmbeddingRequest, EmbeddingsApi(service).create, intake, can_resume=False),
+        "/v1/responses": BodyRoute(
+            ResponseRequest,
+            ResponsesApi(service, chat).create,
+            intake,
+            error_response=responses_error,
+            can_resume=False,
+        ),
         "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, intake),
         "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, intake),
     }
     description = Description(service, {path: route.model for path, route in posts.items()})
     others = _make_others(OperationsApi(service), posts, service.gate, description)
+    add_routes(others, service)
     return HttpApp(posts, others, service.unread, config.cors_origins, intake.reader.close)
 
 

@@ -20,7 +20,7 @@ class CrossOrigin(CORSMiddleware):
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
-        methods = ("GET", "HEAD", "POST")
+        methods = ("GET", "HEAD", "POST", "DELETE")
         super().__init__(app, allow_origins=origins, allow_methods=methods, allow_headers=("*",), expose_headers=("*",))
 
     def response_headers(self, origin: str | None) -> list[tuple[bytes, bytes]]:

@@ -10,6 +10,7 @@ from baton.router.embeddings.response import EmbeddingList
 from baton.router.openai import response_models as bodies
 from baton.router.openai.fields import COMPLETIONS, STOP_STRINGS
 from baton.router.openai.prompts import PROMPTS, TOKEN_ID
+from baton.router.responses import response_models as responses
 from baton.router.service import RouterService
 from baton.rpc.metrics_format import OPENMETRICS
 
@@ -22,6 +23,10 @@ BODIES: Mapping[str, Any] = {
     "/v1/messages": anthropic.OutputMessage,
     "/v1/messages/count_tokens": anthropic.TokenCount,
     "/v1/embeddings": EmbeddingList,
+    "/v1/responses": responses.ResponseBody,
+    "/v1/responses/{response_id}": responses.ResponseBody,
+    "DELETE /v1/responses/{response_id}": responses.DeletedResponse,
+    "/v1/responses/{response_id}/input_items": responses.ItemList,
     "/tokenize": bodies.Tokenized,
     "/detokenize": bodies.Detokenized,
     "/v1/models": bodies.Models,
@@ -35,6 +40,7 @@ CHUNKS: Mapping[str, Any] = {
     "/v1/chat/completions": bodies.ChatCompletionChunk,
     "/v1/completions": bodies.Completion,
     "/v1/messages": anthropic.MessageEvent,
+    "/v1/responses": responses.ResponseEvent,
 }
 ERRORS: Mapping[str, Any] = dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), anthropic.MessageError)
 POST_ERRORS: Mapping[int, str] = {
@@ -50,9 +56,18 @@ POST_ERRORS: Mapping[int, str] = {
     503: "No worker can serve the request now.",
     504: "The request exceeded its time limit.",
 }
+STORED_ERRORS: Mapping[int, str] = {
+    400: "A query parameter is not as described, or the operation is not supported.",
+    404: "The response does not exist, or not for this API key.",
+    429: "The API key has used up its limit; `retry-after` has the seconds to wait.",
+    503: "The stored responses cannot be reached now.",
+}
 GET_ERRORS: Mapping[str, Mapping[int, str]] = {
     "/v1/models/{name}": {404: "The model does not exist."},
     "/ready": {503: "No request would be served now."},
+    "/v1/responses/{response_id}": STORED_ERRORS,
+    "/v1/responses/{response_id}/input_items": STORED_ERRORS,
+    "/v1/responses/{response_id}/cancel": STORED_ERRORS,
 }
 
 
@@ -91,8 +106,9 @@ class Description:
             },
         }
         for path, operations in schema["paths"].items():
-            for operation in operations.values():
-                found = self._responses(path, known, GET_ERRORS.get(path, {}))
+            for method, operation in operations.items():
+                named = f"{method.upper()} {path}"
+                found = self._responses(path, known, GET_ERRORS.get(path, {}), named if named in BODIES else path)
                 operation["responses"] = found
                 operation["security"] = self._security(path)
         for path, model in self._posts.items():
@@ -104,12 +120,13 @@ class Description:
             "summary": (model.__doc__ or "").partition("\n")[0],
             "operationId": path.strip("/").replace("/", "_"),
             "requestBody": {"content": {JSON: {"schema": known[model]}}, "required": True},
-            "responses": self._responses(path, known, POST_ERRORS),
+            "responses": self._responses(path, known, POST_ERRORS, path),
             "security": self._security(path),
         }
 
-    def _responses(self, path: str, known: Mapping[Any, Json], errors: Mapping[int, str]) -> Json:
-        found: Json = {"200": {"description": "The response.", **self._content(path, known)}}
+    def _responses(self, path: str, known: Mapping[Any, Json], errors: Mapping[int, str], body: str) -> Json:
+        """`body`: key of the response's body in `BODIES`."""
+        found: Json = {"200": {"description": "The response.", **self._content(body, known)}}
         error = known[ERRORS.get(path, bodies.ErrorBody)]
         needs_key = {} if self._gate.is_open(path) else {401: "The API key is missing or unknown."}
         for status, text in sorted({**errors, **needs_key}.items()):

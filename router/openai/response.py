@@ -207,9 +207,10 @@ async def _send_stream(
     except ClientGone:
         raise
     except Exception as error:  # the headers have been sent, so the error goes into the stream
-        await exchange.send_events(shape.failure(error), last=True)
+        await exchange.send_events(stream.take() + shape.failure(error), last=True)
         return
-    await exchange.send_events(shape.end(usage.body() if options.include_usage else None), last=True)
+    end = stream.take() + shape.end(usage.body() if options.include_usage else None)  # waiting deltas are encoded first
+    await exchange.send_events(end, last=True)
 
 
 def _all_deltas(pipeline: Pipeline, generations: Sequence[Generation], num_completions: int) -> Deltas:

@@ -34,6 +34,19 @@ OPTIONS: dict[str, Any] = {
     "min_tokens": 1, "max_tokens": 4, "skip_special_tokens": True, "return_token_ids": True, "cache_salt": "s",
     "user": "u", "priority": 1, "best_of": 2,
 }  # fmt: skip
+ITEMS = [
+    {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "r"}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
+    {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": "cold"},
+]
+RESPONSE = {
+    "input": ITEMS, "model": MODEL_NAME, "instructions": "i", "max_output_tokens": 4, "metadata": {"a": "b"},
+    "text": {"format": {"type": "text"}, "verbosity": "low"}, "reasoning": {"summary": "auto"},
+    "truncation": "disabled", "tool_choice": "auto", "include": [],
+    "tools": [{"type": "function", **TOOLS[1]["function"]}],
+}  # fmt: skip
 STREAM = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", OPTIONS | {"messages": MESSAGES, "max_completion_tokens": 3}),
@@ -47,6 +60,8 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", OPTIONS | {"prompt": ["a", "b"], "echo": True}),
     ("/v1/completions", OPTIONS | STREAM | {"prompt": [5, 6, 7]}),
     ("/v1/completions", {"prompt": [[5], [6, 7]], "max_tokens": 0, "echo": True, "add_special_tokens": False}),
+    ("/v1/responses", RESPONSE),
+    ("/v1/responses", {"input": "hi", "stream": True, "max_output_tokens": 3, "seed": 1, "store": False}),
     ("/tokenize", {"model": MODEL_NAME, "messages": MESSAGES[:1], "return_token_strs": True}),
     ("/tokenize", {"prompt": "hi", "add_special_tokens": True}),
     ("/tokenize", {"messages": CALLS, "tools": TOOLS}),

@@ -74,6 +74,8 @@ class DescriptionCheck:
             case.body = consistent(case.body)
         elif is_valid and case.path.startswith("/v1/messages"):
             case.body = consistent_messages(case.body)
+        elif is_valid and case.path == "/v1/responses":
+            case.body = consistent_response(case.body)
         elif is_valid and case.path == "/tokenize":
             with_known_functions(case.body)
         elif is_valid and case.path == "/v1/embeddings":
@@ -139,6 +141,31 @@ def consistent(body: JsonObject) -> JsonObject:
     with_known_functions(body)
     if isinstance(body.get("prompt"), list):
         body["n"] = 1
+    if body.get("logit_bias"):
+        body["logit_bias"] = {str(int(name) % VOCAB_SIZE): bias for name, bias in body["logit_bias"].items()}
+    return body
+
+
+def consistent_response(body: JsonObject) -> JsonObject:
+    """Return a request for a short response that satisfies the rules that JSON Schema cannot express."""
+    body = {**body, "model": MODEL_NAME, "max_output_tokens": MAX_TOKENS}
+    body.pop("reasoning", None)  # the chat template has no such option
+    body.pop("text", None)  # a schema cannot say which grammars can be compiled
+    if body.get("min_tokens") is not None:
+        body["min_tokens"] = min(body["min_tokens"], 1)
+    for place, tool in enumerate(body.get("tools") or ()):
+        tool.update(name=f"f{place}", strict=None)
+    if body.get("tool_choice") not in ("none", "auto", None):
+        body["tool_choice"] = "auto"
+    if isinstance(body["input"], list):
+        call = {"type": "function_call", "call_id": "c", "name": "f0", "arguments": "{}"}
+        items = [item for item in body["input"] if item.get("type") != "reasoning"]
+        for item in items:
+            if "call_id" in item:
+                item["call_id"] = "c"
+            if "arguments" in item:
+                item["arguments"] = "{}"
+        body["input"] = [call, *items]
     if body.get("logit_bias"):
         body["logit_bias"] = {str(int(name) % VOCAB_SIZE): bias for name, bias in body["logit_bias"].items()}
     return body
