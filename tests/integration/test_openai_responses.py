@@ -1,4 +1,4 @@
-"""The Responses API with the real `openai` client and OpenAI's Agents SDK against the real server."""
+"""The Responses API with the real `openai` client against the real server."""
 
 import shutil
 from collections.abc import AsyncIterator
@@ -121,43 +121,6 @@ async def test_requests_that_are_refused(api: openai.AsyncOpenAI, fields: dict[s
             await api.responses.create(**{**FORCED, **fields}, stream=stream)
         assert caught.value.param == param
         assert param in caught.value.message
-
-
-async def test_a_tool_loop_of_the_agents_sdk(cluster_url: str) -> None:
-    agents = pytest.importorskip("agents")
-    agents.set_tracing_disabled(True)
-    asked: list[str] = []
-
-    @agents.function_tool
-    def weather(city: Annotated[str, Field(max_length=12)], unit: Literal["celsius", "fahrenheit"]) -> str:
-        """Get the weather of a city."""
-        asked.append(city)
-        return f"7 degrees {unit}"
-
-    async with openai.AsyncOpenAI(base_url=f"{cluster_url}/v1", api_key="none", max_retries=0) as client:
-        for streamed in (False, True):
-            agent = agents.Agent(
-                name="Reporter",
-                instructions="Report the weather.",
-                model=agents.OpenAIResponsesModel(model=MODEL, openai_client=client),
-                tools=[weather],
-                # The model cannot call tools by itself: the first step forces it to, the second one lets it answer.
-                model_settings=agents.ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=300),
-                reset_tool_choice=True,
-            )
-            options: Any = {"max_turns": 2, "auto_previous_response_id": streamed}
-            if streamed:
-                result = agents.Runner.run_streamed(agent, "What is the weather in Oslo?", **options)
-                kinds = [event.type async for event in result.stream_events()]
-                assert kinds.count("run_item_stream_event") >= 3
-            else:
-                result = await agents.Runner.run(agent, "What is the weather in Oslo?", **options)
-            assert [item.type for item in result.new_items] == [
-                "tool_call_item", "tool_call_output_item", "message_output_item",
-            ]  # fmt: skip
-            assert "7 degrees" in result.new_items[1].output
-            assert result.final_output
-    assert len(asked) == 2
 
 
 THINKING = """
