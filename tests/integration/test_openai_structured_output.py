@@ -18,6 +18,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 MODEL = "baton-bundled"
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What does json.dumps do?"}]
+EMPTY = {
+    "type": "object",
+    "properties": {"a": {}},
+    "additionalProperties": False,
+    "minProperties": 2,
+}  # nothing matches
 
 
 class Step(BaseModel):
@@ -131,7 +137,7 @@ async def test_a_grammar_that_cannot_be_compiled_is_a_bad_request(
         ({"structured_outputs": {"grammar": "root ::= a"}}, "structured_outputs.grammar", "line 1, column 10"),
         ({"guided_regex": "(a"}, "guided_regex", "position 3"),
         ({"regex": "(word"}, "regex", "The parenthesis is not closed"),
-        ({"guided_json": {"type": "integer", "minimum": 2, "maximum": 1}}, "guided_json", "minimum greater than"),
+        ({"guided_json": EMPTY}, "guided_json", "minProperties is greater than the number of properties"),
         ({"guided_grammar": 'root ::= a\na ::= a "x"'}, "guided_grammar", "it matches no text"),
         ({"response_format": {"type": "structural_tag", "format": {"type": "x"}}}, "response_format", "recognized: x"),
     ]  # fmt: skip

@@ -36,6 +36,7 @@ def test_formats_are_found_in_the_chat_template(qwen: str, caplog: pytest.LogCap
         form = found(qwen)
     assert (form.calls, form.reasoning) == ("hermes", "qwen3")
     assert form.markers == {4096 + place: marker for place, marker in enumerate(MARKERS)}
+    assert form.special == frozenset(MARKERS)
     assert "format of tool calls: hermes, found in the chat template" in caplog.text
     assert "format of reasoning: qwen3, found in the chat template" in caplog.text
 
