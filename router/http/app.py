@@ -15,6 +15,8 @@ from baton.router.auth.client import Gate
 from baton.router.http.body_reader import BodyReader
 from baton.router.http.body_route import BodyIntake, BodyRoute
 from baton.router.http.middleware import CrossOrigin, GateMiddleware, RequestIdMiddleware
+from baton.router.kserve.errors import error_response as kserve_error
+from baton.router.kserve.http import PREFIX, KServeHttp
 from baton.router.openai.chat import ChatApi, ChatRequest
 from baton.router.openai.completions import CompletionRequest, CompletionsApi
 from baton.router.openai.description import Description
@@ -65,16 +67,18 @@ def make_http_app(service: RouterService) -> HttpApp:
         "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, intake),
         "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, intake),
     }
+    tensors = KServeHttp(service)
     description = Description(service, {path: route.model for path, route in posts.items()})
     others = _make_others(OperationsApi(service), posts, service.gate, description)
-    return HttpApp(posts, others, service.unread, config.cors_origins, intake.reader.close)
+    others.router.routes += tensors.routes()
+    return HttpApp({**posts, **tensors.posts(intake)}, others, service.unread, config.cors_origins, intake.reader.close)
 
 
 def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, description: Description) -> FastAPI:
     """Return the application for all other requests. It has the paths of `posts` for 405 and for the description."""
     app = _DescribedApp(description)
     install_error_handlers(app)
-    app.add_middleware(GateMiddleware, gate=gate)
+    app.add_middleware(GateMiddleware, gate=gate, shapes={PREFIX: kserve_error})
     app.add_middleware(RequestIdMiddleware)  # outermost: rejected requests get an id, too
     for path in posts:
         app.router.routes.append(Route(path, _not_found, methods=["POST"]))
