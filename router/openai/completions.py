@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from baton.engine.sampling.params import MAX_LOGPROBS
+from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
 from baton.router.generation import Generation, GenerationRequest
 from baton.router.http.event_stream import kept_alive
@@ -37,6 +38,12 @@ class CompletionRequest(GenerationFields):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     echo: bool = False
     add_special_tokens: bool = True
+
+    def check(self, config: RouterConfig, num_prompts: int) -> None:
+        """Raise FieldError for the first field that cannot be served."""
+        super().check(config, num_prompts)
+        if self.max_tokens == 0 and not self.echo:
+            raise FieldError("max_tokens", "max_tokens is 0, but must be 1 or more unless echo is true")
 
 
 MakeShape = Callable[[Sequence[Generation], Sequence[PromptEcho]], ResponseShape]
@@ -68,8 +75,6 @@ class CompletionsApi:
         while (prompt := await self._inline.run_paced(lambda: next(reading, None))) is not None:
             prompts.append(prompt)
         body.check(service.config, len(prompts))
-        if body.max_tokens == 0 and not body.echo:
-            raise FieldError("max_tokens", "max_tokens is 0, but must be 1 or more unless echo is true")
         client = exchange.client
         default_timeout_s = service.config.default_timeout_s if timeout_s is None else timeout_s
         context = read_context(exchange.headers, body.user, body.priority, client, default_timeout_s)
