@@ -16,7 +16,7 @@ from baton.router.http.body_reader import BodyReader
 from baton.router.http.body_route import BodyIntake, BodyRoute
 from baton.router.http.middleware import CrossOrigin, GateMiddleware, RequestIdMiddleware
 from baton.router.kserve.errors import error_response as kserve_error
-from baton.router.kserve.http import PREFIX, KServeHttp
+from baton.router.kserve.http import DESCRIBED, PREFIX, KServeHttp
 from baton.router.openai.chat import ChatApi, ChatRequest
 from baton.router.openai.completions import CompletionRequest, CompletionsApi
 from baton.router.openai.description import Description
@@ -68,7 +68,8 @@ def make_http_app(service: RouterService) -> HttpApp:
         "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, intake),
     }
     tensors = KServeHttp(service)
-    description = Description(service, {path: route.model for path, route in posts.items()})
+    models = {path: route.model for path, route in posts.items()}
+    description = Description(service, {**models, **DESCRIBED})
     others = _make_others(OperationsApi(service), posts, service.gate, description)
     others.router.routes += tensors.routes()
     return HttpApp({**posts, **tensors.posts(intake)}, others, service.unread, config.cors_origins, intake.reader.close)

@@ -24,12 +24,16 @@ from baton.router.kserve.outputs import Outputs
 from baton.router.kserve.shapes import HEADER_LENGTH, GenerateShape, InferShape
 from baton.router.openai.completion_shape import PromptEcho
 from baton.router.openai.completions import CompletionsApi
+from baton.router.openai.errors import RETRY_AFTER_S
 from baton.router.openai.response import ResponseShape
 from baton.router.service import RouterService
 
 PREFIX = "/v2"
 MODEL, ANY_MODEL = f"{PREFIX}/models/{{name}}", f"{PREFIX}/models/{{name:path}}"
 POSTS: Mapping[str, type[BaseModel]] = {"infer": InferBody, "generate": GenerateBody, "generate_stream": GenerateBody}
+DESCRIBED: Mapping[str, type[BaseModel]] = {
+    f"{MODEL}{version}/{name}": body for version in ("", "/versions/{version}") for name, body in POSTS.items()
+}
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -186,7 +190,10 @@ def _name(request: Request) -> tuple[str, str]:
 
 
 def _readiness(body: dict[str, object]) -> Response:
-    return _json(body) if body["ready"] else Response(error_body("no decode worker is ready"), 503)
+    if body["ready"]:
+        return _json(body)
+    headers = {"retry-after": RETRY_AFTER_S}
+    return Response(error_body("no decode worker is ready"), 503, headers, "application/json")
 
 
 def _json(body: object) -> Response:

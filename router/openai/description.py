@@ -1,10 +1,12 @@
 """/openapi.json: FastAPI's description with the bodies, responses and security of every path."""
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from baton.router.kserve import response_models as kserve
 from baton.router.openai import response_models as bodies
 from baton.router.openai.fields import COMPLETIONS, STOP_STRINGS
 from baton.router.openai.prompts import PROMPTS, TOKEN_ID
@@ -12,6 +14,7 @@ from baton.router.service import RouterService
 from baton.rpc.metrics_format import OPENMETRICS
 
 Json = dict[str, Any]
+PATH_PARAMETER = re.compile(r"{(\w+)}")
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 BODIES: Mapping[str, Any] = {
@@ -25,11 +28,16 @@ BODIES: Mapping[str, Any] = {
     "/workers": bodies.Workers,
     "/pools": dict[str, object],
     "/version": dict[str, str],
+    **kserve.GETS,
+    **kserve.POSTS,
 }
 CHUNKS: Mapping[str, Any] = {
     "/v1/chat/completions": bodies.ChatCompletionChunk,
     "/v1/completions": bodies.Completion,
+    **kserve.EVENTS,
 }
+ERRORS: Mapping[str, Any] = {"v2": kserve.KServeError}  # by the first part of the path; OpenAI's for all others
+MODEL_ERRORS: Mapping[int, str] = {404: "The model or its version does not exist."}
 POST_ERRORS: Mapping[int, str] = {
     400: "The body or a header is not as described, or the request does not fit the model's context.",
     404: "The model does not exist.",
@@ -46,6 +54,13 @@ POST_ERRORS: Mapping[int, str] = {
 GET_ERRORS: Mapping[str, Mapping[int, str]] = {
     "/v1/models/{name}": {404: "The model does not exist."},
     "/ready": {503: "No request would be served now."},
+    "/v2/health/ready": {503: "No request would be served now."},
+    **{path: MODEL_ERRORS for path in kserve.GETS if "{name}" in path},
+    **{
+        path: {**MODEL_ERRORS, 503: "No request would be served now."}
+        for path in kserve.GETS
+        if path.endswith("}/ready")
+    },
 }
 
 
@@ -68,6 +83,7 @@ class Description:
     def complete(self, schema: Json) -> Json:
         """Complete FastAPI's schema in place."""
         types: set[Any] = {bodies.ErrorBody, *BODIES.values(), *CHUNKS.values(), *self._posts.values()}
+        types.update(ERRORS.values())
         adapters = [(each, "validation", TypeAdapter(each)) for each in types]
         references, definitions = TypeAdapter.json_schemas(
             adapters,  # type: ignore[arg-type]  # a list of tuples of literals
@@ -84,6 +100,8 @@ class Description:
                 found = self._responses(path, known, GET_ERRORS.get(path, {}))
                 operation["responses"] = found
                 operation["security"] = self._security(path)
+        for path in kserve.GETS:
+            schema["paths"][path] = {"get": self._operation(path, known, GET_ERRORS.get(path, {}))}
         for path, model in self._posts.items():
             schema["paths"][path] = {"post": self._post(path, model, known)}
         return schema
@@ -91,17 +109,28 @@ class Description:
     def _post(self, path: str, model: type[BaseModel], known: Mapping[Any, Json]) -> Json:
         return {
             "summary": (model.__doc__ or "").partition("\n")[0],
-            "operationId": path.strip("/").replace("/", "_"),
             "requestBody": {"content": {JSON: {"schema": known[model]}}, "required": True},
-            "responses": self._responses(path, known, POST_ERRORS),
+            **self._operation(path, known, POST_ERRORS),
+        }
+
+    def _operation(self, path: str, known: Mapping[Any, Json], errors: Mapping[int, str]) -> Json:
+        operation: Json = {
+            "operationId": path.translate(str.maketrans("/", "_", "{}")).strip("_"),
+            "responses": self._responses(path, known, errors),
             "security": self._security(path),
         }
+        if names := PATH_PARAMETER.findall(path):
+            operation["parameters"] = [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+            ]
+        return operation
 
     def _responses(self, path: str, known: Mapping[Any, Json], errors: Mapping[int, str]) -> Json:
         found: Json = {"200": {"description": "The response.", **self._content(path, known)}}
         needs_key = {} if self._gate.is_open(path) else {401: "The API key is missing or unknown."}
+        error = known[_error_body(path)]
         for status, text in sorted({**errors, **needs_key}.items()):
-            found[str(status)] = {"description": text, "content": {JSON: {"schema": known[bodies.ErrorBody]}}}
+            found[str(status)] = {"description": text, "content": {JSON: {"schema": error}}}
             if status in (429, 503):
                 found[str(status)]["headers"] = {"retry-after": {"schema": {"type": "integer"}, "required": True}}
         return found
@@ -109,12 +138,10 @@ class Description:
     def _content(self, path: str, known: Mapping[Any, Json]) -> Json:
         if path == "/metrics":
             return {"content": {each: {"schema": {"type": "string"}} for each in (TEXT, OPENMETRICS)}}
-        if path not in BODIES:
-            return {}
-        content: Json = {JSON: {"schema": known[BODIES[path]]}}
+        content: Json = {JSON: {"schema": known[BODIES[path]]}} if path in BODIES else {}
         if path in CHUNKS:
-            content[EVENTS] = {"itemSchema": _event(known[CHUNKS[path]], known[bodies.ErrorBody])}
-        return {"content": content}
+            content[EVENTS] = {"itemSchema": _event(known[CHUNKS[path]], known[_error_body(path)])}
+        return {"content": content} if content else {}
 
     def _security(self, path: str) -> list[Mapping[str, Collection[str]]]:
         key: Mapping[str, Collection[str]] = {"bearer": []}
@@ -131,6 +158,10 @@ class Description:
                 schema[name] = bound
             for each in schema.values():
                 self._add_bounds(each)
+
+
+def _error_body(path: str) -> Any:
+    return ERRORS.get(path.split("/")[1], bodies.ErrorBody)
 
 
 def _event(chunk: Json, error: Json) -> Json:

@@ -83,7 +83,7 @@ class DescriptionCheck:
 def test_random_requests_conform_to_the_description(fuzzing: Fuzzing, real: RouterRig) -> None:
     schema = schemathesis.openapi.from_url(f"{real.router.url}/openapi.json")
     check = DescriptionCheck()
-    operations = [operation.ok() for operation in schema.get_all_operations()]
+    operations = [operation.ok() for operation in schema.get_all_operations() if is_strict(operation.ok().path)]
     inputs = [each.as_strategy(generation_mode=mode) for each in operations for mode in GenerationMode]
     fuzzing.run_all([(each, check) for each in filter(is_possible, inputs)], 12)
     assert check.num_accepted > 24
@@ -94,6 +94,8 @@ def test_every_bound_of_every_field_is_enforced(real: RouterRig) -> None:
     schema = schemathesis.openapi.from_url(f"{real.router.url}/openapi.json")
     check = DescriptionCheck()
     for operation in schema.get_all_operations():
+        if not is_strict(operation.ok().path):
+            continue
         cases = schema.iter_coverage_cases(
             operation.ok(), generation_modes=list(GenerationMode), generation_config=schema.config.generation
         )
@@ -101,6 +103,11 @@ def test_every_bound_of_every_field_is_enforced(real: RouterRig) -> None:
             check(case)
     assert check.num_accepted > 100
     real.check_serves()
+
+
+def is_strict(path: str) -> bool:
+    """Return whether the schema of a path has all of its rules: those of tensors depend on their names."""
+    return not path.startswith("/v2")
 
 
 def is_possible(inputs: st.SearchStrategy[Case]) -> bool:

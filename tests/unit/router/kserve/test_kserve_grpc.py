@@ -231,7 +231,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
             "text_input: the parameter 'shared_memory_region' is not supported",
         ),
         (changed(outputs=[{"name": "logits"}]), INVALID, "outputs has an unknown tensor 'logits'"),
-        (changed(parameters={"sequence_id": {"int64_param": 1}}), INVALID, "sequence_id: Unrecognized request argument"),
+        (changed(parameters={"sequence_id": {"int64_param": 1}}), INVALID, "sequence_id: Unrecognized"),
         (changed(parameters={"seed": {}}), INVALID, "seed: the parameter has no value"),
         (changed(id="x" * 1025), INVALID, "id has 1025 characters"),
         (changed(inputs=[{"name": f"{place}"} for place in range(1024)]), INVALID, "the request has over 1024 fields"),
@@ -265,10 +265,9 @@ async def test_metadata() -> None:
         assert (await stub.ServerReady(pb.ServerReadyRequest())).ready
         assert (await stub.ModelReady(pb.ModelReadyRequest(name="bundled_model"))).ready
         server = await stub.ServerMetadata(pb.ServerMetadataRequest())
-        assert (
-            dict(name=server.name, version=server.version, extensions=list(server.extensions))
-            == (await router.http.get("/v2")).json()
-        )
+        assert {"name": server.name, "version": server.version, "extensions": list(server.extensions)} == (
+            await router.http.get("/v2")
+        ).json()
         model = await stub.ModelMetadata(pb.ModelMetadataRequest(name="bundled_model", version="1"))
         assert [each.name for each in model.outputs][:2] == ["text_output", "finish_reason"]
         config = (await stub.ModelConfig(pb.ModelConfigRequest(name="bundled_model"))).config

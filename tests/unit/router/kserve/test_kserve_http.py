@@ -336,3 +336,24 @@ async def test_responses_cannot_be_resumed() -> None:
         headers = {"x-baton-resumable": "true", "x-request-id": "mine"}
         response = await router.http.post(f"{MODEL}/generate_stream", json={"text_input": "a"}, headers=headers)
         assert (response.status_code, list(response.json())) == (400, ["error"])
+
+
+async def test_the_paths_are_described() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        schema = (await router.http.get("/openapi.json")).json()
+        paths = schema["paths"]
+        for version in ("", "/versions/{version}"):
+            for path in ("infer", "generate", "generate_stream"):
+                operation = paths[f"/v2/models/{{name}}{version}/{path}"]["post"]
+                assert [each["name"] for each in operation["parameters"]] == (
+                    ["name", "version"] if version else ["name"]
+                )
+                error = operation["responses"]["400"]["content"]["application/json"]["schema"]["$ref"]
+                assert error.endswith("/KServeError")
+        assert list(paths["/v2/models/{name}/generate_stream"]["post"]["responses"]["200"]["content"]) == [
+            "text/event-stream"
+        ]
+        for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/{name}", "/v2/models/{name}/ready"):
+            assert "get" in paths[path]
+        identities = [operation["operationId"] for each in paths.values() for operation in each.values()]
+        assert len(identities) == len(set(identities))
