@@ -15,17 +15,19 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer  # `health.aio` is this module, under a name type checkers miss
 
 from baton.process.progress import ProgressReporter
+from baton.protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from baton.protos.router_pb2_grpc import add_InferenceServicer_to_server
 from baton.router.auth.cache_secret import agreed
 from baton.router.config import RouterConfig
 from baton.router.errors import Draining
 from baton.router.grpc.auth_interceptor import GateInterceptor
-from baton.router.grpc.message_bounds import SERVICE_NAME, MessageBounds
+from baton.router.grpc.message_bounds import KSERVE_NAME, SERVICE_NAME, MessageBounds
 from baton.router.grpc.server import InferenceService
 from baton.router.http.app import make_http_app
 from baton.router.http.certificate import make_certificate
 from baton.router.http.server import BACKLOG, STOP_GRACE_S, HttpServer
 from baton.router.http.shared_socket import shared_socket
+from baton.router.kserve.grpc_service import OPEN_METHODS, KServeService
 from baton.router.service import RouterService, make_service
 from baton.router.workers.pool import WorkerPool
 from baton.rpc.grpc_options import SERVER_OPTIONS
@@ -159,17 +161,20 @@ async def _start_grpc(
         "grpc.max_receive_message_length": config.max_body_bytes,
         "grpc.max_concurrent_streams": MAX_CALLS,
     }
-    gates = [GateInterceptor(service.gate, SERVICE_NAME)] if config.needs_key else []
+    gates = []
+    if config.needs_key:
+        gates = [GateInterceptor(service.gate, SERVICE_NAME), GateInterceptor(service.gate, KSERVE_NAME, OPEN_METHODS)]
     interceptors = [*gates, RefuseMalformed(MessageBounds(service.pipeline.context_len).check)]
     server = grpc.aio.server(interceptors=interceptors, options=tuple(options.items()))
     add_InferenceServicer_to_server(InferenceService(service), server)
+    add_GRPCInferenceServiceServicer_to_server(KServeService(service), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    enable_reflection(server, [SERVICE_NAME, health.SERVICE_NAME])
+    enable_reflection(server, [SERVICE_NAME, KSERVE_NAME, health.SERVICE_NAME])
     address = None
     if config.grpc_port is not None:
         address = listen(server, service.security, config.host, config.grpc_port)
     await server.start()
-    for service_name in ("", SERVICE_NAME):
+    for service_name in ("", SERVICE_NAME, KSERVE_NAME):
         await health_servicer.set(service_name, health_pb2.HealthCheckResponse.SERVING)
     return server, address
 

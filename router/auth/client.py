@@ -167,7 +167,9 @@ class KeyRing:
         return None if self._secret is None else Tenant(key.tenant, self._secret)
 
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})  # for load balancers; they reveal nothing about the workers
+OPEN_PATHS = frozenset(
+    {"/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready"}
+)  # for load balancers; they reveal nothing about the workers
 OPERATIONS_PATHS = frozenset(
     {"/metrics", "/workers", "/pools", "/version", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
 )  # for operators

@@ -1,6 +1,6 @@
 """Rejection of calls without a required API key, before their message is read: it may be as large as an HTTP body."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from typing import Any
 
 import grpc
@@ -15,15 +15,18 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHand
 class GateInterceptor(ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
     """Authenticates the calls of one service; other services (health, reflection) need no key."""
 
-    def __init__(self, gate: Gate, service_name: str) -> None:
+    def __init__(self, gate: Gate, service_name: str, open_methods: Collection[str] = ()) -> None:
+        """`open_methods`: names of methods that need no key."""
         self._gate = gate
         self._prefix = f"/{service_name}/"
+        self._open_methods = frozenset(f"{self._prefix}{name}" for name in open_methods)
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """gRPC: return the handler of a call."""
-        if handler_call_details.method.startswith(self._prefix):
+        method = handler_call_details.method
+        if method.startswith(self._prefix) and method not in self._open_methods:
             try:
                 self._gate.client(text_metadata(handler_call_details.invocation_metadata))
             except Unauthenticated as error:

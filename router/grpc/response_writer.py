@@ -3,17 +3,24 @@
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any, Protocol
 
-from grpc.aio import ServicerContext
+from google.protobuf.message import Message
 
-from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
 from baton.router.admission import unread_output as unread
 from baton.router.admission.unread_output import UnreadOutput
 from baton.router.errors import SlowClient
 from baton.router.generation import CompletionDelta, MergedDeltas
 
-Message = Callable[[CompletionDelta], GenerateResponse]
-Context = ServicerContext[GenerateRequest, GenerateResponse]
+MakeMessage = Callable[[CompletionDelta], Message | None]
+
+
+class MessageSink(Protocol):
+    """Where messages are written: the context of a call, or a share of it."""
+
+    async def write(self, message: Any, /) -> None:
+        """Write a message. Waits until gRPC accepts it."""
+        ...
 
 
 class ResponseWriter:
@@ -22,8 +29,8 @@ class ResponseWriter:
     A context manager: it fails with SlowClient if the client reads too slowly or leaves too much output unread.
     """
 
-    def __init__(self, context: Context, total: UnreadOutput, request_id: str, key: str | None) -> None:
-        self._context = context
+    def __init__(self, sink: MessageSink, total: UnreadOutput, request_id: str, key: str | None) -> None:
+        self._sink = sink
         self._total = total
         self._request_id = request_id
         self._share = total.begin(request_id, key, self._over_bound)
@@ -54,8 +61,8 @@ class ResponseWriter:
             if num_cancelling <= self._num_cancelling and isinstance(error, asyncio.CancelledError):
                 raise self._slow from None
 
-    def begin(self, message: Message) -> None:
-        """Start to write; `message` converts a delta to a message when it is written."""
+    def begin(self, message: MakeMessage) -> None:
+        """Start to write; `message` converts a delta to a message when it is written. None: there is none to write."""
         self._task = asyncio.create_task(self._write(message))
 
     def add(self, delta: CompletionDelta) -> None:
@@ -72,21 +79,27 @@ class ResponseWriter:
         if self._task is not None:
             await self._task
 
-    async def _write(self, message: Message) -> None:
+    async def send(self, message: Message) -> None:
+        """Write a message that is no delta, behind all of them."""
+        await self.finish()
+        await self._write_one(message)
+
+    async def _write(self, message: MakeMessage) -> None:
         while not self._is_ended or self._merged.num_bytes:
             await self._wake.wait()
             self._wake.clear()
             for delta in self._merged.take():
-                await self._write_one(message(delta))
+                if (response := message(delta)) is not None:
+                    await self._write_one(response)
 
-    async def _write_one(self, response: GenerateResponse) -> None:
+    async def _write_one(self, response: Message) -> None:
         """Write a message. As gRPC reports no progress within it, its timeout is its size at the minimum rate."""
         self._num_sending = response.ByteSize()
         self._share.update(self._num_sending, self._merged.num_bytes)
         timeout_s = unread.STALL_S + self._num_sending / unread.LEAST_BYTES_PER_S
         try:
             async with asyncio.timeout(timeout_s):
-                await self._context.write(response)
+                await self._sink.write(response)
         except TimeoutError:
             self._total.stalled(self._request_id)
             raise self._end(f"the client read the output too slowly for {timeout_s:.0f} s") from None

@@ -1,12 +1,10 @@
 """The gRPC service `baton.v1.Inference`: the same pipeline and options as over HTTP."""
 
-import logging
 import math
 import secrets
-from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 
-import grpc
+from grpc.aio import ServicerContext
 
 from baton.engine.errors import InvalidRequest
 from baton.protos import common_pb2
@@ -16,10 +14,10 @@ from baton.protos.router_pb2 import Usage as UsageMessage
 from baton.protos.router_pb2_grpc import InferenceServicer
 from baton.router.admission.deadline import deadline_after
 from baton.router.auth.client import Client
-from baton.router.errors import REQUEST_PANICS, Overloaded
+from baton.router.errors import REQUEST_PANICS
 from baton.router.generation import CompletionDelta, Generation, GenerationRequest, cached_tokens
-from baton.router.grpc.auth_interceptor import text_metadata
-from baton.router.grpc.response_writer import Context, ResponseWriter
+from baton.router.grpc.call import abort, client_of, counted
+from baton.router.grpc.response_writer import ResponseWriter
 from baton.router.inline_work import InlineWork
 from baton.router.limits import (
     MAX_ENTRIES,
@@ -34,10 +32,9 @@ from baton.router.limits import (
 from baton.router.request_context import PLANS, RequestContext, RoutingHints
 from baton.router.service import RouterService
 from baton.rpc.requests import sampling_from_proto
-from baton.rpc.status import message_of, status_of
-from baton.settings.names import NAME_RULE, is_name, peer_address
+from baton.settings.names import NAME_RULE, is_name
 
-logger = logging.getLogger(__name__)
+Context = ServicerContext[GenerateRequest, GenerateResponse]
 
 FINISH_NUMBERS = {
     "stop": common_pb2.FINISH_REASON_STOP,
@@ -60,9 +57,9 @@ class InferenceService(InferenceServicer):
         request_id = request.request_id or secrets.token_hex(8)
         try:
             with REQUEST_PANICS:
-                client = self._service.gate.client(text_metadata(context.invocation_metadata()))
+                client = client_of(self._service, context)
                 client.begin()
-                with self._counted(request, context, client):
+                with counted(self._service, request.ByteSize(), context, client):
                     wanted = await self._inline.run_paced(lambda: self._generation_request(request, request_id, client))
                     async with ResponseWriter(context, self._service.unread, request_id, client.fairness_key) as writer:
                         error = await self._generate(wanted, request_id, client, writer)
@@ -70,22 +67,7 @@ class InferenceService(InferenceServicer):
                 if error is not None:
                     raise error
         except Exception as error:
-            status = status_of(error)
-            if status.code is grpc.StatusCode.INTERNAL:
-                logger.error("%s failed", request_id, exc_info=error)
-            trailers = (("retry-after", str(error.retry_after_s)),) if isinstance(error, Overloaded) else ()
-            await context.abort(status.code, message_of(error), trailers)
-
-    @contextmanager
-    def _counted(self, request: GenerateRequest, context: Context, client: Client) -> Iterator[None]:
-        """Count the message's bytes, which gRPC keeps to the end of the call. Raises Overloaded."""
-        upload = self._service.body_budget.begin(client, peer_address(context.peer()))
-        try:
-            upload.add(request.ByteSize())
-            upload.end()  # from here its completions count instead
-            yield
-        finally:
-            upload.release()
+            await abort(context, error, request_id)
 
     async def _generate(
         self, wanted: GenerationRequest, request_id: str, client: Client, writer: ResponseWriter

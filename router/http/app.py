@@ -21,6 +21,8 @@ from baton.router.http.body_reader import BodyReader
 from baton.router.http.body_route import Body, BodyIntake, BodyRoute
 from baton.router.http.exchange import Exchange
 from baton.router.http.middleware import CrossOrigin, GateMiddleware, RequestIdMiddleware
+from baton.router.kserve.errors import error_response as kserve_error
+from baton.router.kserve.http import DESCRIBED, PREFIX, KServeHttp
 from baton.router.openai.chat import ChatApi, ChatRequest
 from baton.router.openai.completions import CompletionRequest, CompletionsApi
 from baton.router.openai.description import Description
@@ -86,10 +88,13 @@ def make_http_app(service: RouterService) -> HttpApp:
         "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, intake),
         "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, intake),
     }
-    description = Description(service, {path: route.model for path, route in posts.items()})
+    tensors = KServeHttp(service)
+    models = {path: route.model for path, route in posts.items()}
+    description = Description(service, {**models, **DESCRIBED})
     others = _make_others(OperationsApi(service), posts, service.gate, description)
     add_routes(others, service)
-    return HttpApp(posts, others, service.unread, config.cors_origins, intake.reader.close)
+    others.router.routes += tensors.routes()
+    return HttpApp({**posts, **tensors.posts(intake)}, others, service.unread, config.cors_origins, intake.reader.close)
 
 
 def _anthropic(
@@ -102,7 +107,7 @@ def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, descriptio
     """Return the application for all other requests. It has the paths of `posts` for 405 and for the description."""
     app = _DescribedApp(description)
     install_error_handlers(app)
-    app.add_middleware(GateMiddleware, gate=gate)
+    app.add_middleware(GateMiddleware, gate=gate, shapes={PREFIX: kserve_error})
     app.add_middleware(RequestIdMiddleware)  # outermost: rejected requests get an id, too
     for path in posts:
         app.router.routes.append(Route(path, _not_found, methods=["POST"]))

@@ -1,9 +1,9 @@
 """A path that accepts a JSON body: parsed strictly, validated by a model, served on the connection itself."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -20,6 +20,7 @@ from baton.router.openai.errors import error_response
 from baton.rpc.status import ServiceError
 
 Body = TypeVar("Body", bound=BaseModel)
+Read = TypeVar("Read", bound=BaseModel, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,36 @@ def openai_error_response(error: Exception, _request_id: str) -> Response:
     return error_response(error)
 
 
+class BodyFormat(Protocol[Read]):
+    """What a path accepts as its bodies."""
+
+    def check(self, headers: Mapping[str, str]) -> None:
+        """Raise HTTPException (415) unless the headers declare a body of this format."""
+        ...
+
+    async def read(self, reader: BodyReader, content: Content, exchange: Exchange) -> Read:
+        """Parse a body. Raises what `BodyReader.read` raises."""
+        ...
+
+
+class JsonFormat(Generic[Body]):
+    """Bodies of JSON alone."""
+
+    def __init__(self, model: type[Body]) -> None:
+        self._model = model
+
+    def check(self, headers: Mapping[str, str]) -> None:
+        """Raise HTTPException (415) unless the body is declared as JSON."""
+        if not is_json(headers.get("content-type", "")):
+            # Browsers let any web page post other types to a server on the user's machine without a CORS preflight.
+            text = "the body must be JSON and declared as such: send 'content-type: application/json'"
+            raise HTTPException(415, text)
+
+    async def read(self, reader: BodyReader, content: Content, exchange: Exchange) -> Body:
+        """Parse a body. Raises what `BodyReader.read` raises."""
+        return await reader.read(self._model, content, exchange)
+
+
 class BodyRoute(Generic[Body]):
     """Handler of the POST requests of one path."""
 
@@ -48,13 +79,15 @@ class BodyRoute(Generic[Body]):
         *,
         error_response: Callable[[Exception, str], Response] = openai_error_response,
         can_resume: bool = True,
+        body_format: BodyFormat[Body] | None = None,
     ) -> None:
         """`serve` sends the response, or raises before it has sent any of it.
 
         `error_response`: the path's API's response for an error of the request with this id. `can_resume`: clients may
-        resume the response.
+        resume the response. `body_format`: None: JSON alone.
         """
         self.model = model
+        self._format = body_format or JsonFormat(model)
         self.error_response = error_response
         self._can_resume = can_resume
         self._serve = serve
@@ -91,10 +124,7 @@ class BodyRoute(Generic[Body]):
         headers, intake = exchange.headers, self._intake
         exchange.client = intake.gate.client(headers)
         exchange.client.begin()
-        if not is_json(headers.get("content-type", "")):
-            # Browsers let any web page post other types to a server on the user's machine without a CORS preflight.
-            text = "the body must be JSON and declared as such: send 'content-type: application/json'"
-            raise HTTPException(415, text)
+        self._format.check(headers)
         if is_resumable(headers) and not self._can_resume:
             raise FieldError(RESUMABLE, f"responses of this path cannot be resumed: omit {RESUMABLE} and {RESUME}")
         is_gzip(headers.get("content-encoding", ""))
@@ -117,7 +147,7 @@ class BodyRoute(Generic[Body]):
                 exchange.upload.add(len(content) - num_compressed)
         if is_resumable(exchange.headers):
             exchange.resumption = await reader.resumption(content, exchange)
-        return await reader.read(self.model, content, exchange)
+        return await self._format.read(reader, content, exchange)
 
 
 def _extra_headers(response: Response) -> dict[str, str]:

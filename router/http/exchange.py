@@ -68,7 +68,7 @@ class Exchange(Protocol):
         ...
 
     async def respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-        """Send a complete response: JSON or empty."""
+        """Send a complete response: JSON unless `headers` has another content type, or empty."""
         ...
 
     async def begin_events(self, headers: Mapping[str, str], source: EventSource) -> None:

@@ -1,15 +1,18 @@
 """Middleware of the FastAPI application: request ids, API keys, CORS headers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.router.auth.client import Gate
 from baton.router.http.headers import new_id, read_headers
 from baton.router.openai.errors import error_response
 from baton.rpc.status import Unauthenticated
+
+ErrorResponse = Callable[[Exception], Response]
 
 
 class CrossOrigin(CORSMiddleware):
@@ -57,9 +60,11 @@ class RequestIdMiddleware:
 class GateMiddleware:
     """Rejects requests without a required API key."""
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, gate: Gate, shapes: Mapping[str, ErrorResponse]) -> None:
+        """`shapes`: responses for errors by the first part of the path; OpenAI's for all other paths."""
         self._app = app
         self._gate = gate
+        self._shapes = shapes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -67,6 +72,7 @@ class GateMiddleware:
             try:
                 self._gate.client(read_headers(scope["headers"]))
             except Unauthenticated as error:
-                await error_response(error)(scope, receive, send)
+                respond = self._shapes.get("/" + scope["path"].split("/")[1], error_response)
+                await respond(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -180,9 +180,10 @@ class PostExchange(RequestResponseCycle):
                 raise ClientGone from None
 
     async def respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-        """Send a complete response: JSON or empty."""
-        kind = b"content-type: application/json\r\n" if body else b""
-        self._send(self._head(status, b"content-length: %d\r\n%b" % (len(body), kind), headers or {}) + body)
+        """Send a complete response: JSON unless `headers` has another content type, or empty."""
+        headers = headers or {}
+        kind = b"content-type: application/json\r\n" if body and "content-type" not in headers else b""
+        self._send(self._head(status, b"content-length: %d\r\n%b" % (len(body), kind), headers) + body)
         self._end()
 
     async def begin_events(self, headers: Mapping[str, str], source: EventSource) -> None:

@@ -1,12 +1,14 @@
 """The `/v1/completions` route."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from baton.engine.sampling.params import MAX_LOGPROBS
+from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
 from baton.router.generation import Generation, GenerationRequest
 from baton.router.http.event_stream import kept_alive
@@ -18,7 +20,7 @@ from baton.router.openai.completion_shape import CompletionShape, PromptEcho
 from baton.router.openai.fields import STREAM_RULE, TRUE, GenerationFields
 from baton.router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
 from baton.router.openai.request_body import WHOLE, unless
-from baton.router.openai.response import command_id, send_completions
+from baton.router.openai.response import ResponseShape, command_id, send_completions
 from baton.router.request_context import INT32_MAX, RequestContext
 from baton.router.service import RouterService
 
@@ -37,6 +39,15 @@ class CompletionRequest(GenerationFields):
     echo: bool = False
     add_special_tokens: bool = True
 
+    def check(self, config: RouterConfig, num_prompts: int) -> None:
+        """Raise FieldError for the first field that cannot be served."""
+        super().check(config, num_prompts)
+        if self.max_tokens == 0 and not self.echo:
+            raise FieldError("max_tokens", "max_tokens is 0, but must be 1 or more unless echo is true")
+
+
+MakeShape = Callable[[Sequence[Generation], Sequence[PromptEcho]], ResponseShape]
+
 
 class CompletionsApi:
     """Handler of completion requests."""
@@ -47,6 +58,15 @@ class CompletionsApi:
 
     async def complete(self, body: CompletionRequest, exchange: Exchange) -> None:
         """Generate the completions of each prompt and send the response."""
+        await self.respond(body, exchange, partial(self._shape, body, exchange))
+
+    async def respond(
+        self, body: CompletionRequest, exchange: Exchange, make_shape: MakeShape, timeout_s: float | None = None
+    ) -> None:
+        """Generate the completions of each prompt and send the response in the shape of the client's API.
+
+        `timeout_s`: time limit of a request whose headers have none. None: the router's default.
+        """
         service = self._service
         check_model(service.model.name, body.model)
         context_len = service.pipeline.context_len()
@@ -55,10 +75,9 @@ class CompletionsApi:
         while (prompt := await self._inline.run_paced(lambda: next(reading, None))) is not None:
             prompts.append(prompt)
         body.check(service.config, len(prompts))
-        if body.max_tokens == 0 and not body.echo:
-            raise FieldError("max_tokens", "max_tokens is 0, but must be 1 or more unless echo is true")
         client = exchange.client
-        context = read_context(exchange.headers, body.user, body.priority, client, service.config.default_timeout_s)
+        default_timeout_s = service.config.default_timeout_s if timeout_s is None else timeout_s
+        context = read_context(exchange.headers, body.user, body.priority, client, default_timeout_s)
         num_completions = len(prompts) * body.n
         async with (
             exchange.watch(),
@@ -66,15 +85,20 @@ class CompletionsApi:
             client.hold(num_completions),
             service.admission.admit(num_completions, context),
         ):
-            await self._answer(body, prompts, context, exchange)
+            await self._answer(body, prompts, context, exchange, make_shape)
 
     async def _answer(
-        self, body: CompletionRequest, prompts: list[Prompt], context: RequestContext, exchange: Exchange
+        self,
+        body: CompletionRequest,
+        prompts: list[Prompt],
+        context: RequestContext,
+        exchange: Exchange,
+        make_shape: MakeShape,
     ) -> None:
         service = self._service
         request_id, cache_salt = command_id(exchange.request_id), exchange.client.cache_salt(body.cache_salt or "")
         generations, pace = [], Pace()
-        common = self._request(body, context, cache_salt)
+        common = completion_generation(self._service, body, context, cache_salt)
         for place, prompt in enumerate(prompts):
             request = replace(common, request_id=f"{request_id}-{place}", prompt=prompt)
             generations.append(await service.pipeline.prepare(resumable(request, exchange.resumption, place)))
@@ -84,40 +108,26 @@ class CompletionsApi:
         body.prompt = None
         prompts.clear()
         exchange.forget_body()
-        shape = CompletionShape(
+        shape = make_shape(generations, echoes)
+        await send_completions(exchange, service.pipeline, generations, body, shape)
+
+    def _shape(
+        self,
+        body: CompletionRequest,
+        exchange: Exchange,
+        generations: Sequence[Generation],
+        echoes: Sequence[PromptEcho],
+    ) -> CompletionShape:
+        return CompletionShape(
             response_id=f"cmpl-{exchange.request_id}",
-            model=service.model.name,
+            model=self._service.model.name,
             generations=generations,
             echoes=echoes,
             num_completions=body.n,
             num_top=body.logprobs,
             with_prompt_logprobs=body.prompt_logprobs is not None,
             with_token_ids=body.return_token_ids,
-            tokenizer=service.tokenizer,
-        )
-        await send_completions(exchange, service.pipeline, generations, body, shape)
-
-    def _request(self, body: CompletionRequest, context: RequestContext, cache_salt: str) -> GenerationRequest:
-        """Return what the requests of all prompts share."""
-        model = self._service.model
-        sampling = body.sampling(model.sampling_defaults, model.vocab_size, body.logprobs)
-        if body.echo and body.logprobs is not None:
-            sampling = replace(sampling, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
-        return GenerationRequest(
-            request_id="",
-            prompt=(),
-            sampling=sampling,
-            seed=body.seed,
-            max_tokens=body.max_tokens,
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            add_special_tokens=body.add_special_tokens,
-            stop=tuple(body.stop),
-            include_stop=body.include_stop_str_in_output,
-            skip_special_tokens=body.skip_special_tokens,
-            n=body.n,
-            cache_salt=cache_salt,
-            whole=not body.stream,
-            context=context,
+            tokenizer=self._service.tokenizer,
         )
 
     async def _echo(self, body: CompletionRequest, prompt: Prompt, generation: Generation) -> PromptEcho:
@@ -129,3 +139,29 @@ class CompletionsApi:
         if body.logprobs is not None:
             offsets = await tokenizer.text_offsets(generation.token_ids, body.skip_special_tokens, client)
         return PromptEcho(text, generation.token_ids, offsets)
+
+
+def completion_generation(
+    service: RouterService, body: CompletionRequest, context: RequestContext, cache_salt: str
+) -> GenerationRequest:
+    """Return what the requests of all prompts share, without id and prompt. Raises InvalidRequest."""
+    model = service.model
+    sampling = body.sampling(model.sampling_defaults, model.vocab_size, body.logprobs)
+    if body.echo and body.logprobs is not None:
+        sampling = replace(sampling, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
+    return GenerationRequest(
+        request_id="",
+        prompt=(),
+        sampling=sampling,
+        seed=body.seed,
+        max_tokens=body.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        add_special_tokens=body.add_special_tokens,
+        stop=tuple(body.stop),
+        include_stop=body.include_stop_str_in_output,
+        skip_special_tokens=body.skip_special_tokens,
+        n=body.n,
+        cache_salt=cache_salt,
+        whole=not body.stream,
+        context=context,
+    )

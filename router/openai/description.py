@@ -1,5 +1,6 @@
 """/openapi.json: FastAPI's description with the bodies, responses and security of every path."""
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from baton.router.anthropic import response_models as anthropic
 from baton.router.embeddings.response import EmbeddingList
+from baton.router.kserve import response_models as kserve
 from baton.router.openai import response_models as bodies
 from baton.router.openai.fields import COMPLETIONS, STOP_STRINGS
 from baton.router.openai.prompts import PROMPTS, TOKEN_ID
@@ -15,6 +17,7 @@ from baton.router.service import RouterService
 from baton.rpc.metrics_format import OPENMETRICS
 
 Json = dict[str, Any]
+PATH_PARAMETER = re.compile(r"{(\w+)}")
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 BODIES: Mapping[str, Any] = {
@@ -35,14 +38,18 @@ BODIES: Mapping[str, Any] = {
     "/workers": bodies.Workers,
     "/pools": dict[str, object],
     "/version": dict[str, str],
+    **kserve.GETS,
+    **kserve.POSTS,
 }
 CHUNKS: Mapping[str, Any] = {
     "/v1/chat/completions": bodies.ChatCompletionChunk,
     "/v1/completions": bodies.Completion,
     "/v1/messages": anthropic.MessageEvent,
     "/v1/responses": responses.ResponseEvent,
+    **kserve.EVENTS,
 }
-ERRORS: Mapping[str, Any] = dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), anthropic.MessageError)
+MESSAGE_PATHS = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
+MODEL_ERRORS: Mapping[int, str] = {404: "The model or its version does not exist."}
 POST_ERRORS: Mapping[int, str] = {
     400: "The body or a header is not as described, or the request does not fit the model's context.",
     404: "The model does not exist.",
@@ -68,6 +75,13 @@ GET_ERRORS: Mapping[str, Mapping[int, str]] = {
     "/v1/responses/{response_id}": STORED_ERRORS,
     "/v1/responses/{response_id}/input_items": STORED_ERRORS,
     "/v1/responses/{response_id}/cancel": STORED_ERRORS,
+    "/v2/health/ready": {503: "No request would be served now."},
+    **{path: MODEL_ERRORS for path in kserve.GETS if "{name}" in path},
+    **{
+        path: {**MODEL_ERRORS, 503: "No request would be served now."}
+        for path in kserve.GETS
+        if path.endswith("}/ready")
+    },
 }
 
 
@@ -89,8 +103,8 @@ class Description:
 
     def complete(self, schema: Json) -> Json:
         """Complete FastAPI's schema in place."""
-        types: set[Any] = {bodies.ErrorBody, *self._posts.values()}
-        types = types.union(BODIES.values(), CHUNKS.values(), ERRORS.values())
+        types: set[Any] = {bodies.ErrorBody, anthropic.MessageError, kserve.KServeError, *self._posts.values()}
+        types = types.union(BODIES.values(), CHUNKS.values())
         adapters = [(each, "validation", TypeAdapter(each)) for each in types]
         references, definitions = TypeAdapter.json_schemas(
             adapters,  # type: ignore[arg-type]  # a list of tuples of literals
@@ -111,6 +125,8 @@ class Description:
                 found = self._responses(path, known, GET_ERRORS.get(path, {}), named if named in BODIES else path)
                 operation["responses"] = found
                 operation["security"] = self._security(path)
+        for path in kserve.GETS:
+            schema["paths"][path] = {"get": self._operation(path, known, GET_ERRORS.get(path, {}))}
         for path, model in self._posts.items():
             schema["paths"][path] = {"post": self._post(path, model, known)}
         return schema
@@ -118,17 +134,27 @@ class Description:
     def _post(self, path: str, model: type[BaseModel], known: Mapping[Any, Json]) -> Json:
         return {
             "summary": (model.__doc__ or "").partition("\n")[0],
-            "operationId": path.strip("/").replace("/", "_"),
             "requestBody": {"content": {JSON: {"schema": known[model]}}, "required": True},
-            "responses": self._responses(path, known, POST_ERRORS, path),
+            **self._operation(path, known, POST_ERRORS),
+        }
+
+    def _operation(self, path: str, known: Mapping[Any, Json], errors: Mapping[int, str]) -> Json:
+        operation: Json = {
+            "operationId": path.translate(str.maketrans("/", "_", "{}")).strip("_"),
+            "responses": self._responses(path, known, errors, path),
             "security": self._security(path),
         }
+        if names := PATH_PARAMETER.findall(path):
+            operation["parameters"] = [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+            ]
+        return operation
 
     def _responses(self, path: str, known: Mapping[Any, Json], errors: Mapping[int, str], body: str) -> Json:
         """`body`: key of the response's body in `BODIES`."""
         found: Json = {"200": {"description": "The response.", **self._content(body, known)}}
-        error = known[ERRORS.get(path, bodies.ErrorBody)]
         needs_key = {} if self._gate.is_open(path) else {401: "The API key is missing or unknown."}
+        error = known[_error_body(path)]
         for status, text in sorted({**errors, **needs_key}.items()):
             found[str(status)] = {"description": text, "content": {JSON: {"schema": error}}}
             if status in (429, 503):
@@ -138,13 +164,12 @@ class Description:
     def _content(self, path: str, known: Mapping[Any, Json]) -> Json:
         if path == "/metrics":
             return {"content": {each: {"schema": {"type": "string"}} for each in (TEXT, OPENMETRICS)}}
-        if path not in BODIES:
-            return {}
-        content: Json = {JSON: {"schema": known[BODIES[path]]}}
+        content: Json = {JSON: {"schema": known[BODIES[path]]}} if path in BODIES else {}
         if path in CHUNKS:
-            error = known[ERRORS.get(path, bodies.ErrorBody)]
-            content[EVENTS] = {"itemSchema": _event(known[CHUNKS[path]], error, is_named=path in ERRORS)}
-        return {"content": content}
+            content[EVENTS] = {
+                "itemSchema": _event(known[CHUNKS[path]], known[_error_body(path)], is_named=path in MESSAGE_PATHS)
+            }
+        return {"content": content} if content else {}
 
     def _security(self, path: str) -> list[Mapping[str, Collection[str]]]:
         keys: list[Mapping[str, Collection[str]]] = [{"bearer": []}, {"x-api-key": []}]
@@ -161,6 +186,13 @@ class Description:
                 schema[name] = bound
             for each in schema.values():
                 self._add_bounds(each)
+
+
+def _error_body(path: str) -> Any:
+    """Return the type of the errors of a path."""
+    if path.startswith("/v2"):
+        return kserve.KServeError
+    return anthropic.MessageError if path in MESSAGE_PATHS else bodies.ErrorBody
 
 
 def _event(chunk: Json, error: Json, is_named: bool) -> Json:

@@ -86,6 +86,14 @@ class WholeCompletion(CompletionDelta):
         return len(self.token_ids) + sum(1 + len(position.top) for position in positions)
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedBody:
+    """A whole response that is not JSON alone."""
+
+    content: bytes
+    headers: Mapping[str, str]  # among them the content type
+
+
 class ResponseShape(Protocol):
     """Encoder of an API's responses."""
 
@@ -105,7 +113,9 @@ class ResponseShape(Protocol):
         """Return the last event of a stream that fails."""
         ...
 
-    def whole(self, completions: Sequence[WholeCompletion], usage: dict[str, object]) -> dict[str, object]:
+    def whole(
+        self, completions: Sequence[WholeCompletion], usage: dict[str, object]
+    ) -> dict[str, object] | EncodedBody:
         """Return the body of a whole response. Called in a thread if it is large."""
         ...
 
@@ -168,13 +178,14 @@ async def _send_whole(
         served_by = served_by or delta.served_by
     exchange.client.charge(usage.uncharged())  # before the headers, which have the remaining rate
 
-    def body() -> bytes:
-        return orjson.dumps(shape.whole([completions[index] for index in sorted(completions)], usage.body()))
+    def body() -> EncodedBody:
+        whole = shape.whole([completions[index] for index in sorted(completions)], usage.body())
+        return whole if isinstance(whole, EncodedBody) else EncodedBody(orjson.dumps(whole), {})
 
     size = sum(map(WholeCompletion.size, completions.values()))
     # Encoding thousands of logprobs on the event loop would delay other clients.
     encoded = body() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(body)
-    await exchange.respond(200, encoded, _headers(exchange, served_by))
+    await exchange.respond(200, encoded.content, {**_headers(exchange, served_by), **encoded.headers})
 
 
 async def _send_stream(

@@ -92,7 +92,7 @@ class DescriptionCheck:
 def test_random_requests_conform_to_the_description(fuzzing: Fuzzing, real: RouterRig) -> None:
     schema = schemathesis.openapi.from_url(f"{real.router.url}/openapi.json")
     check = DescriptionCheck()
-    operations = [operation.ok() for operation in schema.get_all_operations()]
+    operations = [operation.ok() for operation in schema.get_all_operations() if is_strict(operation.ok().path)]
     inputs = [each.as_strategy(generation_mode=mode) for each in operations for mode in GenerationMode]
     fuzzing.run_all([(each, check) for each in filter(is_possible, inputs)], 12)
     assert check.num_accepted > 24
@@ -103,6 +103,8 @@ def test_every_bound_of_every_field_is_enforced(real: RouterRig) -> None:
     schema = schemathesis.openapi.from_url(f"{real.router.url}/openapi.json")
     check = DescriptionCheck()
     for operation in schema.get_all_operations():
+        if not is_strict(operation.ok().path):
+            continue
         cases = schema.iter_coverage_cases(
             operation.ok(), generation_modes=list(GenerationMode), generation_config=schema.config.generation
         )
@@ -117,6 +119,11 @@ def is_context_exceeded(error: JsonObject) -> bool:
     if "code" in error:
         return bool(error["code"] == "context_length_exceeded")
     return any(text in error["message"] for text in ("prompt is too long", "exceed context limit", "context length"))
+
+
+def is_strict(path: str) -> bool:
+    """Return whether the schema of a path has all of its rules: those of tensors depend on their names."""
+    return not path.startswith("/v2")
 
 
 def is_possible(inputs: st.SearchStrategy[Case]) -> bool:

@@ -8,6 +8,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from baton.protos.common_pb2 import SamplingParams
+from baton.protos.open_inference_pb2 import InferTensorContents, ModelInferRequest
 from baton.protos.router_pb2 import GenerateRequest, TokenIds
 from baton.router.grpc import message_bounds
 from baton.router.grpc.message_bounds import GENERATE, MAX_FIELDS, MAX_OPTION_BYTES, MAX_OTHER_BYTES, MessageBounds
@@ -82,3 +83,32 @@ def test_other_services_take_small_messages() -> None:
     assert MAX_OTHER_BYTES < MAX_OPTION_BYTES
     with pytest.raises(MessageRefused, match="over the limit of 65536"):
         BOUNDS.check("/grpc.health.v1.Health/Watch", bytes(MAX_OTHER_BYTES + 1))
+
+
+HEAVY_INFERENCES = {
+    "inputs": delimited(message_bounds.INPUTS, b"") * MANY,
+    "names": delimited(message_bounds.INPUTS, delimited(1, b"") * MANY),
+    "elements": delimited(message_bounds.INPUTS, delimited(message_bounds.CONTENTS, delimited(8, b"") * MANY)),
+    "packed elements": delimited(message_bounds.INPUTS, delimited(message_bounds.CONTENTS, delimited(1, bytes(MANY)))),
+    "raw contents": delimited(message_bounds.RAW_CONTENTS, b"") * MANY,
+    "parameters": delimited(4, delimited(1, b"a") + delimited(2, b"")) * MANY,
+    "unpacked contents": bytes([message_bounds.RAW_CONTENTS << 3, 1]) * MANY,
+}
+
+
+@pytest.mark.parametrize("name", HEAVY_INFERENCES)
+@pytest.mark.parametrize("method", sorted(message_bounds.INFER))
+def test_a_heavy_inference_is_refused_after_few_fields(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Mock(wraps=message_bounds._varint)
+    monkeypatch.setattr(message_bounds, "_varint", read)
+    with pytest.raises(MessageRefused):
+        BOUNDS.check(method, HEAVY_INFERENCES[name])
+    assert 0 < read.call_count <= 2 * (MAX_FIELDS + 3)
+
+
+def test_an_inference_with_a_long_text_passes() -> None:
+    text = b"x" * (16 << 20)
+    typed = ModelInferRequest.InferInputTensor(name="text_input", contents=InferTensorContents(bytes_contents=[text]))
+    for request in (ModelInferRequest(inputs=[typed]), ModelInferRequest(raw_input_contents=[text])):
+        for method in message_bounds.INFER:
+            BOUNDS.check(method, request.SerializeToString())

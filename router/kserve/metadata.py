@@ -1,0 +1,84 @@
+"""Descriptions of the server and its model."""
+
+from importlib import metadata
+from typing import Any
+
+from google.protobuf.message import Message
+
+from baton.protos import open_inference_pb2 as pb
+from baton.router.kserve.inference import VERSION, check_name
+from baton.router.kserve.tensors import INPUT_SHAPE, INPUTS, OUTPUTS, TEXT_INPUT, Datatype
+from baton.router.service import RouterService
+
+PLATFORM = "baton"
+EXTENSIONS = ("binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters")
+DATA_TYPES: dict[Datatype, pb.DataType.ValueType] = {
+    "BYTES": pb.TYPE_STRING,
+    "BOOL": pb.TYPE_BOOL,
+    "UINT32": pb.TYPE_UINT32,
+}
+
+
+class Metadata:
+    """Descriptions of one router and its model, as messages and as JSON objects with the same names."""
+
+    def __init__(self, service: RouterService) -> None:
+        self._service = service
+
+    def server(self) -> pb.ServerMetadataResponse:
+        """Return the name, version and extensions of the server."""
+        version = metadata.version("baton-serve")
+        return pb.ServerMetadataResponse(name=PLATFORM, version=version, extensions=EXTENSIONS)
+
+    def model(self, name: str, version: str) -> pb.ModelMetadataResponse:
+        """Return the tensors of the model. Raises NotFound."""
+        check_name(self._service.model.name, name, version)
+        response = pb.ModelMetadataResponse(name=name, versions=[VERSION], platform=PLATFORM)
+        for tensor, datatype in INPUTS.items():
+            response.inputs.add(name=tensor, datatype=datatype, shape=INPUT_SHAPE)
+        for tensor, kind in OUTPUTS.items():
+            response.outputs.add(name=tensor, datatype=kind.datatype, shape=kind.shape)
+        return response
+
+    def config(self, name: str, version: str) -> pb.ModelConfig:
+        """Return the configuration of the model. Raises NotFound."""
+        check_name(self._service.model.name, name, version)
+        policy = pb.ModelTransactionPolicy(decoupled=True)
+        config = pb.ModelConfig(name=name, platform=PLATFORM, backend=PLATFORM, model_transaction_policy=policy)
+        for tensor, datatype in INPUTS.items():
+            is_optional = tensor != TEXT_INPUT
+            config.input.add(name=tensor, data_type=DATA_TYPES[datatype], dims=INPUT_SHAPE, optional=is_optional)
+        for tensor, kind in OUTPUTS.items():
+            config.output.add(name=tensor, data_type=DATA_TYPES[kind.datatype], dims=kind.shape)
+        return config
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Return whether a request to the model would be served now. Raises NotFound."""
+        check_name(self._service.model.name, name, version)
+        return self._service.is_ready()
+
+    def index(self, only_ready: bool) -> pb.RepositoryIndexResponse:
+        """Return the list of models. `only_ready`: only if a request would be served now."""
+        is_ready = self._service.is_ready()
+        response = pb.RepositoryIndexResponse()
+        if is_ready or not only_ready:
+            state, reason = ("READY", "") if is_ready else ("UNAVAILABLE", "no worker is ready")
+            response.models.add(name=self._service.model.name, version=VERSION, state=state, reason=reason)
+        return response
+
+
+def as_json(message: Message) -> dict[str, object]:
+    """Return a message as a JSON object, as Triton writes it: integers of 64 bits as numbers, and no field omitted."""
+    return {field.name: _plain(field, getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
+
+
+def _plain(field: Any, value: Any) -> object:
+    if field.is_repeated:
+        return [_element(field, each) for each in value]
+    return _element(field, value)
+
+
+def _element(field: Any, value: Any) -> object:
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    return as_json(value) if isinstance(value, Message) else value

@@ -1,0 +1,94 @@
+"""One gRPC request and its generation."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from grpc.aio import ServicerContext
+
+from baton.protos.open_inference_pb2 import ModelInferRequest, ModelInferResponse
+from baton.router.auth.client import Client
+from baton.router.generation import CompletionDelta, Generation, GenerationRequest
+from baton.router.grpc.auth_interceptor import text_metadata
+from baton.router.http.headers import read_context
+from baton.router.kserve.inference import Inference, check_name
+from baton.router.kserve.messages import read_request, response_message
+from baton.router.kserve.outputs import Outputs
+from baton.router.kserve.tensors import OutputTensor
+from baton.router.limits import check_echo
+from baton.router.openai.completions import completion_generation
+from baton.router.service import RouterService
+
+Context = ServicerContext[Any, Any]
+Receive = Callable[[CompletionDelta], None]
+
+
+class Run:
+    """One request and its generation."""
+
+    def __init__(self, service: RouterService, request: ModelInferRequest, context: Context) -> None:
+        self._service = service
+        self._request = request
+        self._headers = text_metadata(context.invocation_metadata())
+        self.command_id = f"kserve-{secrets.token_hex(8)}"
+
+    async def read(self, may_stream: bool) -> Inference:
+        """Return the valid inference. Raises NotFound or InvalidRequest."""
+        service = self._service
+        check_name(service.model.name, self._request.model_name, self._request.model_version)
+        inference = await read_request(self._request, may_stream).read()
+        inference.body.check(service.config, num_prompts=1)
+        return inference
+
+    def response(self, outputs: Sequence[OutputTensor]) -> ModelInferResponse:
+        """Return a response with these outputs."""
+        return response_message(self._service.model.name, self._request.id, outputs)
+
+    async def whole(self, inference: Inference, client: Client) -> list[OutputTensor]:
+        """Return the outputs of all completions."""
+        completions = [CompletionDelta(index) for index in range(inference.body.n)]
+
+        def begin(_generation: Generation) -> Receive:
+            return lambda delta: completions[delta.index].extend(delta)
+
+        generation = await self.generate(inference, client, begin)
+        return self.outputs(inference, generation).of_whole(completions)
+
+    def outputs(self, inference: Inference, generation: Generation) -> Outputs:
+        """Return the converter to output tensors."""
+        prompt = inference.body.prompt
+        prefix = prompt if inference.body.echo and isinstance(prompt, str) else ""
+        check_echo([prefix], inference.body.n)
+        return Outputs(inference, len(generation.token_ids), prefix)
+
+    async def generate(
+        self, inference: Inference, client: Client, begin: Callable[[Generation], Receive]
+    ) -> Generation:
+        """Generate all completions; `begin` returns what receives their deltas.
+
+        The client is charged for the prompt at once, and for the output at the end.
+        """
+        service, wanted = self._service, self._wanted(inference, client)
+        num_tokens = 0
+        async with client.hold(wanted.n), service.admission.admit(wanted.n, wanted.context):
+            generation = await service.pipeline.prepare(wanted)
+            client.charge(len(generation.token_ids))
+            receive = begin(generation)
+            try:
+                async with aclosing(service.pipeline.generate(generation)) as deltas:
+                    async for delta in deltas:
+                        num_tokens += len(delta.token_ids)
+                        receive(delta)
+            finally:
+                client.charge(num_tokens)
+        return generation
+
+    def _wanted(self, inference: Inference, client: Client) -> GenerationRequest:
+        service, body = self._service, inference.body
+        timeout_s = service.config.default_timeout_s if inference.timeout_s is None else inference.timeout_s
+        context = read_context(self._headers, body.user, body.priority, client, timeout_s)
+        common = completion_generation(service, body, context, client.cache_salt(body.cache_salt or ""))
+        assert isinstance(body.prompt, str)
+        return replace(common, request_id=self.command_id, prompt=body.prompt)
