@@ -1,7 +1,7 @@
 """Reader of a checkpoint's pooling: the files of sentence-transformers, or the `pooling` option.
 
-`modules.json` lists the modules of an embedding model: the transformer, a pooling with a config of its own, and
-perhaps a normalization. Other modules are rejected by name.
+`modules.json` lists the modules of an embedding model: the transformer, a pooling with its config, and perhaps
+a normalization. Other modules are rejected by name.
 """
 
 import logging

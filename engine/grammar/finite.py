@@ -40,7 +40,7 @@ def shortest_length(
 
 @dataclass(slots=True)
 class _Needs:
-    """What each value of a schema contains."""
+    """Schemas whose values each value of a schema contains."""
 
     parts: list[tuple[object, int]] = field(default_factory=list)  # schemas, and how often
     is_one_enough: bool = False

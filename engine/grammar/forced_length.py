@@ -12,10 +12,10 @@ from math import inf, prod
 from baton.engine.grammar.finite import shortest_length
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.grammar.json_schema import schemas_in
+from baton.engine.grammar.structural_tag import SCHEMA_TYPES
 
 MAX_CHARS = 1 << 16
 REPETITION = re.compile(r"\{ *([0-9]+) *,?[ 0-9]*\}")
-SCHEMA_TYPES = frozenset({"json_schema", "qwen_xml_parameter"})
 TEXT_TYPES = frozenset({"structural_tag", "const_string", "any_text", "sequence", "or", "tag", "triggered_tags",
                         "tags_with_separator", "optional"})  # fmt: skip
 

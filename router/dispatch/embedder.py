@@ -47,7 +47,7 @@ WORKER_ROUNDS = 2  # batch sizes of an engine that this router keeps at a worker
 NUM_SEQS = 64  # batch size of an engine, for workers that do not report it
 SILENCE_S = 15.0  # without an event, after which a worker is lost: a keep-alive follows every quarter of a second
 FLOAT_BYTES = 4
-FIRST_NUMBER = 1 << 62  # of this module's commands, in load reports; the numbers of completions begin at 1
+FIRST_NUMBER = 1 << 62  # first number of an embedding command in load reports; those of completions begin at 1
 LOST_CODES = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.FAILED_PRECONDITION}
 )  # the last one: it has restarted
@@ -77,7 +77,7 @@ class _Batch:
     left: list[int]  # indices
     hashes: dict[int, PromptHashes]  # by index
     attempt: int = 0  # earlier attempts
-    num_failures: int = 0  # of them, those in which a worker was lost
+    num_failures: int = 0  # earlier attempts in which a worker was lost
     excluded: set[str] = field(default_factory=set)  # incarnations that failed it
     busy: set[str] = field(default_factory=set)  # incarnations that refused it and may still be full
     refused_s: float | None = None  # event loop time of the first refusal
@@ -316,7 +316,7 @@ def _message(job: EmbeddingJob, batch: _Batch, worker: WorkerSnapshot, router_id
 
 
 def divided(lengths: Sequence[int], max_inputs: int, max_tokens: int) -> list[list[int]]:
-    """Divide inputs into batches of consecutive ones; returns their places. A longer input is a batch of its own."""
+    """Divide inputs into batches of consecutive ones; returns their places. A longer input forms a batch alone."""
     batches: list[list[int]] = []
     num_tokens = 0
     for place, length in enumerate(lengths):

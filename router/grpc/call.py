@@ -1,4 +1,4 @@
-"""What the calls of all generating services share: the client, the bytes of the message, and errors as statuses."""
+"""Common parts of the calls of all generating services: client, bytes of the message, and errors as statuses."""
 
 import logging
 from collections.abc import Iterator

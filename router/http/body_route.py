@@ -39,7 +39,7 @@ def openai_error_response(error: Exception, _request_id: str) -> Response:
 
 
 class BodyFormat(Protocol[Read]):
-    """What a path accepts as its bodies."""
+    """Format of the bodies that a path accepts."""
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raise HTTPException (415) unless the headers declare a body of this format."""

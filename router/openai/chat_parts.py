@@ -24,7 +24,7 @@ class CallIds:
 
     @cached_property
     def _seed(self) -> str:
-        """What distinguishes the response from others; computed for the first call, since most responses have none."""
+        """Return a text that differs between responses. Computed for the first call, since most responses have none."""
         prompt = crc32(array("I", self._generation.token_ids))
         return f"{self._request_id}/{prompt}/{self._generation.sampling.seed}"
 

@@ -28,7 +28,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """New text of an answer. Adjacent parts of one kind belong together; each call is a kind of its own."""
+    """New text of an answer. Adjacent parts of one kind belong together; each call has another kind."""
 
     kind: str  # reasoning, content, or the id of a call
     text: str

@@ -134,7 +134,7 @@ class _XmlCallReader:
                 return True
 
     def _value(self, value: ValueWriter) -> Reading[tuple[bool, bool]]:
-        """Read a value. Return whether it is complete, and whether the end of the call was read in place of its own."""
+        """Read a value. Return whether it is complete, and whether the call's end was read instead of its end."""
         lexer, syntax = self._lexer, self._syntax
         while (marker := (yield from lexer.before(self._value_ends, value.add))) is not None:
             if marker == syntax.value_end:
