@@ -3,14 +3,13 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from baton.protos import common_pb2, worker_pb2
 from baton.simulation.engine.tokens import continuation
 from baton.simulation.workers.app import simulated_workers
-from baton.simulation.workers.kv_pool import LinkReceive, SimulatedPool
+from baton.simulation.workers.kv_pool import LinkReceive
 from baton.simulation.workers.worker import SimulatedWorker
 from baton.simulation.workers.worker_config import SimulatedWorkerConfig
 from tests.integration.decode_client import DecodeClient, Generation
@@ -82,20 +81,6 @@ async def test_prefill_workers_are_tried_in_order() -> None:
         await generation.ended.wait()
         assert assert_right(generation, PROMPT).prefill_worker == "prefill-2"
         assert (await decode.remote.wait_idle()).handover_failures == 2
-
-
-@pytest.fixture
-def receives(monkeypatch: pytest.MonkeyPatch) -> list[LinkReceive]:
-    """Collect the receives of all simulated workers, in the order of their starts."""
-    started: list[LinkReceive] = []
-    receive = SimulatedPool.receive
-
-    async def recorded(*args: Any) -> LinkReceive:
-        started.append(await receive(*args))
-        return started[-1]
-
-    monkeypatch.setattr(SimulatedPool, "receive", recorded)
-    return started
 
 
 @pytest.mark.parametrize("num_dead_fallbacks", [0, 1])
