@@ -16,7 +16,7 @@ from baton.engine.grammar.position import MAX_FORCED, GrammarPosition
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import make_checkpoint
-from tests.unit.engine.grammar_rig import EOS, VOCAB_SIZE, allowed, backend, byte_tokenizer, schema_grammar
+from tests.unit.engine.grammar_rig import EOS, VOCAB_SIZE, allowed, backend, byte_tokenizer, schema_grammar, steps
 
 LONG = "a_rather_long_property_name_with_é_and_€"
 GRAMMARS = (
@@ -45,8 +45,8 @@ def generate(engine: Engine, sampling: SamplingParams, output: Sequence[int] = (
     request = Request(RequestId("a"), [*PROMPT, *output], len(PROMPT), sampling)
     engine.add(request)
     num_steps, reported = 0, []
-    while engine.has_work:
-        for each in engine.run(engine.schedule()).outputs:
+    for step in steps(engine):
+        for each in step.outputs:
             num_steps += each.sampled is not None
             reported += each.token_ids
         engine.check_integrity()
