@@ -111,7 +111,7 @@ def _own_length(schema: Schema, pattern_length: Callable[[str], float]) -> float
         return inf  # which of the properties is open
     for name in ("minLength", "minItems"):
         if isinstance(least := schema.get(name, 0), int):
-            length += MAX_ESCAPE * max(0, least)
+            length += min(MAX_ESCAPE * max(0, least), MAX_LENGTH)
     return length
 
 
@@ -133,7 +133,7 @@ def _needed(schema: Schema, root: object) -> _Needs:
         listed = schema.get("prefixItems")
         first = listed[:least] if isinstance(listed, list) else []
         parts: list[tuple[object, int]] = [(each, 1) for each in first]
-        num_further = least - len(first)
+        num_further = min(least - len(first), int(MAX_LENGTH))
         return _Needs([*parts, *([(schema["items"], num_further)] if num_further and "items" in schema else [])])
     return _Needs()
 

@@ -177,6 +177,7 @@ def test_cheap_grammars_compile_soon(tmp_path: Path, seed: int) -> None:
     schema_grammar({"properties": {f"p{i}": {"type": "null"} for i in range(500)}, "required": ["p0"] * 500}),
     schema_grammar({"type": "string", "maxLength": MAX_COUNT + 1}),
     schema_grammar({"anyOf": [{"type": "string", "pattern": "^a{1,200}$"}]}),
+    schema_grammar({"patternProperties": {"^a{1,200}$": {}}}),
     schema_grammar({"description": "x" * MAX_JSON_CHARS}),
     excluding(7), Grammar(GrammarKind.CHOICE, json.dumps(["x" * 600, "y" * 600])),
     Grammar(GrammarKind.EBNF, 'root ::= "a"'),
