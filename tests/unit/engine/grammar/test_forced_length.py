@@ -101,3 +101,14 @@ def test_a_text_without_an_end_is_generated_token_by_token(tmp_path: Path) -> No
 def test_budgets_of_tokens_are_refused(kind: str) -> None:
     with pytest.raises(InvalidRequest, match=r"format.elements\[0\]: max_tokens in a structural tag is not supported"):
         tag({"type": kind, "max_tokens": 4}, CONSTANT).validate()
+
+
+def test_huge_numbers_have_no_bound_and_are_no_fault() -> None:
+    nines = "9" * 5000
+    assert not has_short_forced_texts(Grammar(GrammarKind.REGEX, f"a{{{nines}}}"))
+    for schema in ({"type": "string", "minLength": 10**399}, {"type": "array", "items": {}, "minItems": 10**399}):
+        schema_grammar(schema).check()
+        assert not has_short_forced_texts(schema_grammar(schema))
+    schema_grammar({"$ref": f"#/a/{nines}", "a": []}).check()
+    with pytest.raises(ValueError, match="a number of 5000 digits, over the limit of 400"):
+        Grammar(GrammarKind.JSON_SCHEMA, f'{{"const": {nines}}}').check()
