@@ -50,6 +50,12 @@ def _text_cost(text: str) -> float:
     return len(text) * prod(max(1, count) for count in counts)
 
 
+def _pattern_cost(pattern: str) -> float:
+    """Return the cost of a pattern in a schema or tag; infinite for one that is expensive by itself."""
+    cost = _text_cost(pattern)
+    return cost if cost <= MAX_TEXT_COST else inf
+
+
 def _costs(value: object) -> Iterator[float]:
     """Yield the costs of the parts of a schema or tag."""
     if isinstance(value, list):
@@ -64,11 +70,6 @@ def _costs(value: object) -> Iterator[float]:
         for name, inner in value.items():
             yield _member_cost(name, inner)
             yield from _costs(inner)
-
-
-def _pattern_cost(pattern: str) -> float:
-    cost = _text_cost(pattern)
-    return cost if cost <= MAX_TEXT_COST else inf
 
 
 def _member_cost(name: str, value: object) -> float:

@@ -51,6 +51,10 @@ NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 LISTED_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+MAX_COUNT = 10**9  # larger ones overflow in the compiler, which then enforces others
+
+
 def check_schema(schema: object) -> None:
     """Raise ValueError, with the path of the problem, for a schema that would not be enforced as it is."""
     num_pattern_chars = 0
@@ -123,6 +127,9 @@ def _check(schema: Schema) -> None:
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         if kind not in TYPE_NAMES:
             raise ValueError(f"type must be one of {', '.join(TYPE_NAMES)}")
+    for name in COUNTS:
+        if isinstance(count := schema.get(name), int) and count > MAX_COUNT:
+            raise ValueError(f"{name} must be at most {MAX_COUNT}")
     _check_values(schema)
     _check_siblings(schema)
     _check_reference(schema)

@@ -2,7 +2,7 @@
 
 from baton.engine.grammar.json_schema import check_schema
 from baton.engine.grammar.place import Place
-from baton.engine.grammar.regex import check_regex
+from baton.engine.grammar.regex import check_counts, check_regex
 
 MAX_PARTS = 4096  # JSON objects outside of schemas
 SCHEMA_TYPES = ("json_schema", "qwen_xml_parameter")
@@ -37,3 +37,5 @@ def _check_format(part: dict[str, object]) -> None:
         check_schema(part["json_schema"])
     elif part.get("type") == "regex" and isinstance(part.get("pattern"), str):
         check_regex(str(part["pattern"]))
+    elif part.get("type") == "grammar" and isinstance(part.get("grammar"), str):
+        check_counts(str(part["grammar"]))
