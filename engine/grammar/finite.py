@@ -133,7 +133,7 @@ def _needed(schema: Schema, root: object) -> _Needs:
         listed = schema.get("prefixItems")
         first = listed[:least] if isinstance(listed, list) else []
         parts: list[tuple[object, int]] = [(each, 1) for each in first]
-        num_further = min(least - len(first), int(MAX_LENGTH))
+        num_further = least - len(first)
         return _Needs([*parts, *([(schema["items"], num_further)] if num_further and "items" in schema else [])])
     return _Needs()
 

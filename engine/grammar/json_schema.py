@@ -49,8 +49,6 @@ MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 63) - 1  # the compiler writes othe
 ONE_SCHEMA = ("items", "unevaluatedItems", "additionalProperties", "unevaluatedProperties", "propertyNames")
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 LISTED_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
-
-
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 MAX_COUNT = 10**9  # larger ones overflow in the compiler, which then enforces others
 

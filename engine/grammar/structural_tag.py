@@ -1,6 +1,6 @@
 """Structural tags: free text with parts that follow a format (xgrammar's "structural tag" in JSON)."""
 
-from baton.engine.grammar.json_schema import check_schema
+from baton.engine.grammar.json_schema import MAX_COUNT, check_schema
 from baton.engine.grammar.place import Place
 from baton.engine.grammar.regex import check_counts, check_regex
 
@@ -33,6 +33,9 @@ def _check_format(part: dict[str, object]) -> None:
     if part.get("max_tokens") is not None:
         # The compiler counts tokens only while masks are filled, so a moved request would get other tokens.
         raise ValueError("max_tokens in a structural tag is not supported; bound the length by a regex")
+    for name in ("min", "max"):
+        if part.get("type") == "repeat" and isinstance(count := part.get(name), int) and count > MAX_COUNT:
+            raise ValueError(f"{name} must be at most {MAX_COUNT}")
     if part.get("type") in SCHEMA_TYPES and "json_schema" in part:
         check_schema(part["json_schema"])
     elif part.get("type") == "regex" and isinstance(part.get("pattern"), str):

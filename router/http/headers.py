@@ -34,7 +34,7 @@ def read_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     return headers
 
 
-MAX_DIGITS = 19  # of a number of bytes; longer ones are over every limit
+MAX_DIGITS = 19  # of a number of bytes; longer ones exceed every limit
 
 
 def announced_size(headers: Mapping[str, str]) -> int:

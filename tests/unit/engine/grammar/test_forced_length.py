@@ -112,6 +112,7 @@ HUGE = [
     schema_grammar({"type": "string", "minLength": 10**399}),
     schema_grammar({"type": "array", "items": {"type": "array", "items": {}, "minItems": 10**399}}),
     schema_grammar({"type": "object", "maxProperties": 4294967299}),
+    tag({"type": "repeat", "min": 0, "max": 4294967299, "content": CONSTANT}),
     tag({"type": "regex", "pattern": "a{4294967299}"}),
     tag({"type": "grammar", "grammar": 'root ::= "a"{4294967299}'}),
 ]
