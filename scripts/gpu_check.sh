@@ -15,7 +15,7 @@ if [ -e "$BUNDLE/site.tar.xz" ]; then
     trap 'exit 130' INT TERM
     PYTHON=${PYTHON:-python3}
     "$PYTHON" -m tarfile -e "$BUNDLE/site.tar.xz" "$SITE"
-    export PYTHONPATH="$SITE${PYTHONPATH:+:$PYTHONPATH}" FLASHINFER_WORKSPACE_BASE="$SITE"
+    export PYTHONPATH="$SITE:$PWD${PYTHONPATH:+:$PYTHONPATH}" FLASHINFER_WORKSPACE_BASE="$SITE"
     export FLASHINFER_DISABLE_JIT=1 FLASHINFER_USE_CUDA_NORM=1 # use the compiled norms, not those of a DSL
 else
     PYTHON=${PYTHON:-.venv/bin/python}
