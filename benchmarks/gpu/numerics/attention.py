@@ -196,8 +196,8 @@ def attend(backend: AttentionBackend, inputs: Inputs, pool: Tensor, batch: Batch
     """Run one layer's attention on a copy of the pool."""
     pool = pool.clone()
     cache = KVCacheLayout.layer_cache(pool, LAYER)
-    backend.plan(batch)
     batch = batch.on(pool.device)
+    backend.plan(batch)
     if pool.dim() == LATENT_DIMS:
         return Attended(backend.forward_latent(inputs.q, inputs.k[:, 0], cache, batch), pool)
     return Attended(backend.forward(inputs.q, inputs.k, inputs.v, cache, batch, scales), pool)
