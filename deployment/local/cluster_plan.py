@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.deployment.local.cluster_config import ClusterSettings
+from baton.deployment.local.gpus import place_on_gpus
 from baton.deployment.local.machine import Machine, NearCores
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import UnsupportedModel
@@ -127,7 +128,7 @@ def plan_cluster(
     sockets: Path | None = None,
     log_level: str = "info",
 ) -> ClusterPlan:
-    """Make the config of every process. Workers share cores and KV memory evenly unless the settings set them.
+    """Make the config of every process. Workers share cores, GPUs and KV memory evenly unless the settings set them.
 
     Workers and rendezvous listen on Unix sockets in the directory `sockets`, which other users must not be able to
     enter. If it is None, they listen on free ports and find each other in a registry.
@@ -155,6 +156,8 @@ def plan_cluster(
         )
         for place, (role, index) in enumerate(kinds)
     )
+    if any(worker.is_on_gpu for worker in workers):
+        workers = place_on_gpus(workers, visible_gpus().count)
     if any(worker.transport == "nixl" for worker in workers) and not NIXL.is_installed:
         raise OptionError(NIXL.missing("--transport nixl"))
     router = RouterConfig(

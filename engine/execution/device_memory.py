@@ -21,6 +21,7 @@ from baton.engine.scheduling.step_budget import MAX_PROMPT_LOGITS
 
 log = logging.getLogger(__name__)
 
+OWN_BYTES = 2 << 30  # most memory outside of torch that counts as this process's: CUDA's context and libraries
 RECORDED_BYTES = 16 << 20  # per captured step, in addition to activations: attention plan and graph
 
 
@@ -34,7 +35,7 @@ class Meter(Protocol):
 
     @property
     def non_torch_bytes(self) -> int:
-        """Memory not used by torch: other processes, libraries, the driver."""
+        """Memory not used by torch in this process: other processes, libraries, the driver."""
         ...
 
     def peak_bytes(self, compute: Callable[[], object]) -> int:
@@ -92,6 +93,7 @@ def bytes_for_kv(
 ) -> int:
     """Return the bytes of `gpu_memory_utilization` that the weights and the largest step leave; may be 0 or negative.
 
+    The share is this process's: what other processes use does not count, unless it leaves less than that.
     Runs that step on the loaded model, so all ranks of a tensor-parallel group must call this at the same time.
     `num_columns` is the number of logits columns on this rank; `records`: decodes will be captured.
     """
@@ -106,10 +108,12 @@ def bytes_for_kv(
         at_rest = meter.peak_bytes(lambda: None)
         decodes = meter.peak_bytes(lambda: runner.run(_decodes(config, config.batch_seqs))) - at_rest
         recorded = decodes + RECORDED_BYTES * len(recorded_sizes(config.batch_seqs))
-    left = int(meter.total_bytes * config.gpu_memory_utilization) - meter.non_torch_bytes - peak - recorded
+    total, outside = meter.total_bytes, meter.non_torch_bytes
+    share = int(total * config.gpu_memory_utilization) - min(outside, OWN_BYTES)
+    left = min(share, total - outside) - peak - recorded
     log.info(
         "GPU memory in GB: total %.2f, model and largest step %.2f, CUDA graphs %.2f, non-torch %.2f, left for KV %.2f",
-        *(size / 1e9 for size in (meter.total_bytes, peak, recorded, meter.non_torch_bytes, left)),
+        *(size / 1e9 for size in (total, peak, recorded, outside, left)),
     )
     return left
 

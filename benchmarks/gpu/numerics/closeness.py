@@ -48,7 +48,8 @@ class Limits:
         return closeness.cosine > self.cosine and closeness.error < self.error and closeness.max_error < self.max_error
 
 
+# `max_error` is relative to all results: those of short contexts are the largest, and so are their rounding errors.
 # Rounding to bf16 has a relative error of 0.0017; an operation has up to a few roundings, and attention also rounds its
 # probabilities. In fp32 only the order of sums may differ.
 OPERATION = {torch.bfloat16: Limits(0.9999, 0.006, 0.25), torch.float32: Limits(0.999999, 1e-5, 1e-4)}
-ATTENTION = {torch.bfloat16: Limits(0.999, 0.01, 0.1), torch.float32: Limits(0.999999, 1e-5, 1e-4)}
+ATTENTION = {torch.bfloat16: Limits(0.999, 0.01, 0.25), torch.float32: Limits(0.999999, 1e-5, 1e-4)}

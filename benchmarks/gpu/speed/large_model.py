@@ -50,6 +50,7 @@ class LargeModel:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    vocab_size: int
 
     @property
     def weight_bytes(self) -> int:
@@ -91,6 +92,7 @@ def ensure_large_model(setting: Setting) -> LargeModel:
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
     )
 
 

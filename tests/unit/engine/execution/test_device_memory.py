@@ -13,7 +13,7 @@ from baton.engine.attention.factory import attention_for
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import EngineError
-from baton.engine.execution import loaded_model
+from baton.engine.execution import device_memory, loaded_model
 from baton.engine.execution.cuda_graphs import recorded_sizes
 from baton.engine.execution.device_memory import RECORDED_BYTES, bytes_for_kv, check_fits, greatest_step
 from baton.engine.kv.layout import KVCacheLayout
@@ -55,6 +55,16 @@ def kv_bytes(directory: Path, config: EngineConfig, *peaks: int) -> int:
 def test_weights_activations_and_other_memory_are_subtracted(directory: Path) -> None:
     config = EngineConfig(model=str(directory), gpu_memory_utilization=0.5, enforce_eager=True)
     assert kv_bytes(directory, config, 12_000) == 40_000 - 3_000 - 12_000
+
+
+def test_memory_of_other_processes_matters_only_if_it_leaves_less_than_the_share(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_memory, "OWN_BYTES", 2_000)
+    config = EngineConfig(model=str(directory), gpu_memory_utilization=0.5, enforce_eager=True)
+    assert kv_bytes(directory, config, 12_000) == 40_000 - 2_000 - 12_000
+    monkeypatch.setattr(ScriptedMeter, "non_torch_bytes", 50_000)
+    assert kv_bytes(directory, config, 12_000) == 80_000 - 50_000 - 12_000
 
 
 def test_more_kv_than_the_gpu_has_free_is_refused() -> None:
