@@ -1,9 +1,11 @@
 """`baton serve` on the device, over HTTP, compared with one engine: prefill, handover and decode in separate processes.
 
-The prompts are answered twice. In the second round, a decode worker is killed while it decodes.
+The prompts are answered twice. In the second round, a decode worker is killed while it decodes. Then a JSON schema is
+enforced.
 """
 
 import asyncio
+import json
 import os
 import signal
 from importlib.resources import files
@@ -12,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from baton.extras import XGRAMMAR
 from benchmarks.gpu.engine_session import Answer, EngineSession, greedy, random_prompts, start_engine
 from benchmarks.gpu.numerics.answers import compare_answers
 from benchmarks.gpu.stage import Record, Setting
@@ -24,6 +27,12 @@ TIMEOUT_S = 60.0
 KV_BYTES = 64 << 20
 GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0}  # the checkpoint's default penalty is another
 KILLED = "decode-0"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ely", "Bath"]}, "population": {"type": "integer", "minimum": 1, "maximum": 9999}},
+    "required": ["name", "population"],
+    "additionalProperties": False,
+}
 DIRECT = ("nixl", "nccl")  # transports between the memories of GPUs
 
 
@@ -60,6 +69,24 @@ def check_transports(record: Record, workers: list[dict[str, Any]], device: str)
     record.find("transports", is_right, "; ".join(sorted(choices)) or "no KV was read")
 
 
+async def check_grammar(record: Record, client: httpx.AsyncClient) -> None:
+    """Add a finding on answers that must match a schema: sampled with a seed, twice each."""
+
+    async def one(seed: int) -> str:
+        message = {"role": "user", "content": "Describe a town."}
+        schema = {"type": "json_schema", "json_schema": {"name": "town", "schema": SCHEMA}}
+        body = {"messages": [message], "seed": seed, "temperature": 1.0, "max_tokens": 200, "response_format": schema}
+        response = await client.post("/v1/chat/completions", json=body)
+        response.raise_for_status()
+        return str(response.json()["choices"][0]["message"]["content"])
+
+    first, second = await asyncio.gather(*map(one, range(8))), await asyncio.gather(*map(one, range(8)))
+    num_matching = sum(set(json.loads(text)) == set(SCHEMA["required"]) for text in first)
+    record.find(
+        "a JSON schema", first == second and num_matching == 8, f"{num_matching} of 8 answers match; {first[0]!r}"
+    )
+
+
 async def check(record: Record, setting: Setting, expected: list[dict[str, Answer]], prompts: list[list[int]]) -> None:
     """Compare the answers of a cluster of one prefill and two decode workers."""
     flags = ["--prefill", "1", "--decode", "2", "--device", str(setting.device), "--dtype", setting.dtype_name]
@@ -72,6 +99,8 @@ async def check(record: Record, setting: Setting, expected: list[dict[str, Answe
         check_transports(record, (await client.get("/workers")).json()["workers"], setting.device.type)
         answered, _ = await asyncio.gather(answers(client, prompts, long), kill(client, KILLED))
         compare_answers(record, "a decode worker killed", answered, expected[1])
+        if XGRAMMAR.is_installed:
+            await check_grammar(record, client)
 
 
 def run(setting: Setting, record: Record) -> None:
