@@ -12,6 +12,8 @@ Unavailable (rpc/status.py)
 ├── HandedOff    the worker of the request is draining and handed it off
 ├── ShortOfRanks the worker of the request waits for ranks of its group, and another can continue it
 └── Draining     the router is shutting down
+Internal (rpc/status.py)
+└── RequestLost  each worker that ran the request was lost, so the request may be the cause
 Conflict (rpc/status.py)
 └── ResumeFailed the output of a resumed request differs from what its client received
 Cancelled (rpc/status.py)
@@ -82,6 +84,10 @@ class ShortOfRanks(Unavailable):
 
 class Draining(Unavailable):
     """The router is shutting down: it rejects new requests, and running ones have exceeded the drain timeout."""
+
+
+class RequestLost(Internal):
+    """Each worker that ran the request was lost. It may have ended them, so clients should not send it again."""
 
 
 class ResumeFailed(Conflict):

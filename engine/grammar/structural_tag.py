@@ -27,18 +27,32 @@ def check_structural_tag(tag: object) -> None:
             except ValueError as error:
                 raise ValueError(f"{str(place) or 'the tag'}: {error}") from None
             pending += [(Place(f".{name}", place), inner) for name, inner in current.items() if name != "json_schema"]
+        elif isinstance(current, (int, float)) and not abs(current) <= MAX_COUNT:
+            raise ValueError(f"{place}: it must be a number from -{MAX_COUNT} to {MAX_COUNT}")
 
 
 def _check_format(part: dict[str, object]) -> None:
     if part.get("max_tokens") is not None:
         # The compiler counts tokens only while masks are filled, so a moved request would get other tokens.
         raise ValueError("max_tokens in a structural tag is not supported; bound the length by a regex")
-    for name in ("min", "max"):
-        if part.get("type") == "repeat" and isinstance(count := part.get(name), int) and count > MAX_COUNT:
-            raise ValueError(f"{name} must be at most {MAX_COUNT}")
+    if part.get("type") == "repeat":
+        _check_repeat(part)
     if part.get("type") in SCHEMA_TYPES and "json_schema" in part:
         check_schema(part["json_schema"])
     elif part.get("type") == "regex" and isinstance(part.get("pattern"), str):
         check_regex(str(part["pattern"]))
     elif part.get("type") == "grammar" and isinstance(part.get("grammar"), str):
         check_counts(str(part["grammar"]))
+
+
+def _check_repeat(part: dict[str, object]) -> None:
+    """Raise ValueError for counts that the compiler refuses, for some of them without a reason."""
+    for name, least, meaning in (("min", 0, ""), ("max", -1, " (no maximum)")):
+        count = part.get(name)
+        if type(count) is not int or not least <= count <= MAX_COUNT:
+            raise ValueError(f"{name} must be a whole number from {least}{meaning} to {MAX_COUNT}")
+    minimum, maximum = part["min"], part["max"]
+    assert isinstance(minimum, int)
+    assert isinstance(maximum, int)
+    if minimum > maximum != -1:
+        raise ValueError("min must not exceed max")

@@ -9,8 +9,8 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from baton.router.errors import ContextExceeded, Overloaded
-from baton.router.openai.errors import RETRY_AFTER_S
+from baton.router.errors import ContextExceeded, Overloaded, RequestLost
+from baton.router.openai.errors import NO_RETRY, RETRY_AFTER_S
 from baton.rpc.status import message_of, shortened, status_of
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,8 @@ def error_response(error: Exception, request_id: str) -> Response:
     headers[REQUEST_ID] = request_id
     if status == 401:
         headers["www-authenticate"] = "Bearer"
+    elif isinstance(error, RequestLost):
+        headers |= NO_RETRY
     elif status in (429, 503):
         headers["retry-after"] = str(error.retry_after_s) if isinstance(error, Overloaded) else RETRY_AFTER_S
     return Response(orjson.dumps(error_body(error, request_id)), status, headers, "application/json")

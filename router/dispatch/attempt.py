@@ -1,10 +1,11 @@
-"""One attempt at a decode worker: its command, its timing, and the retry budget."""
+"""One attempt at a decode worker: its command, its timing, and the bounds on further ones."""
 
 import time
+from dataclasses import dataclass
 
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import GenerateCommand, PeerWorker, RequestDelta
-from baton.router.errors import HandedOff
+from baton.router.errors import HandedOff, RequestLost
 from baton.router.generation import Generation
 from baton.router.metrics.traffic import Traffic
 from baton.router.policy.cluster import Plan, WorkerRole, WorkerSnapshot
@@ -33,6 +34,28 @@ class RetryBudget:
             return False
         self._left -= 1.0
         return True
+
+
+@dataclass(slots=True)
+class Losses:
+    """Losses in a row of workers that ran a request, without any output in between: the request may be their cause."""
+
+    num_lost: int = 0
+    _size: int = -1  # of the output, or of the rest of the request, at the last loss
+
+    def note(self, size: int) -> None:
+        """Count a loss; a change of `size` since the last one begins a new row."""
+        self.num_lost = self.num_lost + 1 if size == self._size else 1
+        self._size = size
+
+    def last_error(self, error: Exception, num_failures: int) -> Exception:
+        """Return the error for a request that is not sent again after `num_failures`, the last of them `error`."""
+        if self.num_lost < max(num_failures, 2):
+            return error
+        return RequestLost(
+            f"the request was sent to {self.num_lost} workers in turn, and each of them was lost without further "
+            f"output; the request may be the cause, and is not sent to another worker (the last one: {error})"
+        )
 
 
 class AttemptTimes:

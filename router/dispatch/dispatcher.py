@@ -10,7 +10,7 @@ from functools import partial
 
 from baton.engine.errors import QueueFull
 from baton.protos.worker_pb2 import RequestDelta
-from baton.router.dispatch.attempt import AttemptTimes, RetryBudget, make_command, take_failure
+from baton.router.dispatch.attempt import AttemptTimes, Losses, RetryBudget, make_command, take_failure
 from baton.router.errors import Draining, HandedOff, NoWorker, ShortOfRanks, WorkerLost
 from baton.router.generation import Generation
 from baton.router.metrics.metrics import RouterMetrics
@@ -52,6 +52,7 @@ class _Progress:
     num_prompt_logprobs: int = 0  # positions that were yielded
     attempt: int = 0  # earlier attempts
     num_failures: int = 0  # earlier attempts that count as failures
+    losses: Losses = field(default_factory=Losses)  # the failures that were losses of workers
     fingerprint: str = ""  # of the worker that generated the output so far: a different model must not continue it
     excluded: set[str] = field(default_factory=set)  # incarnations that failed it
     busy: set[str] = field(default_factory=set)  # incarnations that refused it and may still be full
@@ -137,11 +138,12 @@ class Dispatcher:
         else:
             progress.num_failures += 1
             if isinstance(error, WorkerLost):
+                progress.losses.note(len(progress.token_ids) + progress.num_prompt_logprobs)
                 progress.move()
             else:
                 progress.excluded.add(incarnation)
             if progress.num_failures > self._limits.attempts:
-                raise error
+                raise progress.losses.last_error(error, progress.num_failures) from error
         self._metrics.failovers.inc()
 
     async def _wait_for_room(self, progress: _Progress, error: QueueFull) -> None:
@@ -201,6 +203,8 @@ class Dispatcher:
                 if left_s <= 0:
                     raise
                 await self._pool.wait_change(left_s)
+        if progress.losses.num_lost and not progress.fingerprint:
+            plan = replace(plan, prefill_fallbacks=())  # it may end every prefill worker that computes its prompt
         self._pool.take_turn()
         self._metrics.planned(plan.kind.value)
         if not progress.attempt:

@@ -22,7 +22,7 @@ from baton.kvtransfer.errors import TransferError
 from baton.protos.worker_pb2 import Embedding, EmbedInput, EmbedRequest
 from baton.protos.worker_pb2_grpc import EmbeddingsStub
 from baton.router.admission.turns import Turns
-from baton.router.dispatch.attempt import RetryBudget
+from baton.router.dispatch.attempt import Losses, RetryBudget
 from baton.router.dispatch.dispatcher import FIRST_BACKOFF_S, LAST_BACKOFF_S, FailoverLimits
 from baton.router.errors import Draining, NoWorker, WorkerLost
 from baton.router.generation import PromptHashes
@@ -78,6 +78,7 @@ class _Batch:
     hashes: dict[int, PromptHashes]  # by index
     attempt: int = 0  # earlier attempts
     num_failures: int = 0  # earlier attempts in which a worker was lost
+    losses: Losses = field(default_factory=Losses)
     excluded: set[str] = field(default_factory=set)  # incarnations that failed it
     busy: set[str] = field(default_factory=set)  # incarnations that refused it and may still be full
     refused_s: float | None = None  # event loop time of the first refusal
@@ -281,8 +282,10 @@ class Embedder:
         if not isinstance(error, QueueFull):
             batch.num_failures += 1
             batch.excluded.add(worker.incarnation)
+            if isinstance(error, WorkerLost):
+                batch.losses.note(len(batch.left))
             if batch.num_failures > self._limits.attempts:
-                raise error
+                raise batch.losses.last_error(error, batch.num_failures) from error
             return
         now_s = asyncio.get_running_loop().time()
         batch.refused_s = now_s if batch.refused_s is None else batch.refused_s

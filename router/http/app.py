@@ -80,7 +80,7 @@ def make_http_app(service: RouterService) -> HttpApp:
         "/v1/embeddings": BodyRoute(EmbeddingRequest, EmbeddingsApi(service).create, intake, can_resume=False),
         "/v1/responses": BodyRoute(
             ResponseRequest,
-            ResponsesApi(service, chat).create,
+            ResponsesApi(service, chat, reader).create,
             intake,
             error_response=responses_error,
             can_resume=False,

@@ -98,6 +98,16 @@ class BodyReader:
             lane = self._long_lane
         return await lane.run(exchange, lambda: read_body(model, content))
 
+    async def convert(self, exchange: Exchange, num_bytes: int, work: Callable[[], T]) -> T:
+        """Return the result of `work` on `num_bytes` of JSON, run where a body of that size is parsed.
+
+        Raises ClientGone, and what `work` raises.
+        """
+        if num_bytes > LIGHT_BYTES or self._inline.is_used_up:
+            lane = self._lane if num_bytes < LONG_BYTES else self._long_lane
+            return await lane.run(exchange, work)
+        return self._inline.run(work)
+
     async def gunzip(self, content: Content, max_bytes: int, exchange: Exchange) -> bytes:
         """Return the decompressed body. Raises ClientGone, and HTTPException like the function `gunzip`."""
         return await self._lane.run(exchange, lambda: gunzip(content, max_bytes))

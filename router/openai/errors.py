@@ -13,7 +13,7 @@ from starlette.routing import Match, Route
 
 from baton.engine.errors import EngineError, InvalidRequest
 from baton.engine.sampling.params import SamplingParams
-from baton.router.errors import Draining, FieldError, KeyLimitReached, Overloaded, ResumeFailed
+from baton.router.errors import Draining, FieldError, KeyLimitReached, Overloaded, RequestLost, ResumeFailed
 from baton.router.openai.structured_output import GRAMMAR_FIELDS
 from baton.rpc.status import ServiceError, message_of, shortened, status_of
 
@@ -23,6 +23,7 @@ CODES: Mapping[int, str] = {401: "invalid_api_key", 404: "model_not_found"}  # O
 OWN_CODES: Mapping[type[Exception], str | int] = {Draining: "router_draining", ResumeFailed: "resume_failed"}
 TOOL_PARAMETERS = re.compile(r"tools\[\d+\]\.function\.parameters")
 RETRY_AFTER_S = "1"  # if there is no estimate
+NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}  # OpenAI's and Anthropic's clients retry other server errors
 
 
 def error_body(message: str, kind: str, param: str | None, code: str | int | None) -> dict[str, object]:
@@ -51,9 +52,11 @@ def error_response(error: Exception) -> Response:
         message = str(error.detail or http.HTTPStatus(error.status_code).phrase)
         return _response(error.status_code, error_body(message, kind, None, error.status_code), error.headers)
     http_status, body = describe(error)
-    headers = None
+    headers: Mapping[str, str] | None = None
     if http_status == 401:
         headers = {"www-authenticate": "Bearer"}
+    elif isinstance(error, RequestLost):
+        headers = NO_RETRY
     elif http_status in (429, 503):
         headers = {"retry-after": str(error.retry_after_s) if isinstance(error, Overloaded) else RETRY_AFTER_S}
     return _response(http_status, body, headers)

@@ -6,6 +6,7 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
+from baton.router.http.paced_response import PacedResponse
 from baton.router.limits import check_model
 from baton.router.openai.errors import RETRY_AFTER_S, error_body
 from baton.router.service import RouterService
@@ -57,15 +58,19 @@ class OperationsApi:
     async def metrics(self, request: Request) -> Response:
         """Return the metrics as Prometheus text, or as OpenMetrics if the client accepts it."""
         page = await self._service.metrics_page.text(request.headers.get("accept", ""))
-        return Response(page.content, media_type=page.media_type)
+        return self._page(page.content, page.media_type)
 
     async def workers(self) -> Response:
         """Return the state of the router, of every worker and of supervised processes."""
-        return Response(await self._workers.get(), media_type="application/json")
+        return self._page(await self._workers.get())
 
     async def pools(self) -> Response:
         """Return the router's report on its traffic and its workers, for autoscalers."""
-        return Response(await self._pools.get(), media_type="application/json")
+        return self._page((await self._pools.get()).encode())
+
+    def _page(self, content: bytes, media_type: str = "application/json") -> Response:
+        """Return a response whose size grows with the number of workers."""
+        return PacedResponse(content, media_type, self._service.unread, None)
 
     async def _read_readiness(self) -> dict[str, object] | None:
         if not self._service.is_ready():

@@ -1,19 +1,21 @@
 """The `/v1/responses` route."""
 
-import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from baton.router.errors import FieldError
 from baton.router.generation import Generation
+from baton.router.http.body_reader import BodyReader
 from baton.router.http.exchange import Exchange
 from baton.router.limits import check_model
 from baton.router.openai.chat import ChatApi, ChatRequest
 from baton.router.responses.conversation import (
-    Conversation,
     ConversationLoader,
+    Records,
     chat_messages,
     chat_request,
     new_response_id,
+    read_conversation,
 )
 from baton.router.responses.field_names import FieldNames
 from baton.router.responses.request import ResponseRequest
@@ -26,8 +28,8 @@ from baton.router.responses.stored import PackedInput, pack
 from baton.router.responses.storing_exchange import StoringExchange
 from baton.router.service import RouterService
 
-INLINE_ITEMS = 64  # that are converted and compressed on the event loop, in at most some 5 ms; more use a thread
-INLINE_BYTES = 1 << 16  # the same for the size of the body and the conversation
+ITEM_BYTES = 1 << 10  # of a body that take as long to parse as an item takes to be converted and compressed
+RECORD_WEIGHT = 2  # bytes of a body that take as long to parse as one of a record, which may have tiny items
 MAX_LOGPROBS = 1 << 17  # of one response; a token and its best candidates, each some 100 bytes of JSON
 
 
@@ -43,9 +45,10 @@ class _Prepared:
 class ResponsesApi:
     """Handler of requests for responses."""
 
-    def __init__(self, service: RouterService, chat: ChatApi) -> None:
+    def __init__(self, service: RouterService, chat: ChatApi, reader: BodyReader) -> None:
         self._service = service
         self._chat = chat
+        self._reader = reader
         self._off_reason = off_reason(service.config)
 
     async def create(self, body: ResponseRequest, exchange: Exchange) -> None:
@@ -56,14 +59,12 @@ class ResponsesApi:
         tenant, response_id = tenant_of(exchange.client.key), new_response_id()
         loader = ConversationLoader(service.response_store, self._off_reason, tenant, exchange.upload)
         store = service.response_store if body.store else None
-        conversation = await loader.load(body)
+        records = await loader.load(body)
         stored_id = None if store is None else response_id
-        num_bytes = 0 if exchange.upload is None else exchange.upload.num_bytes
-        if num_bytes <= INLINE_BYTES and conversation.num_items <= INLINE_ITEMS:
-            prepared = _prepare(body, conversation, stored_id)
-        else:
-            prepared = await asyncio.to_thread(_prepare, body, conversation, stored_id)
-        del conversation
+        num_body_bytes = 0 if exchange.upload is None else exchange.upload.num_bytes  # with the records
+        weight = max(num_body_bytes, RECORD_WEIGHT * records.num_bytes, ITEM_BYTES * len(body.input))
+        prepared = await self._reader.convert(exchange, weight, partial(_prepare, body, records, stored_id))
+        del records
         body.input = []
         response = ResponseObject(response_id, body, service.model.name, store is not None)
         shape: ResponsesShape | None = None
@@ -97,8 +98,9 @@ def _check_logprobs(generation: Generation) -> None:
         raise FieldError("top_logprobs", f"{text}; ask for fewer, or for a smaller max_output_tokens")
 
 
-def _prepare(body: ResponseRequest, conversation: Conversation, response_id: str | None) -> _Prepared:
+def _prepare(body: ResponseRequest, records: Records, response_id: str | None) -> _Prepared:
     """`response_id`: None if the response is not stored. Raises InvalidRequest or Internal."""
+    conversation = read_conversation(body, records)
     messages = chat_messages(body, conversation)
     names = FieldNames(messages.names)
     chat = chat_request(body, messages, names)

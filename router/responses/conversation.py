@@ -14,7 +14,15 @@ from baton.router.openai.invalid_body import invalid_body
 from baton.router.responses.chat_messages import ChatMessages
 from baton.router.responses.errors import PREVIOUS_NOT_FOUND, NotStored
 from baton.router.responses.field_names import PREVIOUS, FieldNames
-from baton.router.responses.items import ID_PREFIXES, STORED_ITEMS, InputItem, Json, ReferenceItem, stored_item
+from baton.router.responses.items import (
+    ID_PREFIXES,
+    STORED_ITEMS,
+    InputItem,
+    Json,
+    ReferenceItem,
+    count_parts,
+    stored_item,
+)
 from baton.router.responses.request import ResponseRequest, SharedFields
 from baton.router.responses.store.base import MAX_TURNS, ResponseStore, TenantId
 from baton.router.responses.stored import StoredResponse, decode, json_bytes
@@ -24,7 +32,8 @@ from baton.rpc.status import Internal
 RESPONSE_PREFIX = "resp_"
 ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[io]\d+")  # of an item of a response, after whose id it is named
 MAX_REFERENCED = 64  # responses whose items a request refers to
-MAX_JSON_BYTES = 1 << 24  # of the responses of one conversation
+MAX_JSON_BYTES = 1 << 24  # of the responses that a request continues and refers to
+MAX_PARTS = 1 << 15  # items and parts of items of these responses
 
 
 def new_response_id() -> str:
@@ -44,11 +53,6 @@ class Conversation:
     earlier: Sequence[StoredResponse]  # from the first one
     items: Sequence[InputItem]  # of the request, with references replaced by what they refer to
 
-    @property
-    def num_items(self) -> int:
-        """Number of items, of earlier responses too."""
-        return len(self.items) + sum(len(response.items) for response in self.earlier)
-
     def stored_items(self, response_id: str) -> list[Json]:
         """Return the request's items for the store."""
         return [
@@ -56,8 +60,21 @@ class Conversation:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Content of the records that a request needs, not parsed yet."""
+
+    earlier: Sequence[bytes]  # of the responses that it continues, from the first one
+    referenced: Mapping[str, bytes]  # of the responses to whose items it refers, by their ids
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of JSON."""
+        return sum(map(json_bytes, self.earlier)) + sum(map(json_bytes, self.referenced.values()))
+
+
 class ConversationLoader:
-    """Reads stored responses of one tenant."""
+    """Reads records of stored responses of one tenant."""
 
     def __init__(
         self, store: ResponseStore | None, off_reason: str | None, tenant: TenantId, upload: Upload | None = None
@@ -67,16 +84,20 @@ class ConversationLoader:
         self._off_reason = off_reason
         self._tenant = tenant
         self._upload = upload
+        self._num_bytes = 0  # of JSON in the records
 
-    async def load(self, body: ResponseRequest) -> Conversation:
-        """Return the conversation. Raises NotStored, StoreLost, Overloaded, or FieldError if it cannot be continued."""
-        earlier: Sequence[StoredResponse] = ()
+    async def load(self, body: ResponseRequest) -> Records:
+        """Return the records of a request.
+
+        Raises NotStored, StoreLost, Overloaded, Internal, or FieldError if the conversation cannot be continued.
+        """
+        earlier: Sequence[bytes] = ()
         if body.previous_response_id is not None:
             earlier = await self.chain(body.previous_response_id, PREVIOUS, PREVIOUS_NOT_FOUND)
-        return Conversation(earlier, await self._resolved(body.input))
+        return Records(earlier, await self._referenced(body.input))
 
-    async def chain(self, response_id: str, field: str, code: str) -> Sequence[StoredResponse]:
-        """Return the responses of the conversation that ends with one, from the first. Raises as `load`.
+    async def chain(self, response_id: str, field: str, code: str) -> Sequence[bytes]:
+        """Return the records of the conversation that ends with a response, from the first. Raises as `load`.
 
         `field`, `code`: for errors.
         """
@@ -87,19 +108,20 @@ class ConversationLoader:
             if chain.missing_id != response_id:
                 text = f"{named} with id '{response_id}' continues '{chain.missing_id[:128]}', which is not found."
             raise NotStored(text, field, code)
-        too_long = f"{field}: the conversation is too long to be stored; begin a new one, and send its items in input"
         if chain.is_too_long:
-            raise FieldError(field, f"{too_long} (the limit is {MAX_TURNS} responses)")
+            raise _too_long(field, f"{MAX_TURNS} responses")
         contents = [record.content for record in chain.records]
-        if sum(map(json_bytes, contents)) > MAX_JSON_BYTES:
-            raise FieldError(field, f"{too_long} (the limit is {MAX_JSON_BYTES} bytes)")
-        return await self._decoded(contents)
+        self._count(contents, field)
+        return contents
 
-    async def _decoded(self, contents: Sequence[bytes]) -> Sequence[StoredResponse]:
-        """Return the responses in records. Raises Overloaded if the router's budget for bodies has no room for them."""
+    def _count(self, contents: Sequence[bytes], field: str) -> None:
+        """Count records. Raises FieldError, or Overloaded if the router's budget for bodies has no room for them."""
+        num_bytes = sum(map(json_bytes, contents))
+        self._num_bytes += num_bytes
+        if self._num_bytes > MAX_JSON_BYTES:
+            raise _too_long(field, f"{MAX_JSON_BYTES} bytes")
         if self._upload is not None:
-            self._upload.add(sum(map(json_bytes, contents)))
-        return await decode(contents)
+            self._upload.add(num_bytes)
 
     def _needed(self, field: str) -> ResponseStore:
         if self._store is None:
@@ -108,31 +130,96 @@ class ConversationLoader:
             )
         return self._store
 
-    async def _resolved(self, items: Sequence[InputItem]) -> Sequence[InputItem]:
-        """Return the items with references replaced by what they refer to."""
-        known: dict[str, Mapping[object, Json]] = {}  # items of each response, by their ids
-        resolved: list[InputItem] = []
+    async def _referenced(self, items: Sequence[InputItem]) -> Mapping[str, bytes]:
+        """Return the records of the responses to whose items the items refer, by the responses' ids."""
+        found: dict[str, bytes] = {}
         for place, item in enumerate(items):
-            if isinstance(item, ReferenceItem):
-                item = await self._referenced(item.id, f"input[{place}].id", known)
-            resolved.append(item)
-        return resolved
-
-    async def _referenced(self, wanted: str, field: str, known: dict[str, Mapping[object, Json]]) -> InputItem:
-        store = self._needed(field)
-        match = ITEM_ID.fullmatch(wanted)
-        response_id = RESPONSE_PREFIX + match[1] if match else ""
-        if match and response_id not in known:
-            if len(known) >= MAX_REFERENCED:
+            if not isinstance(item, ReferenceItem):
+                continue
+            field = _reference_field(place)
+            store = self._needed(field)
+            response_id = _response_of(item.id)
+            if response_id is None:
+                raise _not_stored(item.id, field)
+            if response_id in found:
+                continue
+            if len(found) >= MAX_REFERENCED:
                 raise FieldError(field, f"{field}: the items belong to over {MAX_REFERENCED} responses; send the items")
             record = await store.get(self._tenant, response_id)
-            responses = () if record is None else await self._decoded([record.content])
-            known[response_id] = {each.get("id"): each for response in responses for each in response.items}
-        found = known.get(response_id, {}).get(wanted)
+            if record is None:
+                raise _not_stored(item.id, field)
+            self._count([record.content], field)
+            found[response_id] = record.content
+        return found
+
+
+def _reference_field(place: int) -> str:
+    """Return the name in errors of a reference in the request's input."""
+    return f"input[{place}].id"
+
+
+def _response_of(wanted: str) -> str | None:
+    """Return the id of the response with an item; None if no item has such an id."""
+    match = ITEM_ID.fullmatch(wanted)
+    return None if match is None else RESPONSE_PREFIX + match[1]
+
+
+def _too_long(field: str, limit: str) -> FieldError:
+    text = f"{field}: the conversation is too long to be stored; begin a new one, and send its items in input"
+    return FieldError(field, f"{text} (the limit is {limit})")
+
+
+def _not_stored(wanted: str, field: str) -> NotStored:
+    return NotStored(f"Item with id '{wanted[:128]}' not found. Only items of stored responses are kept.", field)
+
+
+class _Reader:
+    """Parser of records, which counts the items and their parts in all of them."""
+
+    def __init__(self) -> None:
+        self._num_parts = 0
+
+    def read(self, content: bytes, field: str) -> StoredResponse:
+        """Return the response in a record. Raises FieldError for too many items and parts, and Internal."""
+        response = decode(content)
+        self._num_parts += count_parts(response.items)
+        if self._num_parts > MAX_PARTS:
+            raise _too_long(field, f"{MAX_PARTS} items and parts of items")
+        return response
+
+
+def read_responses(contents: Sequence[bytes], field: str) -> list[StoredResponse]:
+    """Return the responses in the records of a conversation; takes long, like `decode`.
+
+    `field`: for errors. Raises FieldError for too many items and parts of items, and Internal for damaged records.
+    """
+    reader = _Reader()
+    return [reader.read(content, field) for content in contents]
+
+
+def read_conversation(body: ResponseRequest, records: Records) -> Conversation:
+    """Parse a request's records, and replace references by the items that they stand for; takes long, like `decode`.
+
+    Raises NotStored, FieldError for too many items and parts of items, and Internal for damaged records.
+    """
+    reader = _Reader()
+    earlier = [reader.read(content, PREVIOUS) for content in records.earlier]
+    known: dict[str, Mapping[object, Json]] = {}  # items of each response, by their ids
+    items: list[InputItem] = []
+    for place, item in enumerate(body.input):
+        if not isinstance(item, ReferenceItem):
+            items.append(item)
+            continue
+        field, response_id = _reference_field(place), _response_of(item.id)
+        assert response_id is not None
+        if response_id not in known:
+            response = reader.read(records.referenced[response_id], field)
+            known[response_id] = {each.get("id"): each for each in response.items}
+        found = known[response_id].get(item.id)
         if found is None:
-            raise NotStored(f"Item with id '{wanted[:128]}' not found. Only items of stored responses are kept.", field)
-        [item] = stored_items([found])
-        return item
+            raise _not_stored(item.id, field)
+        items += stored_items([found])
+    return Conversation(earlier, items)
 
 
 def stored_items(items: Sequence[Json]) -> list[InputItem]:

@@ -1,6 +1,6 @@
 """Input items of a response: messages, function calls and their outputs, reasoning, references to stored items."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidatorFunctionWrapHandler
@@ -142,7 +142,7 @@ class BoundedItems:
         """pydantic: how the field is checked."""
 
         def check(value: object, validate: ValidatorFunctionWrapHandler) -> object:
-            num_parts = _num_parts(value) if isinstance(value, list) else 0
+            num_parts = count_parts(value) if isinstance(value, list) else 0
             if num_parts > MAX_PARTS:
                 counts = {"num": num_parts, "count": MAX_PARTS}
                 text = "has {num} items and parts of items, but at most {count} are accepted"
@@ -156,7 +156,8 @@ class BoundedItems:
         return {**handler(core_schema), "maxItems": MAX_PARTS}
 
 
-def _num_parts(items: list[object]) -> int:
+def count_parts(items: Sequence[object]) -> int:
+    """Return the number of items and of the parts of their contents, outputs and summaries."""
     parts = (each.get(name) for each in items if isinstance(each, dict) for name in ("content", "output", "summary"))
     return len(items) + sum(len(each) for each in parts if isinstance(each, list))
 

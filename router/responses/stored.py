@@ -11,7 +11,7 @@ import orjson
 from baton.router.responses.items import Json
 from baton.rpc.status import Internal
 
-INLINE_BYTES = 1 << 16  # of JSON that is compressed or read on the event loop, in at most some 2 ms
+INLINE_BYTES = 1 << 16  # of JSON that is compressed on the event loop, in at most some 2 ms
 MAX_BYTES = 1 << 26  # of the JSON of one record, more than any request and its response have
 LEVEL = 1  # of zlib: higher ones take several times the time and save a tenth
 HEAD = struct.Struct(">III")  # bytes of the JSON of the input and of the response, compressed bytes of the input
@@ -69,14 +69,12 @@ def json_bytes(content: bytes) -> int:
     return int(num_input + num_response)
 
 
-async def decode(contents: Sequence[bytes]) -> list[StoredResponse]:
-    """Return the responses in records, whose sizes the caller has checked. Raises Internal if one is damaged."""
-    if sum(map(json_bytes, contents)) <= INLINE_BYTES:
-        return list(map(_decode, contents))
-    return await asyncio.to_thread(lambda: list(map(_decode, contents)))
+def decode(content: bytes) -> StoredResponse:
+    """Return the response in a record. Raises Internal if it is damaged.
 
-
-def _decode(content: bytes) -> StoredResponse:
+    It holds the GIL for some 20 ms if the record is large: call it on a thread.
+    """
+    json_bytes(content)
     num_input, num_response, num_packed = HEAD.unpack_from(content)
     packed, response = content[HEAD.size : HEAD.size + num_packed], content[HEAD.size + num_packed :]
     try:

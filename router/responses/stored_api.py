@@ -15,7 +15,7 @@ from baton.router.auth.client import Client
 from baton.router.errors import FieldError
 from baton.router.http.headers import read_headers
 from baton.router.http.paced_response import PacedResponse
-from baton.router.responses.conversation import ConversationLoader
+from baton.router.responses.conversation import ConversationLoader, read_responses
 from baton.router.responses.errors import NOT_FOUND, NotStored, error_response
 from baton.router.responses.items import Json
 from baton.router.responses.request import ID_PATTERN
@@ -105,7 +105,8 @@ class StoredResponsesApi:
             client, page = self._client(request), read_page(request.query_params)
             loader = ConversationLoader(self._needed(response_id), None, tenant_of(client.key))
             async with self._reads:
-                *earlier, last = await loader.chain(response_id, RESPONSE_ID, NOT_FOUND)
+                contents = await loader.chain(response_id, RESPONSE_ID, NOT_FOUND)
+                *earlier, last = await asyncio.to_thread(read_responses, contents, RESPONSE_ID)
                 items = [item for each in earlier for item in each.items]
                 return await self._json(client, page.body([*items, *last.input]))
         except (EngineError, ServiceError) as error:
@@ -137,8 +138,7 @@ class StoredResponsesApi:
         record = await self._needed(response_id).get(tenant, response_id)
         if record is None:
             raise self._not_found(response_id)
-        [response] = await decode([record.content])
-        return response
+        return await asyncio.to_thread(decode, record.content)
 
     def _needed(self, response_id: str) -> ResponseStore:
         """Return the store. Raises NotStored if there is none, or no response can have this id."""

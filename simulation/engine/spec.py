@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from baton.settings.options import option
+from baton.settings.options import option, options_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +54,10 @@ class WorkerSpec:
         )
 
     def check(self) -> None:
-        """Raise ValueError with the first value that is impossible."""
-        for name in ("block_size", "max_num_seqs", "max_model_len", "max_queue_len", "block_bytes", "num_token_ids"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
-        for name in ("step_s", "sequence_s", "prompts_step_s", "attended_s", "first_token_id"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be 0 or more")
-        for name in ("prefill_tokens_per_s", "link_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
-        if self.num_blocks < 2:
-            raise ValueError(f"num_blocks is {self.num_blocks}, but must be 2 or more: one is for padding")
+        """Raise ValueError with the first value that is impossible: a spec may be made without its options' parser."""
+        for name, each in options_of(WorkerSpec).items():
+            if not each.help.allows(value := getattr(self, name)):
+                raise ValueError(f"{name} is {value}, but must be {each.allowed}")
         if self.max_num_batched_tokens <= self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, but must exceed max_num_seqs "

@@ -120,7 +120,7 @@ HUGE = [
 
 @pytest.mark.parametrize("grammar", HUGE, ids=lambda grammar: grammar.source[:60])
 def test_huge_counts_are_refused_and_are_no_fault(grammar: Grammar) -> None:
-    with pytest.raises(ValueError, match=r"has over 9 digits|must be at most 1000000000"):
+    with pytest.raises(ValueError, match=r"has over 9 digits|must be at most 1000000000|to 1000000000"):
         grammar.check()
     has_short_forced_texts(grammar)
     is_cheap(grammar)

@@ -10,7 +10,7 @@ from baton.protos import worker_pb2
 from baton.router import app
 from baton.router.config import RouterConfig
 from baton.router.http import server as http_server
-from tests.faults.unread import NUM_COMPLETIONS, Path, open_windows, unread_stream, unread_streams
+from tests.faults.unread import NUM_COMPLETIONS, RECEIVE_BYTES, Path, open_windows, unread_stream, unread_streams
 from tests.unit.router.running_router import DEADLINE_S, RunningRouter, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
 
@@ -160,6 +160,22 @@ async def test_a_stalled_request_is_aborted_at_its_worker(monkeypatch: pytest.Mo
         await until(lambda: len(worker.aborted) == 1)
         await until_idle(router)
         assert [each["inflight"] for each in (await router.http.get("/workers")).json()["workers"]] == [0]
+
+
+async def test_a_page_that_grows_with_the_workers_counts_too() -> None:
+    worker = ScriptedWorker()
+    worker.load.peer_transports.update({f"peer-{place}": "a" * 100 for place in range(4000)})
+    loop = asyncio.get_running_loop()
+    async with running_router(worker) as router:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", int(router.url.rpartition(":")[2])))
+            await loop.sock_sendall(client, b"GET /workers HTTP/1.1\r\nhost: x\r\n\r\n")
+            await until_metric(router, "router_unread_bytes", 10_000)
+        async with asyncio.timeout(DEADLINE_S):
+            while await metric(router, "router_unread_bytes"):
+                await asyncio.sleep(0.01)
 
 
 @STREAMS
