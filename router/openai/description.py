@@ -128,7 +128,7 @@ class Description:
         for path in kserve.GETS:
             schema["paths"][path] = {"get": self._operation(path, known, GET_ERRORS.get(path, {}))}
         for path, model in self._posts.items():
-            schema["paths"][path] = {"post": self._post(path, model, known)}
+            schema["paths"].setdefault(path, {})["post"] = self._post(path, model, known)
         return schema
 
     def _post(self, path: str, model: type[BaseModel], known: Mapping[Any, Json]) -> Json:
