@@ -60,7 +60,7 @@ class Progress:
         return custom_id in self.succeeded or custom_id in self.failed
 
 
-class _Part:
+class JournalPart:
     """One of the two files. Lines that arrive during a write are written and synced together after it."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
@@ -109,7 +109,7 @@ class Journal:
             path = folder / name / CONTENT
             ids.update(_recover(path))
             self.num_bytes += path.stat().st_size if path.exists() else 0
-        self._output, self._errors = (_Part(folder / name / CONTENT, disk) for name in (OUTPUT, ERRORS))
+        self._output, self._errors = (JournalPart(folder / name / CONTENT, disk) for name in (OUTPUT, ERRORS))
 
     async def append(self, result: LineResult) -> None:
         """Write the result of a request that has none yet. Raises FolderLost."""

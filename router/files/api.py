@@ -1,14 +1,14 @@
 """The routes of `/v1/files`."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any, BinaryIO
 
 import orjson
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from baton.router.errors import Overloaded
 from baton.router.files.errors import OFF, UnknownId, error_response
@@ -41,6 +41,32 @@ FORM: dict[str, Any] = {  # for /openapi.json
         },
     },
 }
+
+
+class _Content(Response):
+    """Response with an open file, which it closes.
+
+    Its end is sent with the last bytes: the client may send its next request at once.
+    """
+
+    def __init__(self, files: FileStore, file: BinaryIO, num_bytes: int) -> None:
+        self._files = files
+        self._file = file
+        self._num_bytes = num_bytes
+        headers = {"content-length": str(num_bytes)}
+        super().__init__(headers=headers, media_type="application/octet-stream")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        request, num_left = Request(scope, receive), self._num_bytes
+        with self._file as file:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            has_more = True
+            while has_more and not await request.is_disconnected():
+                chunk = await self._files.disk.run(lambda: file.read(READ_BYTES))
+                num_left -= len(chunk)
+                has_more = bool(chunk) and num_left > 0
+                await send({"type": "http.response.body", "body": chunk, "more_body": has_more})
 
 
 class FilesApi:
@@ -88,8 +114,7 @@ class FilesApi:
         tenant, files = self._begin(request)
         record = await self._find(files, tenant, file_id)
         file = await files.disk.run(lambda: files.folder.open(tenant, file_id))
-        headers = {"content-length": str(record.num_bytes)}
-        return StreamingResponse(_chunks(files, file), headers=headers, media_type="application/octet-stream")
+        return _Content(files, file, record.num_bytes)
 
     async def delete(self, file_id: str, request: Request) -> Response:
         """Delete a file. Raises Conflict while a batch needs it."""
@@ -135,14 +160,6 @@ def add_file_routes(app: FastAPI, service: RouterService) -> None:
 
 async def _handle(_request: Request, error: Exception) -> Response:
     return error_response(error)
-
-
-async def _chunks(files: FileStore, file: BinaryIO) -> AsyncIterator[bytes]:
-    try:
-        while chunk := await files.disk.run(lambda: file.read(READ_BYTES)):
-            yield chunk
-    finally:
-        file.close()
 
 
 def _json(body: object) -> Response:

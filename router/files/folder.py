@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from baton.router.errors import FieldError
 from baton.router.files.durable import move, sync_folder, try_lock, write_file
 from baton.router.files.errors import UnknownId
 from baton.router.files.quota import FolderLimits, Quota
@@ -53,6 +54,8 @@ class IncomingFile:
 
     def write(self, data: bytes) -> None:
         """Append data. Raises FieldError if there is no room for it."""
+        if self.num_bytes + len(data) > self._quota.limits.file_bytes:
+            raise FieldError("file", f"the file has over {self._quota.limits.file_bytes} bytes, the maximum")
         if self.num_bytes + len(data) > self._claimed:
             self._claim(max(self.num_bytes + len(data), self._claimed + GROWTH_BYTES))
         view = memoryview(data)

@@ -1,6 +1,8 @@
 """Files and batches through the real client, over real HTTP."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,24 @@ from tests.unit.router.running_router import RunningRouter, http_client, running
 from tests.unit.router.scripted_worker import ScriptedWorker
 
 
-def keyed(router: RunningRouter, key: str) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{router.url}/v1", api_key=key, max_retries=0, http_client=http_client())
+@asynccontextmanager
+async def keyed(router: RunningRouter, *keys: str) -> AsyncIterator[list[AsyncOpenAI]]:
+    """Yield a client with each key."""
+    async with AsyncExitStack() as stack:
+        url = f"{router.url}/v1"
+        yield [
+            await stack.enter_async_context(
+                AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http_client())
+            )
+            for key in keys
+        ]
 
 
 async def test_files_are_uploaded_listed_read_and_deleted(tmp_path: Path) -> None:
     async with running_router(files_dir=str(tmp_path / "files")) as router:
         files = router.openai.files
         content = b"\r\n--x\x00\n" * 300_000
-        created = [
-            await files.create(file=(f"../é{number}.jsonl", content), purpose="batch") for number in range(3)
-        ]
+        created = [await files.create(file=(f"../é{number}.jsonl", content), purpose="batch") for number in range(3)]
         assert [(each.bytes, each.filename, each.purpose) for each in created] == [
             (len(content), f"../é{number}.jsonl", "batch") for number in range(3)
         ]
@@ -68,9 +77,8 @@ async def test_files_are_bounded_in_bytes_for_a_tenant_and_in_all(tmp_path: Path
     secrets = {name: keys.add(name) for name in names}
     mib = 1 << 20
     options: Any = {"files_dir": str(tmp_path / "files"), "files_bytes": 4 * mib, "api_keys_file": str(keys.path)}
-    async with running_router(**options) as router:
-        clients = [keyed(router, secrets[name]) for name in names]
-        with pytest.raises(openai.BadRequestError, match="no room for"):
+    async with running_router(**options) as router, keyed(router, *secrets.values()) as clients:
+        with pytest.raises(openai.BadRequestError, match="over 1048576 bytes"):
             await clients[0].files.create(file=("a", b"x" * (mib + 1000)), purpose="batch")
         for client in clients[:4]:
             await client.files.create(file=("a", b"x" * (mib - 5000)), purpose="batch")
@@ -92,9 +100,7 @@ async def test_without_a_folder_an_error_names_the_option() -> None:
             router.openai.files.list(),
             router.openai.batches.list(),
             router.openai.files.create(file=b"x", purpose="batch"),
-            router.openai.batches.create(
-                input_file_id="file-1", endpoint="/v1/completions", completion_window="24h"
-            ),
+            router.openai.batches.create(input_file_id="file-1", endpoint="/v1/completions", completion_window="24h"),
         ):
             with pytest.raises(openai.NotFoundError, match="--files-dir"):
                 await attempt
@@ -102,7 +108,7 @@ async def test_without_a_folder_an_error_names_the_option() -> None:
 
 async def test_a_batch_has_the_responses_of_single_requests(tmp_path: Path) -> None:
     async with running_router(ScriptedWorker(), files_dir=str(tmp_path)) as router:
-        lines = [chat_line(f"line-{number}", f"Question {number}") for number in range(40)]
+        lines = [chat_line(f"line-{number}", f"Question {number % 7}", seed=number) for number in range(40)]
         wrong = chat_line("wrong", temperature=-1)
         streamed = chat_line("streamed", stream=True)
         batch = await start(router.openai, [*lines, wrong, b"", streamed], metadata={"a": "b"})
@@ -194,8 +200,7 @@ async def test_a_batch_is_its_tenants_and_fails_when_its_key_is_removed(tmp_path
     worker = ScriptedWorker()
     worker.go_on.clear()
     options: Any = {"files_dir": str(tmp_path / "files"), "api_keys_file": str(keys.path), "batch_inflight": 2}
-    async with running_router(worker, **options) as router:
-        client, stranger = keyed(router, one), keyed(router, other)
+    async with running_router(worker, **options) as router, keyed(router, one, other) as (client, stranger):
         batch = await start(client, [chat_line(f"{number}", max_tokens=1 + number) for number in range(20)])
         for attempt in (stranger.batches.retrieve, stranger.batches.cancel):
             with pytest.raises(openai.NotFoundError):
@@ -215,7 +220,7 @@ async def test_a_batch_is_its_tenants_and_fails_when_its_key_is_removed(tmp_path
         assert batch.status == "failed"
         assert batch.errors is not None
         assert [each.code for each in batch.errors.data or ()] == ["invalid_api_key"]
-        output, errors = (await results(client, each) for each in (batch.output_file_id, batch.error_file_id))
+        output, errors = [await results(client, each) for each in (batch.output_file_id, batch.error_file_id)]
         assert len(output) + len(errors) == 20
         assert len(output) >= 1
 
@@ -225,13 +230,14 @@ async def test_refused_requests_run_again(tmp_path: Path) -> None:
     key = keys.add("one", max_inflight=1)
     worker = ScriptedWorker()
     options: Any = {"files_dir": str(tmp_path / "files"), "api_keys_file": str(keys.path)}
-    async with running_router(worker, **options) as router:
-        client = keyed(router, key)
+    async with running_router(worker, **options) as router, keyed(router, key) as (client,):
         batch = await ended(client, await start(client, [chat_line(f"{number}") for number in range(10)]))
         assert batch.status == "completed"
         assert len(await results(client, batch.output_file_id)) == 10
         page = (await router.http.get("/metrics")).text
-        [repeated] = [line for line in page.splitlines() if line.startswith("baton:batch_requests_repeated_total{") and "refused" in line]
+        [repeated] = [
+            line
+            for line in page.splitlines()
+            if line.startswith("baton:batch_requests_repeated_total{") and "refused" in line
+        ]
         assert float(repeated.rsplit(" ", 1)[1]) > 0
-
-
