@@ -255,8 +255,9 @@ class Scheduler:
         self.waiting.add(request)
 
     def _admit(self, schedule: Schedule, remaining: RemainingBudget, below: int | None = None) -> None:
-        """Admit waiting requests of a priority below `below` in order, each with blocks for all its tokens, so that none starves.
+        """Admit waiting requests in order, each with blocks for all its tokens, so that none starves.
 
+        `below`: only those of a lower priority number. None: all.
         Remote prefills are limited by blocks alone: they join the batch only after their KV has arrived. Requests that
         cannot be sampled yet, because their grammar is being compiled, get at most half of the batch; the rest of them
         wait and hold up no other request.

@@ -117,7 +117,8 @@ class BatchFolder:
 
     def of_tenant(self, tenant: TenantId) -> list[StoredBatch]:
         """Return all batches of a tenant, the oldest first."""
-        base, found = self._base(tenant), dict[str, StoredBatch]()
+        base = self._base(tenant)
+        found: dict[str, StoredBatch] = {}
         for name in (ACTIVE, ENDED):
             for path in (base / name).iterdir():
                 with suppress(FileNotFoundError, ValueError):
