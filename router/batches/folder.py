@@ -20,6 +20,7 @@ from collections.abc import Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import RLock
 
 from baton.router.batches.record import BatchRecord, decode
 from baton.router.errors import FieldError, Overloaded
@@ -64,11 +65,15 @@ class OwnedBatch:
         self.tenant = tenant
         self.folder = folder
         self._lock = lock
+        self._writing = RLock()  # a write that a cancelled caller left ends before the ownership does
+        self._is_owner = True
         self.record = decode((folder / RECORD).read_bytes())
 
     def save(self, *, durable: bool = True) -> None:
-        """Store the record."""
-        write_file(self.folder / RECORD, self.record.encoded(), durable=durable)
+        """Store the record; no-op after `release`."""
+        with self._writing:
+            if self._is_owner:
+                write_file(self.folder / RECORD, self.record.encoded(), durable=durable)
 
     def is_cancelled(self) -> bool:
         """Return whether a client has cancelled the batch."""
@@ -76,15 +81,20 @@ class OwnedBatch:
 
     def end(self) -> None:
         """Store the final record, and move the batch to those that have ended."""
-        self.save()
-        for name in ("output", "errors"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-        move(self.folder, self.folder.parents[1] / ENDED / self.folder.name)
+        with self._writing:
+            if not self._is_owner:
+                return
+            self.save()
+            for name in ("output", "errors"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+            move(self.folder, self.folder.parents[1] / ENDED / self.folder.name)
         _forget_oldest(self.folder.parents[1] / ENDED)
 
     def release(self) -> None:
         """Give up the ownership."""
-        os.close(self._lock)
+        with self._writing:
+            self._is_owner = False
+            os.close(self._lock)
 
 
 class BatchFolder:
@@ -147,7 +157,7 @@ class BatchFolder:
         """Return the batches that have not ended, the oldest first, without those whose ids are in `known`."""
         found = []
         for tenant in self._files.tenants.iterdir():
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, NotADirectoryError):
                 for path in (tenant / "batches" / ACTIVE).iterdir():
                     if path.name not in known:
                         found.extend(_candidate(TenantId(tenant.name), path))

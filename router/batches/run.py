@@ -32,6 +32,7 @@ from baton.rpc.status import Unauthenticated
 WATCH_S = 1.0  # between two looks for a cancellation, and between two stores of the counts
 QUOTA_S = 5.0  # between two checks of the tenant's bytes
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.25, 30.0
+MAX_BYTES = 32 << 20  # of the lines of requests in flight; a larger line is alone
 NUM_WRITTEN = 1000  # results of requests that were not run, written together
 NOT_RUN: dict[Outcome, LineResult] = {
     "expired": LineResult(
@@ -79,6 +80,8 @@ class BatchRun:
         self._pending: deque[Line] = deque()
         self._resumes_s = 0.0  # after a refusal, on the loop's clock
         self._backoff_s = MIN_BACKOFF_S
+        self._inflight: dict[asyncio.Task[None], asyncio.Task[LineExchange]] = {}  # by the tasks that await them
+        self._num_bytes = 0  # of the lines of requests in flight
 
     async def run(self) -> None:
         """Run the batch to its end. Raises FolderLost."""
@@ -167,44 +170,47 @@ class BatchRun:
 
     async def _drive(self, file: BinaryIO, journal: Journal) -> None:
         """Start all pending requests as there is room, and wait for their results."""
-        loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        loop, tasks = asyncio.get_running_loop(), self._inflight
         try:
             while self._pending or tasks:
-                if not self._pending:
+                if not self._pending or (tasks and self._num_bytes > MAX_BYTES):
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 elif loop.time() < self._resumes_s:
                     await asyncio.sleep(self._resumes_s - loop.time())
                 else:
-                    tasks.add(await self._start(file, self._pending.popleft(), journal))
+                    await self._start(file, self._pending.popleft(), journal)
                 for task in [each for each in tasks if each.done()]:
-                    tasks.remove(task)
+                    del tasks[task]
                     task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            rest = [*tasks, *tasks.values()]
+            for each in rest:
+                each.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
 
-    async def _start(self, file: BinaryIO, line: Line, journal: Journal) -> asyncio.Task[None]:
-        """Start a request once there is room; the task ends with its result. Raises BatchFailed without its key."""
+    async def _start(self, file: BinaryIO, line: Line, journal: Journal) -> None:
+        """Start a request once there is room. Raises BatchFailed without its key."""
         endpoint, lines = self._record.endpoint, self._parts.lines
         body = await self._disk.run(partial(request_body, file, line))
         try:
             client = lines.client(self._record.key_name)
         except Unauthenticated:
-            text = f"The API key '{self._record.key_name}', which created the batch, is no longer valid."
+            name = self._record.key_name
+            text = f"The API key '{name}', which created the batch, is no longer valid."
+            if name is None:
+                text = "The batch was created without an API key, and the server needs one now."
             raise BatchFailed(BatchError("invalid_api_key", text)) from None
         work = lines.run(endpoint, body, client)
         request = await self._parts.slots.start(num_completions(endpoint, body), work)
-        return asyncio.create_task(self._finish_line(line, request, journal))
+        self._num_bytes += line.length
+        self._inflight[asyncio.create_task(self._finish_line(line, request, journal))] = request
 
     async def _finish_line(self, line: Line, request: asyncio.Task[LineExchange], journal: Journal) -> None:
         """Write the result of a request, or make it pending again."""
         try:
             await asyncio.wait([request])
         finally:
-            if not request.done():
-                request.cancel()
-                await asyncio.gather(request, return_exceptions=True)
+            self._num_bytes -= line.length
         if request.cancelled():
             self._pending.appendleft(line)
             return

@@ -161,13 +161,17 @@ class FileFolder:
     def sweep(self) -> None:
         """Delete expired files, and what routers that ended left of uploads and deletions."""
         for tenant in self.tenants.iterdir():
-            for path in (tenant / "files").iterdir():
-                with suppress(FileNotFoundError, ValueError, UnknownId):
-                    if decode((path / RECORD).read_bytes()).is_expired:
-                        self.delete(TenantId(tenant.name), path.name)
-            for path in (tenant / "incoming").iterdir():
-                if _is_abandoned(path):
-                    shutil.rmtree(path, ignore_errors=True)
+            with suppress(FileNotFoundError, NotADirectoryError):
+                for path in (tenant / "files").iterdir():
+                    self._delete_expired(TenantId(tenant.name), path)
+                for path in (tenant / "incoming").iterdir():
+                    if _is_abandoned(path):
+                        shutil.rmtree(path, ignore_errors=True)
+
+    def _delete_expired(self, tenant: TenantId, path: Path) -> None:
+        with suppress(FileNotFoundError, ValueError, UnknownId):
+            if decode((path / RECORD).read_bytes()).is_expired:
+                self.delete(tenant, path.name)
 
     def _path(self, tenant: TenantId, file_id: str) -> Path:
         if not FILE_ID.fullmatch(file_id):
