@@ -155,7 +155,7 @@ class BatchFolder:
 
     def candidates(self, known: Set[str]) -> list[Candidate]:
         """Return the batches that have not ended, the oldest first, without those whose ids are in `known`."""
-        found = []
+        found: list[Candidate] = []
         for tenant in self._files.tenants.iterdir():
             with suppress(FileNotFoundError, NotADirectoryError):
                 for path in (tenant / "batches" / ACTIVE).iterdir():
