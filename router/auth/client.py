@@ -131,6 +131,17 @@ class KeyRing:
 
     def find(self, digest: bytes) -> Client | None:
         """Return the client with the key of this digest; None if it is unknown or expired."""
+        self._refresh()
+        return self._valid(digest)
+
+    def named(self, name: str) -> Client | None:
+        """Return the client with the key of this name; None if it is unknown or expired."""
+        self._refresh()
+        digest = self._digests.get(name)
+        return None if digest is None else self._valid(digest)
+
+    def _refresh(self) -> None:
+        """Check the file for changes if that is due, and use its current version."""
         if self._check is not None and self._clock() - self._checked_s >= CHECK_INTERVAL_S:
             self._checked_s = self._clock()
             self._check.run()
@@ -138,17 +149,13 @@ class KeyRing:
             self._in_use = in_file
             self._take(in_file)
             logger.info("%d API keys are in use now", len(self))
+
+    def _valid(self, digest: bytes) -> Client | None:
         client = self._clients.get(digest)
         if client is None or client.key is None:
             return None
         expires_s = client.key.expires_s
         return client if expires_s is None or time.time() < expires_s else None
-
-    def named(self, name: str) -> Client | None:
-        """Return the client with the key of this name; None if it is unknown or expired."""
-        digest = self._digests.get(name)
-        client = None if digest is None else self.find(digest)  # which may replace the keys
-        return client if client is not None and client.key is not None and client.key.name == name else None
 
     def _read_if_changed(self, file: KeysFile) -> None:
         """Read the file if it has changed. An invalid file leaves the keys unchanged. Called in the check's thread."""
