@@ -13,7 +13,7 @@ import openai
 from openai.types import Batch
 
 from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_workers
-from tests.integration.worker_process import worker_processes
+from tests.integration.worker_process import worker_process, worker_processes
 from tests.unit.router.batches.batch_client import CHAT, chat_line, ended, results, start
 
 NUM_LINES = 60
@@ -124,3 +124,29 @@ async def test_the_death_of_its_router_moves_a_batch_to_another(tmp_path: Path) 
         assert output.keys() | errors.keys() == {line["custom_id"] for line in lines()}
         assert len(output) + len(errors) == NUM_LINES
         assert json.dumps(errors).count("batch_cancelled") == len(errors)
+
+
+async def test_embeddings_and_completions_in_batches(tmp_path: Path) -> None:
+    async with worker_process("both", MODEL, tmp_path, "--dtype=float32", "--pooling=last") as worker:
+        flags = ("--port=0", f"--workers={worker.address}", f"--files-dir={tmp_path / 'files'}")
+        async with router_process(tmp_path, *flags) as router, router.client() as http:
+            await wait_workers(http, 1)
+            api_client = httpx.AsyncClient(trust_env=False, verify=False, timeout=60)
+            base_url = f"{router.url}/v1"
+            async with openai.AsyncOpenAI(base_url=base_url, api_key="none", http_client=api_client) as client:
+                bodies: dict[str, dict[str, Any]] = {
+                    "/v1/embeddings": {"input": ["one", "two"]},
+                    "/v1/completions": {"prompt": ["def f", "class A"], "n": 2, "seed": 1, "max_tokens": 5},
+                }
+                for url, body in bodies.items():
+                    lines = [
+                        {"custom_id": f"{number}", "method": "POST", "url": url, "body": body} for number in range(9)
+                    ]
+                    batch = await ended(client, await start(client, lines, endpoint=url))
+                    assert batch.status == "completed"
+                    output = await results(client, batch.output_file_id)
+                    single = (await http.post(url, json=body)).json()
+                    parts = "data" if url == "/v1/embeddings" else "choices"
+                    assert len(output) == 9
+                    for line in output.values():
+                        assert line["response"]["body"][parts] == single[parts]
