@@ -4,7 +4,9 @@ import asyncio
 import gc
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -12,9 +14,11 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from baton.deployment.local import ports
+from baton.engine.grammar import trial
 from baton.process.environment import prepare_environment
 from tests.flaky import OPTION, Rerun
 from tests.fork_server import ForkServer, Launcher, spawn
+from tests.forked_trial import ForkedTrial
 
 # Torch's threads wait for each other by spinning. Two of them take twice the time of one for models as small as those
 # here, and ten times as long beside the processes that tests start. Read when torch is imported.
@@ -105,6 +109,7 @@ def forked_processes(request: pytest.FixtureRequest, fork_server: ForkServer) ->
     with pytest.MonkeyPatch.context() as patch:
         if not request.config.getoption(SPAWN):
             patch.setattr(asyncio, "create_subprocess_exec", Launcher(lambda: fork_server.path, is_nested=False))
+            patch.setattr(trial, "Popen", partial(ForkedTrial, lambda: fork_server.path))
         yield
 
 
@@ -113,4 +118,5 @@ def spawned_processes() -> Iterator[None]:
     """Start a module's processes as production does: for tests of their command lines, parents or children."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asyncio, "create_subprocess_exec", spawn)
+        patch.setattr(trial, "Popen", Popen)
         yield

@@ -24,11 +24,16 @@ from asyncio import StreamReader
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Callable, Sequence
 from fcntl import F_DUPFD, fcntl
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from baton.engine.grammar import trial
+from tests.forked_trial import ForkedTrial, send_request
+
 PRELOADED = (
     "baton.decode_worker.worker",
+    "baton.engine.grammar.xgrammar_backend",
     "baton.prefill_worker.worker",
     "baton.router.app",
     "baton.simulation.workers",
@@ -96,9 +101,7 @@ class ForkedProcess:
 
     async def start(self, request: dict[str, object], files: dict[int, int]) -> None:
         """Send the request, with our files by the number that they get there, and wait for the process id."""
-        message = json.dumps({**request, "numbers": list(files)}).encode()
-        socket.send_fds(self._connection, [len(message).to_bytes(4, "big")], list(files.values()))
-        self._connection.sendall(message)
+        send_request(self._connection, request, files)
         loop = asyncio.get_running_loop()
         self._connection.setblocking(False)
         self.pid = int.from_bytes(await loop.sock_recv(self._connection, 4), "big")
@@ -279,6 +282,7 @@ def _run_forked(request: dict[str, Any], files: list[int], server: str) -> NoRet
     try:
         _become(request, files)
         asyncio.create_subprocess_exec = Launcher(lambda: server, is_nested=True)
+        trial.Popen = partial(ForkedTrial, lambda: server)  # type: ignore[misc,assignment]
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as end:

@@ -9,13 +9,13 @@ import contextlib
 import json
 import os
 import select
-import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Protocol
 
 import psutil
@@ -56,7 +56,7 @@ class ProcessTrial:
         self._argv = [sys.executable, "-P", "-m", MODULE, str(directory), str(vocab_size), eos]
         self._running = threading.Lock()  # held by `run`
         self._lock = threading.Lock()  # guards the next two
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Popen[bytes] | None = None
         self._is_closed = False
         self._end_with_self: weakref.finalize[..., ProcessTrial] = weakref.finalize(self, _nothing)
 
@@ -88,7 +88,7 @@ class ProcessTrial:
                 _end(process)
         raise InvalidRequest("its compilation needs too much memory, or is not possible")
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _started(self) -> "Popen[bytes]":
         """Return the process, which is started if there is none."""
         with self._lock:
             if self._is_closed:
@@ -98,10 +98,10 @@ class ProcessTrial:
                 return process
             if process is not None:
                 _end(process)
-            process = self._process = subprocess.Popen(
+            process = self._process = Popen(
                 self._argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=PIPE,
+                stdout=PIPE,
                 env={**os.environ, **VARIABLES},
                 start_new_session=True,  # Ctrl-C is for the worker, with which it ends
             )
@@ -155,14 +155,14 @@ def _nothing() -> None:
     """Do nothing: no process has started."""
 
 
-def _send(process: "subprocess.Popen[bytes]", message: Mapping[str, object]) -> None:
+def _send(process: "Popen[bytes]", message: Mapping[str, object]) -> None:
     assert process.stdin is not None
     body = json.dumps(message).encode()
     process.stdin.write(len(body).to_bytes(HEADER_BYTES, "big") + body)
     process.stdin.flush()
 
 
-def _receive(process: "subprocess.Popen[bytes]", timeout_s: float) -> str | None:
+def _receive(process: "Popen[bytes]", timeout_s: float) -> str | None:
     """Return the problem that the process reports. Raises EOFError if it ends.
 
     Ends the process after the timeout; raises InvalidRequest then, or QueueFull if the machine is busy.
@@ -184,7 +184,7 @@ def _receive(process: "subprocess.Popen[bytes]", timeout_s: float) -> str | None
     return problem
 
 
-def _end(process: "subprocess.Popen[bytes]") -> int:
+def _end(process: "Popen[bytes]") -> int:
     """End a process, unless it has ended, and return its status."""
     process.kill()
     for pipe in (process.stdin, process.stdout):
@@ -194,7 +194,7 @@ def _end(process: "subprocess.Popen[bytes]") -> int:
     return process.wait()
 
 
-def _cpu_s(process: "subprocess.Popen[bytes]") -> float:
+def _cpu_s(process: "Popen[bytes]") -> float:
     try:
         times: Sequence[float] = psutil.Process(process.pid).cpu_times()[:2]
     except psutil.Error:

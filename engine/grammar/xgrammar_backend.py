@@ -25,7 +25,6 @@ MAX_THREADS = 8  # of one compile, at most half of the cores
 ANY_OBJECT = '{"type":"object"}'
 SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
 MAX_ERROR_CHARS = 400
-NOTHING: frozenset[int] = frozenset()
 
 
 class XGrammarBackend:
@@ -71,7 +70,7 @@ class XGrammarBackend:
         hidden = self._special - found.token_ids
         bits = ~mask_of(hidden, self._num_words) if found.token_ids else self._text_bits
         compiled = self._compiler.compile_structural_tag(json.dumps(found.tag))
-        return XGrammar(compiled, bits, hidden, found.token_ids & self._special)
+        return XGrammar(compiled, bits, hidden)
 
     def _compile_text(self, grammar: Grammar) -> xgrammar.CompiledGrammar:
         """Compile a grammar that names no tokens."""
@@ -100,14 +99,11 @@ class XGrammarBackend:
 class XGrammar:
     """A compiled grammar."""
 
-    def __init__(
-        self, compiled: xgrammar.CompiledGrammar, bits: Tensor, hidden: frozenset[int], named: frozenset[int] = NOTHING
-    ) -> None:
-        """hidden: special tokens, which it never allows; bits: a mask without them. named: special tokens it allows."""
+    def __init__(self, compiled: xgrammar.CompiledGrammar, bits: Tensor, hidden: frozenset[int]) -> None:
+        """hidden: special tokens, which it never allows; bits: a mask without them."""
         self._compiled = compiled
         self._bits = bits
         self._hidden = hidden
-        self._named = named
 
     @property
     def num_bytes(self) -> int:
@@ -117,56 +113,40 @@ class XGrammar:
     def matcher(self, stop_token_ids: frozenset[int]) -> Matcher:
         """Return a matcher at the start; `stop_token_ids` end an output that is complete."""
         matcher = xgrammar.GrammarMatcher(self._compiled, override_stop_tokens=sorted(stop_token_ids))
-        hidden, named, bits = self._hidden - stop_token_ids, self._named - stop_token_ids, self._bits
+        hidden, bits = self._hidden - stop_token_ids, self._bits
         if len(hidden) < len(self._hidden):
             bits = ~mask_of(hidden, len(bits))
-        return XGrammarMatcher(matcher, bits, hidden, named)
+        return XGrammarMatcher(matcher, bits, hidden)
 
 
 class XGrammarMatcher:
     """The position of one output in its grammar."""
 
-    def __init__(
-        self, matcher: xgrammar.GrammarMatcher, bits: Tensor, hidden: frozenset[int], named: frozenset[int]
-    ) -> None:
+    def __init__(self, matcher: xgrammar.GrammarMatcher, bits: Tensor, hidden: frozenset[int]) -> None:
         """The arguments are as in `XGrammar`."""
         self._matcher = matcher
         self._bits = bits
         self._hidden = hidden
-        self._named = named
 
     def accept(self, token_id: int) -> bool:
         """Advance by a token; return False, without effect, if the grammar does not allow it here."""
         return token_id not in self._hidden and bool(self._matcher.accept_token(token_id))
 
     def forced_text(self) -> str:
-        """Return the longest text that every output continues with here; empty if there is a choice."""
+        """Return the longest text that every output continues with here; empty if there is a choice.
+
+        Tokens that a structural tag names are not seen as a choice, and the search may be endless: see
+        `has_short_forced_texts`.
+        """
         try:
-            text = str(self._matcher.find_jump_forward_string())
+            return str(self._matcher.find_jump_forward_string())
         except UnicodeDecodeError:  # it ends within a character
             return ""
-        return self._without_choice(text) if self._named and text else text
 
     def fill(self, row: Tensor) -> None:
         """Set the bits of the tokens allowed next, [ceil(vocab / 32)] int32; see `Matcher`."""
         self._matcher.fill_next_token_bitmask(row[None])
         row &= self._bits
-
-    def _without_choice(self, text: str) -> str:
-        """Return the text up to where a named token may come instead: the library compares texts alone."""
-        num_chars = 0
-        while num_chars < len(text) and not self._allows_named():
-            self._matcher.accept_string(text[num_chars])
-            num_chars += 1
-        self._matcher.rollback(num_chars)
-        return text[:num_chars]
-
-    def _allows_named(self) -> bool:
-        for token_id in self._named:
-            if self._matcher.accept_token(token_id):
-                self._matcher.rollback(1)
-                return True
-        return False
 
 
 def _problem(error: Exception) -> str:

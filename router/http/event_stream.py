@@ -9,15 +9,14 @@ one.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 
-from baton.router.admission.body_budget import Upload
-from baton.router.auth.client import Client
 from baton.router.generation import CompletionDelta, MergedDeltas
 from baton.router.http.exchange import ClientGone, EventSource, Exchange
+from baton.router.http.forwarded_exchange import ForwardedExchange
 from baton.router.http.headers import RESPONSE_HEADERS
 from baton.router.openai.errors import error_event
-from baton.router.resumption.resumption import OutputTally, Resumption
+from baton.router.resumption.resumption import OutputTally
 
 NEXT_EVENT = b"\n\ndata: "
 
@@ -118,53 +117,15 @@ async def kept_alive(
         await asyncio.gather(comments, return_exceptions=True)
 
 
-class KeptAliveExchange:
+class KeptAliveExchange(ForwardedExchange):
     """Exchange whose event stream begins with its first comment or event, whichever is first."""
 
     def __init__(self, exchange: Exchange, interval_s: float) -> None:
-        self._exchange = exchange
+        super().__init__(exchange)
         self._interval_s = interval_s
         self._last_s = asyncio.get_running_loop().time()
         self._source: EventSource | None = None  # set by `begin_events`
         self.is_over = False  # the last event was sent
-        self.request_id: str = exchange.request_id
-        self.client: Client = exchange.client
-        self.resumption: Resumption | None = exchange.resumption
-        self.address: str = exchange.address
-        self.upload: Upload | None = exchange.upload
-        self.refusal: Exception | None = exchange.refusal
-        self.disconnected: bool = exchange.disconnected
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Request headers by lower-case name; the first one of duplicates."""
-        return self._exchange.headers
-
-    @property
-    def response_headers(self) -> dict[str, str]:
-        """Further headers of the response."""
-        return self._exchange.response_headers
-
-    @property
-    def started(self) -> bool:
-        """Whether the response headers have been sent."""
-        return self._exchange.started
-
-    async def read(self, max_bytes: int) -> bytes | bytearray:
-        """Return the body."""
-        return await self._exchange.read(max_bytes)
-
-    def forget_body(self) -> None:
-        """Free the body."""
-        self._exchange.forget_body()
-
-    def watch(self) -> AbstractAsyncContextManager[object]:
-        """Return a context in which the current task fails with ClientGone if the client disconnects."""
-        return self._exchange.watch()
-
-    async def respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-        """Send a complete response."""
-        await self._exchange.respond(status, body, headers)
 
     async def begin_events(self, headers: Mapping[str, str], source: EventSource) -> None:
         """Send the headers of the event stream, unless a comment has sent them."""
@@ -186,15 +147,6 @@ class KeptAliveExchange:
     def take(self) -> bytes:
         """Remove and return the events in the source."""
         return b"" if self._source is None else self._source.take()
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the client lags."""
-        return self._exchange.is_behind
-
-    def count_unread(self) -> None:
-        """Count the client's unread output."""
-        self._exchange.count_unread()
 
     async def run(self) -> None:
         """Send comments until cancelled, the last event is sent, or the client disconnects."""

@@ -35,7 +35,11 @@ class Exchange(Protocol):
     address: str  # of the client or the proxy in front of it; empty if unknown
     upload: Upload | None  # set once the headers have been accepted
     refusal: Exception | None  # why the body is not read; raised by `read`
-    disconnected: bool  # the client has disconnected
+
+    @property
+    def disconnected(self) -> bool:
+        """Whether the client has disconnected."""
+        ...
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -109,20 +109,24 @@ async def _ready(process: Process, console: Path) -> None:
 
 async def test_no_port_speaks_a_workers_grpc(served: Served) -> None:
     assert served.router_port in served.ports
-    for port in served.ports:
-        async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel:
-            calls: list[Any] = [
-                WorkerStub(channel).Describe(DescribeRequest(), timeout=10),
-                WorkerStub(channel).Drain(DrainRequest(), timeout=10),
-                DoctorStub(channel).Probe(ProbeRequest(), timeout=10),
-                WorkerStub(channel).Watch(WatchRequest(), timeout=10).read(),
-                PrefillStub(channel).Prefill(PrefillRequest(), timeout=10).read(),
-                KVSourceStub(channel).Lease(LeaseRequest(), timeout=10).read(),
-                DecodeStub(channel).Attach(iter([RouterMessage()]), timeout=10).read(),
-            ]
-            for outcome in await asyncio.gather(*calls, return_exceptions=True):
-                assert isinstance(outcome, grpc.aio.AioRpcError), (port, outcome)
-                assert outcome.code() is grpc.StatusCode.UNAVAILABLE, (port, outcome)
+    await asyncio.gather(*map(_no_worker_grpc, served.ports))
+
+
+async def _no_worker_grpc(port: int) -> None:
+    """Check that a port refuses every call to a worker."""
+    async with grpc.aio.insecure_channel(f"{HOST}:{port}") as channel:
+        calls: list[Any] = [
+            WorkerStub(channel).Describe(DescribeRequest(), timeout=10),
+            WorkerStub(channel).Drain(DrainRequest(), timeout=10),
+            DoctorStub(channel).Probe(ProbeRequest(), timeout=10),
+            WorkerStub(channel).Watch(WatchRequest(), timeout=10).read(),
+            PrefillStub(channel).Prefill(PrefillRequest(), timeout=10).read(),
+            KVSourceStub(channel).Lease(LeaseRequest(), timeout=10).read(),
+            DecodeStub(channel).Attach(iter([RouterMessage()]), timeout=10).read(),
+        ]
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(outcome, grpc.aio.AioRpcError), (port, outcome)
+            assert outcome.code() is grpc.StatusCode.UNAVAILABLE, (port, outcome)
 
 
 async def test_all_other_ports_are_kv_ports_that_require_a_key(served: Served) -> None:

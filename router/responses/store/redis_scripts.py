@@ -1,7 +1,7 @@
 """The operations of the Redis store as Lua scripts, each of which Redis runs as one step.
 
 baton:{NAMESPACE}:response:TENANT:ID    a record: the id of the response that it continues, a line break, the content
-baton:{NAMESPACE}:responses             sorted set of TENANT:ID:SIZE by last use (ms)
+baton:{NAMESPACE}:responses             sorted set of TENANT:ID:SIZE by last use (µs)
 baton:{NAMESPACE}:responses:TENANT      the same for one tenant
 baton:{NAMESPACE}:response-bytes        hash: bytes by TENANT, and `total`
 
@@ -15,7 +15,10 @@ local index, sums = base .. 's', base .. '-bytes'
 local function record_of(of, response) return base .. ':' .. of .. ':' .. response end
 local function index_of(of) return index .. ':' .. of end
 local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local now_us = time[1] * 1000000 + time[2]
+-- The order of use is kept when the clock goes back a little, for example on another node after a failover.
+local last_us = tonumber(redis.pcall('ZRANGE', index, -1, -1, 'WITHSCORES')[2])
+if last_us and last_us >= now_us and last_us < now_us + 60000000 then now_us = last_us + 1 end
 local function member_of(of, response, num_bytes)
     return string.format('%s:%s:%.0f', of, response, num_bytes + __OVERHEAD__)
 end
@@ -32,8 +35,9 @@ end
 local function touch(of, response, num_bytes)
     local member = member_of(of, response, num_bytes)
     for _, key in ipairs({index, index_of(of)}) do
-        redis.call('ZADD', key, string.format('%.0f', now_ms), member)
+        redis.call('ZADD', key, string.format('%.0f', now_us), member)
     end
+    now_us = now_us + 1  -- members of equal time would be ordered by their ids
 end
 local function renew_indexes()
     for _, key in ipairs({index, index_of(tenant), sums}) do redis.call('PEXPIRE', key, ttl_ms) end
@@ -47,8 +51,8 @@ for key, kind in pairs({[index] = 'zset', [index_of(tenant)] = 'zset', [sums] = 
     local found = redis.call('TYPE', key).ok
     if found ~= kind and found ~= 'none' then redis.call('DEL', key) end
 end
-local lapsed_ms = string.format('%.0f', now_ms - ttl_ms)
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', index, '-inf', lapsed_ms, 'LIMIT', 0, 1000)) do forget(member) end
+local lapsed_us = string.format('%.0f', now_us - ttl_ms * 1000)
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', index, '-inf', lapsed_us, 'LIMIT', 0, 1000)) do forget(member) end
 local function make_room(name, set, max_bytes)
     while tonumber(redis.call('HGET', sums, name) or 0) + size > max_bytes do
         local oldest = redis.call('ZRANGE', set, 0, 0)[1]

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from baton.engine.checkpoint.token_bytes import byte_of_character
+from baton.engine.engine import Engine
 from baton.engine.grammar.base import CompiledGrammar
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.grammar.xgrammar_backend import XGrammarBackend
+from baton.engine.outputs import StepOutput
 
 VOCAB_SIZE = 320  # more than the tokenizer has, as models have
 EOS = 2
@@ -46,6 +49,18 @@ class NoTrial:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def steps(engine: Engine) -> Iterator[StepOutput]:
+    """Run steps to the end of all requests.
+
+    A step without an output is followed by a pause: threads that import and compile get Python's lock only there.
+    """
+    while engine.has_work:
+        step = engine.run(engine.schedule())
+        yield step
+        if not step.outputs:
+            time.sleep(0.001)
 
 
 def schema_grammar(schema: object, is_open: bool = False) -> Grammar:

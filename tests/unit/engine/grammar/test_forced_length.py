@@ -14,7 +14,7 @@ from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import make_checkpoint
-from tests.unit.engine.grammar_rig import backend, byte_tokenizer, schema_grammar
+from tests.unit.engine.grammar_rig import backend, byte_tokenizer, schema_grammar, steps
 
 
 def tag(*elements: Any) -> Grammar:
@@ -91,8 +91,8 @@ def test_a_text_without_an_end_is_generated_token_by_token(tmp_path: Path) -> No
     sampling = SamplingParams(max_tokens=20, grammar=LONG[0])
     request = Request(RequestId("a"), [5, 6, 7], 3, sampling)
     engine.add(request)
-    while engine.has_work:
-        engine.run(engine.schedule())
+    for _ in steps(engine):
+        pass
     assert request.finish_reason is FinishReason.LENGTH
     assert byte_tokenizer().decode(request.token_ids[3:]) == "a" * 20
 

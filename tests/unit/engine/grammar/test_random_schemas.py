@@ -14,7 +14,7 @@ from tests.marks import slow_case
 from tests.unit.engine.grammar.random_schemas import RandomSchemas
 from tests.unit.engine.grammar_rig import EOS, backend, byte_tokenizer, drawn, schema_grammar
 
-NUM_USUAL, NUM_ALL = 60, 1000
+NUM_USUAL, NUM_ALL = 30, 1000
 NUM_WALKS = 3
 MAX_TOKENS = 500
 CHECKED_FORMATS = (

@@ -21,7 +21,7 @@ from baton.engine.outputs import StepOutput
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import make_checkpoint
-from tests.unit.engine.grammar_rig import EOS, VOCAB_SIZE, byte_tokenizer, schema_grammar
+from tests.unit.engine.grammar_rig import EOS, VOCAB_SIZE, byte_tokenizer, schema_grammar, steps
 
 SCHEMA = {
     "type": "object",
@@ -36,6 +36,7 @@ GRAMMARS = (
 )
 PROMPT = list(range(5, 25))
 TIMEOUT_S = 60
+MAX_MOVES = 25
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +62,9 @@ def sampled(grammar: Grammar | None, **options: object) -> SamplingParams:
 def finish(engine: Engine, *requests: Request) -> list[FinishReason | None]:
     """Runs added requests to their ends; returns how they ended."""
     deadline_s = time.monotonic() + TIMEOUT_S
-    while engine.has_work:
+    for _ in steps(engine):
         assert time.monotonic() < deadline_s
-        engine.run(engine.schedule())
         engine.check_integrity()
-        time.sleep(0)  # for the threads that compile
     return [request.finish_reason for request in requests]
 
 
@@ -117,7 +116,7 @@ def test_a_moved_request_has_the_same_tokens(model: Path, grammar: Grammar) -> N
     sampling = sampled(grammar, temperature=0.9, top_p=0.95, repetition_penalty=1.1, frequency_penalty=0.3, seed=11)
     [whole] = generate(first, make_request("whole", sampling))
     assert matches(grammar, text_of(whole))
-    for length in range(1, len(whole)):
+    for length in range(1, len(whole), 1 + len(whole) // MAX_MOVES):
         moved = make_request(f"from {length}", sampling, whole[:length])
         [output] = generate(second, moved)
         assert output == whole, f"moved after {length} tokens"
@@ -196,8 +195,8 @@ def test_a_grammar_without_an_output_fails_its_request_alone(model: Path, gramma
     engine.add(bad)
     engine.add(good)
     errors: list[EngineError] = []
-    while engine.has_work:
-        errors += [output.error for output in engine.run(engine.schedule()).outputs if output.error is not None]
+    for step in steps(engine):
+        errors += [output.error for output in step.outputs if output.error is not None]
         engine.check_integrity()
     assert [type(error) for error in errors] == [InvalidRequest]
     assert str(errors[0]).startswith("guided_grammar: ")
@@ -220,7 +219,8 @@ def test_the_loop_steps_while_grammars_compile_and_with_steps_launched_ahead(
     model: Path, async_scheduling: bool
 ) -> None:
     samplings = [sampled(GRAMMARS[i % 5] if i % 5 < 4 else None, seed=i, max_tokens=80) for i in range(20)]
-    expected = [generate(make_engine(model), make_request(f"{i}", each))[0] for i, each in enumerate(samplings)]
+    alone = make_engine(model)
+    expected = [generate(alone, make_request(f"{i}", each))[0] for i, each in enumerate(samplings)]
     engine, outputs, ended = make_engine(model, async_scheduling=async_scheduling), {}, threading.Semaphore(0)
 
     def on_step(step: StepOutput) -> None:

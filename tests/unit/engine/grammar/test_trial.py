@@ -19,6 +19,8 @@ from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.grammar.trial import ProcessTrial, Trials
 from tests.unit.engine.grammar_rig import EOS, VOCAB_SIZE, backend, byte_tokenizer, schema_grammar
 
+pytestmark = pytest.mark.usefixtures("spawned_processes")  # they are found by their command lines
+
 TIMEOUT_S = 60.0
 
 
@@ -119,21 +121,6 @@ def test_a_process_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(trial_module, "MODULE", "no.such.module")
     with pytest.raises(EngineError, match="did not start"):
         ProcessTrial(tmp_path, VOCAB_SIZE, frozenset({EOS})).run(WORD, TIMEOUT_S)
-
-
-REPEATS_ITSELF = ("root ::= root{0,2}", "root ::= root{1,}", "root ::= a{1}\na ::= root", 'root ::= "x" a\na ::= a{1}')
-
-
-@pytest.mark.parametrize("source", REPEATS_ITSELF)
-@pytest.mark.parametrize("is_tag", [False, True])
-def test_a_grammar_that_ends_the_compiling_process_is_refused(trial: ProcessTrial, source: str, is_tag: bool) -> None:
-    tag = {"type": "structural_tag", "format": {"type": "grammar", "grammar": source}}
-    kind = GrammarKind.STRUCTURAL_TAG if is_tag else GrammarKind.EBNF
-    grammar = Grammar(kind, json.dumps(tag) if is_tag else source)
-    assert not is_cheap(grammar)
-    with pytest.raises(InvalidRequest, match="not possible"):
-        trial.run(grammar, TIMEOUT_S)
-    trial.run(WORD, TIMEOUT_S)
 
 
 def test_a_process_that_ends_by_itself_is_gone(trial: ProcessTrial, directory: Path) -> None:

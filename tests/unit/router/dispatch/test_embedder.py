@@ -68,7 +68,7 @@ async def test_only_missing_inputs_go_to_another_worker() -> None:
 async def test_full_workers_are_asked_again() -> None:
     worker = EmbeddingWorker()
     worker.refusals = [grpc.StatusCode.RESOURCE_EXHAUSTED] * 4
-    async with running_router(worker) as router:
+    async with running_router(worker, failover_timeout_s=3.0) as router:
         assert vectors(await embed(router)) == VECTORS
         worker.refusals = [grpc.StatusCode.RESOURCE_EXHAUSTED] * 400
         status, text = error(await embed(router))

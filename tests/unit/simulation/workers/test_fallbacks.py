@@ -9,6 +9,7 @@ import pytest
 from baton.protos import common_pb2, worker_pb2
 from baton.simulation.engine.tokens import continuation
 from baton.simulation.workers.app import simulated_workers
+from baton.simulation.workers.kv_pool import LinkReceive
 from baton.simulation.workers.worker import SimulatedWorker
 from baton.simulation.workers.worker_config import SimulatedWorkerConfig
 from tests.integration.decode_client import DecodeClient, Generation
@@ -83,13 +84,15 @@ async def test_prefill_workers_are_tried_in_order() -> None:
 
 
 @pytest.mark.parametrize("num_dead_fallbacks", [0, 1])
-async def test_with_no_prefill_worker_left_the_decode_worker_computes_the_rest(num_dead_fallbacks: int) -> None:
+async def test_with_no_prefill_worker_left_the_decode_worker_computes_the_rest(
+    receives: list[LinkReceive], num_dead_fallbacks: int
+) -> None:
     async with workers(1 + num_dead_fallbacks) as (decode, client, prefill):
         for dead in prefill[1:]:
             await dead.stop()
         generation = await submit(client, PROMPT, prefill)
-        # The second chunk is read once the first has been received.
-        await until(lambda: decode.simulated.core.link.num_bytes > 4 * SPEC.block_bytes)
+        # Bytes on the link are not enough: a block counts once it has been read and its checksum is known.
+        await until(lambda: bool(receives) and receives[0].num_blocks_received > 0)
         await prefill[0].stop()
         await generation.ended.wait()
         by = assert_right(generation, PROMPT)

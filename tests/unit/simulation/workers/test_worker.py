@@ -12,6 +12,7 @@ from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.simulation.engine.request import SimulatedRequest
 from baton.simulation.engine.tokens import continuation
 from baton.simulation.workers.app import simulated_workers
+from baton.simulation.workers.kv_pool import LinkReceive
 from baton.simulation.workers.worker_config import SimulatedWorkerConfig
 from tests.unit.simulation.served import SPEC, client_of, sampling, served, until
 
@@ -123,7 +124,7 @@ async def test_a_wrong_prefix_source_only_costs_time() -> None:
         assert prefill.simulated.core.counters.prefilled_tokens == 200
 
 
-async def test_a_prefill_worker_that_dies_only_costs_time() -> None:
+async def test_a_prefill_worker_that_dies_only_costs_time(receives: list[LinkReceive]) -> None:
     slow = replace(SPEC, prefill_tokens_per_s=400)  # four chunks of 64 tokens, 0.16 s each
     config = SimulatedWorkerConfig(worker_id="prefill-0", role="prefill", spec=slow)
     async with served("decode") as (decode,), client_of(decode) as client, simulated_workers([config]) as (prefill,):
@@ -131,8 +132,7 @@ async def test_a_prefill_worker_that_dies_only_costs_time() -> None:
             worker_id="prefill-0", address=prefill.address, incarnation=prefill.description.incarnation
         )
         generation = await client.submit(PROMPT, sampling(6), peer)
-        # The second chunk is read once the first has been received.
-        await until(lambda: decode.simulated.core.link.num_bytes > 4 * SPEC.block_bytes)
+        await until(lambda: bool(receives) and receives[0].num_blocks_received > 0)
         await prefill.stop()
         await generation.ended.wait()
         assert generation.token_ids == continuation(PROMPT, 6, SPEC)
@@ -184,17 +184,15 @@ async def test_a_draining_worker_refuses_and_an_undrained_one_accepts_requests()
         updates = worker.remote.updates()
         assert not (await anext(updates)).draining
         drain = worker.remote.worker.Drain(worker_pb2.DrainRequest())
-        async for update in updates:
-            if update.draining:
-                break
+        while not (update := await anext(updates)).draining:
+            pass
         refused = await client.generate(PROMPT, sampling(5))
         assert (refused.finish_reason, refused.token_ids) == (common_pb2.FINISH_REASON_HANDED_OFF, [])
         await drain
         await running.ended.wait()  # its last update may still be in flight
         assert len(running.token_ids) == 40
-        async for update in updates:
-            if update.drained:
-                break
+        while not update.drained:  # the first update that says draining may say this too
+            update = await anext(updates)
         await worker.remote.worker.Undrain(worker_pb2.UndrainRequest())
         async for update in updates:
             if not update.draining:
