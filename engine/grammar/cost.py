@@ -46,8 +46,14 @@ def _text_cost(text: str) -> float:
     """Return the length of an expression, times the counts of all its repetitions: they may be nested."""
     if len(text) > MAX_TEXT_COST:
         return inf
-    counts = (max(int(number or 1) for number in found) for found in REPETITION.findall(text.replace(" ", "")))
+    counts = (max(float(number or 1) for number in found) for found in REPETITION.findall(text.replace(" ", "")))
     return len(text) * prod(max(1, count) for count in counts)
+
+
+def _pattern_cost(pattern: str) -> float:
+    """Return the cost of a pattern in a schema or tag; infinite for one that is expensive by itself."""
+    cost = _text_cost(pattern)
+    return cost if cost <= MAX_TEXT_COST else inf
 
 
 def _costs(value: object) -> Iterator[float]:
@@ -74,7 +80,8 @@ def _member_cost(name: str, value: object) -> float:
     if name == "excludes" and isinstance(value, list):
         num_chars = sum(len(each) for each in value if isinstance(each, str))
         return num_chars * MAX_TEXTS_COST / MAX_EXCLUDED_CHARS
+    if name == "patternProperties" and isinstance(value, dict):
+        return sum(map(_pattern_cost, value))
     if name == "pattern" and isinstance(value, str):
-        cost = _text_cost(value)
-        return cost if cost <= MAX_TEXT_COST else inf
+        return _pattern_cost(value)
     return FORMAT_COST if name == "format" else 0

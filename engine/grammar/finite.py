@@ -83,7 +83,7 @@ class _Graph:
     def _length(self, key: int, pattern_length: Callable[[str], float]) -> float:
         """Return a bound on the shortest value, once those of what it needs are known."""
         needs, (_, schema) = self._needs[key], self.by_id[key]
-        inner = [self._part_length(part) * count for part, count in needs.parts]
+        inner = [self._part_length(part) * min(count, MAX_LENGTH) for part, count in needs.parts]
         if needs.is_one_enough:
             inner = [min(inner)] if inner else []
         return min(sum(inner) + _own_length(schema, pattern_length), MAX_LENGTH)
@@ -111,7 +111,7 @@ def _own_length(schema: Schema, pattern_length: Callable[[str], float]) -> float
         return inf  # which of the properties is open
     for name in ("minLength", "minItems"):
         if isinstance(least := schema.get(name, 0), int):
-            length += MAX_ESCAPE * max(0, least)
+            length += min(MAX_ESCAPE * max(0, least), MAX_LENGTH)
     return length
 
 
@@ -144,7 +144,7 @@ def _target(reference: str, root: object) -> object:
     for name in reference.split("/")[1:]:
         if isinstance(current, dict) and name in current:
             current = current[name]
-        elif isinstance(current, list) and name.isdecimal() and int(name) < len(current):
+        elif isinstance(current, list) and name.isdecimal() and float(name) < len(current):
             current = current[int(name)]
         else:
             return True

@@ -37,7 +37,7 @@ def has_short_forced_texts(grammar: Grammar) -> bool:
 
 def expression_length(pattern: str) -> float:
     """Return a bound on the shortest text of a regular expression: its length times the least counts in it."""
-    return len(pattern) * prod(max(1, int(count)) for count in REPETITION.findall(pattern))
+    return len(pattern) * prod(max(1.0, float(count)) for count in REPETITION.findall(pattern))
 
 
 def _schema_length(schema: object) -> float:

@@ -7,7 +7,7 @@ from enum import Enum
 
 from baton.engine.errors import InvalidRequest
 from baton.engine.grammar.json_schema import check_schema
-from baton.engine.grammar.regex import check_regex
+from baton.engine.grammar.regex import check_counts, check_regex
 from baton.engine.grammar.structural_tag import check_structural_tag
 
 logger = logging.getLogger(__name__)
@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 MAX_SOURCE_BYTES = 128 << 10  # every command to a worker carries the source
 MAX_NESTING = 64  # of JSON arrays and objects in a schema or structural tag
 MAX_SHOWN_CHARS = 50
+MAX_DIGITS = 4000  # of an integer in JSON: Python reads at most 4300
 
 
 class GrammarKind(Enum):
@@ -72,13 +73,15 @@ class Grammar:
             self._check_json()
         elif self.kind is GrammarKind.REGEX:
             check_regex(self.source)
-        elif self.kind is GrammarKind.EBNF and not self.source.strip():
-            raise ValueError("the grammar is empty")
+        elif self.kind is GrammarKind.EBNF:
+            if not self.source.strip():
+                raise ValueError("the grammar is empty")
+            check_counts(self.source)
 
     def _check_json(self) -> None:
         """Raise ValueError for JSON that is malformed, nested too deeply, or of the wrong type."""
         try:
-            value = json.loads(self.source, parse_constant=_refuse_constant)
+            value = json.loads(self.source, parse_int=_whole, parse_constant=_refuse_constant)
         except RecursionError:
             raise ValueError(f"it is nested over {MAX_NESTING} levels deep") from None
         if nesting(value) > MAX_NESTING:
@@ -94,6 +97,12 @@ class Grammar:
 def _check_choices(choices: object) -> None:
     if not isinstance(choices, list) or not choices or not all(isinstance(each, str) and each for each in choices):
         raise ValueError("it must be a list of one or more strings, none of them empty")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"it has a number of {len(digits)} digits, over the limit of {MAX_DIGITS}")
+    return int(digits)
 
 
 def _refuse_constant(name: str) -> None:

@@ -49,6 +49,8 @@ MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 63) - 1  # the compiler writes othe
 ONE_SCHEMA = ("items", "unevaluatedItems", "additionalProperties", "unevaluatedProperties", "propertyNames")
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 LISTED_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+MAX_COUNT = 10**9  # larger ones overflow in the compiler, which then enforces others
 
 
 def check_schema(schema: object) -> None:
@@ -123,6 +125,9 @@ def _check(schema: Schema) -> None:
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         if kind not in TYPE_NAMES:
             raise ValueError(f"type must be one of {', '.join(TYPE_NAMES)}")
+    for name in COUNTS:
+        if isinstance(count := schema.get(name), int) and count > MAX_COUNT:
+            raise ValueError(f"{name} must be at most {MAX_COUNT}")
     _check_values(schema)
     _check_siblings(schema)
     _check_reference(schema)

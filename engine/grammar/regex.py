@@ -24,6 +24,17 @@ class _Item:
     is_negated: bool  # the class
 
 
+COUNT_DIGITS = 9  # larger counts overflow in the compiler, which then enforces others
+LARGE_COUNT = re.compile(rf"\{{(?=[^}}]*\d{{{COUNT_DIGITS + 1}}})[\d ]*,?[\d ]*\}}")
+
+
+def check_counts(source: str) -> None:
+    """Raise ValueError for a count in a regular expression or EBNF that the compiler would read as another one."""
+    if found := LARGE_COUNT.search(source):
+        text = f"the count at character {found.start() + 1} has over {COUNT_DIGITS} digits; give none, or a smaller one"
+        raise ValueError(text)
+
+
 def check_regex(pattern: str) -> None:
     """Raise ValueError with the position of syntax that cannot be enforced.
 
@@ -31,6 +42,7 @@ def check_regex(pattern: str) -> None:
     """
     if len(pattern) > MAX_REGEX_CHARS:
         raise ValueError(f"the regular expression has {len(pattern)} characters, over the limit of {MAX_REGEX_CHARS}")
+    check_counts(pattern)
     for item in _items(pattern):
         if item.text[0] == "\\" and not ESCAPE.fullmatch(item.text):
             raise _unsupported(f"the escape {item.text}", item.place, "which is not supported")

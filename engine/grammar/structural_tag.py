@@ -1,8 +1,8 @@
 """Structural tags: free text with parts that follow a format (xgrammar's "structural tag" in JSON)."""
 
-from baton.engine.grammar.json_schema import check_schema
+from baton.engine.grammar.json_schema import MAX_COUNT, check_schema
 from baton.engine.grammar.place import Place
-from baton.engine.grammar.regex import check_regex
+from baton.engine.grammar.regex import check_counts, check_regex
 
 MAX_PARTS = 4096  # JSON objects outside of schemas
 SCHEMA_TYPES = ("json_schema", "qwen_xml_parameter")
@@ -33,7 +33,12 @@ def _check_format(part: dict[str, object]) -> None:
     if part.get("max_tokens") is not None:
         # The compiler counts tokens only while masks are filled, so a moved request would get other tokens.
         raise ValueError("max_tokens in a structural tag is not supported; bound the length by a regex")
+    for name in ("min", "max"):
+        if part.get("type") == "repeat" and isinstance(count := part.get(name), int) and count > MAX_COUNT:
+            raise ValueError(f"{name} must be at most {MAX_COUNT}")
     if part.get("type") in SCHEMA_TYPES and "json_schema" in part:
         check_schema(part["json_schema"])
     elif part.get("type") == "regex" and isinstance(part.get("pattern"), str):
         check_regex(str(part["pattern"]))
+    elif part.get("type") == "grammar" and isinstance(part.get("grammar"), str):
+        check_counts(str(part["grammar"]))

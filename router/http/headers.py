@@ -34,10 +34,14 @@ def read_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     return headers
 
 
+MAX_DIGITS = 19  # of a number of bytes; longer ones exceed every limit
+
+
 def announced_size(headers: Mapping[str, str]) -> int:
     """Return the body's length from `content-length`; 0 if it is absent or malformed."""
     announced = headers.get("content-length", "0")
-    return int(announced) if announced.isdecimal() else 0
+    digits = announced.lstrip("0")[:MAX_DIGITS] or "0"
+    return int(digits) if announced.isdecimal() else 0
 
 
 def is_json(content_type: str) -> bool:

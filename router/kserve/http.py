@@ -58,7 +58,7 @@ class TensorFormat:
         size = exchange.headers.get(HEADER_LENGTH)
         if size is None:
             return await self._json.read(reader, content, exchange)
-        if not (size.isascii() and size.isdecimal()) or int(size[:20]) > len(content):
+        if not (size.isascii() and size.isdecimal() and len(size) < 20) or int(size) > len(content):
             raise HTTPException(400, f"{HEADER_LENGTH} is {size[:50]!r}, but the body has {len(content)} bytes")
         num_bytes = int(size)
         body = await self._json.read(reader, content[:num_bytes], exchange)

@@ -18,7 +18,7 @@ from pydantic_core.core_schema import no_info_wrap_validator_function
 from baton.router.errors import FieldError
 from baton.router.limits import MAX_TEMPLATE_OPTIONS
 from baton.router.openai.request_body import AtMost, OrText, RequestBody
-from baton.router.openai.tool_messages import CallId, KnownCalls, ToolCalls
+from baton.router.openai.tool_messages import CallId, KnownCalls, ToolCalls, check_arguments
 
 MAX_PARTS = 8_192  # messages, and the parts of their contents, of one conversation
 
@@ -70,6 +70,7 @@ class ChatMessage(RequestBody):
 def _bounded(value: object) -> object:
     """Reject conversations with too many parts before any part is validated."""
     if isinstance(value, list):
+        check_arguments(each.get("tool_calls") for each in value if isinstance(each, dict))
         contents = (each.get("content") for each in value if isinstance(each, dict))
         num_parts = len(value) + sum(len(content) for content in contents if isinstance(content, list))
         if num_parts > MAX_PARTS:

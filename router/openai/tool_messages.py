@@ -1,6 +1,6 @@
 """Tool calls of earlier assistant messages, and their results, as input of a chat template."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 import orjson
@@ -9,6 +9,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError
 
 from baton.router.errors import FieldError
+from baton.router.http.json_parts import MAX_ELEMENTS, MAX_OBJECTS, count_parts
 from baton.router.limits import MAX_TEXT_CHARS
 from baton.router.openai.request_body import AtMost, RequestBody
 
@@ -17,6 +18,28 @@ ARGUMENTS_SCHEMA: JsonSchemaValue = {
     "anyOf": [{"type": "string", "contentMediaType": "application/json"}, {"type": "object"}]
 }
 CallId = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+
+
+def check_arguments(calls_of_messages: Iterable[object]) -> None:
+    """Raise PydanticCustomError if the JSON texts of all calls have more parts than a body may have.
+
+    In the body they are strings, whose parts are not counted. Nothing has been validated yet.
+    """
+    num_objects, num_elements = 0, 0
+    for calls in calls_of_messages:
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            text = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(text, str):
+                parts = count_parts(text.encode(), MAX_OBJECTS, MAX_ELEMENTS)
+                num_objects += parts.num_objects
+                num_elements += parts.num_elements
+            if num_objects > MAX_OBJECTS or num_elements > MAX_ELEMENTS:
+                raise PydanticCustomError(
+                    "too_many",
+                    "has calls whose arguments have over {objects} lists, objects and keys or {elements} elements",
+                    {"objects": MAX_OBJECTS, "elements": MAX_ELEMENTS},
+                )
 
 
 def _arguments(value: object) -> object:

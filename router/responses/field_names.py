@@ -9,8 +9,8 @@ from baton.router.errors import FieldError
 from baton.router.openai.errors import describe
 
 PREVIOUS = "previous_response_id"
-MESSAGE = re.compile(r"\bmessages\[(\d+)\]((?:\.\w+|\[\d+\])*)")
-CALL = re.compile(r"\.tool_calls\[(\d+)\]((?:\.\w+)*)")
+MESSAGE = re.compile(r"\bmessages\[(\d{1,9})\]((?:\.\w+|\[\d+\])*)")
+CALL = re.compile(r"\.tool_calls\[(\d{1,9})\]((?:\.\w+)*)")
 RENAMED: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"\bmax_(?:completion_)?tokens\b"), "max_output_tokens"),
     (re.compile(r"\btool_choice\.allowed_tools\.tools\b"), "tool_choice.tools"),

@@ -12,6 +12,7 @@ from baton.router.responses.items import Json
 from baton.rpc.status import Internal
 
 INLINE_BYTES = 1 << 16  # of JSON that is compressed or read on the event loop, in at most some 2 ms
+MAX_BYTES = 1 << 26  # of the JSON of one record, more than any request and its response have
 LEVEL = 1  # of zlib: higher ones take several times the time and save a tenth
 HEAD = struct.Struct(">III")  # bytes of the JSON of the input and of the response, compressed bytes of the input
 
@@ -63,6 +64,8 @@ def json_bytes(content: bytes) -> int:
     if len(content) < HEAD.size:
         raise _damaged()
     num_input, num_response, _ = HEAD.unpack_from(content)
+    if num_input + num_response > MAX_BYTES:
+        raise _damaged()
     return int(num_input + num_response)
 
 

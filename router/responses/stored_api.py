@@ -1,5 +1,6 @@
 """The routes of stored responses: GET, DELETE, input items, cancel."""
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from baton.engine.errors import EngineError
+from baton.router.auth.client import Client
 from baton.router.errors import FieldError
 from baton.router.http.headers import read_headers
+from baton.router.http.paced_response import PacedResponse
 from baton.router.responses.conversation import ConversationLoader
 from baton.router.responses.errors import NOT_FOUND, NotStored, error_response
 from baton.router.responses.items import Json
@@ -69,54 +72,66 @@ class StoredResponsesApi:
 
     def __init__(self, service: RouterService) -> None:
         self._gate = service.gate
+        self._unread = service.unread
+        self._reads = asyncio.Semaphore(1)  # one at a time: a conversation may take many times its bytes in memory
         self._store = service.response_store
         self._off_reason = off_reason(service.config)
 
     async def retrieve(self, response_id: str, request: Request) -> Response:
         """Return a response."""
         try:
-            tenant = self._tenant(request)
+            client = self._client(request)
+            tenant = tenant_of(client.key)
             if request.query_params.get("stream", "false").lower() not in ("false", "0"):
                 raise FieldError("stream", "stream: a stored response is not streamed again; omit it")
-            return _json((await self._stored(tenant, response_id)).response)
+            async with self._reads:
+                return await self._json(client, (await self._stored(tenant, response_id)).response)
         except (EngineError, ServiceError) as error:
             return error_response(error)
 
     async def delete(self, response_id: str, request: Request) -> Response:
         """Delete a response. Later ones that continue it can then not be continued."""
         try:
-            tenant = self._tenant(request)
-            if not await self._needed(response_id).delete(tenant, response_id):
+            client = self._client(request)
+            if not await self._needed(response_id).delete(tenant_of(client.key), response_id):
                 raise self._not_found(response_id)
-            return _json({"id": response_id, "object": "response", "deleted": True})
+            return await self._json(client, {"id": response_id, "object": "response", "deleted": True})
         except (EngineError, ServiceError) as error:
             return error_response(error)
 
     async def input_items(self, response_id: str, request: Request) -> Response:
         """Return a page of the items from which a response was generated, those of earlier responses included."""
         try:
-            tenant, page = self._tenant(request), read_page(request.query_params)
-            loader = ConversationLoader(self._needed(response_id), None, tenant)
-            *earlier, last = await loader.chain(response_id, RESPONSE_ID, NOT_FOUND)
-            items = [item for each in earlier for item in each.items]
-            return _json(page.body([*items, *last.input]))
+            client, page = self._client(request), read_page(request.query_params)
+            loader = ConversationLoader(self._needed(response_id), None, tenant_of(client.key))
+            async with self._reads:
+                *earlier, last = await loader.chain(response_id, RESPONSE_ID, NOT_FOUND)
+                items = [item for each in earlier for item in each.items]
+                return await self._json(client, page.body([*items, *last.input]))
         except (EngineError, ServiceError) as error:
             return error_response(error)
 
     async def cancel(self, response_id: str, request: Request) -> Response:
         """Raise FieldError: only responses in the background could be cancelled, and there are none."""
         try:
-            await self._stored(self._tenant(request), response_id)
+            tenant = tenant_of(self._client(request).key)
+            async with self._reads:
+                await self._stored(tenant, response_id)
             text = f"Response '{response_id}' is complete; only background responses can be cancelled."
             raise FieldError(RESPONSE_ID, text)
         except (EngineError, ServiceError) as error:
             return error_response(error)
 
-    def _tenant(self, request: Request) -> TenantId:
-        """Return the client's tenant, and count the request. Raises Unauthenticated or KeyLimitReached."""
+    def _client(self, request: Request) -> Client:
+        """Return the client, and count the request. Raises Unauthenticated or KeyLimitReached."""
         client = self._gate.client(read_headers(request.scope["headers"]))
         client.begin()
-        return tenant_of(client.key)
+        return client
+
+    async def _json(self, client: Client, body: object) -> Response:
+        """Return a response of JSON. A large one is encoded on a thread."""
+        content = await asyncio.to_thread(orjson.dumps, body)
+        return PacedResponse(content, "application/json", self._unread, client.fairness_key)
 
     async def _stored(self, tenant: TenantId, response_id: str) -> StoredResponse:
         record = await self._needed(response_id).get(tenant, response_id)
@@ -151,7 +166,3 @@ def add_routes(app: FastAPI, service: RouterService) -> None:
         app.add_api_route(
             path, serve, methods=[method], response_class=Response, response_model=None, openapi_extra=extra
         )
-
-
-def _json(body: object) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

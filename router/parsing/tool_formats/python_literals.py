@@ -58,7 +58,7 @@ def _string(text: str) -> str | None:
             pass
     try:
         value = _ESCAPE.sub(_character, text[1:-1])
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

@@ -9,6 +9,7 @@ import pytest
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import InvalidRequest
+from baton.engine.grammar.cost import is_cheap
 from baton.engine.grammar.forced_length import MAX_CHARS, has_short_forced_texts
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.request import FinishReason, Request, RequestId
@@ -51,7 +52,7 @@ SHORT = [
 ]
 LONG = [
     Grammar(GrammarKind.EBNF, 'root ::= "a" root'),
-    Grammar(GrammarKind.REGEX, "a{1000000000}"),
+    Grammar(GrammarKind.REGEX, "a{999999999}"),
     Grammar(GrammarKind.REGEX, "((a{100}){100}){100}"),
     Grammar(GrammarKind.REGEX, "x|y(a{ 1000000 , })"),
     schema_grammar(doubled(30)),
@@ -101,3 +102,32 @@ def test_a_text_without_an_end_is_generated_token_by_token(tmp_path: Path) -> No
 def test_budgets_of_tokens_are_refused(kind: str) -> None:
     with pytest.raises(InvalidRequest, match=r"format.elements\[0\]: max_tokens in a structural tag is not supported"):
         tag({"type": kind, "max_tokens": 4}, CONSTANT).validate()
+
+
+HUGE = [
+    Grammar(GrammarKind.REGEX, f"a{{{'9' * 5000}}}"),
+    Grammar(GrammarKind.REGEX, "a{1,4294967299}"),  # compiled as a{1,3}
+    Grammar(GrammarKind.EBNF, 'root ::= "a"{1, 4294967299}'),
+    schema_grammar({"type": "string", "pattern": "^" + "[{9999999999999999}]" * 25 + "$"}),
+    schema_grammar({"type": "string", "minLength": 10**399}),
+    schema_grammar({"type": "array", "items": {"type": "array", "items": {}, "minItems": 10**399}}),
+    schema_grammar({"type": "object", "maxProperties": 4294967299}),
+    tag({"type": "repeat", "min": 0, "max": 4294967299, "content": CONSTANT}),
+    tag({"type": "regex", "pattern": "a{4294967299}"}),
+    tag({"type": "grammar", "grammar": 'root ::= "a"{4294967299}'}),
+]
+
+
+@pytest.mark.parametrize("grammar", HUGE, ids=lambda grammar: grammar.source[:60])
+def test_huge_counts_are_refused_and_are_no_fault(grammar: Grammar) -> None:
+    with pytest.raises(ValueError, match=r"has over 9 digits|must be at most 1000000000"):
+        grammar.check()
+    has_short_forced_texts(grammar)
+    is_cheap(grammar)
+
+
+def test_numbers_with_many_digits() -> None:
+    nines = "9" * 5000
+    schema_grammar({"$ref": f"#/a/{nines}", "a": []}).check()
+    with pytest.raises(ValueError, match="a number of 5000 digits, over the limit of 4000"):
+        Grammar(GrammarKind.JSON_SCHEMA, f'{{"const": {nines}}}').check()

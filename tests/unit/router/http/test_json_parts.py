@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 import pytest
 
-from baton.router.http import body_reader as json_parts
-from baton.router.http.body_reader import count_parts
+from baton.router.http import json_parts
+from baton.router.http.json_parts import count_parts
 
 MANY = 1 << 30
 

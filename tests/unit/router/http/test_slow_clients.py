@@ -22,6 +22,7 @@ from baton.router.http.app import HttpApp
 from baton.router.http.certificate import Certificate, HttpsFiles
 from baton.router.http.event_stream import EventStream
 from baton.router.http.exchange import Exchange
+from baton.router.http.paced_response import PacedResponse
 from baton.router.http.server import HttpServer
 
 NUM_BYTES = 24 << 20  # more than the kernel buffers
@@ -29,6 +30,7 @@ NUM_EVENTS = 12
 SHORT_S = 0.2
 SLOW_S = 1.4  # longer than a connection without a request is kept, and then than one that takes nothing
 DEADLINE_S = 20.0
+PACED = b"GET /paced HTTP/1.1\r\nhost: x\r\n%b\r\n"
 PAGE = b"GET /page HTTP/1.1\r\nhost: x\r\n%b\r\n"
 REQUEST = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n%b\r\n{}"
 
@@ -85,13 +87,17 @@ class Served:
         return reader, writer
 
 
-def unread_output() -> UnreadOutput:
-    limits = UnreadLimits(request_bytes=1 << 30, key_bytes=1 << 30, router_bytes=1 << 30)
+def unread_output(router_bytes: int = 1 << 30) -> UnreadOutput:
+    limits = UnreadLimits(request_bytes=1 << 30, key_bytes=1 << 30, router_bytes=router_bytes)
     return UnreadOutput(limits, UnreadMetrics(CollectorRegistry(), "model"))
 
 
-def large_pages() -> FastAPI:
+def large_pages(output: UnreadOutput) -> FastAPI:
     app = FastAPI()
+
+    @app.get("/paced")
+    async def paced() -> Response:
+        return PacedResponse(b"x" * NUM_BYTES, "text/plain", output, None)
 
     @app.get("/page")
     async def page() -> Response:
@@ -102,7 +108,11 @@ def large_pages() -> FastAPI:
 
 @asynccontextmanager
 async def serving(
-    directory: Path, is_tls: bool, is_streamed: bool = False, route: LargeAnswer | None = None
+    directory: Path,
+    is_tls: bool,
+    is_streamed: bool = False,
+    route: LargeAnswer | None = None,
+    router_bytes: int = 1 << 30,
 ) -> AsyncIterator[Served]:
     certificate, trust = None, None
     if is_tls:
@@ -115,7 +125,10 @@ async def serving(
         trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         authority.configure_trust(trust)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(HttpApp({"/x": route or LargeAnswer(is_streamed)}, large_pages(), unread_output()), certificate)  # type: ignore[dict-item]  # a route of the test's own
+    routes = {"/x": route or LargeAnswer(is_streamed)}
+    output = unread_output(router_bytes)
+    app = HttpApp(routes, large_pages(output), output)  # type: ignore[arg-type]  # a route of the test's own
+    server = HttpServer(app, certificate)
     task = asyncio.create_task(server.serve([listener]))
     await server.listening.wait()
     try:
@@ -241,3 +254,26 @@ async def test_a_client_that_does_not_read_a_large_page_is_disconnected(tmp_path
 async def until_connected(server: HttpServer) -> None:
     while not server.server_state.connections:
         await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_a_slow_client_gets_the_whole_paced_response(tmp_path: Path, is_tls: bool) -> None:
+    async with serving(tmp_path, is_tls) as served, asyncio.timeout(DEADLINE_S):
+        reader, writer = await served.ask(request=PACED)
+        assert await read_slowly(reader, SLOW_S) == NUM_BYTES
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_paced_responses_count_towards_the_routers_bound(
+    tmp_path: Path, is_tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread, "STALL_S", DEADLINE_S)
+    async with serving(tmp_path, is_tls, router_bytes=NUM_BYTES * 3 // 2) as served, asyncio.timeout(DEADLINE_S):
+        first, first_writer = await served.ask(request=PACED)
+        await first.readuntil(b"\r\n\r\n")  # it has most of the room now
+        second, second_writer = await served.ask(request=PACED)
+        assert len(await second.read()) < NUM_BYTES
+        assert len(await first.readexactly(NUM_BYTES)) == NUM_BYTES
+        for writer in (first_writer, second_writer):
+            writer.transport.abort()

@@ -150,6 +150,18 @@ async def test_bodies_of_mostly_structure_are_rejected_unparsed() -> None:
         check(answer, 413, "lists, objects and keys")
 
 
+async def test_arguments_of_mostly_structure_are_rejected_unparsed() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        texts = ['{"a": [' + "[]," * 50_000 + "0]}", '{"a": [' + "[]," * 90_000 + "0]}"]
+        calls = [{"id": text[:9], "type": "function", "function": {"name": "f", "arguments": text}} for text in texts]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+        for number, status in ((1, 200), (2, 400)):
+            called = {"role": "assistant", "tool_calls": calls[:number]}
+            answer = await router.http.post(CHAT, json={"messages": [*messages, called], "max_tokens": 1})
+            assert answer.status_code == status, answer.text
+        check(answer, 400, "calls whose arguments have over 131072 lists, objects and keys", "messages")
+
+
 async def test_another_model_is_not_found() -> None:
     async with running_router(ScriptedWorker()) as router:
         with pytest.raises(openai.NotFoundError) as caught:

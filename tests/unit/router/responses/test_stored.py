@@ -4,7 +4,16 @@ import random
 
 import pytest
 
-from baton.router.responses.stored import HEAD, INLINE_BYTES, StoredResponse, decode, encode, json_bytes, pack
+from baton.router.responses.stored import (
+    HEAD,
+    INLINE_BYTES,
+    MAX_BYTES,
+    StoredResponse,
+    decode,
+    encode,
+    json_bytes,
+    pack,
+)
 from baton.rpc.status import Internal
 
 INPUT = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "ö"}]}]
@@ -41,3 +50,6 @@ async def test_damaged_records_are_refused() -> None:
     lying = HEAD.pack(*(10 if place else each for place, each in enumerate(HEAD.unpack_from(bomb)))) + bomb[HEAD.size :]
     with pytest.raises(Internal, match="damaged"):
         await decode([lying])
+    endless = HEAD.pack(MAX_BYTES, 1, 0) + bomb[HEAD.size :]
+    with pytest.raises(Internal, match="damaged"):
+        await decode([endless])
