@@ -78,27 +78,10 @@ class Scheduler:
         self.waiting.add(request)
 
     def schedule(self) -> Schedule:
-        """Choose a step's work: decodes first, then partly computed prompts, then waiting requests.
-
-        A waiting request precedes the partly computed prompts of lower priority.
-        """
+        """Choose a step's work: decodes first, then partly computed prompts, then waiting requests."""
         schedule = Schedule()
         remaining = RemainingBudget(self.budget.num_tokens - self._schedule_decodes(schedule))
-        urgent = next((request.priority for request in self.waiting), None)
-        running = list(self.running)  # in service order
-        yielding = [] if urgent is None else [each for each in running if each.priority > urgent]
-        self._compute_prompts(schedule, remaining, running[: len(running) - len(yielding)])
-        if yielding:
-            self._admit(schedule, remaining, below=yielding[0].priority)
-            self._compute_prompts(schedule, remaining, yielding)
-        self._admit(schedule, remaining)
-        schedule.requests.sort(key=lambda item: item.num_new_tokens > 1)
-        self._may_admit = schedule.leaves_waiting
-        return schedule
-
-    def _compute_prompts(self, schedule: Schedule, remaining: RemainingBudget, requests: Sequence[Request]) -> None:
-        """Schedule the next tokens of partly computed prompts."""
-        for request in requests:
+        for request in self.running:
             missing = request.num_tokens - request.num_computed_tokens
             wanted = missing if missing == 1 or self._may_sample(request) else missing - 1
             if missing > 1 and remaining.limit_for(request) > 0 and len(schedule.requests) < self.config.batch_seqs:
@@ -106,6 +89,10 @@ class Scheduler:
                 held = len(request.block_table) * self.config.block_size - request.num_computed_tokens
                 if held > 0:
                     schedule.requests.append(ScheduledRequest.of(request, remaining.take(request, min(wanted, held))))
+        self._admit(schedule, remaining)
+        schedule.requests.sort(key=lambda item: item.num_new_tokens > 1)
+        self._may_admit = schedule.leaves_waiting
+        return schedule
 
     def schedule_ahead(self, in_flight: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
         """Return one more token of each request in a step whose tokens are not known yet, unless it ends by length.
@@ -254,18 +241,15 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.add(request)
 
-    def _admit(self, schedule: Schedule, remaining: RemainingBudget, below: int | None = None) -> None:
+    def _admit(self, schedule: Schedule, remaining: RemainingBudget) -> None:
         """Admit waiting requests in order, each with blocks for all its tokens, so that none starves.
 
-        `below`: only those of a lower priority number. None: all.
         Remote prefills are limited by blocks alone: they join the batch only after their KV has arrived. Requests that
         cannot be sampled yet, because their grammar is being compiled, get at most half of the batch; the rest of them
         wait and hold up no other request.
         """
         num_unready: int | None = None  # counted only if a request needs it
         for request in list(self.waiting):
-            if below is not None and request.priority >= below:
-                return
             is_computed_here = not request.receives_kv
             is_ready = self._may_sample(request)
             if is_computed_here and not is_ready:

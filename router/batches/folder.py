@@ -143,6 +143,10 @@ class BatchFolder:
                     return path.name
         return None
 
+    def sweep(self) -> None:
+        """Delete expired files, except the inputs of batches that have not ended."""
+        self._files.sweep(lambda tenant, file_id: self.user_of(tenant, file_id) is not None)
+
     def cancel(self, tenant: TenantId, batch_id: str) -> StoredBatch:
         """Ask the owner of a batch to cancel it. Raises UnknownId, or FieldError if it has ended."""
         batch = self.find(tenant, batch_id)

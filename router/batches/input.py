@@ -1,5 +1,6 @@
 """The input of a batch: a request a line, checked before the first one runs."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,12 +9,13 @@ from typing import BinaryIO
 import orjson
 
 from baton.router.batches.record import BatchError
+from baton.router.files.disk import Disk
 
 MAX_LINES = 50_000  # as at OpenAI
 MAX_ERRORS = 100  # reported
 MAX_CUSTOM_ID_CHARS = 512
 FIELDS = ("custom_id", "method", "url", "body")
-SLICE_S = 0.005  # the checks share the GIL with the event loop: they pause for as long as each slice took
+SLICE_S = 0.005  # the checks share the GIL with the event loop and the disk's threads with others: they pause as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,29 @@ class BatchInput:
     errors: list[BatchError] = field(default_factory=list)
 
 
-def read_input(file: BinaryIO, endpoint: str, max_line_bytes: int) -> BatchInput:
-    """Check all lines of a file, and return where each is. Blank lines are ignored."""
-    found, seen = BatchInput(), set[str]()
+async def read_input(file: BinaryIO, endpoint: str, max_line_bytes: int, disk: Disk) -> BatchInput:
+    """Check all lines of a file, and return where each is. Blank lines are ignored. Raises FolderLost."""
+    found = BatchInput()
+    checks = _check_lines(file, endpoint, max_line_bytes, found)
+    while True:
+        if not await disk.run_to_end(lambda: _run_slice(checks)):
+            return found
+        await asyncio.sleep(SLICE_S)
+
+
+def _run_slice(checks: Iterator[None]) -> bool:
+    """Check lines for `SLICE_S`. Return whether more are left."""
+    end_s = time.monotonic() + SLICE_S
+    return any(time.monotonic() >= end_s for _ in checks)
+
+
+def _check_lines(file: BinaryIO, endpoint: str, max_line_bytes: int, found: BatchInput) -> Iterator[None]:
+    """Add what each line is to `found`, and yield after it."""
+    seen = set[str]()
     for number, offset, text in _lines(file, max_line_bytes):
+        yield
+        if text is not None and not text.strip():
+            continue
         error = _too_long(number, max_line_bytes) if text is None else _check(number, text, endpoint, seen)
         if error is not None:
             found.errors.append(error)
@@ -52,7 +73,6 @@ def read_input(file: BinaryIO, endpoint: str, max_line_bytes: int) -> BatchInput
             break
     if not found.lines and not found.errors:
         found.errors.append(BatchError("empty_file", "The file has no requests.", None, None))
-    return found
 
 
 def request_body(file: BinaryIO, line: Line) -> dict[str, object]:
@@ -63,20 +83,15 @@ def request_body(file: BinaryIO, line: Line) -> dict[str, object]:
 
 
 def _lines(file: BinaryIO, max_line_bytes: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Yield number, offset and text of each line that is not blank; None: it is too long, and the last one."""
+    """Yield number, offset and text of each line; None: it is too long, and the last one."""
     number = offset = 0
-    resting_s = time.monotonic()
     while text := file.readline(max_line_bytes + 1):
         number += 1
         if len(text) > max_line_bytes:
             yield number, offset, None
             return
-        if text.strip():
-            yield number, offset, text
+        yield number, offset, text
         offset += len(text)
-        if (busy_s := time.monotonic() - resting_s) > SLICE_S:
-            time.sleep(busy_s)
-            resting_s = time.monotonic()
 
 
 def _too_long(number: int, max_line_bytes: int) -> BatchError:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import orjson
 
-from baton.router.files.disk import Disk, FolderLost
+from baton.router.files.disk import Disk, FolderLost, settled
 
 OUTPUT, ERRORS = "output", "errors"  # folders, each with a file `content`
 CONTENT = "content"
@@ -65,7 +65,8 @@ class JournalPart:
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._disk = disk
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._path = path
+        self._fd: int | None = None  # opened by the first write
         self._waiting: list[bytes] = []
         self._current: asyncio.Task[None] | None = None  # the last write that has begun
         self._next: asyncio.Task[None] | None = None  # the write of the waiting lines
@@ -78,9 +79,12 @@ class JournalPart:
         await asyncio.shield(self._next)
 
     async def close(self) -> None:
-        """Wait for the writes, and close the file."""
-        await asyncio.gather(*filter(None, (self._current, self._next)), return_exceptions=True)
-        os.close(self._fd)
+        """Wait for the writes, also if the caller is cancelled, and close the file."""
+        try:
+            await settled(*filter(None, (self._current, self._next)))
+        finally:
+            if self._fd is not None:
+                os.close(self._fd)
 
     async def _flush(self, previous: asyncio.Task[None] | None) -> None:
         if previous is not None:
@@ -92,6 +96,8 @@ class JournalPart:
         await self._disk.run(lambda: self._write(data))
 
     def _write(self, data: bytes) -> None:
+        if self._fd is None:
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view) :]
@@ -122,8 +128,10 @@ class Journal:
 
     async def close(self) -> None:
         """Wait for the writes, and close the files."""
-        await self._output.close()
-        await self._errors.close()
+        try:
+            await self._output.close()
+        finally:
+            await self._errors.close()
 
 
 def _recover(path: Path) -> Iterator[str]:

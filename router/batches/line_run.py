@@ -10,7 +10,7 @@ from baton.router.auth.client import Client, Gate
 from baton.router.batches.exchange import LineExchange
 from baton.router.errors import FieldError, KeyLimitReached
 from baton.router.http.body_route import BodyRoute
-from baton.router.openai.errors import error_response
+from baton.router.openai.errors import error_body, error_response
 
 RETRIED = (429, 503)
 
@@ -39,6 +39,9 @@ class LineRunner:
             await exchange.respond(response.status_code, bytes(response.body), response.headers)
         else:
             await self._posts[endpoint].serve(exchange)
+            if not exchange.started:
+                text = "the request ended without a response"
+                await exchange.respond(500, orjson.dumps(error_body(text, "internal_server_error", None, 500)))
         return exchange
 
 

@@ -11,13 +11,14 @@ import asyncio
 import random
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
 
 from baton.router.batches.exchange import LineExchange
 from baton.router.batches.folder import OwnedBatch
-from baton.router.batches.input import Line, read_input, request_body
+from baton.router.batches.input import BatchInput, Line, read_input, request_body
 from baton.router.batches.journal import CONTENT, ERRORS, OUTPUT, Journal, LineResult
 from baton.router.batches.line_run import RETRIED, LineRunner, num_completions
 from baton.router.batches.metrics import BatchMetrics
@@ -25,7 +26,7 @@ from baton.router.batches.record import BatchError, Outcome
 from baton.router.batches.slots import Slots
 from baton.router.files.errors import UnknownId
 from baton.router.files.folder import new_file_id
-from baton.router.files.record import FileRecord
+from baton.router.files.record import FileRecord, tenant_of
 from baton.router.files.store import FileStore
 from baton.rpc.status import Unauthenticated
 
@@ -72,7 +73,7 @@ class BatchRun:
     """One batch in progress."""
 
     def __init__(self, owned: OwnedBatch, parts: BatchParts) -> None:
-        """`owned` stays the caller's."""
+        """`owned` stays the caller's. No thread uses it after `run` or `fail` has ended, also if that was cancelled."""
         self._owned = owned
         self._record = owned.record
         self._parts = parts
@@ -82,45 +83,75 @@ class BatchRun:
         self._backoff_s = MIN_BACKOFF_S
         self._inflight: dict[asyncio.Task[None], asyncio.Task[LineExchange]] = {}  # by the tasks that await them
         self._num_bytes = 0  # of the lines of requests in flight
+        self._num_counted = 0  # bytes of the journal that count for the quota
 
     async def run(self) -> None:
         """Run the batch to its end. Raises FolderLost."""
         if self._record.outcome is None:
             try:
-                file = await self._disk.run(
-                    partial(self._parts.files.folder.open, self._owned.tenant, self._record.input_file_id)
-                )
+                file = await self._open_input()
             except UnknownId:
-                self._record.errors = [BatchError("input_file_deleted", "The input file does not exist any more.")]
-                self._record.outcome = "failed"
+                error = BatchError("input_file_deleted", "The input file does not exist any more.")
+                await self._end_failed([error], [])
             else:
                 with file:
                     await self._run_file(file)
         await self.finish()
 
-    async def fail(self, error: BatchError) -> None:
-        """End the batch with an error, with the results that it has."""
-        self._record.errors = [error]
-        self._record.outcome = "failed"
+    async def fail(self, error: BatchError, *, reads_input: bool) -> None:
+        """End the batch with an error, and with the results that it has.
+
+        `reads_input`: each request without a result gets an error, too, if the input still exists.
+        """
+        if self._record.outcome is None:
+            lines: list[Line] = []
+            with suppress(UnknownId):
+                if reads_input:
+                    with await self._open_input() as file:
+                        lines = (await self._read_input(file)).lines
+            await self._end_failed([error], lines)
         await self.finish()
+
+    async def _open_input(self) -> BinaryIO:
+        """Return the open input. Raises UnknownId."""
+        opened = partial(self._parts.files.folder.open, self._owned.tenant, self._record.input_file_id)
+        return await self._disk.run_to_end(opened, lambda file: file.close())
+
+    async def _read_input(self, file: BinaryIO) -> BatchInput:
+        return await read_input(file, self._record.endpoint, self._parts.max_line_bytes, self._disk)
+
+    async def _open_journal(self) -> Journal:
+        """Return the journal, which counts for the quota."""
+        journal = await self._disk.run_to_end(lambda: Journal(self._owned.folder, self._disk))
+        self._num_counted = journal.num_bytes
+        if journal.num_bytes:
+            self._parts.files.folder.quota.recount()  # its earlier owner may not have counted all of it
+        return journal
+
+    async def _end_failed(self, errors: list[BatchError], lines: list[Line]) -> None:
+        """Set the outcome of a batch that runs no more requests. `lines`: of its input, as far as they are known."""
+        self._record.errors = errors
+        self._record.num_lines = max(self._record.num_lines, len(lines))
+        journal = await self._open_journal()
+        try:
+            await self._complete(journal, "failed", lines)
+        finally:
+            await journal.close()
 
     async def _run_file(self, file: BinaryIO) -> None:
         record = self._record
-        found = await self._disk.run(partial(read_input, file, record.endpoint, self._parts.max_line_bytes))
+        found = await self._read_input(file)
         if found.errors:
-            record.errors, record.outcome = found.errors, "failed"
+            await self._end_failed(found.errors, [])
             return
-        journal = await self._disk.run(lambda: Journal(self._owned.folder, self._disk))
+        journal = await self._open_journal()
         try:
             record.status, record.num_lines = "in_progress", len(found.lines)
             record.in_progress_at = record.in_progress_at or int(time.time())
             self._count(journal)
             await self._disk.run(self._owned.save)
             self._pending.extend(line for line in found.lines if not journal.progress.has(line.custom_id))
-            outcome = await self._run_lines(file, journal)
-            await self._write_rest(outcome, found.lines, journal)
-            self._count(journal)
-            record.outcome = outcome
+            await self._complete(journal, await self._run_lines(file, journal), found.lines)
         finally:
             await journal.close()
 
@@ -148,15 +179,14 @@ class BatchRun:
 
         Raises BatchFailed if the results have no room any more.
         """
-        checks_s, quota = 0.0, self._parts.files.folder.quota
-        tenant = self._parts.files.folder.tenant(self._owned.tenant)
+        checks_s = 0.0
         while not stopping.is_set():
             if await self._disk.run(self._owned.is_cancelled):
                 return "cancelled"
             if time.time() >= self._record.expires_at:
                 return "expired"
             if time.monotonic() >= checks_s:
-                if await self._disk.run(lambda: quota.num_left(tenant)) < 0:
+                if await self._count_bytes(journal) < 0:
                     text = "The results have no room: the files take all bytes of --files-bytes that a tenant may use."
                     raise BatchFailed(BatchError("storage_limit_exceeded", text))
                 checks_s = time.monotonic() + QUOTA_S
@@ -191,7 +221,7 @@ class BatchRun:
     async def _start(self, file: BinaryIO, line: Line, journal: Journal) -> None:
         """Start a request once there is room. Raises BatchFailed without its key."""
         endpoint, lines = self._record.endpoint, self._parts.lines
-        body = await self._disk.run(partial(request_body, file, line))
+        body = await self._disk.run_to_end(partial(request_body, file, line))
         try:
             client = lines.client(self._record.key_name)
         except Unauthenticated:
@@ -200,6 +230,9 @@ class BatchRun:
             if name is None:
                 text = "The batch was created without an API key, and the server needs one now."
             raise BatchFailed(BatchError("invalid_api_key", text)) from None
+        if tenant_of(client.key) != self._owned.tenant:
+            text = f"The API key '{self._record.key_name}', which created the batch, belongs to another tenant now."
+            raise BatchFailed(BatchError("invalid_api_key", text))
         work = lines.run(endpoint, body, client)
         request = await self._parts.slots.start(num_completions(endpoint, body), work)
         self._num_bytes += line.length
@@ -221,7 +254,8 @@ class BatchRun:
             self._pause(exchange.retry_after_s)
             return
         self._backoff_s = MIN_BACKOFF_S
-        metrics.request_done(exchange.status or 0)
+        assert exchange.status is not None, "LineRunner.run: each request has a response"
+        metrics.request_done(exchange.status)
         await journal.append(LineResult(line.custom_id, exchange.status, exchange.request_id, exchange.response))
 
     def _pause(self, retry_after_s: float) -> None:
@@ -241,6 +275,19 @@ class BatchRun:
             ]
             await asyncio.gather(*map(journal.append, results))
 
+    async def _complete(self, journal: Journal, outcome: Outcome, lines: list[Line]) -> None:
+        """Write an error for each of these requests that has no result, and set the outcome."""
+        await self._write_rest(outcome, lines, journal)
+        await self._count_bytes(journal)
+        self._count(journal)
+        self._record.outcome = outcome
+
+    async def _count_bytes(self, journal: Journal) -> int:
+        """Count the journal's growth for the quota. Return how many are left for the tenant, or below 0."""
+        growth, self._num_counted = journal.num_bytes - self._num_counted, journal.num_bytes
+        folder = self._parts.files.folder
+        return await self._disk.run(lambda: folder.quota.add(folder.tenant(self._owned.tenant), growth))
+
     def _count(self, journal: Journal) -> bool:
         """Update the counts of the record; return whether they changed."""
         record, progress = self._record, journal.progress
@@ -252,12 +299,12 @@ class BatchRun:
         """Turn the journal into files, and end the batch. May be repeated after a crash at any point."""
         record = self._record
         assert record.outcome is not None
-        if record.status != "finalizing":
+        if record.finalizing_at is None:  # the status may be a final one: `OwnedBatch.end` stores it before it moves
             sizes = await self._disk.run(self._sizes)
             record.output_file_id, record.error_file_id = (new_file_id() if each else None for each in sizes)
             record.status, record.finalizing_at = "finalizing", int(time.time())
             await self._disk.run(self._owned.save)
-        await self._disk.run(self._publish)
+        await self._disk.run_to_end(self._publish)
         record.end(record.outcome, int(time.time()))
         await self._disk.run(self._owned.end)
         self._parts.metrics.ended(record.status)

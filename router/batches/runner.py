@@ -47,7 +47,7 @@ class BatchRunner:
                     await self._claim()
                     if time.monotonic() >= sweep_s:
                         sweep_s = time.monotonic() + SWEEP_S
-                        await self._disk.run(self._parts.files.folder.sweep)
+                        await self._disk.run(self._folder.sweep)
                 except Exception:
                     logger.exception("the batches cannot be read; trying again")
                     await asyncio.sleep(RETRY_S)
@@ -65,13 +65,14 @@ class BatchRunner:
             if not self._has_room(each):
                 continue
             try:
-                owned = await self._disk.run(partial(self._folder.own, each.tenant, each.batch_id))
+                owned = await self._disk.run_to_end(partial(self._folder.own, each.tenant, each.batch_id), _release)
             except ValueError:
                 logger.exception("the record of %s is damaged", each.batch_id)
                 continue
             if owned is not None:
                 self._tenants[owned.tenant] += 1
-                self._running[each.batch_id] = asyncio.create_task(self._run(owned), name=each.batch_id)
+                running = self._running[each.batch_id] = asyncio.create_task(self._run(owned), name=each.batch_id)
+                running.add_done_callback(partial(self._ended, owned))
 
     def _has_room(self, candidate: Candidate) -> bool:
         """Return whether a batch may run. One that only has to be ended always may."""
@@ -85,19 +86,25 @@ class BatchRunner:
             if self._failures[batch_id] < MAX_FAILURES:
                 await run.run()
             else:
-                await run.fail(BatchError("server_error", "The server failed; its log has the reason."))
+                error = BatchError("server_error", "The server failed; its log has the reason.")
+                await run.fail(error, reads_input=self._failures[batch_id] == MAX_FAILURES)
             del self._failures[batch_id]
             logger.info("%s ended: %s", batch_id, owned.record.status)
-        except asyncio.CancelledError:
-            raise
         except Exception:
             self._failures[batch_id] += 1
             logger.exception("%s failed; trying again", batch_id)
             await asyncio.sleep(RETRY_S)
-        finally:
-            owned.release()
-            del self._running[batch_id]
-            self._tenants -= Counter({owned.tenant: 1})
+
+    def _ended(self, owned: OwnedBatch, running: asyncio.Task[None]) -> None:
+        """Give up a batch whose task has ended, or was cancelled before it began."""
+        owned.release()
+        del self._running[running.get_name()]
+        self._tenants -= Counter({owned.tenant: 1})
+
+
+def _release(owned: OwnedBatch | None) -> None:
+    if owned is not None:
+        owned.release()
 
 
 async def run_batches(service: RouterService, posts: Mapping[str, BodyRoute[Any]]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from baton.rpc.status import Unavailable
 
@@ -43,6 +43,19 @@ class Disk:
             logger.warning("the files' folder cannot be used: %s", error)
             raise FolderLost("the files' folder cannot be used now; the server's log has the reason") from error
 
+    async def run_to_end(self, work: Callable[[], T], discard: Callable[[T], object] = lambda _: None) -> T:
+        """Run `work` as `run` does, but a cancelled caller waits for its end, and `discard` gets its result."""
+        running = asyncio.create_task(self.run(work))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            try:
+                await settled(running)
+            finally:
+                if not running.cancelled() and running.exception() is None:
+                    discard(running.result())
+            raise
+
     def close(self) -> None:
         """End the threads once their current calls have ended."""
         self._threads.shutdown(cancel_futures=True)
@@ -51,3 +64,18 @@ class Disk:
         self._num_calls -= 1
         if not running.cancelled():
             running.exception()  # retrieved, if the caller was cancelled
+
+
+async def settled(*tasks: "asyncio.Future[Any]") -> None:
+    """Wait until the tasks have ended, however; if the caller is cancelled meanwhile, raise CancelledError then."""
+    cancellation: asyncio.CancelledError | None = None
+    while any(not each.done() for each in tasks):
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError as error:
+            cancellation = error
+    for each in tasks:
+        if not each.cancelled():
+            each.exception()  # retrieved
+    if cancellation is not None:
+        raise cancellation

@@ -51,11 +51,11 @@ def try_lock(fd: int) -> bool:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is created, and wait for it."""
+def locked(path: Path) -> Iterator[int]:
+    """Wait for the lock of a file, which is created, and hold it. Yield the descriptor of the open file."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
+        yield fd
     finally:
         os.close(fd)

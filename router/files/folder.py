@@ -1,6 +1,6 @@
 """The folder of all tenants' files.
 
-    DIR/quota.lock                           held while a file claims bytes
+    DIR/quota.lock                           bytes by tenant; locked while they change
     DIR/tenants/TENANT/files/FILE_ID/        `content` and `file.json`
     DIR/tenants/TENANT/incoming/RANDOM/      a file that is being received; its `content` is locked meanwhile
     DIR/tenants/TENANT/batches/              see router/batches/folder.py
@@ -12,8 +12,8 @@ ids of ours: nothing that a client sends is a part of a path, except ids, which 
 import os
 import re
 import secrets
-import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -21,11 +21,11 @@ from typing import BinaryIO
 from baton.router.errors import FieldError
 from baton.router.files.durable import move, sync_folder, try_lock, write_file
 from baton.router.files.errors import UnknownId
-from baton.router.files.quota import FolderLimits, Quota
+from baton.router.files.quota import CONTENT, FolderLimits, Quota
 from baton.router.files.record import FileRecord, TenantId, decode
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
-CONTENT, RECORD = "content", "file.json"
+RECORD = "file.json"
 GROWTH_BYTES = 16 << 20  # claimed at once by a file of unknown size
 MAX_FILENAME_CHARS = 255
 
@@ -74,7 +74,7 @@ class IncomingFile:
             created_at=now_s,
             expires_at=None if expires_s is None else now_s + expires_s,
         )
-        os.ftruncate(self._file.fileno(), self.num_bytes)
+        self._quota.shrink(self._tenant, self._file.fileno(), self.num_bytes)
         os.fsync(self._file.fileno())
         write_file(self._folder / RECORD, record.encoded())
         move(self._folder, self._tenant / "files" / record.id)
@@ -84,7 +84,7 @@ class IncomingFile:
     def abort(self) -> None:
         """Delete what was received. No-op after `commit`."""
         self._file.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._quota.remove(self._tenant, self._folder)
 
     def _claim(self, num_bytes: int) -> None:
         limit = self._quota.limits.file_bytes
@@ -149,7 +149,7 @@ class FileFolder:
             move(self._path(tenant, file_id), doomed)
         except FileNotFoundError:
             raise _unknown(file_id) from None
-        shutil.rmtree(doomed, ignore_errors=True)
+        self.quota.remove(self.tenant(tenant), doomed)
 
     def adopt(self, tenant: TenantId, folder: Path, record: FileRecord) -> None:
         """Make a folder with `content` visible as a file. No-op if it already is one."""
@@ -158,19 +158,22 @@ class FileFolder:
             write_file(folder / RECORD, record.encoded())
             move(folder, target)
 
-    def sweep(self) -> None:
-        """Delete expired files, and what routers that ended left of uploads and deletions."""
+    def sweep(self, is_used: Callable[[TenantId, str], bool]) -> None:
+        """Delete expired files, and what routers that ended left of uploads and deletions.
+
+        `is_used`: whether a tenant's file is still needed. It is then kept, although it counts as deleted.
+        """
         for tenant in self.tenants.iterdir():
             with suppress(FileNotFoundError, NotADirectoryError):
                 for path in (tenant / "files").iterdir():
-                    self._delete_expired(TenantId(tenant.name), path)
+                    self._delete_expired(TenantId(tenant.name), path, is_used)
                 for path in (tenant / "incoming").iterdir():
                     if _is_abandoned(path):
-                        shutil.rmtree(path, ignore_errors=True)
+                        self.quota.remove(tenant, path)
 
-    def _delete_expired(self, tenant: TenantId, path: Path) -> None:
+    def _delete_expired(self, tenant: TenantId, path: Path, is_used: Callable[[TenantId, str], bool]) -> None:
         with suppress(FileNotFoundError, ValueError, UnknownId):
-            if decode((path / RECORD).read_bytes()).is_expired:
+            if decode((path / RECORD).read_bytes()).is_expired and not is_used(tenant, path.name):
                 self.delete(tenant, path.name)
 
     def _path(self, tenant: TenantId, file_id: str) -> Path:

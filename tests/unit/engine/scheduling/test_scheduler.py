@@ -122,18 +122,6 @@ def test_requests_run_in_order_of_priority_then_arrival() -> None:
     assert order == ["urgent", "first", "second", "late"]
 
 
-def test_an_urgent_prompt_waits_for_one_step_of_a_long_one() -> None:
-    rig = Rig()
-    rig.add("long", list(range(60)), 1, priority=1)
-    rig.step()
-    rig.add("same", list(range(20)), 1, priority=1)
-    rig.add("urgent", list(range(30, 45)), 1, priority=0)
-    assert rig.step() == 16
-    assert [name for name, outputs in rig.outputs.items() if outputs] == ["urgent"]
-    rig.run_to_end()
-    assert list(rig.ends) == ["urgent", "long", "same"]
-
-
 def test_a_prefix_hit_skips_the_computation() -> None:
     rig = Rig()
     prompt = list(range(20))
