@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
+from pydantic import TypeAdapter
 
 from baton.router.errors import FieldError
 from baton.router.files.durable import locked
@@ -134,9 +135,12 @@ class Quota:
         return min(limits.tenant_bytes - used[tenant.name], limits.max_bytes - used.total())
 
 
+_STORED = TypeAdapter(dict[str, int])
+
+
 def _decode(stored: bytes) -> Counter[str] | None:
     """Return the stored bytes by tenant; None if they are damaged, as after a crash."""
     try:
-        return Counter[str](orjson.loads(stored))
-    except (orjson.JSONDecodeError, TypeError):
+        return Counter(_STORED.validate_json(stored))
+    except ValueError:
         return None
