@@ -125,9 +125,15 @@ class Quota:
 
     def _count(self, used: Counter[str]) -> None:
         """Replace the bytes by those of the contents."""
+        self._must_count = False
+        try:
+            counted = {each.name: content_bytes(each) for each in self._tenants.iterdir()}
+        except BaseException:
+            self._must_count = True
+            raise
         used.clear()
-        used.update({each.name: content_bytes(each) for each in self._tenants.iterdir()})
-        self._must_count, self._counted_s = False, time.monotonic()
+        used.update(counted)
+        self._counted_s = time.monotonic()
 
     def _num_left(self, used: Counter[str], tenant: Path) -> int:
         """Return the bytes that the tenant may still store; may be negative."""

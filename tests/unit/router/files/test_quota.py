@@ -25,7 +25,7 @@ def num_left(folder: FileFolder, tenant: TenantId) -> int:
 
 
 def test_claims_do_not_walk_over_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = FileFolder(tmp_path, LIMITS)
+    folder = FileFolder(tmp_path, FolderLimits(file_bytes=1000, tenant_bytes=100_000, max_bytes=100_000))
     for number in range(20):
         folder.begin(OTHER, 10).commit(f"{number}", "batch")
     scanned: list[str] = []
