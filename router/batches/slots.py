@@ -1,7 +1,8 @@
 """Room for requests of batches among those in flight: what interactive requests leave.
 
 A request of a batch starts only if no other waits in the router and workers have free sequences, of which a share stays
-free. When interactive requests need more than that, the requests of batches that started last are cancelled. They give
+free. While interactive requests are in flight, batches take a small share: the more requests a worker has, the longer
+are its steps, and the later the first tokens. When interactive requests need more than that, the requests of batches that started last are cancelled. They give
 their places back at once, and run again later.
 """
 
@@ -15,6 +16,8 @@ from baton.router.batches.metrics import BatchMetrics
 POLL_S = 0.02  # until room that interactive requests leave is noticed
 YIELD_S = 0.5  # pause after a cancellation: further requests would soon be cancelled, too
 RESERVE_DIVISOR = 8  # 1/8 of the workers' sequences stays free
+SHARE_DIVISOR = 4  # batches take 1/4 of the sequences while interactive requests are in flight
+SHARED_S = 1.0  # from the last one in flight until batches take more
 MAX_EMBEDDINGS = 4  # embedding requests, which need no sequence of a decode worker
 
 T = TypeVar("T")
@@ -32,7 +35,7 @@ class Slots:
         self._num_embeddings = 0
         self._turn = asyncio.Lock()  # batches take turns
         self._ended = asyncio.Event()
-        self._paused_until_s = 0.0
+        self._paused_until_s = self._shared_until_s = 0.0
         admission.on_pressure = self._give_back
 
     async def start(self, num_completions: int, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -61,14 +64,18 @@ class Slots:
 
     def _has_room(self, num_completions: int) -> bool:
         """Return whether a request may start. One that is larger than the limits may start alone."""
-        admission = self._admission
-        if asyncio.get_running_loop().time() < self._paused_until_s or admission.num_waiting or admission.draining:
+        admission, now_s = self._admission, asyncio.get_running_loop().time()
+        if admission.num_inflight > admission.num_deferred:
+            self._shared_until_s = now_s + SHARED_S
+        if now_s < self._paused_until_s or admission.num_waiting or admission.draining:
             return False
         if not num_completions:
             return self._num_embeddings < MAX_EMBEDDINGS
         num_own, num_seqs = sum(self._running.values()), admission.num_seqs
         num_used = num_own + admission.num_inflight - admission.num_deferred
         reserve = max(1, num_seqs // RESERVE_DIVISOR) if num_seqs > 1 else 0
+        if num_own and now_s < self._shared_until_s and num_own + num_completions > num_seqs // SHARE_DIVISOR:
+            return False
         fits = num_used + num_completions <= num_seqs - reserve and num_own + num_completions <= self._max_inflight
         return fits or (num_used == 0 < num_seqs)
 

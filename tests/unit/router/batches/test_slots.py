@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.router.batches.metrics import BatchMetrics
@@ -11,6 +12,7 @@ from tests.unit.router.admission_rig import Rig, Workers, settle, until
 
 NUM_SEQS = 16
 RESERVE = 2  # an eighth of the sequences
+SHARE = 4  # a quarter of them
 
 
 class BatchRig:
@@ -39,19 +41,42 @@ class BatchRig:
 
 async def test_a_share_of_the_sequences_stays_free() -> None:
     batch = BatchRig()
-    for number in range(4):
-        batch.rig.send(f"{number}")
-    await settle()
     driving = asyncio.create_task(batch.drive(50))
-    await until(lambda: batch.num_running == NUM_SEQS - RESERVE - 4)
+    await until(lambda: batch.num_running == NUM_SEQS - RESERVE)
     await asyncio.sleep(0.1)
-    assert batch.num_running == batch.rig.admission.num_deferred == NUM_SEQS - RESERVE - 4
-    batch.rig.end("0", "1")
-    await until(lambda: batch.num_running == NUM_SEQS - RESERVE - 2)
+    assert batch.num_running == batch.rig.admission.num_deferred == NUM_SEQS - RESERVE
     driving.cancel()
     batch.may_end.set()
     await asyncio.gather(driving, *batch.started, return_exceptions=True)
     assert batch.rig.admission.num_deferred == 0
+
+
+async def test_batches_take_a_share_while_interactive_requests_are_in_flight() -> None:
+    batch = BatchRig()
+    batch.rig.send("0")
+    await settle()
+    driving = asyncio.create_task(batch.drive(50))
+    await until(lambda: batch.num_running == SHARE)
+    await asyncio.sleep(0.1)
+    assert batch.num_running == batch.rig.admission.num_deferred == SHARE
+    batch.rig.end("0")
+    await asyncio.sleep(0.1)
+    assert batch.num_running == SHARE  # the next one may arrive at once
+    await until(lambda: batch.num_running == NUM_SEQS - RESERVE)
+    driving.cancel()
+    batch.may_end.set()
+    await asyncio.gather(driving, *batch.started, return_exceptions=True)
+
+
+async def test_a_request_larger_than_the_share_starts_alone() -> None:
+    batch = BatchRig()
+    batch.rig.send("0")
+    await settle()
+    large = await asyncio.wait_for(batch.slots.start(SHARE + 2, batch.work()), 5)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(batch.slots.start(1, batch.work()), 0.1)
+    batch.may_end.set()
+    await large
 
 
 async def test_interactive_requests_never_wait_while_a_batch_runs() -> None:
