@@ -15,8 +15,12 @@ PYTHON=${PYTHON:-.venv/bin/python}
 MAX_JOBS=${MAX_JOBS:-$(nproc)}
 TARGET_PYTHON=3.12
 FLASHINFER_CUDA_ARCH_LIST=${FLASHINFER_CUDA_ARCH_LIST:-9.0a}
-PACKAGES="flashinfer-python==0.7.2 apache-tvm-ffi>=0.1.11,<0.2 nvidia-ml-py nixl==1.5.1 nixl-cu13==1.5.1 xxhash psutil rich
-    markdown-it-py mdurl pygments tqdm"
+# What torch and transformers do not bring: for the engine, and for `baton serve`.
+PACKAGES="flashinfer-python==0.7.2 apache-tvm-ffi>=0.1.11,<0.2 nvidia-ml-py requests urllib3 charset-normalizer
+    nixl==1.5.1 nixl-cu13==1.5.1 xxhash psutil"
+PACKAGES="$PACKAGES annotated-doc annotated-types click fastapi grpcio grpcio-health-checking grpcio-reflection httptools
+    opentelemetry-api orjson prometheus-client protobuf pydantic pydantic-core redis rich-click starlette tiktoken
+    typing-inspection uvicorn uvloop"
 TOOLKIT="nvidia-cuda-nvcc==13.0.* nvidia-nvvm==13.0.* nvidia-cuda-crt==13.0.* nvidia-cuda-runtime==13.0.*
     nvidia-cuda-cccl==13.0.*"
 export MAX_JOBS FLASHINFER_CUDA_ARCH_LIST
@@ -32,7 +36,8 @@ download_wheels() {
     platforms=$(for n in 39 35 34 31 28 27 24 17; do echo "--platform manylinux_2_${n}_x86_64"; done)
     for package in $PACKAGES; do
         # shellcheck disable=SC2086  # several words
-        "$PYTHON" -m pip download --quiet --no-deps --only-binary=:all: --dest "$BUILD/wheels" $platforms \
+        "$PYTHON" -m pip download --quiet --no-deps --only-binary=:all: --constraint constraints.txt $platforms \
+            --dest "$BUILD/wheels" \
             --platform manylinux2014_x86_64 --python-version "$TARGET_PYTHON" --implementation cp "$package"
     done
 }

@@ -77,6 +77,12 @@ def trim_nixl(site: Path) -> None:
         path.unlink()
 
 
+def strip_extensions(site: Path) -> None:
+    """Remove the debug symbols of Python's extension modules."""
+    for path in site.rglob("*.cpython-*.so"):
+        subprocess.run(["strip", "--strip-debug", str(path)], check=True)
+
+
 def files_in(folder: Path) -> Iterator[Path]:
     """Yield all files, recursively."""
     return (path for path in folder.rglob("*") if path.is_file())
@@ -112,6 +118,7 @@ def main() -> None:
     for wheel in sorted(arguments.wheels.glob("*.whl")):
         unpack(wheel, site)
     trim_nixl(site)
+    strip_extensions(site)
     num_kernels = add_kernels(arguments.kernels, site)
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive, "w:xz", preset=6) as packed:

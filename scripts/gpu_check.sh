@@ -14,8 +14,11 @@ if [ -e "$BUNDLE/site.tar.xz" ]; then
     trap 'rm -rf "$SITE"' EXIT
     trap 'exit 130' INT TERM
     PYTHON=${PYTHON:-python3}
-    "$PYTHON" -m tarfile -e "$BUNDLE/site.tar.xz" "$SITE"
-    export PYTHONPATH="$SITE${PYTHONPATH:+:$PYTHONPATH}" FLASHINFER_WORKSPACE_BASE="$SITE"
+    "$PYTHON" -W ignore -m tarfile -e "$BUNDLE/site.tar.xz" "$SITE"
+    mkdir "$SITE/baton_serve.dist-info" # its version, which `baton` reads, as if it were installed
+    { echo "Metadata-Version: 2.1"; echo "Name: baton-serve"; sed -n 's/^version = "\(.*\)"/Version: \1/p' pyproject.toml; } \
+        >"$SITE/baton_serve.dist-info/METADATA"
+    export PYTHONPATH="$SITE:$PWD${PYTHONPATH:+:$PYTHONPATH}" FLASHINFER_WORKSPACE_BASE="$SITE"
     export FLASHINFER_DISABLE_JIT=1 FLASHINFER_USE_CUDA_NORM=1 # use the compiled norms, not those of a DSL
 else
     PYTHON=${PYTHON:-.venv/bin/python}

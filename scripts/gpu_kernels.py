@@ -19,6 +19,7 @@ import torch
 from flashinfer.jit import attention
 from flashinfer.jit.activation import gen_act_and_mul_module
 from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module
+from flashinfer.jit.cascade import gen_cascade_module
 from flashinfer.jit.norm import gen_norm_module
 from flashinfer.jit.page import gen_page_module
 from flashinfer.jit.rope import gen_rope_module
@@ -32,6 +33,7 @@ PLAIN = (0, False, False)  # no rotation in the kernel, no sliding window, no ca
 def specs() -> Iterator[Any]:
     """Yield the kernels that the engine needs on Hopper: the fastest to compile first, bf16 before fp8."""
     yield gen_page_module()
+    yield gen_cascade_module()
     yield gen_norm_module()
     yield gen_act_and_mul_module("silu")
     yield gen_rope_module()

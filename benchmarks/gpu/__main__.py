@@ -40,8 +40,10 @@ def working_directory() -> str | None:
     return None
 
 
-def run_all(stages: list[Stage], setting: Setting) -> dict[str, dict[str, object]]:
-    """Run the stages and return their results. Each kind has a time budget; a stage gets at most the rest."""
+def run_all(stages: list[Stage], setting: Setting, path: Path | None) -> dict[str, dict[str, object]]:
+    """Run the stages, merge each result into the file, and return all. A kind's stages have a time budget together."""
+    machine = describe_gpu(setting.device)
+    print(machine, flush=True)
     results: dict[str, dict[str, object]] = {}
     left_s = dict(BUDGET_S)
     for stage in stages:
@@ -53,6 +55,8 @@ def run_all(stages: list[Stage], setting: Setting) -> dict[str, dict[str, object
         results[stage.name] = result = run_stage(stage, setting, timeout_s)
         left_s[stage.is_benchmark] -= time.monotonic() - started_s
         show(stage.name, result)
+        if path is not None:
+            merge(path, machine, stage.name, result)
     return results
 
 
@@ -72,11 +76,7 @@ def main() -> None:
         directory = arguments.directory or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
         stages = stages_to_run(arguments.only, arguments.quick, device)
-        results = run_all(stages, Setting(device, arguments.quick, directory))
-    machine = describe_gpu(device)
-    print(machine)
-    if arguments.json is not None:
-        merge(arguments.json, machine, results)
+        results = run_all(stages, Setting(device, arguments.quick, directory), arguments.json)
     sys.exit(0 if len(results) == len(stages) and all(result["ok"] for result in results.values()) else 1)
 
 

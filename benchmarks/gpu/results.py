@@ -13,12 +13,11 @@ from benchmarks.report import Report
 MAX_WRONG = 20  # failed findings to print
 
 
-def merge(path: Path, machine: GpuMachine, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Replace earlier results of these stages; each result has its time and machine."""
+def merge(path: Path, machine: GpuMachine, stage: str, result: Mapping[str, Any]) -> None:
+    """Replace an earlier result of this stage; each result has its time and machine."""
     kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"stages": {}}
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    for name, result in results.items():
-        kept["stages"][name] = {"when": when, "machine": asdict(machine), **result}
+    kept["stages"][stage] = {"when": when, "machine": asdict(machine), **result}
     path.write_text(json.dumps(kept, indent=1) + "\n")
 
 

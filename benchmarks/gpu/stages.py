@@ -28,10 +28,13 @@ STAGES = (
     Stage("fp8", "numerics.fp8", 90),
     Stage("checksums", "numerics.checksums", 60),
     Stage("handover", "numerics.handover", 120),
+    Stage("serve", "numerics.serve", 120),
     Stage("roofline", "speed.roofline", 30, is_benchmark=True),
     Stage("decode speed", "speed.decode", 180, is_benchmark=True),
+    Stage("decode kernels", "speed.kernels", 60, is_benchmark=True),
     Stage("prefill speed", "speed.prefill", 120, is_benchmark=True),
     Stage("handover speed", "speed.handover", 60, is_benchmark=True),
+    Stage("serve speed", "speed.serve", 240, is_benchmark=True),
     Stage("transformers speed", "speed.transformers_peer", 120, is_benchmark=True),
     Stage("vllm speed", "speed.vllm_peer", 180, is_benchmark=True),
 )

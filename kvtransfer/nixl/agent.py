@@ -6,6 +6,7 @@ only when polled: this thread polls while it reads and while a peer needs it, an
 
 import asyncio
 import logging
+import os
 import queue
 import threading
 import time
@@ -292,6 +293,8 @@ def create_agent(name: str) -> tuple[Any, tuple[type[Exception], ...]]:
     log = logging.getLogger("nixl")
     log.handlers.clear()
     log.propagate = True
+    # UCX reads another process's GPU memory by itself only over NVLink, unless told that PCIe or the same GPU will do.
+    os.environ.setdefault("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on")
     try:
         agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
     except errors as error:

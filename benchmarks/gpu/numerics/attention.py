@@ -12,13 +12,15 @@ from baton.engine.attention import fp8_rows
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.factory import attention_for
 from baton.engine.attention.flashinfer import FlashInferAttention
+from baton.engine.attention.heads import AttentionHeads
 from baton.engine.attention.torch_reference import TorchAttention
 from baton.engine.config import MLAConfig, ModelConfig, RopeConfig
 from baton.engine.execution.batch import Batch
-from baton.engine.kv.layout import LATENT_DIMS, KVCacheLayout
+from baton.engine.kv.dtype import kv_cache_dtype
+from baton.engine.kv.layout import LATENT_DIMS, KVCacheLayout, torch_dtype
 from baton.engine.kv.scales import UNSCALED, KVScales
 from benchmarks.gpu.numerics.closeness import ATTENTION
-from benchmarks.gpu.numerics.paged_batch import Lengths, make_batch, num_blocks_of
+from benchmarks.gpu.numerics.paged_batch import Lengths, make_batch
 from benchmarks.gpu.stage import Record, Setting
 
 NUM_LAYERS, LAYER = 2, 1  # the second of two layers, so that a wrong stride shows
@@ -92,25 +94,58 @@ def steps(setting: Setting, seed: int) -> Iterator[tuple[str, list[Lengths]]]:
 
 
 def check_attention(record: Record, setting: Setting, model: Model, kv_dtype: str, block_size: int, seed: int) -> None:
-    """Compare results and written caches."""
-    config, scales = model.config(setting.dtype_name), KVScales(0.5, 0.25) if kv_dtype == "fp8" else UNSCALED
-    backend = attention_for(config, block_size, setting.device, kv_dtype, model.num_parts)
+    """Compare results and written caches of batches without a common prefix."""
+    backend = attention_for(model.config(setting.dtype_name), block_size, setting.device, kv_dtype, model.num_parts)
     if setting.device.type == "cuda":
         name = f"FlashInfer's kernels serve {model.name}, KV {kv_dtype}"
         record.find(name, isinstance(backend, FlashInferAttention), type(backend).__name__)
-    exact = TorchAttention.for_model(model.config("float32"), block_size)
+    case = Case(model, kv_dtype, block_size)
     for name, sequences in steps(setting, seed):
-        batch = make_batch(sequences, block_size, seed)
-        layout = KVCacheLayout.of(config, block_size, model.num_parts, kv_dtype=kv_dtype)
-        pool = drawn(layout.pool_shape(num_blocks_of(sequences, block_size)), setting).to(layout.dtype)
-        inputs = Inputs.draw(model, batch.num_tokens, setting)
-        result = attend(backend, inputs, pool, batch, scales)
-        seen, exact_pool = (inputs.float(), pool.float()) if kv_dtype == "auto" else in_fp8(inputs, pool, scales)
-        expected = attend(exact, seen, exact_pool, batch, UNSCALED)
-        case = f"{type(backend).__name__}, {model.name}, KV {kv_dtype}, blocks of {block_size}, {name}"
-        record.compare(case, result.values, expected.values, ATTENTION[setting.dtype])
-        is_same = torch.equal(scaled(result.pool, scales), expected.pool)
-        record.find(f"{case}: cache", is_same, "the cache as the reference wrote it" if is_same else "other KV")
+        compare(record, setting, case, name, backend, make_batch(sequences, block_size, seed))
+
+
+def check_shared_prefix(record: Record, setting: Setting, model: Model, kv_dtype: str, seed: int) -> None:
+    """Compare decodes with a common prefix, which is read once for all of them, and a chunk; FlashInfer's only."""
+    config, case = model.config(setting.dtype_name), Case(model, kv_dtype, 16)
+    heads = AttentionHeads.of(config, torch_dtype(kv_cache_dtype(config, kv_dtype)))
+    backend = FlashInferAttention(config.attention_scale, 16, heads, setting.device, least_saved_bytes=1)
+    rng = random.Random(seed)
+    for num_shared in (1, 100):
+        decodes = [Lengths(1, 16 * num_shared + rng.randint(1, 900)) for _ in range(9)]
+        batch = make_batch([*decodes, Lengths(50, 300)], 16, seed)
+        batch.block_tables[1 : len(decodes), :num_shared] = batch.block_tables[0, :num_shared]
+        name = f"{num_shared} blocks shared"
+        record.find(f"{case}, {name}", backend.num_shared_blocks(batch) == num_shared, "are read once for all decodes")
+        compare(record, setting, case, name, backend, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a batch is computed with."""
+
+    model: Model
+    kv_dtype: str
+    block_size: int
+
+    def __str__(self) -> str:
+        return f"{self.model.name}, KV {self.kv_dtype}, blocks of {self.block_size}"
+
+
+def compare(record: Record, setting: Setting, case: Case, name: str, backend: AttentionBackend, batch: Batch) -> None:
+    """Compare the results and the written cache of a batch."""
+    model, kv_dtype, block_size = case.model, case.kv_dtype, case.block_size
+    scales = KVScales(0.5, 0.25) if kv_dtype == "fp8" else UNSCALED
+    exact = TorchAttention.for_model(model.config("float32"), block_size)
+    layout = KVCacheLayout.of(model.config(setting.dtype_name), block_size, model.num_parts, kv_dtype=kv_dtype)
+    pool = drawn(layout.pool_shape(int(batch.block_tables.max()) + 1), setting).to(layout.dtype)
+    inputs = Inputs.draw(model, batch.num_tokens, setting)
+    result = attend(backend, inputs, pool, batch, scales)
+    seen, exact_pool = (inputs.float(), pool.float()) if kv_dtype == "auto" else in_fp8(inputs, pool, scales)
+    expected = attend(exact, seen, exact_pool, batch, UNSCALED)
+    name = f"{type(backend).__name__}, {case}, {name}"
+    record.compare(name, result.values, expected.values, ATTENTION[setting.dtype])
+    is_same = torch.equal(scaled(result.pool, scales), expected.pool)
+    record.find(f"{name}: cache", is_same, "the cache as the reference wrote it" if is_same else "other KV")
 
 
 def in_fp8(inputs: "Inputs", pool: Tensor, scales: KVScales) -> tuple["Inputs", Tensor]:
@@ -161,8 +196,8 @@ def attend(backend: AttentionBackend, inputs: Inputs, pool: Tensor, batch: Batch
     """Run one layer's attention on a copy of the pool."""
     pool = pool.clone()
     cache = KVCacheLayout.layer_cache(pool, LAYER)
-    backend.plan(batch)
     batch = batch.on(pool.device)
+    backend.plan(batch)
     if pool.dim() == LATENT_DIMS:
         return Attended(backend.forward_latent(inputs.q, inputs.k[:, 0], cache, batch), pool)
     return Attended(backend.forward(inputs.q, inputs.k, inputs.v, cache, batch, scales), pool)
@@ -183,4 +218,7 @@ def run(setting: Setting, record: Record) -> None:
             for block_size in (16,) if model.num_parts > 1 else (16, 32, 64):
                 for seed in range(seeds):
                     check = partial(check_attention, record, setting, model, kv_dtype, block_size, seed)
-                    record.attempt(f"{model.name}, KV {kv_dtype}, blocks of {block_size}", check)
+                    record.attempt(str(Case(model, kv_dtype, block_size)), check)
+            if setting.device.type == "cuda" and model.mla is None and model.num_parts == 1:
+                shared = partial(check_shared_prefix, record, setting, model, kv_dtype, seed=0)
+                record.attempt(f"{model.name}, KV {kv_dtype}, a shared prefix", shared)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 
 import torch
@@ -53,27 +54,42 @@ def fill(session: EngineSession, batch: int, context: int, num_tokens: int) -> b
     return len(schedule.receiving) == batch
 
 
-def busy_seconds(call: Callable[[], object], device: torch.device) -> float | None:
-    """Return the device time of all kernels and copies of a call, counting overlaps once.
+@dataclass(frozen=True, slots=True)
+class DeviceSpan:
+    """A kernel or copy on the device."""
 
-    None if the profiler sees none: on a CPU, or without permission to use the driver's counters.
+    name: str
+    start_us: float
+    end_us: float
+
+
+def device_spans(call: Callable[[], object], device: torch.device) -> list[DeviceSpan]:
+    """Return all kernels and copies of a call, by their start.
+
+    Empty if the profiler sees none: on a CPU, or without permission to use the driver's counters.
     """
     if device.type != "cuda":
-        return None
+        call()
+        return []
     torch.cuda.synchronize(device)
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         call()
         torch.cuda.synchronize(device)
-    spans = sorted(
-        (event.time_range.start, event.time_range.end)
+    spans = [
+        DeviceSpan(event.name, event.time_range.start, event.time_range.end)
         for event in profiled.events()
         if event.device_type == DeviceType.CUDA
-    )
+    ]
+    return sorted(spans, key=lambda span: span.start_us)
+
+
+def busy_seconds(call: Callable[[], object], device: torch.device) -> float | None:
+    """Return the device time of a call, counting overlaps once; None if the profiler sees nothing."""
     busy_us, last = 0.0, float("-inf")
-    for start, end in spans:
-        busy_us += max(0.0, end - max(start, last))
-        last = max(last, end)
-    return busy_us / 1e6 if spans else None
+    for span in device_spans(call, device):
+        busy_us += max(0.0, span.end_us - max(span.start_us, last))
+        last = max(last, span.end_us)
+    return busy_us / 1e6 or None
 
 
 def measure(session: EngineSession, setting: Setting, batch: int, context: int) -> tuple[float, float | None] | None:

@@ -63,12 +63,12 @@ class Bfloat16Setting(Setting):
 def test_the_command_runs_stages_and_stores_their_results(tmp_path: Path) -> None:
     results = tmp_path / "gpu.json"
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--quick", "--json", str(results)]
-    for stage in ("ops", "attention", "models", "fp8", "graphs", "handover"):
+    for stage in ("ops", "attention", "models", "fp8", "graphs", "handover", "serve"):
         command += ["--only", stage]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     stages = json.loads(results.read_text())["stages"]
-    assert list(stages) == ["ops", "attention", "models", "fp8", "graphs", "handover"]
+    assert list(stages) == ["ops", "attention", "models", "fp8", "graphs", "handover", "serve"]
     for stage in stages.values():
         assert stage["ok"]
         assert stage["finished"]
@@ -180,8 +180,9 @@ def test_a_failing_check_is_a_finding_and_the_next_one_runs() -> None:
 
 def test_results_are_merged_by_stage(tmp_path: Path) -> None:
     path, machine = tmp_path / "gpu.json", describe_gpu(CPU)
-    merge(path, machine, {"ops": {"ok": True}, "models": {"ok": False}})
-    merge(path, machine, {"models": {"ok": True}})
+    merge(path, machine, "ops", {"ok": True})
+    merge(path, machine, "models", {"ok": False})
+    merge(path, machine, "models", {"ok": True})
     stages = json.loads(path.read_text())["stages"]
     assert {name: stage["ok"] for name, stage in stages.items()} == {"ops": True, "models": True}
     assert stages["ops"]["machine"]["host"]["num_cores"] >= 1
