@@ -2,8 +2,8 @@
 
 A request of a batch starts only if no other waits in the router and workers have free sequences, of which a share stays
 free. While interactive requests are in flight, batches take a small share: the more requests a worker has, the longer
-are its steps, and the later the first tokens. When interactive requests need more than that, the requests of batches that started last are cancelled. They give
-their places back at once, and run again later.
+are its steps, and the later the first tokens. When interactive requests need more than batches leave, the requests of
+batches that started last are cancelled. They give their places back at once, and run again later.
 """
 
 import asyncio
