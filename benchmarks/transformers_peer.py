@@ -3,12 +3,15 @@
 import json
 import sys
 import time
+from dataclasses import fields
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 PAGE_SIZE = 32
+FIELDS = {field.name for field in fields(ContinuousBatchingConfig)}
+PAGE_FIELD = "page_size" if "page_size" in FIELDS else "block_size"  # its name until transformers 5.17
 
 
 def batching(prompts: list[list[int]], num_output_tokens: int) -> ContinuousBatchingConfig:
@@ -18,7 +21,7 @@ def batching(prompts: list[list[int]], num_output_tokens: int) -> ContinuousBatc
     """
     pages = sum(-(-(len(prompt) + num_output_tokens) // PAGE_SIZE) + 1 for prompt in prompts)
     return ContinuousBatchingConfig(
-        page_size=PAGE_SIZE,
+        **{PAGE_FIELD: PAGE_SIZE},
         num_blocks=pages + 8,
         max_batch_tokens=max(1024, *(len(prompt) for prompt in prompts)),
         max_requests_per_batch=len(prompts),

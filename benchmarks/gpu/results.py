@@ -11,13 +11,20 @@ from benchmarks.gpu.machine import GpuMachine
 from benchmarks.report import Report
 
 MAX_WRONG = 20  # failed findings to print
+MAX_KEPT = 50  # findings of a stage in the file; of more, only the failed ones
 
 
 def merge(path: Path, machine: GpuMachine, stage: str, result: Mapping[str, Any]) -> None:
     """Replace an earlier result of this stage; each result has its time and machine."""
     kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"stages": {}}
-    when = datetime.now(UTC).isoformat(timespec="seconds")
-    kept["stages"][stage] = {"when": when, "machine": asdict(machine), **result}
+    when, findings = datetime.now(UTC).isoformat(timespec="seconds"), result["findings"]
+    kept["stages"][stage] = {
+        "when": when,
+        "machine": asdict(machine),
+        **result,
+        "num_findings": len(findings),
+        "findings": findings if len(findings) <= MAX_KEPT else [each for each in findings if not each["ok"]],
+    }
     path.write_text(json.dumps(kept, indent=1) + "\n")
 
 

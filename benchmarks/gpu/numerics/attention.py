@@ -121,7 +121,7 @@ def check_shared_prefix(record: Record, setting: Setting, model: Model, kv_dtype
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a batch is computed with."""
+    """Model and cache with which a batch is computed."""
 
     model: Model
     kv_dtype: str

@@ -23,6 +23,7 @@ from benchmarks.server import served
 BUNDLED_MODEL = Path(str(files("baton") / "bundled_model"))
 PROMPT_LENS = (1, 15, 16, 17, 40, 100, 256, 400) * 3
 NUM_TOKENS = {False: (64, 512), True: (8, 64)}  # of an answer without and with a kill
+NUM_TEXTS = 8  # that match a schema
 TIMEOUT_S = 60.0
 KV_BYTES = 64 << 20
 GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0}  # the checkpoint's default penalty is another
@@ -70,7 +71,7 @@ def check_transports(record: Record, workers: list[dict[str, Any]], device: str)
 
 
 async def check_grammar(record: Record, client: httpx.AsyncClient) -> None:
-    """Add a finding on answers that must match a schema: sampled with a seed, twice each."""
+    """Add a finding on sampled answers that must match a schema."""
 
     async def one(seed: int) -> str:
         message = {"role": "user", "content": "Describe a town."}
@@ -80,10 +81,10 @@ async def check_grammar(record: Record, client: httpx.AsyncClient) -> None:
         response.raise_for_status()
         return str(response.json()["choices"][0]["message"]["content"])
 
-    first, second = await asyncio.gather(*map(one, range(8))), await asyncio.gather(*map(one, range(8)))
-    num_matching = sum(set(json.loads(text)) == set(SCHEMA["required"]) for text in first)
+    texts = await asyncio.gather(*map(one, range(NUM_TEXTS)))
+    num_matching = sum(set(json.loads(text)) == set(SCHEMA["required"]) for text in texts)
     record.find(
-        "a JSON schema", first == second and num_matching == 8, f"{num_matching} of 8 answers match; {first[0]!r}"
+        "a JSON schema", num_matching == NUM_TEXTS, f"{num_matching} of {NUM_TEXTS} match, such as {texts[0]!r}"
     )
 
 

@@ -180,9 +180,12 @@ def test_a_failing_check_is_a_finding_and_the_next_one_runs() -> None:
 
 def test_results_are_merged_by_stage(tmp_path: Path) -> None:
     path, machine = tmp_path / "gpu.json", describe_gpu(CPU)
-    merge(path, machine, "ops", {"ok": True})
-    merge(path, machine, "models", {"ok": False})
-    merge(path, machine, "models", {"ok": True})
+    findings = [{"case": str(number), "ok": number > 0, "detail": ""} for number in range(100)]
+    merge(path, machine, "ops", {"ok": True, "findings": findings})
+    merge(path, machine, "models", {"ok": False, "findings": []})
+    merge(path, machine, "models", {"ok": True, "findings": findings[1:3]})
     stages = json.loads(path.read_text())["stages"]
     assert {name: stage["ok"] for name, stage in stages.items()} == {"ops": True, "models": True}
     assert stages["ops"]["machine"]["host"]["num_cores"] >= 1
+    assert (stages["ops"]["num_findings"], stages["ops"]["findings"]) == (100, findings[:1])  # the failed one of many
+    assert stages["models"]["findings"] == findings[1:3]
