@@ -177,7 +177,7 @@ class NixlAgent:
         try:
             if gpu is not None:
                 bind_thread(gpu)  # UCX uses the CUDA context that is current when it starts
-            self._agent, self._errors = create_agent(name)
+            self._agent, self._errors = create_agent(name, reads_gpu=gpu is not None)
         except Exception as error:
             ready.set_exception(error)
             return
@@ -280,8 +280,11 @@ class NixlAgent:
         self._reads.clear()
 
 
-def create_agent(name: str) -> tuple[Any, tuple[type[Exception], ...]]:
-    """Return a new NIXL agent and the errors that it raises, which share no base. Raises TransportUnavailable."""
+def create_agent(name: str, *, reads_gpu: bool) -> tuple[Any, tuple[type[Exception], ...]]:
+    """Return a new NIXL agent and the errors that it raises, which share no base. Raises TransportUnavailable.
+
+    reads_gpu: it reads GPU memory.
+    """
     if not NIXL.is_installed:
         raise TransportUnavailable(NIXL.missing("--transport nixl"))
     try:
@@ -293,8 +296,8 @@ def create_agent(name: str) -> tuple[Any, tuple[type[Exception], ...]]:
     log = logging.getLogger("nixl")
     log.handlers.clear()
     log.propagate = True
-    # UCX reads another process's GPU memory by itself only over NVLink, unless told that PCIe or the same GPU will do.
-    os.environ.setdefault("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on")
+    if reads_gpu:  # UCX does that by itself only over NVLink, unless told that PCIe or the same GPU will do
+        os.environ.setdefault("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on")
     try:
         agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
     except errors as error:
