@@ -1,6 +1,7 @@
 """NIXL and memory that it cannot read one-sidedly; the parts for GPUs that can be tested without one."""
 
 import asyncio
+import os
 import uuid
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
@@ -25,6 +26,7 @@ from tests.unit.kvtransfer.kv_peers import HOST, ProcessPeer
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, SHAPE
 
 VRAM = MemoryPlace("VRAM", 0)
+GPU_READS = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 
 
 def reader(probe_while_idle: bool, one_sided_only: bool = True, connect_deadline_s: float = PATIENCE_S) -> Transport:
@@ -201,12 +203,21 @@ async def test_an_impossible_device_is_refused(device: int) -> None:
 def test_the_agents_thread_binds_its_gpu_before_nixl_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[object] = []
     create = nixl_agent.create_agent
+    monkeypatch.setenv(GPU_READS, "")  # restored afterwards
+
+    def note_and_create(name: str, *, reads_gpu: bool) -> object:
+        order.append("created")
+        monkeypatch.delenv(GPU_READS, raising=False)
+        agent = create(name, reads_gpu=reads_gpu)
+        order.append(os.environ.get(GPU_READS))
+        return agent
+
     monkeypatch.setattr(nixl_agent, "bind_thread", order.append)
-    monkeypatch.setattr(nixl_agent, "create_agent", lambda name: order.append("created") or create(name))
+    monkeypatch.setattr(nixl_agent, "create_agent", note_and_create)
     NixlAgent(uuid.uuid4().hex, gpu=3).close()
-    assert order == [3, "created"]
+    assert order == [3, "created", "on"]
     NixlAgent(uuid.uuid4().hex).close()
-    assert order == [3, "created", "created"]
+    assert order == [3, "created", "on", "created", None]
 
 
 def test_gpu_number(monkeypatch: pytest.MonkeyPatch) -> None:
