@@ -41,19 +41,18 @@ class MaskFill:
     is_awaited: bool  # by a step; otherwise on the threads for slow masks
     phase: Phase = Phase.QUEUED
     started_at_s: float = 0.0  # monotonic clock
-    native_id: int = 0  # of its thread
+    thread_id: int = 0
     clock_id: int = 0  # of its thread's CPU time
     started_cpu_s: float = 0.0
     restarted_cpu_s: float = 0.0
-    longest_s: float = 0.0  # CPU time of a token, of those that were matched
+    total_s: float = 0.0  # CPU time, once it has ended
     is_replaced: bool = False  # its thread
     is_late: bool = False  # awaited and long, and the step went on without it
 
     def start(self) -> None:
         """Note that the calling thread fills it from now on. Not by the clock: other threads may take turns."""
-        self.phase, self.started_at_s = Phase.RUNNING, time.monotonic()
-        self.native_id = threading.get_native_id()
-        self.clock_id = time.pthread_getcpuclockid(threading.get_ident())
+        self.phase, self.started_at_s, self.thread_id = Phase.RUNNING, time.monotonic(), threading.get_ident()
+        self.clock_id = time.pthread_getcpuclockid(self.thread_id)
         self.started_cpu_s = self.restarted_cpu_s = time.clock_gettime(self.clock_id)
 
     def restart_clock(self) -> float:
@@ -62,8 +61,14 @@ class MaskFill:
             raise EngineError("the request of a mask has failed")
         now_s = time.clock_gettime(self.clock_id)
         duration_s = now_s - self.restarted_cpu_s
-        self.restarted_cpu_s, self.longest_s = now_s, max(self.longest_s, duration_s)
+        self.restarted_cpu_s = now_s
         return duration_s
+
+    def end(self) -> float:
+        """Note that it has ended. Returns the CPU time since the clock was restarted."""
+        now_s = time.clock_gettime(self.clock_id)
+        self.phase, self.total_s = Phase.ENDED, now_s - self.started_cpu_s
+        return now_s - self.restarted_cpu_s
 
     def cancel(self) -> None:
         """Give up a fill that has not started; the request may start another."""
@@ -75,13 +80,8 @@ class MaskFill:
         """CPU time since the clock was restarted, while its thread is alive; may be read from any thread."""
         return time.clock_gettime(self.clock_id) - self.restarted_cpu_s
 
-    @property
-    def total_cpu_s(self) -> float:
-        """CPU time since its start."""
-        return time.clock_gettime(self.clock_id) - self.started_cpu_s
 
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class GrammarState:
     """A request's grammar in this engine."""
 

@@ -116,7 +116,7 @@ class GrammarMasks:
             if not self._states and self._threads.is_idle:
                 self._base_bytes = allocated_bytes()
             self._states[request] = state
-        compiling.add_done_callback(partial(self._on_compiled, state))
+        compiling.add_done_callback(partial(self._on_compiled, ref(state)))  # the cache keeps it after the request
 
     def may_sample(self, request: Request) -> bool:
         """Return whether the next step can wait for the request's mask; True without a grammar."""
@@ -128,13 +128,13 @@ class GrammarMasks:
                 return False
             if state.num_masked == request.num_output_tokens:
                 return True
-            may_sample = self._may_await(state, request)
-            if not may_sample:
-                state.note_wait()
-                self._check_later()
-            elif not state.num_missed:
-                state.waiting_since_s = None
-            return may_sample
+            if self._may_await(state, request):
+                if not state.num_missed:
+                    state.waiting_since_s = None
+                return True
+            state.note_wait()
+            self._check_later()
+            return False
 
     def begin(self, requests: Sequence[Request]) -> None:
         """Start filling the masks of the requests that a step samples."""
@@ -200,10 +200,11 @@ class GrammarMasks:
             return False
         return True
 
-    def _on_compiled(self, state: GrammarState, compiling: "Future[ReadyGrammar]") -> None:
+    def _on_compiled(self, entered: "ref[GrammarState]", compiling: "Future[ReadyGrammar]") -> None:
         """Called on the compiling thread, on a timer, or at once if the grammar was in the cache."""
-        request = state.request()
-        if request is None:
+        state = entered()
+        request = state.request() if state is not None else None
+        if state is None or request is None:
             return
         sampling, error = request.sampling, compiling.exception()
         with self._changed:
@@ -235,8 +236,8 @@ class GrammarMasks:
     def _note_filled(self, fill: MaskFill, problem: Exception | None) -> None:
         """Take over a filled mask, or the problem with it. Called on the filling thread."""
         self.counters.num_masks += 1
-        self.counters.mask_s += fill.total_cpu_s
-        state, fill.phase = fill.state, Phase.ENDED
+        self.counters.mask_s += fill.total_s
+        state = fill.state
         if state.error is None:
             assert state.position is not None
             state.fill, state.waiting_since_s, state.num_missed = None, None, 0

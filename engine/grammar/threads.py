@@ -37,7 +37,7 @@ class DaemonThreads:
         self._lock = threading.Lock()  # guards the rest
         self._num_alive = 0  # except for those replaced
         self._num_started = 0
-        self._replaced: set[int] = set()  # native ids
+        self._replaced: set[int] = set()  # their ids
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run a job; its exception is logged. Raises QueueFull if too many jobs are waiting. Called by one thread."""
@@ -49,17 +49,19 @@ class DaemonThreads:
             if self._num_alive < self._num_threads:
                 self._start()
 
-    def replace(self, native_id: int) -> None:
+    def replace(self, thread_id: int) -> None:
         """Start a thread in place of one whose job runs for too long. The caller bounds the number.
 
         The old one has the lowest priority from now on and ends after its job.
         """
         with self._lock:
-            self._replaced.add(native_id)
+            self._replaced.add(thread_id)
             self._num_alive -= 1
             self._start()
-        with contextlib.suppress(OSError):  # only Linux has priorities of threads
-            os.setpriority(os.PRIO_PROCESS, native_id, LOWEST_PRIORITY)
+        for thread in threading.enumerate():
+            if thread.ident == thread_id and thread.native_id is not None:
+                with contextlib.suppress(OSError):  # only Linux has priorities of threads
+                    os.setpriority(os.PRIO_PROCESS, thread.native_id, LOWEST_PRIORITY)
 
     def _start(self) -> None:
         name = f"{self._name}-{self._num_started}"
@@ -76,8 +78,8 @@ class DaemonThreads:
                 logger.exception("a job of %s failed", self._name)
             del job  # it must not keep its request alive until the next one
             with self._lock:
-                if threading.get_native_id() in self._replaced:
-                    self._replaced.remove(threading.get_native_id())
+                if threading.get_ident() in self._replaced:
+                    self._replaced.remove(threading.get_ident())
                     return
 
 
@@ -125,6 +127,8 @@ class MaskThreads:
 
     def is_blocked(self, cache_salt: str, is_cheap: bool) -> bool:
         """Return whether long masks of the same cache salt keep a request with a new grammar from starting any."""
+        if not self._long:
+            return False
         num_long = sum(fill.state.cache_salt == cache_salt for fill in self._long)
         return num_long >= (MAX_LONG if is_cheap else MAX_LONG_EXPENSIVE)
 
@@ -170,7 +174,7 @@ class MaskThreads:
             fill.phase, fill.state.fill = Phase.DROPPED, None
             if not self.is_full:
                 fill.is_replaced = True
-                self._threads_of(fill).replace(fill.native_id)
+                self._threads_of(fill).replace(fill.thread_id)
         return overdue
 
     def _threads_of(self, fill: MaskFill) -> DaemonThreads:
@@ -197,9 +201,10 @@ class MaskThreads:
                 position.advance(fill.token_ids, fill.restart_clock)
             except Exception as error:  # a ValueError is the request's problem, others are faults of the library
                 problem = error
-            longest_s = max(fill.longest_s, fill.cpu_s)
             with self._changed:
+                last_s = fill.end()
                 self._running.discard(fill)
                 self._long.discard(fill)
-                self._on_filled(fill, SlowMask(longest_s) if longest_s > MAX_FILL_S else problem)
+                self._on_filled(fill, SlowMask(last_s) if last_s > MAX_FILL_S else problem)
                 self._changed.notify_all()
+            del position, problem  # the problem's traceback refers to this frame, and so to a matcher that may be large
