@@ -1,0 +1,152 @@
+"""Memory of matchers: the requests with the largest ones fail, and an ended request keeps none."""
+
+import gc
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from weakref import ref
+
+import pytest
+
+from baton.engine.errors import InvalidRequest, QueueFull
+from baton.engine.grammar import masks as masks_module
+from baton.engine.grammar import state_memory
+from baton.engine.grammar.compiler import GrammarCompiler
+from baton.engine.grammar.grammar import Grammar, GrammarKind
+from baton.engine.grammar.mask_fill import GrammarState
+from baton.engine.grammar.masks import GrammarMasks
+from baton.engine.grammar.position import GrammarPosition
+from baton.engine.grammar.state_memory import allocated_bytes, excess
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling.params import SamplingParams
+from tests.unit.engine.grammar.test_masks import (
+    TIMEOUT_S,
+    CountingBackend,
+    CountingGrammar,
+    make_masks,
+    make_request,
+    wait_until,
+)
+from tests.unit.engine.grammar_rig import EOS, VOCAB_SIZE, NoTrial, backend, byte_tokenizer
+
+AMBIGUOUS = Grammar(GrammarKind.EBNF, "root ::= a a a a a a a a\na ::= [a-z]*")
+WORD = Grammar(GrammarKind.REGEX, "[a-z]*")
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks_module, "CHECK_S", 0.01)
+
+
+@pytest.fixture
+def no_gc() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def step(masks: GrammarMasks, requests: list[Request], token_id: int) -> None:
+    """Append a token to each request that has a mask."""
+    ready = [request for request in requests if masks.may_sample(request)]
+    masks.begin(ready)
+    collected = masks.collect(ready)
+    if collected is not None:
+        for row in set(range(len(ready))) - collected.late_rows:
+            ready[row].token_ids.append(token_id)
+
+
+def test_the_request_with_the_largest_matcher_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_memory, "MAX_STATE_BYTES", 16 * MIB)
+    xgrammar, token_id = backend(tmp_path), byte_tokenizer().token_to_id("a")
+    xgrammar.compile(WORD)
+    masks = GrammarMasks(GrammarCompiler(lambda: xgrammar, NoTrial, VOCAB_SIZE), frozenset({EOS}))
+    requests = [
+        Request(RequestId(name), [9, 9], 2, SamplingParams(max_tokens=5000, grammar=grammar))
+        for name, grammar in (("ambiguous", AMBIGUOUS), ("word", WORD))
+    ]
+    for request in requests:
+        masks.enter(request)
+    ambiguous, word = requests
+    wait_until(lambda: step(masks, requests, token_id) is None and masks.has_failures)
+    [(failed, error)] = masks.take_failures()
+    assert failed is ambiguous
+    assert isinstance(error, InvalidRequest)
+    assert str(error) == "grammar: matching this output takes too much memory; make it less ambiguous"
+    assert 300 < ambiguous.num_output_tokens < 3000
+    end = word.num_output_tokens + 100
+    wait_until(lambda: step(masks, requests, token_id) is None and word.num_output_tokens > end)
+    assert not masks.has_failures
+
+
+def state_with(matched_bytes: float, num_tokens: int) -> GrammarState:
+    """A state with a matcher of an estimated size."""
+    request = make_request("a", 99)
+    position = GrammarPosition(CountingGrammar(CountingBackend().gate, 99), lambda _: None, 2, [], 0)
+    position.match_s, position.num_tokens = matched_bytes / state_memory.BYTES_PER_S, num_tokens
+    return GrammarState(ref(request), WORD, "", position)
+
+
+@pytest.mark.parametrize(("most_mib", "allocated_mib"), [(1024, 2000), (4096, 100), (4096, 1000)])
+def test_nothing_fails_while_the_estimate_or_the_growth_of_the_process_is_small(
+    monkeypatch: pytest.MonkeyPatch, most_mib: int, allocated_mib: int
+) -> None:
+    monkeypatch.setattr(state_memory, "allocated_bytes", lambda: allocated_mib * MIB)
+    states = [state_with(most_mib / 8 * MIB, 1000) for _ in range(8)]
+    assert excess(states, 0) == []
+
+
+@pytest.mark.parametrize(("allocated", "base"), [(3000.0 * MIB, 1500.0 * MIB), (math.inf, math.inf)])
+def test_the_largest_fail_until_a_share_is_free(monkeypatch: pytest.MonkeyPatch, allocated: float, base: float) -> None:
+    """Long outputs of usual grammars may continue on another worker."""
+    monkeypatch.setattr(state_memory, "allocated_bytes", lambda: allocated)
+    small = [state_with(100 * MIB, 1000) for _ in range(12)]
+    large, usual = state_with(200 * MIB, 1000), state_with(300 * MIB, 200_000)
+    found = excess([*small, large, GrammarState(ref(make_request("a", 99)), WORD, ""), usual], base)
+    assert [state for state, _ in found] == [usual, large]
+    assert [type(error) for _, error in found] == [QueueFull, InvalidRequest]
+
+
+def test_allocations_are_counted() -> None:
+    before = allocated_bytes()
+    held = [bytes(MIB) for _ in range(50)]
+    assert 45 * MIB < allocated_bytes() - before < 100 * MIB
+    del held
+
+
+class WaitingBackend(CountingBackend):
+    """Compiles once the gate is open."""
+
+    def compile(self, grammar: Grammar) -> CountingGrammar:
+        assert self.gate.wait(TIMEOUT_S)
+        return super().compile(grammar)
+
+
+@pytest.mark.usefixtures("no_gc")
+def test_an_ended_request_keeps_no_matcher() -> None:
+    """The cache keeps the future that it waited for."""
+    waiting = WaitingBackend()
+    masks, requests = make_masks(waiting), [make_request("a", 99)]
+    masks.enter(requests[0])
+    waiting.gate.set()
+    wait_until(lambda: masks.may_sample(requests[0]))
+    position = masks._states[requests[0]].position
+    assert position is not None
+    matcher = ref(position)
+    del position
+    requests.clear()
+    wait_until(lambda: matcher() is None)
+
+
+@pytest.mark.usefixtures("no_gc")
+def test_a_failed_request_keeps_no_matcher() -> None:
+    masks, request = make_masks(CountingBackend()), make_request("wrong", 99, [1, 3])
+    masks.enter(request)
+    wait_until(lambda: masks.may_sample(request))
+    position = masks._states[request].position
+    assert position is not None
+    matcher = ref(position)
+    del position
+    masks.begin([request])
+    wait_until(lambda: masks.has_failures and matcher() is None)
