@@ -12,7 +12,7 @@
    together by the next step. Requests with logprobs sample them one by one, from masks that allow nothing else.
 6. A request fails once one of its tokens, or its mask, has taken MAX_FILL_S, and so do all others with the same grammar
    and cache salt, now and later. The thread cannot be interrupted, so that another one replaces it until the mask is
-   filled. In the meantime other requests with the same cache salt start no masks of grammars that are not cheap.
+   filled. While a cache salt has several such masks, its other requests start no masks of grammars that are not cheap.
 7. A request that was not sampled for MAX_WAIT_S because its mask was missing fails with QueueFull: another worker may
    continue it.
 8. If the matchers take too much memory, the request with the largest one fails.
@@ -192,13 +192,11 @@ class GrammarMasks:
         assert state.position is not None
         if state.fill is not None and not state.fill.is_awaited:
             return False
-        if not self._threads.may_await(state):
-            return False
         if state.is_slow or request.num_output_tokens - state.position.num_tokens > MAX_AWAITED_TOKENS:
-            if state.fill is None:
+            if state.fill is None and not self._threads.is_blocked(state.cache_salt, state.is_cheap):
                 self._threads.start([self._fill(state, request, is_awaited=False)])
             return False
-        return True
+        return self._threads.may_await(state)
 
     def _on_compiled(self, entered: "ref[GrammarState]", compiling: "Future[ReadyGrammar]") -> None:
         """Called on the compiling thread, on a timer, or at once if the grammar was in the cache."""

@@ -36,7 +36,7 @@ class GrammarPosition:
         """
         self.row: Tensor = torch.zeros(num_words, dtype=torch.int32)  # mask of the token after `num_tokens`
         self.num_tokens = 0  # output tokens that the grammar has matched
-        self.match_s = 0.0  # CPU time of matching, which bounds the matcher's memory; see `StateMemory`
+        self.match_s = 0.0  # CPU time of matching, which bounds the matcher's memory; see `state_memory`
         self.forced: deque[int] = deque()  # tokens that follow them; if there are any, `row` has only the first
         self._matcher = matcher  # is behind the forced tokens
         self._text = ""  # forced text in front of and behind the matcher's position

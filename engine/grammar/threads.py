@@ -20,7 +20,7 @@ MAX_JOBS = 4096
 MIN_ROWS_PER_JOB = 4
 MAX_REPLACED = 8  # threads whose mask goes on after its request has failed
 MAX_LONG = 4  # long masks of a cache salt, from which on its requests start no others
-MAX_LONG_EXPENSIVE = 1  # the same for requests whose grammars are not cheap
+MAX_LONG_EXPENSIVE = 2  # the same for requests whose grammars are not cheap
 
 
 class DaemonThreads:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from torch import Tensor
@@ -143,6 +144,9 @@ def test_expensive_grammars_of_a_tenant_wait_for_its_masks_that_never_end(
         masks.enter(request)
     wait_until(lambda: masks.may_sample(waits) and masks.may_sample(cheap) and masks.may_sample(other))
     fail(masks, [make_request("stuck", 1, [1], kind=ebnf)], is_awaited=True)
+    assert sample(masks, waits) == 1
+    waits.token_ids.append(1)
+    fail(masks, [make_request("stuck too", "01", [1], kind=ebnf)], is_awaited=True)
     monkeypatch.setattr(masks_module, "MAX_WAIT_S", 0.5)
     assert not masks.may_sample(waits)
     assert (sample(masks, cheap), sample(masks, other)) == (1, 1)
@@ -155,15 +159,22 @@ def test_expensive_grammars_of_a_tenant_wait_for_its_masks_that_never_end(
     assert isinstance(error, QueueFull)
 
 
-def test_expensive_grammars_of_a_tenant_occupy_one_thread(busy_backend: BusyBackend) -> None:
+def test_expensive_grammars_of_a_tenant_occupy_one_thread_in_a_step(busy_backend: BusyBackend) -> None:
     masks = make_masks(busy_backend)
     requests = [make_request(f"{i}", f"{i * '0'}1", [1], kind=GrammarKind.EBNF) for i in range(5)]
     for request in requests:
         masks.enter(request)
     wait_until(lambda: all(map(masks.may_sample, requests)))
-    assert not any(step(masks, requests))
-    assert len(masks._threads._long) == 1
-    assert not any(map(masks.may_sample, requests))
+    counts: list[int] = []
+
+    def are_blocked() -> bool:
+        assert not any(step(masks, [request for request in requests if masks.may_sample(request)]))
+        counts.append(len(masks._threads._long))
+        return not any(map(masks.may_sample, requests))
+
+    wait_until(are_blocked)
+    assert counts[-1] == 2
+    assert all(later - earlier <= 1 for earlier, later in pairwise([0, *counts]))
 
 
 def test_a_fill_ends_with_the_next_token_once_its_request_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
