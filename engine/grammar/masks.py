@@ -15,7 +15,7 @@
    filled. While a cache salt has several such masks, its other requests start no masks of grammars that are not cheap.
 7. A request that was not sampled for MAX_WAIT_S because its mask was missing fails with QueueFull: another worker may
    continue it.
-8. If the matchers take too much memory, the request with the largest one fails.
+8. If matchers take too much memory, the requests with the largest ones fail.
 """
 
 import logging
@@ -262,8 +262,8 @@ class GrammarMasks:
             self._timer = None
             for fill in self._threads.drop_overdue():
                 self._refuse(fill.state, SlowMask(fill.cpu_s))
-            for state, error in excess(self._states.values(), self._base_bytes):
-                self._fail(state, error)
+            for state in excess(self._states.values(), self._base_bytes):
+                self._fail(state, ValueError("matching it takes too much memory; make it simpler or less ambiguous"))
             waiting = [(state, state.waiting_since_s) for state in self._states.values() if state.waiting_since_s]
             for state, since_s in waiting:
                 if time.monotonic() - since_s > MAX_WAIT_S:
