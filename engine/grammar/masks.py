@@ -37,7 +37,7 @@ from baton.engine.grammar.cost import is_surely_cheap
 from baton.engine.grammar.grammar import Grammar
 from baton.engine.grammar.mask_fill import GrammarState, MaskFill, Phase, SlowMask
 from baton.engine.grammar.position import GrammarPosition
-from baton.engine.grammar.state_memory import allocated_bytes, excess
+from baton.engine.grammar.state_memory import StateMemory
 from baton.engine.grammar.threads import MaskThreads
 from baton.engine.request import Request
 
@@ -76,8 +76,8 @@ class GrammarMasks:
         self._states: WeakKeyDictionary[Request, GrammarState] = WeakKeyDictionary()
         self._changed = threading.Condition()  # guards the states, except for the position of a running fill
         self._threads = MaskThreads(self._changed, self._check_later, self._note_filled)
-        self._base_bytes = 0.0  # memory of the process without matchers
-        self._timer: threading.Timer | None = None  # exists while a mask is being filled or a request waits for one
+        self._memory = StateMemory()
+        self._timer: threading.Timer | None = None  # exists while there is something to check
         self._failed: list[GrammarState] = []
         self._wake: Callable[[], object] = _nothing
 
@@ -114,7 +114,7 @@ class GrammarMasks:
         state = GrammarState(ref(request), grammar, request.cache_salt)
         with self._changed:
             if not self._states and self._threads.is_idle:
-                self._base_bytes = allocated_bytes()
+                self._memory.note_empty()
             self._states[request] = state
         compiling.add_done_callback(partial(self._on_compiled, ref(state)))  # the cache keeps it after the request
 
@@ -262,13 +262,13 @@ class GrammarMasks:
             self._timer = None
             for fill in self._threads.drop_overdue():
                 self._refuse(fill.state, SlowMask(fill.cpu_s))
-            for state in excess(self._states.values(), self._base_bytes):
+            for state in self._memory.check(self._states.values()):
                 self._fail(state, ValueError("matching it takes too much memory; make it simpler or less ambiguous"))
             waiting = [(state, state.waiting_since_s) for state in self._states.values() if state.waiting_since_s]
             for state, since_s in waiting:
                 if time.monotonic() - since_s > MAX_WAIT_S:
                     self._fail(state, QueueFull("masks of other requests occupy the threads; try again later"))
-            if waiting or self._threads.has_running:
+            if waiting or self._threads.has_running or self._memory.num_large_bytes:
                 self._check_later()
             self._changed.notify_all()
         if self._failed:

@@ -9,7 +9,9 @@ its CPU time. The bound is exceeded if the estimate for all matchers that are la
 memory that the process has allocated since there was no matcher does as well.
 """
 
+import contextlib
 import ctypes
+import threading
 from collections.abc import Iterable
 from math import inf
 
@@ -21,24 +23,39 @@ LARGE_BYTES_PER_TOKEN = 32 << 10  # estimated; usual grammars have less than 4 K
 MALLINFO_FIELDS = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
 )  # fmt: skip
+RETURN_DELAY_S = 2.5  # longer than a thread goes on with one token
 FREED_SHARE = 0.25  # of large matchers, to be freed at once: the others go on growing
 
 
-def excess(states: Iterable[GrammarState], base_bytes: float) -> list[GrammarState]:
-    """Return the states with the largest matchers if these exceed the bound, enough of them to free a share.
+class StateMemory:
+    """The memory of the matchers of an engine's requests, and what the process keeps of it. Not thread-safe."""
 
-    base_bytes: `allocated_bytes` without matchers.
-    """
-    sizes = {state: size for state in states if (size := _large_bytes(state))}
-    num_bytes = sum(sizes.values())
-    if num_bytes <= MAX_STATE_BYTES or allocated_bytes() - base_bytes <= MAX_STATE_BYTES:
-        return []
-    found: list[GrammarState] = []
-    for state in sorted(sizes, key=lambda state: -sizes[state]):
-        if sum(sizes[each] for each in found) >= FREED_SHARE * num_bytes:
-            break
-        found.append(state)
-    return found
+    def __init__(self) -> None:
+        self.num_large_bytes = 0.0  # estimate for the large matchers at the last check
+        self._num_freed_bytes = 0.0  # of those that have ended and may not be returned to the system
+        self._base_bytes = 0.0
+
+    def note_empty(self) -> None:
+        """Note that there is no matcher now."""
+        self._base_bytes = allocated_bytes()
+
+    def check(self, states: Iterable[GrammarState]) -> list[GrammarState]:
+        """Return the states with the largest matchers if these exceed the bound, enough of them to free a share."""
+        sizes = {state: size for state in states if (size := _large_bytes(state))}
+        num_bytes = sum(sizes.values())
+        self._num_freed_bytes += max(0.0, self.num_large_bytes - num_bytes)
+        if self._num_freed_bytes >= FREED_SHARE * MAX_STATE_BYTES:
+            self._num_freed_bytes = 0.0
+            _return_later()
+        self.num_large_bytes = num_bytes
+        if num_bytes <= MAX_STATE_BYTES or allocated_bytes() - self._base_bytes <= MAX_STATE_BYTES:
+            return []
+        found: list[GrammarState] = []
+        for state in sorted(sizes, key=lambda state: -sizes[state]):
+            if sum(sizes[each] for each in found) >= FREED_SHARE * num_bytes:
+                break
+            found.append(state)
+        return found
 
 
 def allocated_bytes() -> float:
@@ -64,3 +81,14 @@ def _large_bytes(state: GrammarState) -> float:
         return 0.0
     size = state.position.match_s * BYTES_PER_S
     return size if size > LARGE_BYTES_PER_TOKEN * state.position.num_tokens else 0.0
+
+
+def _return_later() -> None:
+    """Return free memory to the system once matchers that are still in use by a thread have ended as well.
+
+    malloc keeps it otherwise, for each thread that has allocated some.
+    """
+    with contextlib.suppress(AttributeError):  # only glibc has it
+        timer = threading.Timer(RETURN_DELAY_S, ctypes.CDLL(None).malloc_trim, (0,))
+        timer.daemon = True
+        timer.start()

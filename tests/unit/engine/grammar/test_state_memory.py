@@ -2,8 +2,10 @@
 
 import gc
 import math
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from weakref import ref
 
 import pytest
@@ -16,7 +18,7 @@ from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.grammar.mask_fill import GrammarState
 from baton.engine.grammar.masks import GrammarMasks
 from baton.engine.grammar.position import GrammarPosition
-from baton.engine.grammar.state_memory import allocated_bytes, excess
+from baton.engine.grammar.state_memory import StateMemory, allocated_bytes
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from tests.unit.engine.grammar.test_masks import (
@@ -101,16 +103,30 @@ def test_nothing_fails_within_the_bound(
 ) -> None:
     monkeypatch.setattr(state_memory, "allocated_bytes", lambda: allocated_mib * MIB)
     states = [state_with(state_mib * MIB, num_tokens) for _ in range(8)]
-    assert excess(states, 0) == []
+    assert StateMemory().check(states) == []
 
 
 @pytest.mark.parametrize(("allocated", "base"), [(3000.0 * MIB, 1500.0 * MIB), (math.inf, math.inf)])
 def test_the_largest_fail_until_a_share_is_free(monkeypatch: pytest.MonkeyPatch, allocated: float, base: float) -> None:
-    monkeypatch.setattr(state_memory, "allocated_bytes", lambda: allocated)
     small = [state_with(100 * MIB, 1000) for _ in range(12)]
     large, larger, usual = state_with(200 * MIB, 1000), state_with(210 * MIB, 1000), state_with(300 * MIB, 200_000)
     without_matcher = GrammarState(ref(make_request("a", 99)), WORD, "")
-    assert excess([*small, large, without_matcher, usual, larger], base) == [larger, large]
+    memory = StateMemory()
+    monkeypatch.setattr(state_memory, "allocated_bytes", lambda: base)
+    memory.note_empty()
+    monkeypatch.setattr(state_memory, "allocated_bytes", lambda: allocated)
+    assert memory.check([*small, large, without_matcher, usual, larger]) == [larger, large]
+
+
+def test_freed_memory_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_memory, "RETURN_DELAY_S", 0.0)
+    memory, states, returned = StateMemory(), [state_with(100 * MIB, 1000) for _ in range(8)], threading.Event()
+    monkeypatch.setattr(state_memory.ctypes, "CDLL", lambda _: SimpleNamespace(malloc_trim=lambda _: returned.set()))
+    for num_states in (8, 8, 7, 8, 7):
+        memory.check(states[:num_states])
+    assert not returned.is_set()
+    memory.check([])
+    assert returned.wait(TIMEOUT_S)
 
 
 def test_allocations_are_counted() -> None:
