@@ -18,6 +18,7 @@ from baton.engine.grammar.cost import is_cheap
 from baton.engine.grammar.figures import GrammarCounters
 from baton.engine.grammar.forced_length import has_short_forced_texts
 from baton.engine.grammar.grammar import Grammar
+from baton.engine.grammar.mask_fill import MAX_FILL_S, SlowMask
 from baton.engine.grammar.threads import DaemonThreads
 from baton.engine.grammar.trial import Trial, Trials
 from baton.extras import XGRAMMAR
@@ -39,6 +40,7 @@ class ReadyGrammar:
 
     compiled: CompiledGrammar
     is_slow: bool  # its first mask took more than SLOW_FILL_S
+    is_cheap: bool  # to compile; see `cost`
     has_short_forced_texts: bool  # see `forced_length`
 
 
@@ -121,6 +123,16 @@ class GrammarCompiler:
             self._add(key, entry)
         return entry.ready
 
+    def refuse(self, grammar: Grammar, cache_salt: str, error: InvalidRequest) -> None:
+        """Fail later requests with a grammar that was compiled."""
+        entry = _Entry(Future(), num_bytes=sys.getsizeof(grammar.source))
+        entry.ready.set_exception(error)
+        key = (cache_salt, grammar)
+        with self._lock:
+            if (old := self._entries.pop(key, None)) is not None:
+                self._num_bytes -= old.num_bytes
+            self._add(key, entry)
+
     def close(self) -> None:
         """End the processes for trials."""
         self._trials.close()
@@ -134,12 +146,16 @@ class GrammarCompiler:
         try:
             _check(grammar)
             started_at_s = time.monotonic()
-            if not is_cheap(grammar):
+            cheap = is_cheap(grammar)
+            if not cheap:
                 self._trials.run(grammar, self._timeout_s)
             backend = self._shared_backend()
             slow = QueueFull("the grammar is still being compiled; try again later")
             entry.start_timer(self._timeout_s, lambda: self._fail(key, entry, slow))
-            ready = self._tried(backend.compile(grammar), has_short_forced_texts(grammar))
+            compiled = backend.compile(grammar)
+            ready = ReadyGrammar(
+                compiled, self._first_mask_s(compiled) > SLOW_FILL_S, cheap, has_short_forced_texts(grammar)
+            )
             self._finish(key, entry, ready, time.monotonic() - started_at_s)
         except EngineError as error:
             self._fail(key, entry, error)
@@ -155,15 +171,20 @@ class GrammarCompiler:
                 self._backend = self._make_backend()
             return self._backend
 
-    def _tried(self, compiled: CompiledGrammar, has_short_forced_texts: bool) -> ReadyGrammar:
-        """Return the grammar after its first mask. Raises InvalidRequest if it allows no output."""
+    def _first_mask_s(self, compiled: CompiledGrammar) -> float:
+        """Return the CPU time of the first mask. Raises InvalidRequest if it allows no output or takes long.
+
+        It takes over MAX_FILL_S for no grammar that is cheap or has passed its trial, except on slow machines.
+        """
         row = torch.zeros(self.num_words, dtype=torch.int32)
         started_s = time.thread_time()
         compiled.matcher(frozenset({0})).fill(row)
         duration_s = time.thread_time() - started_s
+        if duration_s > MAX_FILL_S:
+            raise InvalidRequest(str(SlowMask(duration_s)))
         if not row.any():
             raise InvalidRequest("it matches no text")
-        return ReadyGrammar(compiled, duration_s > SLOW_FILL_S, has_short_forced_texts)
+        return duration_s
 
     def _finish(self, key: _Key, entry: _Entry, ready: ReadyGrammar, duration_s: float) -> None:
         """Give the grammar to the waiting requests, or to later ones if these have failed in the meantime."""

@@ -15,6 +15,7 @@ MAX_TEXTS_COST = 192  # of all in a schema
 MAX_COUNT = 32
 MAX_OPTIONAL = 16  # optional properties of an object
 REPETITION = re.compile(r"\{([0-9 ]*),?([0-9 ]*)\}")
+ITEM = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{[^}]*\}|.", re.DOTALL)  # escape, class, count, or character
 COUNTS = frozenset({
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "multipleOf", "min", "max",
 })  # fmt: skip
@@ -42,12 +43,37 @@ def is_cheap(grammar: Grammar) -> bool:
             return sum(_costs(json.loads(grammar.source))) <= MAX_TEXTS_COST
 
 
+def is_surely_cheap(grammar: Grammar) -> bool:
+    """Return `is_cheap` for a grammar that may be invalid; False then."""
+    try:
+        return is_cheap(grammar)
+    except (ValueError, RecursionError, AttributeError, TypeError):
+        return False
+
+
 def _text_cost(text: str) -> float:
     """Return the length of an expression, times the counts of all its repetitions: they may be nested."""
-    if len(text) > MAX_TEXT_COST:
+    if len(text) > MAX_TEXT_COST or _repeats_repetition(text):
         return inf
     counts = (max(float(number or 1) for number in found) for found in REPETITION.findall(text.replace(" ", "")))
     return len(text) * prod(max(1, count) for count in counts)
+
+
+def _repeats_repetition(text: str) -> bool:
+    """Return whether a group that has a repetition is repeated without a bound.
+
+    Even the first mask of some of these takes seconds.
+    """
+    groups, is_inner = [False], False  # whether each open group has a repetition; the same of the last item
+    for item in ITEM.findall(text):
+        if is_inner and (item in ("*", "+") or item.endswith(",}")):
+            return True
+        is_inner = item == ")" and groups.pop() if len(groups) > 1 else False
+        if item == "(":
+            groups.append(False)
+        elif is_inner or item in ("*", "+", "?") or item[0] == "{":
+            groups[-1] = True
+    return False
 
 
 def _pattern_cost(pattern: str) -> float:

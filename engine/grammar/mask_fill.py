@@ -8,8 +8,18 @@ from enum import Enum
 from weakref import ref
 
 from baton.engine.errors import EngineError
+from baton.engine.grammar.grammar import Grammar
 from baton.engine.grammar.position import GrammarPosition
 from baton.engine.request import Request
+
+MAX_FILL_S = 2.0  # CPU time of matching one token, or of one mask, at which its request fails
+
+
+class SlowMask(ValueError):
+    """A token, or a mask, has taken over MAX_FILL_S of CPU time: its grammar is unusable."""
+
+    def __init__(self, duration_s: float) -> None:
+        super().__init__(f"it took {duration_s:.1f} s to match one token; make it less ambiguous")
 
 
 class Phase(Enum):
@@ -19,6 +29,7 @@ class Phase(Enum):
     RUNNING = "running"
     DROPPED = "dropped"  # runs on, although its request has failed
     CANCELLED = "cancelled"  # before it ran
+    ENDED = "ended"
 
 
 @dataclass(slots=True, eq=False)
@@ -30,45 +41,66 @@ class MaskFill:
     is_awaited: bool  # by a step; otherwise on the threads for slow masks
     phase: Phase = Phase.QUEUED
     started_at_s: float = 0.0  # monotonic clock
+    thread_id: int = 0
     clock_id: int = 0  # of its thread's CPU time
     started_cpu_s: float = 0.0
     restarted_cpu_s: float = 0.0
+    total_s: float = 0.0  # CPU time, once it has ended
     is_replaced: bool = False  # its thread
     is_late: bool = False  # awaited and long, and the step went on without it
 
     def start(self) -> None:
         """Note that the calling thread fills it from now on. Not by the clock: other threads may take turns."""
-        self.phase, self.started_at_s = Phase.RUNNING, time.monotonic()
-        self.clock_id = time.pthread_getcpuclockid(threading.get_ident())
+        self.phase, self.started_at_s, self.thread_id = Phase.RUNNING, time.monotonic(), threading.get_ident()
+        self.clock_id = time.pthread_getcpuclockid(self.thread_id)
         self.started_cpu_s = self.restarted_cpu_s = time.clock_gettime(self.clock_id)
 
-    def restart_clock(self) -> None:
-        """Note that a token was matched."""
-        self.restarted_cpu_s = time.clock_gettime(self.clock_id)
+    def restart_clock(self) -> float:
+        """Return the CPU time since the last call. Raises EngineError if the request has failed in the meantime."""
+        if self.state.error is not None:
+            raise EngineError("the request of a mask has failed")
+        now_s = time.clock_gettime(self.clock_id)
+        duration_s = now_s - self.restarted_cpu_s
+        self.restarted_cpu_s = now_s
+        return duration_s
+
+    def end(self) -> float:
+        """Note that it has ended. Returns the CPU time since the clock was restarted."""
+        now_s = time.clock_gettime(self.clock_id)
+        self.phase, self.total_s = Phase.ENDED, now_s - self.started_cpu_s
+        return now_s - self.restarted_cpu_s
+
+    def cancel(self) -> None:
+        """Give up a fill that has not started; the request may start another."""
+        self.phase = Phase.CANCELLED
+        self.state.fill = None
 
     @property
     def cpu_s(self) -> float:
-        """CPU time since the last matched token, while its thread is alive; may be read from any thread."""
+        """CPU time since the clock was restarted, while its thread is alive; may be read from any thread."""
         return time.clock_gettime(self.clock_id) - self.restarted_cpu_s
 
-    @property
-    def total_cpu_s(self) -> float:
-        """CPU time since its start."""
-        return time.clock_gettime(self.clock_id) - self.started_cpu_s
 
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class GrammarState:
     """A request's grammar in this engine."""
 
     request: "ref[Request]"
-    stop_token_ids: frozenset[int]
+    grammar: Grammar
+    cache_salt: str
     position: GrammarPosition | None = None  # None: the grammar is not compiled
     num_masked: int = -1  # output tokens that precede the mask in `position`
     is_slow: bool = False
+    is_cheap: bool = True  # to compile
+    waiting_since_s: float | None = None  # monotonic clock; None: its mask can be filled, or was
     num_missed: int = 0  # consecutive steps without its mask, because those of other requests were in front
     fill: MaskFill | None = None
     error: EngineError | None = None
+
+    def note_wait(self) -> None:
+        """Note that the request cannot be sampled for lack of its mask."""
+        if self.waiting_since_s is None:
+            self.waiting_since_s = time.monotonic()
 
     def lacks_mask(self, request: Request) -> bool:
         """Return whether the mask of the next token can be filled and was not started."""

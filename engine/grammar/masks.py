@@ -10,13 +10,15 @@
    requests never wait for them again.
 5. Tokens that the grammar forces are appended together with the sampled one, without a step each. They are computed
    together by the next step. Requests with logprobs sample them one by one, from masks that allow nothing else.
-6. A request fails once one of its tokens, or its mask, has taken MAX_FILL_S. The thread cannot be interrupted, so that
-   another one replaces it until the mask is filled. While MAX_REPLACED are replaced, new requests with a grammar get
-   QueueFull.
+6. A request fails once one of its tokens, or its mask, has taken MAX_FILL_S, and so do all others with the same grammar
+   and cache salt, now and later. The thread cannot be interrupted, so that another one replaces it until the mask is
+   filled. While a cache salt has several such masks, its other requests start no masks of grammars that are not cheap.
+7. A request that was not sampled for MAX_WAIT_S because its mask was missing fails with QueueFull: another worker may
+   continue it.
+8. If matchers take too much memory, the requests with the largest ones fail.
 """
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,22 +33,20 @@ from torch import Tensor
 from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.execution.device import to_device_async
 from baton.engine.grammar.compiler import SLOW_FILL_S, GrammarCompiler, ReadyGrammar
-from baton.engine.grammar.mask_fill import GrammarState, MaskFill, Phase
+from baton.engine.grammar.cost import is_surely_cheap
+from baton.engine.grammar.grammar import Grammar
+from baton.engine.grammar.mask_fill import GrammarState, MaskFill, Phase, SlowMask
 from baton.engine.grammar.position import GrammarPosition
-from baton.engine.grammar.threads import DaemonThreads
+from baton.engine.grammar.state_memory import StateMemory
+from baton.engine.grammar.threads import MaskThreads
 from baton.engine.request import Request
 
 logger = logging.getLogger(__name__)
 
-MIN_THREADS, MAX_THREADS = 2, 8  # for masks that a step waits for; between them half of the cores
-NUM_SLOW_THREADS = 2
-MAX_JOBS = 4096
-MIN_ROWS_PER_JOB = 4
 WAIT_S = 0.1  # of a step, for all of its masks together
-MAX_FILL_S = 2.0  # CPU time of matching one token, or of one mask, at which its request fails
+MAX_WAIT_S = 20.0  # of a request, for the mask of its next token
 MAX_AWAITED_TOKENS = 64  # to match for a mask that a step waits for; a moved request may have thousands
-CHECK_S = 0.25  # period of the check of running masks
-MAX_REPLACED = 4  # threads whose mask goes on after its request has failed
+CHECK_S = 0.25  # period of the check of running masks and waiting requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +73,11 @@ class GrammarMasks:
         self._compiler = compiler
         self._num_words = compiler.num_words
         self._eos_token_ids = eos_token_ids
-        self._num_threads = min(MAX_THREADS, max(MIN_THREADS, len(os.sched_getaffinity(0)) // 2))
-        self._threads = DaemonThreads("grammar masks", self._num_threads, MAX_JOBS)
-        self._slow_threads = DaemonThreads("slow grammar masks", NUM_SLOW_THREADS, MAX_JOBS)
         self._states: WeakKeyDictionary[Request, GrammarState] = WeakKeyDictionary()
         self._changed = threading.Condition()  # guards the states, except for the position of a running fill
-        self._num_stuck = 0  # awaited fills that are late and still running, on threads that are not replaced
-        self._num_replaced = 0
-        self._running: set[MaskFill] = set()  # except for those dropped
-        self._timer: threading.Timer | None = None  # exists while something runs
+        self._threads = MaskThreads(self._changed, self._check_later, self._note_filled)
+        self._memory = StateMemory()
+        self._timer: threading.Timer | None = None  # exists while there is something to check
         self._failed: list[GrammarState] = []
         self._wake: Callable[[], object] = _nothing
 
@@ -110,14 +106,17 @@ class GrammarMasks:
             raise grammar.invalid("the model's config.json has no eos_token_id, with which a structured output ends")
         if not self._eos_token_ids.isdisjoint(request.token_ids[request.num_prompt_tokens :]):
             raise grammar.invalid("the output has already ended: it contains an EOS token")
-        if self._num_replaced >= MAX_REPLACED:
-            raise QueueFull("masks of ambiguous grammars occupy the threads that fill masks; try again later")
+        self._check_room(grammar, request.cache_salt)
         try:
             compiling = self._compiler.compile(grammar, request.cache_salt)
         except InvalidRequest as error:
             raise grammar.invalid(str(error)) from error
-        state = self._states[request] = GrammarState(ref(request), self._eos_token_ids)
-        compiling.add_done_callback(partial(self._on_compiled, state))
+        state = GrammarState(ref(request), grammar, request.cache_salt)
+        with self._changed:
+            if not self._states and self._threads.is_idle:
+                self._memory.note_empty()
+            self._states[request] = state
+        compiling.add_done_callback(partial(self._on_compiled, ref(state)))  # the cache keeps it after the request
 
     def may_sample(self, request: Request) -> bool:
         """Return whether the next step can wait for the request's mask; True without a grammar."""
@@ -129,13 +128,13 @@ class GrammarMasks:
                 return False
             if state.num_masked == request.num_output_tokens:
                 return True
-            if state.fill is not None and not state.fill.is_awaited:
-                return False
-            if state.is_slow or request.num_output_tokens - state.position.num_tokens > MAX_AWAITED_TOKENS:
-                if state.fill is None:
-                    self._start([self._fill(state, request, is_awaited=False)])
-                return False
-            return self._num_stuck < self._num_threads
+            if self._may_await(state, request):
+                if not state.num_missed:
+                    state.waiting_since_s = None
+                return True
+            state.note_wait()
+            self._check_later()
+            return False
 
     def begin(self, requests: Sequence[Request]) -> None:
         """Start filling the masks of the requests that a step samples."""
@@ -143,13 +142,9 @@ class GrammarMasks:
         if not states:
             return
         with self._changed:
-            fills = [
-                self._fill(state, request, is_awaited=True) for request, state in states if state.lacks_mask(request)
-            ]
-            fills.sort(key=lambda fill: -fill.state.num_missed)  # so that none starves
-            num_jobs = min(self._num_threads, -(-len(fills) // MIN_ROWS_PER_JOB))
-            for number in range(num_jobs):
-                self._start(fills[number::num_jobs])
+            self._threads.start_awaited(
+                [self._fill(state, request, is_awaited=True) for request, state in states if state.lacks_mask(request)]
+            )
 
     def collect(self, requests: Sequence[Request]) -> StepMasks | None:
         """Wait for the masks that `begin` has started, as the module says; None if no request has a grammar."""
@@ -185,15 +180,34 @@ class GrammarMasks:
         """Return the state of a request with a grammar; cheap for others, of which every step has many."""
         return None if request.sampling.grammar is None else self._states.get(request)
 
-    def _on_compiled(self, state: GrammarState, compiling: "Future[ReadyGrammar]") -> None:
+    def _check_room(self, grammar: Grammar, cache_salt: str) -> None:
+        """Raise QueueFull if masks that take long leave no thread for those of a new request."""
+        with self._changed:
+            is_blocked = partial(self._threads.is_blocked, cache_salt)
+            if self._threads.is_full or is_blocked(True) or (is_blocked(False) and not is_surely_cheap(grammar)):
+                raise QueueFull("masks of ambiguous grammars occupy the threads that fill masks; try again later")
+
+    def _may_await(self, state: GrammarState, request: Request) -> bool:
+        """Return whether the next step can wait for a mask that is not filled; start it if it is a slow one."""
+        assert state.position is not None
+        if state.fill is not None and not state.fill.is_awaited:
+            return False
+        if state.is_slow or request.num_output_tokens - state.position.num_tokens > MAX_AWAITED_TOKENS:
+            if state.fill is None and not self._threads.is_blocked(state.cache_salt, state.is_cheap):
+                self._threads.start([self._fill(state, request, is_awaited=False)])
+            return False
+        return self._threads.may_await(state)
+
+    def _on_compiled(self, entered: "ref[GrammarState]", compiling: "Future[ReadyGrammar]") -> None:
         """Called on the compiling thread, on a timer, or at once if the grammar was in the cache."""
-        request = state.request()
-        if request is None:
+        state = entered()
+        request = state.request() if state is not None else None
+        if state is None or request is None:
             return
         sampling, error = request.sampling, compiling.exception()
         with self._changed:
             if error is not None:
-                self._fail(state, request, error)
+                self._fail(state, error)
             else:
                 ready = compiling.result()
                 stops = sampling.stop_token_ids | self._eos_token_ids
@@ -207,8 +221,8 @@ class GrammarMasks:
                         ready.has_short_forced_texts,
                     )
                 except Exception as fault:  # of the library
-                    self._fail(state, request, fault)
-                state.is_slow = ready.is_slow
+                    self._fail(state, fault)
+                state.is_slow, state.is_cheap = ready.is_slow, ready.is_cheap
         self._wake()
 
     def _fill(self, state: GrammarState, request: Request, is_awaited: bool) -> MaskFill:
@@ -217,53 +231,19 @@ class GrammarMasks:
         state.fill = MaskFill(state, request.token_ids[start:], is_awaited)
         return state.fill
 
-    def _start(self, fills: Sequence[MaskFill]) -> None:
-        try:
-            self._threads_of(fills[0]).submit(lambda: self._run(fills))
-        except QueueFull:  # they are tried again in the next step
-            for fill in fills:
-                fill.state.fill = None
-
-    def _threads_of(self, fill: MaskFill) -> DaemonThreads:
-        return self._threads if fill.is_awaited else self._slow_threads
-
-    def _run(self, fills: Sequence[MaskFill]) -> None:
-        """Fill masks, on a thread."""
-        for fill in fills:
-            state = fill.state
-            with self._changed:
-                if fill.phase is Phase.CANCELLED or state.request() is None:
-                    continue
-                fill.start()
-                self._running.add(fill)
-                self._check_later()
-            problem = None
-            try:
-                assert state.position is not None
-                state.position.advance(fill.token_ids, fill.restart_clock)
-            except Exception as error:  # a ValueError is the request's problem, others are faults of the library
-                problem = error
-            last_s = fill.cpu_s
-            self._note_filled(fill, fill.total_cpu_s, _took(last_s) if last_s > MAX_FILL_S else problem)
-
-    def _note_filled(self, fill: MaskFill, duration_s: float, problem: Exception | None) -> None:
+    def _note_filled(self, fill: MaskFill, problem: Exception | None) -> None:
+        """Take over a filled mask, or the problem with it. Called on the filling thread."""
+        self.counters.num_masks += 1
+        self.counters.mask_s += fill.total_s
         state = fill.state
-        with self._changed:
-            self.counters.num_masks += 1
-            self.counters.mask_s += duration_s
-            self._num_stuck -= fill.is_late and not fill.is_replaced
-            if fill.is_replaced:
-                self._num_replaced -= 1
-                self._threads_of(fill).end_replacement()
-            if fill.phase is not Phase.DROPPED:
-                assert state.position is not None
-                self._running.discard(fill)
-                state.fill, state.num_missed = None, 0
-                state.num_masked = state.position.num_tokens if problem is None else -1
-                request = state.request()
-                if problem is not None and request is not None:
-                    self._fail(state, request, problem)
-            self._changed.notify_all()
+        if state.error is None:
+            assert state.position is not None
+            state.fill, state.waiting_since_s, state.num_missed = None, None, 0
+            state.num_masked = state.position.num_tokens
+            if isinstance(problem, SlowMask):
+                self._refuse(state, problem)
+            elif problem is not None:
+                self._fail(state, problem)
         if not fill.is_awaited or fill.is_late or problem is not None:
             self._wake()
 
@@ -274,31 +254,32 @@ class GrammarMasks:
             self._timer.start()
 
     def _check(self) -> None:
-        """Drop the fills that run for too long. Called by the timer."""
+        """Fail the requests whose masks take or are missing for too long, or whose matchers are too large.
+
+        Called by the timer.
+        """
         with self._changed:
             self._timer = None
-            overdue = [fill for fill in self._running if fill.cpu_s > MAX_FILL_S]
-            for fill in overdue:
-                self._drop(fill)
-            if self._running:
+            for fill in self._threads.drop_overdue():
+                self._refuse(fill.state, SlowMask(fill.cpu_s))
+            for state in self._memory.check(self._states.values()):
+                self._fail(state, ValueError("matching it takes too much memory; make it simpler or less ambiguous"))
+            waiting = [(state, state.waiting_since_s) for state in self._states.values() if state.waiting_since_s]
+            for state, since_s in waiting:
+                if time.monotonic() - since_s > MAX_WAIT_S:
+                    self._fail(state, QueueFull("masks of other requests occupy the threads; try again later"))
+            if waiting or self._threads.has_running or self._memory.num_large_bytes:
                 self._check_later()
-        if overdue:
+            self._changed.notify_all()
+        if self._failed:
             self._wake()
 
-    def _drop(self, fill: MaskFill) -> None:
-        """Fail the request of a running fill, and replace its thread."""
-        fill.phase = Phase.DROPPED
-        self._running.discard(fill)
-        request = fill.state.request()
-        if request is not None:
-            self._fail(fill.state, request, _took(fill.cpu_s))
-        fill.state.fill = None
-        if self._num_replaced < MAX_REPLACED:
-            fill.is_replaced = True
-            self._num_replaced += 1
-            self._num_stuck -= fill.is_late
-            self._threads_of(fill).replace_one()
-        self._changed.notify_all()
+    def _refuse(self, state: GrammarState, error: SlowMask) -> None:
+        """Fail all requests with the same grammar and cache salt, those to come included."""
+        self._compiler.refuse(state.grammar, state.cache_salt, InvalidRequest(str(error)))
+        for each in self._states.values():
+            if each.cache_salt == state.cache_salt and each.grammar == state.grammar:
+                self._fail(each, error)
 
     def _note_late(self, state: GrammarState) -> None:
         """Fill the state's masks between steps from now on, if it is its own mask that takes long."""
@@ -307,28 +288,27 @@ class GrammarMasks:
         if fill is None:
             return
         if fill.phase is Phase.QUEUED:
-            fill.phase = Phase.CANCELLED
-            state.fill = None
+            fill.cancel()
             state.num_missed += 1
-        elif time.monotonic() - fill.started_at_s > SLOW_FILL_S:
-            state.is_slow = fill.is_late = True
-            self._num_stuck += 1
+            state.note_wait()
+            self._check_later()
+        elif fill.phase is Phase.RUNNING and time.monotonic() - fill.started_at_s > SLOW_FILL_S:
+            state.is_slow = True
+            self._threads.note_late(fill)
 
-    def _fail(self, state: GrammarState, request: Request, error: BaseException) -> None:
-        grammar = request.sampling.grammar
-        assert grammar is not None
+    def _fail(self, state: GrammarState, error: BaseException) -> None:
+        """Fail a request, unless it has failed or ended, and release its matcher."""
+        if state.error is not None:
+            return
         if isinstance(error, InvalidRequest | ValueError):
-            state.error = grammar.invalid(str(error))
+            state.error = state.grammar.invalid(str(error))
         elif isinstance(error, EngineError):
             state.error = error
         else:
             logger.error("a mask could not be filled", exc_info=error)
             state.error = EngineError("a mask of the grammar could not be filled")
+        state.num_masked, state.waiting_since_s, state.position, state.fill = -1, None, None, None
         self._failed.append(state)
-
-
-def _took(duration_s: float) -> ValueError:
-    return ValueError(f"it took {duration_s:.1f} s to match one token; make it less ambiguous")
 
 
 def _nothing() -> None:

@@ -36,6 +36,7 @@ class GrammarPosition:
         """
         self.row: Tensor = torch.zeros(num_words, dtype=torch.int32)  # mask of the token after `num_tokens`
         self.num_tokens = 0  # output tokens that the grammar has matched
+        self.match_s = 0.0  # CPU time of matching, which bounds the matcher's memory; see `state_memory`
         self.forced: deque[int] = deque()  # tokens that follow them; if there are any, `row` has only the first
         self._matcher = matcher  # is behind the forced tokens
         self._text = ""  # forced text in front of and behind the matcher's position
@@ -46,19 +47,20 @@ class GrammarPosition:
         self._stop_token_ids = frozenset(stop_token_ids)
         self._stop_bits = mask_of(stop_token_ids, num_words)
 
-    def advance(self, token_ids: Sequence[int], on_token: Callable[[], None] = lambda: None) -> None:
-        """Match further output tokens and fill the mask; call `on_token` after each of them.
+    def advance(self, token_ids: Sequence[int], restart_clock: Callable[[], float] = lambda: 0.0) -> None:
+        """Match further output tokens and fill the mask.
 
-        Raises ValueError if the output cannot continue.
+        restart_clock: returns the CPU time since its last call; called after each token, and for forced tokens in front
+        of each. Raises ValueError if the output cannot continue, and what `restart_clock` raises.
         """
         for token_id in token_ids:
             is_match = self.forced.popleft() == token_id if self.forced else self._accept(token_id)
             if not is_match:
                 raise ValueError(f"token {self.num_tokens + 1} of the output does not match it")
             self.num_tokens += 1
-            on_token()
+            self.match_s += restart_clock()
         if not self.forced:
-            self._force()
+            self._force(restart_clock)
         if self.forced:
             self.row.zero_()
             self.row[self.forced[0] // WORD_BITS] = _word(self.forced[0] % WORD_BITS)
@@ -69,29 +71,36 @@ class GrammarPosition:
         self._text, self._place = "", 0
         return self._matcher.accept(token_id)
 
-    def _force(self) -> None:
+    def _force(self, restart_clock: Callable[[], float]) -> None:
         """Match the tokens that the grammar forces next, up to a bound. If there are none, fill the mask."""
         while len(self.forced) < MAX_FORCED:
-            token_id = self._text_token()
+            token_id = self._text_token(restart_clock)
             if token_id is None:
                 self._matcher.fill(self.row)
                 token_id = only_token(self.row)
-                if token_id is None or token_id in self._stop_token_ids or not self._matcher.accept(token_id):
+                if token_id is None or not self._accept_forced(token_id, restart_clock):
                     return
                 self._text, self._place = "", 0
             self.forced.append(token_id)
 
-    def _text_token(self) -> int | None:
+    def _text_token(self, restart_clock: Callable[[], float]) -> int | None:
         """Match and return the next token of a forced text; None if there is none."""
         if not self._has_short_forced_texts:
             return None
         if self._place == len(self._text):
             self._text, self._place = self._matcher.forced_text(), 0  # once for all tokens of a long text
         token = self._forced_token(self._text[self._place : self._place + MAX_CHARS])
-        if token is None or token.token_id in self._stop_token_ids or not self._matcher.accept(token.token_id):
+        if token is None or not self._accept_forced(token.token_id, restart_clock):
             return None
         self._place += token.num_chars
         return token.token_id
+
+    def _accept_forced(self, token_id: int, restart_clock: Callable[[], float]) -> bool:
+        restart_clock()
+        if token_id in self._stop_token_ids or not self._matcher.accept(token_id):
+            return False
+        self.match_s += restart_clock()
+        return True
 
     def _check_mask(self) -> None:
         """Apply the minimum of tokens to the mask. Raises ValueError if it allows no token."""

@@ -7,10 +7,14 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import xgrammar
+from tokenizers import Tokenizer
 from torch import Tensor
 
+from baton.engine.checkpoint.json_object import MAX_FILE_BYTES
+from baton.engine.checkpoint.token_bytes import TokenBytes
 from baton.engine.errors import InvalidRequest
 from baton.engine.grammar.base import CompiledGrammar, Matcher
 from baton.engine.grammar.bitmask import mask_of
@@ -19,7 +23,6 @@ from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.grammar.json_schema import patterns_of
 from baton.engine.grammar.schema_rewrite import MAX_WHITESPACE, compilable_schema, compilable_tag
 from baton.engine.grammar.token_formats import SPECIAL_TEXT, TokenResolver
-from baton.engine.grammar.vocabulary import Vocabulary, read_tokenizer
 
 MAX_THREADS = 8  # of one compile, at most half of the cores
 ANY_OBJECT = '{"type":"object"}'
@@ -27,12 +30,33 @@ SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?
 MAX_ERROR_CHARS = 400
 
 
+class Vocabulary:
+    """The texts of a tokenizer's tokens, as a grammar sees them."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        added = tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(
+            token_id for token_id, token in added.items() if token.special and token_id < vocab_size
+        )
+        self._added = {token.content: token_id for token_id, token in added.items()}
+        token_bytes = TokenBytes(tokenizer)
+        # Bytes of each token id; empty for special tokens, which are not part of a text, and for ids without a token.
+        self.texts = [b"" if place in self.special else token_bytes[place] for place in range(vocab_size)]
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of a token by its text, special or not; None if there is none."""
+        if text in self._added:
+            return self._added[text]
+        wanted = text.encode()
+        return next((token_id for token_id, each in enumerate(self.texts) if each and each == wanted), None)
+
+
 class XGrammarBackend:
     """xgrammar's compiler for one vocabulary."""
 
     def __init__(self, directory: str, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         """Read the vocabulary of a model's directory. Raises InvalidRequest if it has no usable tokenizer."""
-        tokenizer = read_tokenizer(directory)
+        tokenizer = _read_tokenizer(directory)
         vocabulary = Vocabulary(tokenizer, vocab_size)
         self._forced = ForcedTokens(tokenizer, vocabulary.texts)
         self._tokens = TokenResolver(vocabulary.token_id, vocab_size)
@@ -147,6 +171,19 @@ class XGrammarMatcher:
         """Set the bits of the tokens allowed next, [ceil(vocab / 32)] int32; see `Matcher`."""
         self._matcher.fill_next_token_bitmask(row[None])
         row &= self._bits
+
+
+def _read_tokenizer(directory: str) -> Tokenizer:
+    """Return the tokenizer of a model's directory. Raises InvalidRequest if it has no usable tokenizer.json."""
+    path = Path(directory) / "tokenizer.json"
+    if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+        raise InvalidRequest("structured output needs a tokenizer.json in the model's directory on every worker")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no narrower class
+        raise InvalidRequest(
+            f"structured output needs the model's tokenizer.json, which is damaged: {error}"
+        ) from error
 
 
 def _problem(error: Exception) -> str:

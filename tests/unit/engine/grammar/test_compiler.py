@@ -182,6 +182,29 @@ def test_what_fails_its_trial_is_not_compiled(held: HeldBackend, error: EngineEr
     assert held.compiled == ["1"]
 
 
+def test_a_refused_grammar_fails_later_requests_with_its_salt(held: HeldBackend) -> None:
+    held.may_compile.set()
+    compiler, error = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE), InvalidRequest("too slow")
+    for salt in ("a", "b"):
+        compiler.compile(grammar("1"), salt).result(TIMEOUT_S)
+    compiler.refuse(grammar("1"), "a", error)
+    assert compiler.compile(grammar("1"), "a").exception(0) is error
+    assert compiler.compile(grammar("1"), "b").result(0)
+    assert held.compiled == ["1", "1"]
+
+
+def test_a_first_mask_that_takes_too_long_refuses_its_grammar(
+    held: HeldBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler_module, "MAX_FILL_S", -1.0)
+    held.may_compile.set()
+    compiler = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE)
+    for _ in range(2):
+        error = compiler.compile(grammar("1")).exception(TIMEOUT_S)
+        assert "less ambiguous" in str(error)
+    assert held.compiled == ["1"]
+
+
 def test_only_requests_with_the_same_salt_share_a_grammar(held: HeldBackend) -> None:
     held.may_compile.set()
     compiler = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from baton.engine.errors import InvalidRequest
 from baton.engine.grammar import masks as masks_module
+from baton.engine.grammar import threads as threads_module
 from baton.engine.grammar.compiler import GrammarCompiler
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.grammar.masks import GrammarMasks
@@ -78,9 +79,16 @@ def backend() -> Iterator[CountingBackend]:
     counting.gate.set()
 
 
-def make_request(name: str, held_from: int | None, output: Sequence[int] = ()) -> Request:
-    grammar = None if held_from is None else Grammar(GrammarKind.REGEX, f"{held_from}")
-    return Request(RequestId(name), [9, 9, *output], 2, SamplingParams(max_tokens=50, grammar=grammar))
+def make_request(
+    name: str,
+    held_from: int | str | None,
+    output: Sequence[int] = (),
+    kind: GrammarKind = GrammarKind.REGEX,
+    cache_salt: str = "",
+) -> Request:
+    grammar = None if held_from is None else Grammar(kind, f"{held_from}")
+    params = SamplingParams(max_tokens=50, grammar=grammar)
+    return Request(RequestId(name), [9, 9, *output], 2, params, cache_salt=cache_salt)
 
 
 def make_masks(backend: CountingBackend) -> GrammarMasks:
@@ -162,7 +170,7 @@ def test_stuck_threads_stop_the_masks_of_others_but_not_the_steps(backend: Count
 
 
 def test_a_mask_that_takes_seconds_fails_its_request(backend: CountingBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masks_module, "MAX_FILL_S", -1.0)
+    monkeypatch.setattr(threads_module, "MAX_FILL_S", -1.0)
     masks, request = make_masks(backend), make_request("a", 99)
     masks.enter(request)
     wait_until(lambda: masks.may_sample(request))
@@ -218,7 +226,7 @@ class FaultyBackend(CountingBackend):
 
 def test_a_fault_of_the_library_fails_its_request_and_ends_no_thread() -> None:
     masks = make_masks(FaultyBackend())
-    for number in range(2 * masks_module.MAX_THREADS):
+    for number in range(2 * threads_module.MAX_THREADS):
         faulty = make_request(f"{number}", 0, [1])
         masks.enter(faulty)
         wait_until(partial(masks.may_sample, faulty))
@@ -267,7 +275,7 @@ class SteadyBackend(CountingBackend):
 def test_a_step_with_many_masks_goes_on_at_its_deadline_and_no_request_starves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masks_module, "SLOW_FILL_S", 10.0)  # however busy this machine is
     masks = make_masks(SteadyBackend())
-    requests = [make_request(f"{number}", 99, [1]) for number in range(8 * masks_module.MAX_THREADS)]
+    requests = [make_request(f"{number}", 99, [1]) for number in range(8 * threads_module.MAX_THREADS)]
     for request in requests:
         masks.enter(request)
     wait_until(lambda: all(map(masks.may_sample, requests)))

@@ -7,21 +7,26 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from torch import Tensor
 
 from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.grammar import trial as trial_module
 from baton.engine.grammar.cost import MAX_COUNT, MAX_JSON_CHARS, MAX_OPTIONAL, MAX_TEXT_COST, is_cheap
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.grammar.trial import ProcessTrial, Trials
+from baton.engine.grammar.trial_process import MAX_WALK_TOKENS, NUM_REPEATS, walk
 from tests.unit.engine.grammar_rig import EOS, VOCAB_SIZE, backend, byte_tokenizer, schema_grammar
 
 pytestmark = pytest.mark.usefixtures("spawned_processes")  # they are found by their command lines
 
 TIMEOUT_S = 60.0
+MODEL = Path(str(files("baton"))) / "bundled_model"
 
 
 def optional_properties(number: int, **limits: int) -> Grammar:
@@ -70,6 +75,57 @@ def test_what_takes_too_long_is_refused_and_its_process_ends(
 def test_what_takes_too_much_memory_is_refused(trial: ProcessTrial) -> None:
     with pytest.raises(InvalidRequest, match="memory"):
         trial.run(LARGE, TIMEOUT_S)
+
+
+@pytest.mark.slow
+def test_masks_that_take_too_long_are_refused() -> None:
+    """Later ones than the first: those of a token that begins another of many optional rules in many ways."""
+    parts = [f"r{number}" for number in range(30)]
+    rules = "".join(f"{part} ::= [a-z ]? y\n" for part in parts)
+    source = f"root ::= [a-z] x*\nx ::= {' '.join(parts)}\n{rules}y ::= [a-z ]? | z\nz ::= [a-z .]? [a-z]?"
+    config = json.loads((MODEL / "config.json").read_text())
+    trial = ProcessTrial(MODEL, config["vocab_size"], frozenset({config["eos_token_id"]}))
+    try:
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="to match one token; make it less ambiguous"):
+                trial.run(Grammar(GrammarKind.EBNF, source), TIMEOUT_S)
+            trial.run(WORD, TIMEOUT_S)
+    finally:
+        trial.close()
+
+
+class NotedWatch:
+    num_restarts = 0
+
+    def restart_clock(self) -> None:
+        self.num_restarts += 1
+
+
+def test_a_walk_draws_and_repeats_tokens_and_each_is_watched(tmp_path: Path) -> None:
+    compiled, watch = backend(tmp_path).compile(Grammar(GrammarKind.EBNF, "root ::= [a-z]*")), NotedWatch()
+    walked: list[int] = []
+
+    class NotingMatcher:
+        def __init__(self) -> None:
+            self.matcher = compiled.matcher(frozenset({EOS}))
+
+        def accept(self, token_id: int) -> bool:
+            walked.append(token_id)
+            return self.matcher.accept(token_id)
+
+        def fill(self, row: Tensor) -> None:
+            self.matcher.fill(row)
+
+        def forced_text(self) -> str:
+            raise AssertionError("a walk does not need it")
+
+    for _ in range(2):
+        walk(NotingMatcher(), frozenset({EOS}), torch.zeros(-(-VOCAB_SIZE // 32), dtype=torch.int32), watch)
+    assert walked[:MAX_WALK_TOKENS] == walked[MAX_WALK_TOKENS:]  # the same each time
+    assert watch.num_restarts == 2 * len(walked)
+    groups = [walked[start : start + 1 + NUM_REPEATS] for start in range(0, MAX_WALK_TOKENS, 1 + NUM_REPEATS)]
+    assert all(len(set(group)) == 1 for group in groups)
+    assert len(set(walked)) > 3
 
 
 def test_an_error_of_the_grammar_is_reported(trial: ProcessTrial) -> None:
@@ -179,6 +235,7 @@ def test_cheap_grammars_compile_soon(tmp_path: Path, seed: int) -> None:
     schema_grammar({"anyOf": [{"type": "string", "pattern": "^a{1,200}$"}]}),
     schema_grammar({"type": "object", "patternProperties": {"^a{1,200}$": {"type": "null"}}}),
     schema_grammar({"type": "string", "pattern": "[{9999999999999999}]" * 2}),
+    *(Grammar(GrammarKind.REGEX, text) for text in ("(a*)*", "(a?b)+", "((a{2})b){1,}", "(([(]|a+)(b))*")),
     Grammar(GrammarKind.REGEX, "a" + "{9999999999999999}" * 2), Grammar(GrammarKind.REGEX, f"a{{{'9' * 5000}}}"),
     schema_grammar({"description": "x" * MAX_JSON_CHARS}),
     excluding(7), Grammar(GrammarKind.CHOICE, json.dumps(["x" * 600, "y" * 600])),
@@ -196,6 +253,7 @@ def test_what_may_be_expensive_is_tried(grammar: Grammar) -> None:
 
 @pytest.mark.parametrize("grammar", [
     Grammar(GrammarKind.JSON_OBJECT), Grammar(GrammarKind.CHOICE, '["a", "b"]'), Grammar(GrammarKind.REGEX, "[0-9]{4}"),
+    *(Grammar(GrammarKind.REGEX, text) for text in ("(a*)b*", "(a+)?", "(ab[*])*", r"(a\*)+", "(a*b){2}", ")*(")),
     schema_grammar({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(50)},
                     "required": [f"p{i}" for i in range(50)]}),
 ])  # fmt: skip
