@@ -136,7 +136,7 @@ class MaskThreads:
         """Return whether a step can wait for a mask of the state."""
         if not self._long:
             return True
-        num_occupied = sum(fill.is_late and not fill.is_replaced for fill in self._long)
+        num_occupied = sum(fill.is_awaited and not fill.is_replaced for fill in self._long)
         return num_occupied < self.num_threads and not self.is_blocked(state.cache_salt, state.is_cheap)
 
     def start_awaited(self, fills: Iterable[MaskFill]) -> None:
