@@ -34,8 +34,8 @@ class EngineConfig:
     )
     gpu_memory_utilization: float = option(
         0.9,
-        "Share of a GPU's memory to use, in `baton serve` by all workers on the GPU together; the KV cache gets what "
-        "the weights and the largest step leave of it.",
+        "Share of a GPU's memory that a worker may use; the KV cache gets what the weights and the largest step leave "
+        "of it. In `baton serve`, workers on the same GPU divide the default.",
         minimum=0.01,
         maximum=1,
     )

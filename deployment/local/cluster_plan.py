@@ -157,7 +157,8 @@ def plan_cluster(
         for place, (role, index) in enumerate(kinds)
     )
     if any(worker.is_on_gpu for worker in workers):
-        workers = place_on_gpus(workers, visible_gpus().count)
+        sized_roles = {role for role in ROLES if "gpu_memory_utilization" in settings.engine.get(role, {})}
+        workers = place_on_gpus(workers, visible_gpus().count, sized_roles)
     if any(worker.transport == "nixl" for worker in workers) and not NIXL.is_installed:
         raise OptionError(NIXL.missing("--transport nixl"))
     router = RouterConfig(

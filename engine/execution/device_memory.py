@@ -21,6 +21,7 @@ from baton.engine.scheduling.step_budget import MAX_PROMPT_LOGITS
 
 log = logging.getLogger(__name__)
 
+SPARE_SHARE = 0.05  # of the GPU, left free if other processes leave less than the share
 OWN_BYTES = 2 << 30  # most memory outside of torch that counts as this process's: CUDA's context and libraries
 RECORDED_BYTES = 16 << 20  # per captured step, in addition to activations: attention plan and graph
 
@@ -110,7 +111,7 @@ def bytes_for_kv(
         recorded = decodes + RECORDED_BYTES * len(recorded_sizes(config.batch_seqs))
     total, outside = meter.total_bytes, meter.non_torch_bytes
     share = int(total * config.gpu_memory_utilization) - min(outside, OWN_BYTES)
-    left = min(share, total - outside) - peak - recorded
+    left = min(share, int(total * (1 - SPARE_SHARE)) - outside) - peak - recorded
     log.info(
         "GPU memory in GB: total %.2f, model and largest step %.2f, CUDA graphs %.2f, non-torch %.2f, left for KV %.2f",
         *(size / 1e9 for size in (total, peak, recorded, outside, left)),

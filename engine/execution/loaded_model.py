@@ -122,7 +122,13 @@ def _load(
     records = may_record and can_be_recorded(model)
     if is_measured:
         kv_bytes = bytes_for_kv(config, size.max_model_len, model, layout, _num_columns(whole, shard), records=records)
-        size = PoolSize.in_bytes(tensor.minimum(kv_bytes) if tensor is not None else kv_bytes, config, whole, layout)
+        kv_bytes = tensor.minimum(kv_bytes) if tensor is not None else kv_bytes
+        if kv_bytes <= 0:
+            raise EngineError(
+                f"the weights, the largest step and other processes leave no memory of {device} for KV: raise "
+                f"gpu_memory_utilization ({config.gpu_memory_utilization}) or lower max_num_batched_tokens"
+            )
+        size = PoolSize.in_bytes(kv_bytes, config, whole, layout)
     pool = _pool(layout.pool_shape(size.num_blocks), layout.dtype, device, allocate_pool)
     fingerprint = fingerprint_with(weights_hash.revision())
     if tensor is not None:

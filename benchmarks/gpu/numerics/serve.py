@@ -52,15 +52,15 @@ async def answers(client: httpx.AsyncClient, prompts: list[list[int]], num_token
 
 
 async def kill(client: httpx.AsyncClient, name: str) -> None:
-    """Kill a worker's process as soon as the worker has a running request."""
-    while True:
-        view: dict[str, Any] = (await client.get("/workers")).json()
-        [load] = [each["load"] for each in view["workers"] if each["worker_id"] == name]
-        if load["num_running"]:
-            [pid] = [each["pid"] for each in view["processes"] if each["name"] == name]
-            os.kill(int(pid), signal.SIGKILL)
-            return
-        await asyncio.sleep(0.005)
+    """Kill a worker's process as soon as the worker has a running request. Raises TimeoutError if it has none."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            view: dict[str, Any] = (await client.get("/workers")).json()
+            if any(each["load"]["num_running"] for each in view["workers"] if each["worker_id"] == name):
+                break
+            await asyncio.sleep(0.005)
+    [pid] = [each["pid"] for each in view["processes"] if each["name"] == name]
+    os.kill(int(pid), signal.SIGKILL)
 
 
 def check_transports(record: Record, workers: list[dict[str, Any]], device: str) -> None:

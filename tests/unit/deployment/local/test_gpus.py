@@ -1,5 +1,7 @@
 """Placement of workers on GPUs."""
 
+from dataclasses import replace
+
 import pytest
 
 from baton.deployment.local.gpus import place_on_gpus
@@ -23,6 +25,12 @@ def test_each_worker_has_a_gpu_of_its_own_while_there_are_enough() -> None:
 def test_workers_on_one_gpu_share_its_memory() -> None:
     assert placed([worker()] * 2, 1) == [("cuda", 0.45)] * 2
     assert placed([worker(share=0.6)] * 3, 2) == [("cuda:0", 0.3), ("cuda:1", 0.6), ("cuda:0", 0.3)]
+
+
+def test_a_share_that_is_set_is_kept() -> None:
+    workers = [replace(worker(share=0.3), role="prefill"), worker(share=0.6)]
+    found = place_on_gpus(workers, 1, {"prefill", "decode"})
+    assert [each.engine.gpu_memory_utilization for each in found] == [0.3, 0.6]
 
 
 def test_ranks_have_consecutive_gpus() -> None:
