@@ -48,7 +48,7 @@ class DaemonThreads:
                 self._start()
 
     def replace(self, thread_id: int) -> None:
-        """Start a thread in place of one whose job runs for too long, and ends with it. The caller bounds the number."""
+        """Start a thread in place of one, which ends after its job. The caller bounds the number."""
         with self._lock:
             self._replaced.add(thread_id)
             self._num_alive -= 1
