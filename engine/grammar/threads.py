@@ -1,6 +1,5 @@
 """Threads for compiling grammars and filling masks, and bounds on those that are occupied by masks that take long."""
 
-import contextlib
 import logging
 import os
 import threading
@@ -13,7 +12,6 @@ from baton.engine.grammar.mask_fill import MAX_FILL_S, GrammarState, MaskFill, P
 
 logger = logging.getLogger(__name__)
 
-LOWEST_PRIORITY = 19  # niceness
 MIN_THREADS, MAX_THREADS = 2, 8  # for masks that a step waits for; between them half of the cores
 NUM_SLOW_THREADS = 2
 MAX_JOBS = 4096
@@ -50,18 +48,11 @@ class DaemonThreads:
                 self._start()
 
     def replace(self, thread_id: int) -> None:
-        """Start a thread in place of one whose job runs for too long. The caller bounds the number.
-
-        The old one has the lowest priority from now on and ends after its job.
-        """
+        """Start a thread in place of one, which ends after its job. The caller bounds the number."""
         with self._lock:
             self._replaced.add(thread_id)
             self._num_alive -= 1
             self._start()
-        for thread in threading.enumerate():
-            if thread.ident == thread_id and thread.native_id is not None:
-                with contextlib.suppress(OSError):  # only Linux has priorities of threads
-                    os.setpriority(os.PRIO_PROCESS, thread.native_id, LOWEST_PRIORITY)
 
     def _start(self) -> None:
         name = f"{self._name}-{self._num_started}"
