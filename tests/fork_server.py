@@ -252,12 +252,19 @@ class Server:
                     if key.fileobj is self._wakeup:
                         self._wakeup.recv(4096)
                         self._reap()
+                    elif key.fileobj is self._listener:
+                        # Its request is read once it is there: until then, its sender may wait for another process.
+                        selector.register(self._listener.accept()[0], selectors.EVENT_READ)
                     else:
-                        self._fork()
+                        selector.unregister(key.fileobj)
+                        assert isinstance(key.fileobj, socket.socket)
+                        self._fork(key.fileobj)
 
-    def _fork(self) -> None:
-        connection, _ = self._listener.accept()
+    def _fork(self, connection: socket.socket) -> None:
         head, files, _, _ = socket.recv_fds(connection, 4, MAX_FDS)
+        if not head:  # the sender has ended
+            connection.close()
+            return
         request = json.loads(connection.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL))
         pid = os.fork()
         if pid == 0:

@@ -13,8 +13,9 @@ from typing import Any
 def send_request(connection: socket.socket, request: Mapping[str, object], files: Mapping[int, int]) -> None:
     """Ask the server for a process; `files`: ours, by the number that each gets there."""
     message = json.dumps({**request, "numbers": list(files)}).encode()
-    socket.send_fds(connection, [len(message).to_bytes(4, "big")], list(files.values()))
-    connection.sendall(message)
+    data = len(message).to_bytes(4, "big") + message
+    num_sent = socket.send_fds(connection, [data], list(files.values()))
+    connection.sendall(data[num_sent:])
 
 
 class ForkedTrial:
