@@ -16,6 +16,8 @@ MAX_COUNT = 32
 MAX_OPTIONAL = 16  # optional properties of an object
 REPETITION = re.compile(r"\{([0-9 ]*),?([0-9 ]*)\}")
 ITEM = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{[^}]*\}|.", re.DOTALL)  # escape, class, count, or character
+REPEATING_TAGS = ("star", "plus", "repeat")
+SIMPLE_TAGS = ("const_string", "tag", "json_schema")
 COUNTS = frozenset({
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "multipleOf", "min", "max",
 })  # fmt: skip
@@ -60,19 +62,21 @@ def _text_cost(text: str) -> float:
 
 
 def _repeats_repetition(text: str) -> bool:
-    """Return whether a group that has a repetition is repeated without a bound.
+    """Return whether a group that has a repetition, or may be empty, is repeated without a bound.
 
     Even the first mask of some of these takes seconds.
     """
-    groups, is_inner = [False], False  # whether each open group has a repetition; the same of the last item
+    groups, is_inner, last = [False], False, ""  # whether each open group has a repetition; the same of the last item
     for item in ITEM.findall(text):
         if is_inner and (item in ("*", "+") or item.endswith(",}")):
             return True
+        is_empty = item in ("|", ")") and last in ("(", "|")  # an alternative
+        if is_inner or is_empty or item in ("*", "+", "?") or item[0] == "{":
+            groups[-1] = True
         is_inner = item == ")" and groups.pop() if len(groups) > 1 else False
         if item == "(":
             groups.append(False)
-        elif is_inner or item in ("*", "+", "?") or item[0] == "{":
-            groups[-1] = True
+        last = item
     return False
 
 
@@ -93,9 +97,16 @@ def _costs(value: object) -> Iterator[float]:
             names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
             if len(properties.keys() - names) > MAX_OPTIONAL:
                 yield inf
+        if value.get("type") in REPEATING_TAGS and not _is_simple(value.get("content")):
+            yield inf
         for name, inner in value.items():
             yield _member_cost(name, inner)
             yield from _costs(inner)
+
+
+def _is_simple(content: object) -> bool:
+    """Return whether the content of a repeating tag begins with a text that tells its repetitions apart."""
+    return isinstance(content, dict) and content.get("type") in SIMPLE_TAGS
 
 
 def _member_cost(name: str, value: object) -> float:

@@ -235,7 +235,8 @@ def test_cheap_grammars_compile_soon(tmp_path: Path, seed: int) -> None:
     schema_grammar({"anyOf": [{"type": "string", "pattern": "^a{1,200}$"}]}),
     schema_grammar({"type": "object", "patternProperties": {"^a{1,200}$": {"type": "null"}}}),
     schema_grammar({"type": "string", "pattern": "[{9999999999999999}]" * 2}),
-    *(Grammar(GrammarKind.REGEX, text) for text in ("(a*)*", "(a?b)+", "((a{2})b){1,}", "(([(]|a+)(b))*")),
+    *(Grammar(GrammarKind.REGEX, text) for text in (
+        "(a*)*", "(a?b)+", "((a{2})b){1,}", "(([(]|a+)(b))*", "((a*))*", "((|.)(|.))*", "(a||b)+", "((a|))*")),
     Grammar(GrammarKind.REGEX, "a" + "{9999999999999999}" * 2), Grammar(GrammarKind.REGEX, f"a{{{'9' * 5000}}}"),
     schema_grammar({"description": "x" * MAX_JSON_CHARS}),
     excluding(7), Grammar(GrammarKind.CHOICE, json.dumps(["x" * 600, "y" * 600])),
@@ -245,6 +246,8 @@ def test_cheap_grammars_compile_soon(tmp_path: Path, seed: int) -> None:
     Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": {
         "type": "repeat", "min": 0, "max": 1000, "content": {"type": "const_string", "value": "a"}}})),
     Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": {
+        "type": "star", "content": {"type": "plus", "content": {"type": "regex", "pattern": ".?"}}}})),
+    Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": {
         "type": "grammar", "grammar": 'root ::= "a"{1,99}'}})),
 ])  # fmt: skip
 def test_what_may_be_expensive_is_tried(grammar: Grammar) -> None:
@@ -253,7 +256,10 @@ def test_what_may_be_expensive_is_tried(grammar: Grammar) -> None:
 
 @pytest.mark.parametrize("grammar", [
     Grammar(GrammarKind.JSON_OBJECT), Grammar(GrammarKind.CHOICE, '["a", "b"]'), Grammar(GrammarKind.REGEX, "[0-9]{4}"),
-    *(Grammar(GrammarKind.REGEX, text) for text in ("(a*)b*", "(a+)?", "(ab[*])*", r"(a\*)+", "(a*b){2}", ")*(")),
+    *(Grammar(GrammarKind.REGEX, text) for text in (
+        "(a*)b*", "(a+)?", "(ab[*])*", r"(a\*)+", "(a*b){2}", ")*(", "(a|b)*", "((a)(b|c))+")),
+    Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": {
+        "type": "star", "content": {"type": "const_string", "value": "a"}}})),
     schema_grammar({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(50)},
                     "required": [f"p{i}" for i in range(50)]}),
 ])  # fmt: skip
