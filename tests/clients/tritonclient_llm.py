@@ -105,25 +105,31 @@ def check_stream(client, model, prompt, text):
     send = partial(client.async_stream_infer, model, enable_empty_final_response=True)
     send(tensors(grpcclient, prompt, stream=True), request_id="a")
     send(tensors(grpcclient, prompt, stream=True), request_id="b")
-    texts, order, num_open = {"a": "", "b": ""}, [], 2
+    texts, num_open = {"a": "", "b": ""}, 2
     while num_open:
         result, error = responses.next()
         assert error is None, error
         response = result.get_response()
-        order.append(response.id)
         if response.parameters["triton_final_response"].bool_param:
             assert not response.outputs
             num_open -= 1
         else:
             texts[response.id] += text_of(result)
     assert texts == {"a": text, "b": text}
-    assert order.index("b") < len(order) - 1 - order[::-1].index("a"), f"one after the other: {order}"
     send(tensors(grpcclient, prompt, stream=True, exclude_input_in_output=False))
     _, error = responses.next()
     assert "exclude_input_in_output must be true" in error.message(), error
     send(tensors(grpcclient, prompt, stream=True, options={**OPTIONS, "max_tokens": 4000}), request_id="long")
     result, error = responses.next()
     assert error is None, error
+    send(tensors(grpcclient, prompt, stream=True), request_id="short")
+    is_over = False
+    while not is_over:
+        result, error = responses.next()
+        assert error is None, error
+        response = result.get_response()
+        is_over = response.parameters["triton_final_response"].bool_param
+        assert not is_over or response.id == "short", "one after the other"
     client.stop_stream(cancel_requests=True)
 
 
