@@ -105,7 +105,7 @@ def _costs(value: object) -> Iterator[float]:
 
 
 def _is_simple(content: object) -> bool:
-    """Return whether the content of a repeating tag begins with a text that tells its repetitions apart."""
+    """Return whether the content of a repeating tag begins with a text that separates its repetitions."""
     return isinstance(content, dict) and content.get("type") in SIMPLE_TAGS
 
 

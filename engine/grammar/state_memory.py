@@ -32,7 +32,7 @@ class StateMemory:
 
     def __init__(self) -> None:
         self.num_large_bytes = 0.0  # estimate for the large matchers at the last check
-        self._num_freed_bytes = 0.0  # of those that have ended and may not be returned to the system
+        self._num_freed_bytes = 0.0  # of large matchers that have ended; malloc may still hold them
         self._base_bytes = 0.0
 
     def note_empty(self) -> None:
