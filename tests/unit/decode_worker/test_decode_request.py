@@ -1,7 +1,7 @@
 """What a command says about a request, at the decode worker and at the prefill worker that it asks."""
 
 from baton.decode_worker.decode_request import DecodeRequest
-from baton.decode_worker.router_session import RouterSession
+from baton.decode_worker.service import RouterSession
 from baton.engine.request import RequestId
 from baton.protos import common_pb2, worker_pb2
 from baton.rpc.requests import engine_request
