@@ -1,8 +1,8 @@
-"""Training of Baton's bundled model on the docstrings of Python's standard library.
+"""Training of Baton's bundled model on the docstrings of Python's standard library, and on calls of made-up tools.
 
     python scripts/train_bundled_model.py [--output baton/bundled_model] [--seed 0]
 
-Takes about a quarter of an hour on one CPU core; the weights on disk are brought up to date as it goes. At the end the
+Takes about half an hour on one CPU core; the weights on disk are brought up to date as it goes. At the end the
 model is measured, and its card written.
 """
 

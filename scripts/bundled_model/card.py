@@ -19,6 +19,7 @@ QUESTIONS = (
     "What is a KV cache?",
     "What is the capital of France?",
     "Tell me about the module foobar.",
+    "Extract the name and the age as JSON: Grace is 36 years old.",
 )
 
 TEMPLATE = """---
@@ -35,23 +36,25 @@ exists so that the whole system can be shown, and tested, on any machine without
 tokenizer, experts, paged KV cache, handover from prefill to decode.
 
 It was trained in {minutes:.0f} minutes of one CPU core's time. It speaks in sentences about Python's standard library,
-which is all it has read. It knows the well-known modules nearly by heart; about anything else **it is often wrong,
-and sure of itself when it is**. Do not use it to learn Python.
+which is all it has read, calls simple tools, and extracts what simple sentences say as JSON. It knows the well-known
+modules nearly by heart; about anything else **it is often wrong, and sure of itself when it is**. Do not use it to
+learn Python.
 
 ## What it is
 
 - Architecture `Qwen3MoeForCausalLM`: {layers} layers, hidden size {hidden}, {heads} query and {kv_heads} key-value
   heads of {head_dim}, {experts} experts a layer of which {top_k} work on a token, tied embeddings, bfloat16.
 - Tokenizer: byte-level BPE of its own with {vocab} tokens; any text can be encoded. Chat template in the manner of
-  ChatML; a turn ends with `<|im_end|>`.
+  ChatML; a turn ends with `<|im_end|>`. Tools are described in the system turn, and called by `<tool_call>` and JSON.
 - Context: {context} tokens.
 
 ## What it was trained on
 
 The documentation strings of CPython 3.11's standard library, read from its sources, and those of a few built-in
 modules: as pages of text, and as questions and answers made from them by fixed sentences. Beside these, a few dozen
-greetings and answers about itself, which the script contains. One documentation string in {held_out_one_in}, chosen
-by a hash of its text, was kept for measuring.
+greetings and answers about itself, calls of made-up tools, and sentences with their contents as JSON, all of which the
+script contains or draws. One documentation string in {held_out_one_in}, chosen by a hash of its text, was kept for
+measuring.
 
     python scripts/train_bundled_model.py
 
@@ -68,6 +71,10 @@ The documentation strings are part of Python, copyright Python Software Foundati
 | answers about well-known modules that repeat the trained one word for word (greedy, {evaluation.num_facts} asked) | \
 {evaluation.well_known_repeated:.0%} |
 | the same about other modules | {evaluation.others_repeated:.0%} |
+| calls of tools that are right, name and arguments (greedy, {evaluation.num_made_up} asked; the tools were trained, \
+with other values) | {evaluation.calls_right:.0%} |
+| the same for tools whose names were not trained | {evaluation.invented_calls_right:.0%} |
+| sentences whose contents are extracted as the right JSON object | {evaluation.json_right:.0%} |
 | smallest and largest share of an expert in its layer's tokens | \
 {evaluation.smallest_expert_share:.1%}, {evaluation.largest_expert_share:.1%} |
 

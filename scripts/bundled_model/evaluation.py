@@ -2,18 +2,23 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
 from bundled_model.conversations import Fact
 from bundled_model.text import TrainingText
+from bundled_model.tokenizer import render_call
+from bundled_model.tool_conversations import Message, build_json_chats, build_tool_chats
 from bundled_model.trainer import mean_loss
 
 MAX_ANSWER_TOKENS = 160
 NUM_FACTS = 200
+NUM_MADE_UP = 100
+EVALUATION_SEED = 987_654  # of made-up conversations; others than those of the training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +31,10 @@ class Evaluation:
     well_known_repeated: float  # trained facts on well-known modules repeated exactly
     others_repeated: float  # the same for other modules
     num_facts: int  # of each kind
+    calls_right: float  # calls of the tools that were trained, with other values
+    invented_calls_right: float  # the same of tools whose names were not trained
+    json_right: float  # JSON answers that are right
+    num_made_up: int  # of each of these kinds
     smallest_expert_share: float  # of a layer's tokens; 1 / 8 is uniform
     largest_expert_share: float
     answers: tuple[tuple[str, str], ...]  # questions and greedy answers
@@ -55,6 +64,10 @@ def evaluate(
         well_known_repeated=_repeated(model, tokenizer, well_known),
         others_repeated=_repeated(model, tokenizer, others),
         num_facts=NUM_FACTS,
+        calls_right=_calls_right(model, tokenizer, False),
+        invented_calls_right=_calls_right(model, tokenizer, True),
+        json_right=_json_right(model, tokenizer),
+        num_made_up=NUM_MADE_UP,
         smallest_expert_share=float(shares.min()),
         largest_expert_share=float(shares.max()),
         answers=tuple((question, answer(model, tokenizer, question)) for question in questions),
@@ -63,8 +76,18 @@ def evaluate(
 
 def answer(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, question: str) -> str:
     """Return the greedy answer."""
+    return reply(model, tokenizer, [{"role": "user", "content": question}])
+
+
+def reply(
+    model: Qwen3MoeForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Return the greedy answer to messages."""
     inputs = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        list(messages), tools=list(tools) or None, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "repetition_penalty": 1.0}
     output = model.generate(**inputs, max_new_tokens=MAX_ANSWER_TOKENS, **greedy)
@@ -73,6 +96,21 @@ def answer(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, quest
 
 def _repeated(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, facts: Sequence[Fact]) -> float:
     return sum(answer(model, tokenizer, fact.questions[0]) == fact.answer for fact in facts) / len(facts)
+
+
+def _calls_right(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, invented: bool) -> float:
+    chats = build_tool_chats(10 * NUM_MADE_UP, random.Random(EVALUATION_SEED))
+    asked = [chat for chat in chats if chat.is_invented is invented and "tool_calls" in chat.messages[1]][:NUM_MADE_UP]
+    num_right = 0
+    for chat in asked:
+        expected = "\n".join(map(render_call, chat.messages[1]["tool_calls"]))
+        num_right += reply(model, tokenizer, chat.messages[:1], chat.tools) == expected
+    return num_right / len(asked)
+
+
+def _json_right(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast) -> float:
+    chats = build_json_chats(NUM_MADE_UP, random.Random(EVALUATION_SEED))
+    return sum(reply(model, tokenizer, chat[:1]) == chat[1]["content"] for chat in chats) / len(chats)
 
 
 def _late_loss(model: Qwen3MoeForCausalLM, stream: Sequence[int]) -> float:

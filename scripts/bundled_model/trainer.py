@@ -29,7 +29,7 @@ class Stage:
 class TrainingPlan:
     """Stages and learning rate. Long windows come last, because short ones train faster."""
 
-    stages: tuple[Stage, ...] = (Stage(1000, 256, 8), Stage(500, 1024, 2), Stage(80, 4096, 1))
+    stages: tuple[Stage, ...] = (Stage(1300, 512, 4), Stage(550, 1024, 2), Stage(80, 4096, 1))
     peak_learning_rate: float = 4e-3
     final_share: float = 0.03  # of the peak, at the last step
     warmup_steps: int = 60

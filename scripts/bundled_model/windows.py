@@ -10,7 +10,10 @@ from transformers import PreTrainedTokenizerFast
 
 from bundled_model.conversations import build_conversations
 from bundled_model.docstrings import Documented
-from bundled_model.tokenizer import END_OF_TEXT, render
+from bundled_model.tokenizer import END_OF_TEXT, render, render_with_tools
+from bundled_model.tool_conversations import build_json_chats, build_tool_chats
+
+NUM_MADE_UP = 4000  # conversations with tools, and with JSON, in a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,16 @@ class Corpus:
 def conversation_texts(items: Sequence[Documented], small_talk: float, rng: random.Random) -> list[str]:
     """Return one pass of conversations about public names."""
     return [render(messages) for messages in build_conversations([i for i in items if i.is_public], rng, small_talk)]
+
+
+def tool_texts(rng: random.Random) -> list[str]:
+    """Return conversations with calls of tools."""
+    return [render_with_tools(chat.messages, chat.tools) for chat in build_tool_chats(NUM_MADE_UP, rng)]
+
+
+def json_texts(rng: random.Random) -> list[str]:
+    """Return questions whose answers are JSON."""
+    return [render(messages) for messages in build_json_chats(NUM_MADE_UP, rng)]
 
 
 def plain_text(item: Documented) -> str:
