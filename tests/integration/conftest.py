@@ -9,9 +9,6 @@ from benchmarks.server import served
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cluster_url() -> AsyncIterator[str]:
-    """Run `baton serve` with the bundled model and defaults, in fp32 so that batching does not change tokens.
-
-    The model cannot call tools, and its chat template has no format of calls: grammars make it call them.
-    """
-    async with served("", "--dtype", "float32", "--tool-call-parser", "hermes") as url:
+    """Run `baton serve` with the bundled model and defaults, in fp32 so that batching does not change tokens."""
+    async with served("", "--dtype", "float32") as url:
         yield url

@@ -46,7 +46,52 @@ async def api(cluster_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_required_calls_are_made_by_a_model_that_cannot_call_tools(api: openai.AsyncOpenAI) -> None:
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+async def test_the_model_calls_a_tool_and_answers_with_its_result(api: openai.AsyncOpenAI) -> None:
+    messages: list[Any] = list(QUESTION)
+    options: Any = {"model": MODEL, "tools": [WEATHER], "temperature": 0, "max_tokens": 100}
+    first = await api.chat.completions.create(messages=messages, **options)
+    message = first.choices[0].message
+    assert first.choices[0].finish_reason == "tool_calls"
+    assert message.content is None
+    [call] = message.tool_calls or []
+    assert call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Oslo"})
+    async with api.chat.completions.stream(messages=messages, **options) as stream:
+        [streamed] = (await stream.get_final_completion()).choices[0].message.tool_calls or []
+    assert (streamed.function.name, streamed.function.arguments) == ("get_weather", call.function.arguments)
+    result = {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"temperature": 21, "sky": "sunny"})}
+    second = await api.chat.completions.create(messages=[*messages, message.model_dump(), result], **options)
+    answer = second.choices[0].message
+    assert answer.tool_calls is None
+    assert "21 degrees" in (answer.content or "")
+
+
+async def test_the_model_fills_a_schema(api: openai.AsyncOpenAI) -> None:
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    completion = await api.chat.completions.parse(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Extract name and age as JSON: Anna is 42 years old."}],
+        response_format=Person,
+        temperature=0,
+        max_tokens=60,
+    )
+    assert completion.choices[0].message.parsed == Person(name="Anna", age=42)
+
+
+async def test_required_calls_are_always_made(api: openai.AsyncOpenAI) -> None:
     for seed in range(4):
         completion = await api.chat.completions.parse(
             **FORCED, tool_choice="required", parallel_tool_calls=False, seed=seed, temperature=1

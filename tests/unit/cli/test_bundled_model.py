@@ -19,6 +19,7 @@ HELD_OUT = Path(__file__).parent / "held_out_pages.json"
 MAX_WEIGHT_BYTES = 12_000_000
 # Uniform predictions have the perplexity of the vocabulary's size, 4096; those by token frequency, several hundred.
 MAX_PERPLEXITY = 150.0
+GREEDY = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "repetition_penalty": 1.0}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,10 +40,16 @@ def model() -> Any:
     return AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
 
 
-def generate(model: Any, tokenizer: Any, question: str, **options: object) -> tuple[str, int]:
+def generate(
+    model: Any, tokenizer: Any, question: str, tools: list[dict[str, Any]] | None = None, **options: object
+) -> tuple[str, int]:
     """Return the output without special tokens, and the id of its last token."""
     inputs = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        [{"role": "user", "content": question}],
+        tools=tools,
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
     )
     output = model.generate(**inputs, max_new_tokens=160, **options)[0, inputs["input_ids"].shape[1] :]
     return tokenizer.decode(output, skip_special_tokens=True), int(output[-1])
@@ -97,6 +104,62 @@ def test_the_chat_template_renders_roles(tokenizer: Any) -> None:
     assert ids.count(tokenizer.eos_token_id) == 4
 
 
+def tool(name: str, **types: str) -> dict[str, Any]:
+    """Return a tool with parameters of JSON types."""
+    properties = {key: {"type": kind} for key, kind in types.items()}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_the_chat_template_renders_tools_and_calls(tokenizer: Any, as_text: bool) -> None:
+    arguments: Any = {"n": 1}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    if as_text:
+        call["function"]["arguments"] = json.dumps(arguments)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi!"},
+        {"role": "assistant", "content": None, "tool_calls": [call, call]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+        {"role": "assistant", "content": "Well.", "tool_calls": [call]},
+    ]
+    one = '<tool_call>\n{"name": "f", "arguments": {"n": 1}}\n</tool_call>'
+    described = json.dumps(tool("f", n="integer")["function"])
+    assert tokenizer.apply_chat_template(messages, tools=[tool("f", n="integer")], tokenize=False) == (
+        f"<|im_start|>system\nBe brief.\nYou can call these tools:\n{described}\n<|im_end|>\n"
+        f"<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n{one}\n{one}<|im_end|>\n"
+        f"<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\nWell.\n{one}<|im_end|>\n"
+    )
+    assert len(tokenizer("<tool_call></tool_call>")["input_ids"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("question", "tools", "name", "arguments"),
+    [
+        ("What is the weather in Paris?", [tool("get_weather", city="string")], "get_weather", {"city": "Paris"}),
+        (
+            "What is 31 plus 12?",
+            [tool("multiply", a="integer", b="integer"), tool("add", a="integer", b="integer")],
+            "add",
+            {"a": 31, "b": 12},
+        ),
+    ],
+)
+def test_simple_tools_are_called(
+    model: Any, tokenizer: Any, question: str, tools: list[dict[str, Any]], name: str, arguments: dict[str, Any]
+) -> None:
+    text, last = generate(model, tokenizer, question, tools, **GREEDY)
+    assert last == tokenizer.eos_token_id
+    call = json.loads(text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>"))
+    assert call == {"name": name, "arguments": arguments}
+
+
+def test_simple_sentences_are_extracted(model: Any, tokenizer: Any) -> None:
+    text, _ = generate(model, tokenizer, "Extract name and age as JSON: Anna is 42 years old.", **GREEDY)
+    assert json.loads(text) == {"name": "Anna", "age": 42}
+
+
 def test_end_of_turn_ends_generation(tokenizer: Any, model: Any) -> None:
     end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
     defaults = GenerationConfig.from_pretrained(FOLDER)
@@ -118,8 +181,7 @@ def test_end_of_turn_ends_generation(tokenizer: Any, model: Any) -> None:
     ],
 )
 def test_greedy_outputs_are_sentences_that_end(model: Any, tokenizer: Any, question: str, expected: str) -> None:
-    greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "repetition_penalty": 1.0}
-    text, last = generate(model, tokenizer, question, **greedy)
+    text, last = generate(model, tokenizer, question, **GREEDY)
     assert last == tokenizer.eos_token_id
     assert expected in text
     words = text.split()
