@@ -32,11 +32,11 @@ def collect_text() -> TrainingText:
     others = [item for item in trained if item.module not in WELL_KNOWN_MODULES]
     return TrainingText(
         streams=(
-            Stream(partial(conversation_texts, well_known, 0.3), share=0.46, restart=True),
-            Stream(partial(conversation_texts, others, 0.0), share=0.13, restart=True),
+            Stream(partial(conversation_texts, well_known, 0.3), share=0.44, restart=True),
+            Stream(partial(conversation_texts, others, 0.0), share=0.11, restart=True),
             Stream(partial(_pages, trained), share=0.13, restart=False),
-            Stream(tool_texts, share=0.20, restart=True),
-            Stream(json_texts, share=0.08, restart=True),
+            Stream(tool_texts, share=0.25, restart=True),
+            Stream(json_texts, share=0.07, restart=True),
         ),
         held_out_pages=[plain_text(item) for item in items if item.is_held_out],
         well_known_facts=_facts(well_known),

@@ -12,7 +12,8 @@ from bundled_model.tools import ASKS, RECORDS, TOOLS, VERBS, WORDS, Parameter, T
 Values = Mapping[str, str | int]
 Message = dict[str, Any]
 MAX_TOOLS = 3  # in a conversation
-INVENTED = 0.35  # share of calls of tools whose names are drawn from words
+INVENTED = 0.3  # share of conversations with a tool that is made of words
+RENAMED = 0.6  # share of the other tools that do not have their usual name
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,11 @@ class Named:
 
     @classmethod
     def of(cls, tool: Tool, rng: random.Random) -> "Named":
-        """Draw the names."""
-        return cls(tool, rng.choice(tool.names), {key: rng.choice(each.names) for key, each in tool.parameters.items()})
+        """Draw the names: they can only be read in the description of the tool."""
+        name, word = tool.name, rng.choice(WORDS)
+        if not tool.is_invented and rng.random() < RENAMED:
+            name = rng.choice((f"{name}_{word}", f"{word}_{name}", f"{rng.choice(VERBS)}_{word}", word))
+        return cls(tool, name, {key: rng.choice(each.names) for key, each in tool.parameters.items()})
 
     def description(self, rng: random.Random) -> dict[str, Any]:
         """Return the tool as a client sends it."""
@@ -38,7 +42,7 @@ class Named:
         if rng.random() < 0.3:
             schema["additionalProperties"] = False
         function = {"name": self.name, "description": self.tool.description, "parameters": schema}
-        if rng.random() < 0.2:
+        if rng.random() < 0.2 and self.name == self.tool.name:
             del function["description"]
         return {"type": "function", "function": function}
 
@@ -104,7 +108,7 @@ def invented_tool(rng: random.Random) -> Tool:
     )  # fmt: skip
     parameter = Parameter((key,), range(1, 1000) if rng.random() < 0.3 else words)
     return Tool(
-        (name,),
+        name,
         f"{verb.capitalize()} a {noun}.",
         {"value": parameter},
         asks,
