@@ -114,6 +114,7 @@ def invented_tool(rng: random.Random) -> Tool:
         asks,
         {"result": WORDS},
         "The result is {result}.",
+        is_invented=True,
     )
 
 
