@@ -13,7 +13,7 @@ Values = Mapping[str, str | int]
 Message = dict[str, Any]
 MAX_TOOLS = 3  # in a conversation
 INVENTED = 0.3  # share of conversations with a tool that is made of words
-RENAMED = 0.6  # share of the other tools that do not have their usual name
+RENAMED = 0.3  # share of the other tools that do not have their usual name
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,9 @@ class Named:
         """Draw the names: they can only be read in the description of the tool."""
         name, word = tool.name, rng.choice(WORDS)
         if not tool.is_invented and rng.random() < RENAMED:
-            name = rng.choice((f"{name}_{word}", f"{word}_{name}", f"{rng.choice(VERBS)}_{word}", word))
-        return cls(tool, name, {key: rng.choice(each.names) for key, each in tool.parameters.items()})
+            name = rng.choice((f"{name}_{word}", f"{word}_{name}", f"{rng.choice(VERBS)}_{word}"))
+        number = rng.choice((0, 0, 1, 2))  # the same for all parameters, so that they belong together
+        return cls(tool, name, {key: each.names[number % len(each.names)] for key, each in tool.parameters.items()})
 
     def description(self, rng: random.Random) -> dict[str, Any]:
         """Return the tool as a client sends it."""
@@ -135,7 +136,13 @@ def _json_chat(rng: random.Random) -> list[Message]:
 
 
 def _values(parameters: Mapping[str, Parameter], rng: random.Random) -> Values:
-    return {key: draw(each.values, rng) for key, each in parameters.items()}
+    """Draw a value of each parameter; two are different."""
+    values: dict[str, str | int] = {}
+    for key, each in parameters.items():
+        while (value := draw(each.values, rng)) in values.values():
+            continue
+        values[key] = value
+    return values
 
 
 def _listing(names: Sequence[str]) -> str:

@@ -13,7 +13,11 @@ from torch.nn import functional
 from transformers import Qwen3MoeForCausalLM
 
 from bundled_model.optimizer import Optimizer
+from bundled_model.tokenizer import START_OF_TURN
 from bundled_model.windows import Corpus
+
+
+IGNORED = -100  # target of tokens that the model does not learn to write
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,16 @@ class Trainer:
     curve: list[Progress] = field(default_factory=list)
 
     @property
+    def start_id(self) -> int:
+        """Token with which a turn begins."""
+        return int(self.corpus.tokenizer.convert_tokens_to_ids(START_OF_TURN))
+
+    @property
+    def system_id(self) -> int:
+        """Role of the turns that describe tools: the model reads them, and need not write any."""
+        return int(self.corpus.tokenizer.convert_tokens_to_ids("system"))
+
+    @property
     def top_k(self) -> int:
         """Active experts per token."""
         return int(self.model.config.num_experts_per_tok)
@@ -101,10 +115,20 @@ class Trainer:
     def _backward(self, batch: Tensor) -> float:
         output = self.model(input_ids=batch, output_router_logits=True, use_cache=False)
         logits = output.logits[:, :-1].float()
-        loss = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        targets = batch.masked_fill(in_turns_of(batch, self.start_id, self.system_id), IGNORED)[:, 1:]
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
         balance = torch.stack([load_balance(router_logits, self.top_k) for router_logits in output.router_logits])
         (loss + self.plan.balance_weight * balance.mean()).backward()
         return float(loss.detach())
+
+
+def in_turns_of(batch: Tensor, start_id: int, role_id: int) -> Tensor:
+    """Return which tokens are in a turn of a role, [num_windows, window] bool."""
+    starts = batch == start_id
+    are_of_role = starts & (batch.roll(-1, 1) == role_id)
+    places = torch.arange(batch.shape[1]).expand_as(batch)
+    last_start = torch.where(starts, places, -1).cummax(1).values
+    return are_of_role.gather(1, last_start.clamp(min=0)) & (last_start >= 0)
 
 
 def load_balance(router_logits: Tensor, top_k: int) -> Tensor:
