@@ -16,7 +16,6 @@ from bundled_model.optimizer import Optimizer
 from bundled_model.tokenizer import START_OF_TURN
 from bundled_model.windows import Corpus
 
-
 IGNORED = -100  # target of tokens that the model does not learn to write
 
 
