@@ -140,7 +140,7 @@ def test_the_chat_template_renders_tools_and_calls(tokenizer: Any, as_text: bool
         ("What is the weather in Paris?", [tool("get_weather", city="string")], "get_weather", {"city": "Paris"}),
         (
             "What is 31 plus 12?",
-            [tool("multiply", a="integer", b="integer"), tool("add", a="integer", b="integer")],
+            [tool("add", a="integer", b="integer"), tool("get_weather", city="string")],
             "add",
             {"a": 31, "b": 12},
         ),
