@@ -14,10 +14,12 @@ from baton.router.auth.api_key import unnamed_key
 from baton.router.auth.cache_secret import CacheSecret
 from baton.router.auth.client import Gate, KeyRing
 from baton.router.auth.keys_file import KeysFile
+from baton.router.batches.folder import BatchFolder
 from baton.router.config import RouterConfig
 from baton.router.dispatch.dispatcher import Dispatcher, FailoverLimits
 from baton.router.dispatch.embedder import Embedder
 from baton.router.errors import NoWorker
+from baton.router.files.store import FileStore, open_files
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.metrics.page import MetricsPage, ProcessGroup
 from baton.router.metrics.pool_series import PoolSeries
@@ -60,6 +62,8 @@ class RouterService:
     pipeline: Pipeline
     embedder: Embedder
     response_store: ResponseStore | None  # None: no responses are stored
+    files: FileStore | None  # None: no files are stored
+    batch_folder: BatchFolder | None  # next to the files
     group: ProcessGroup | None  # the processes that share the ports; None: a single process
     metrics_page: MetricsPage
     reporter: PoolsReporter
@@ -101,6 +105,7 @@ def make_service(config: RouterConfig) -> RouterService:
     pipeline = Pipeline(model, tokenizer, pool, dispatcher, metrics)
     embedder = Embedder(pool, CostModel(targets=_targets(config)), limits, metrics)
     group = _make_group(config, metrics)
+    files = open_files(config)
     return RouterService(
         config=config,
         gate=gate,
@@ -118,6 +123,8 @@ def make_service(config: RouterConfig) -> RouterService:
         pipeline=pipeline,
         embedder=embedder,
         response_store=open_store(config),
+        files=files,
+        batch_folder=None if files is None else BatchFolder(files.folder),
         group=group,
         metrics_page=MetricsPage(metrics.registry, group),
         reporter=PoolsReporter(router_id, pool, admission, metrics),
