@@ -1,5 +1,6 @@
 """The routes of `/v1/batches`."""
 
+import asyncio
 import time
 
 import orjson
@@ -18,6 +19,7 @@ from baton.router.files.store import FileStore
 from baton.router.files.upload import PURPOSE
 from baton.router.http.exchange import Exchange
 from baton.router.http.headers import read_headers
+from baton.router.http.paced_response import PacedResponse
 from baton.router.service import RouterService
 
 BATCHES, BATCH, CANCEL = "/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"
@@ -29,6 +31,8 @@ class BatchesApi:
 
     def __init__(self, service: RouterService) -> None:
         self._gate = service.gate
+        self._unread = service.unread
+        self._lists = asyncio.Semaphore(1)  # one at a time: all records are read for a page
         self._files = service.files
         self._batches = service.batch_folder
 
@@ -52,30 +56,32 @@ class BatchesApi:
             metadata=body.metadata,
             output_expires_s=None if body.output_expires_after is None else body.output_expires_after.seconds,
         )
-        await files.disk.run(lambda: batches.create(tenant, record))
+        await files.disk.run(lambda: batches.create(tenant, record), uses_quota=True)
         await exchange.respond(200, orjson.dumps(record.body(None)))
 
     async def list(self, request: Request) -> Response:
         """Return a page of the batches."""
-        tenant, files, batches = self._begin(request)
-        stored = await files.disk.run(lambda: batches.of_tenant(tenant))
-        return _json(PAGES.body(request.query_params, [each.body() for each in stored]))
+        client, tenant, files, batches = self._begin(request)
+        async with self._lists:
+            query = request.query_params
+            page = await files.disk.run(lambda: orjson.dumps(PAGES.body(query, batches.of_tenant(tenant))))
+        return PacedResponse(page, "application/json", self._unread, client.fairness_key)
 
     async def retrieve(self, batch_id: str, request: Request) -> Response:
         """Return a batch."""
-        tenant, files, batches = self._begin(request)
+        _, tenant, files, batches = self._begin(request)
         return _json((await files.disk.run(lambda: batches.find(tenant, batch_id))).body())
 
     async def cancel(self, batch_id: str, request: Request) -> Response:
         """Cancel a batch. Its owner ends it soon after."""
-        tenant, files, batches = self._begin(request)
+        _, tenant, files, batches = self._begin(request)
         return _json((await files.disk.run(lambda: batches.cancel(tenant, batch_id))).body())
 
-    def _begin(self, request: Request) -> tuple[TenantId, FileStore, BatchFolder]:
-        """Count the request, and return what it needs. Raises UnknownId without a folder."""
+    def _begin(self, request: Request) -> tuple[Client, TenantId, FileStore, BatchFolder]:
+        """Count the request, and return its client and what it needs. Raises UnknownId without a folder."""
         client = self._gate.client(read_headers(request.scope["headers"]))
         client.begin()
-        return self._needed(client)
+        return client, *self._needed(client)
 
     def _needed(self, client: Client) -> tuple[TenantId, FileStore, BatchFolder]:
         if self._files is None or self._batches is None:

@@ -8,6 +8,7 @@ from baton.router.admission.body_budget import Upload
 from baton.router.auth.client import Client
 from baton.router.errors import FieldError
 from baton.router.http.exchange import EventSource
+from baton.router.openai.errors import WORKER_LOST
 from baton.router.resumption.resumption import Resumption
 
 NO_HEADERS: Mapping[str, str] = {}
@@ -30,6 +31,7 @@ class LineExchange:
         self.status: int | None = None  # of the response
         self.response = b""
         self.retry_after_s = 0
+        self.worker_lost = False  # workers failed while they ran the request
         self._body = body
 
     @property
@@ -57,8 +59,10 @@ class LineExchange:
     async def respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Keep a complete response."""
         self.status, self.response = status, body
-        retry_after = (headers or {}).get("retry-after", "")
+        headers = headers or NO_HEADERS
+        retry_after = headers.get("retry-after", "")
         self.retry_after_s = int(retry_after) if retry_after.isdecimal() else 0
+        self.worker_lost = WORKER_LOST in headers
 
     async def begin_events(self, headers: Mapping[str, str], source: EventSource) -> None:
         """Raise FieldError: a batch has whole responses alone."""

@@ -3,12 +3,12 @@
     DIR/tenants/TENANT/batches/active/BATCH_ID/   a batch that has not ended
         batch.json                                its record, replaced by its owner alone
         cancel                                    exists once a client has cancelled it
-        lock                                      locked by the router that owns it
+        lock                                      locked by the router that owns it, and names it by a random token
         output/content, errors/content            its journal, which become files
     DIR/tenants/TENANT/batches/ended/BATCH_ID/    batch.json, and cancel
 
 The kernel releases a lock when its process ends, on this machine or, over NFS 4, on another. Another router then takes
-the batch over.
+the batch over. A machine that the file server lost does not notice that, so owners compare the token before they write.
 """
 
 import os
@@ -52,6 +52,11 @@ class StoredBatch:
     record: BatchRecord
     cancelling_at: int | None
 
+    @property
+    def id(self) -> str:
+        """Id of the batch."""
+        return self.record.id
+
     def body(self) -> dict[str, object]:
         """Return OpenAI's batch object."""
         return self.record.body(self.cancelling_at)
@@ -61,7 +66,10 @@ class OwnedBatch:
     """A batch that this router runs. Owns its lock until `release`, and alone writes its record and journal."""
 
     def __init__(self, tenant: TenantId, folder: Path, lock: int) -> None:
-        """Raises ValueError if the record is damaged."""
+        """Name this owner in the lock. Raises ValueError if the record is damaged."""
+        self._token = secrets.token_hex(16).encode()
+        os.pwrite(lock, self._token, 0)
+        os.fsync(lock)
         self.tenant = tenant
         self.folder = folder
         self._lock = lock
@@ -69,10 +77,16 @@ class OwnedBatch:
         self._is_owner = True
         self.record = decode((folder / RECORD).read_bytes())
 
+    def check_owner(self) -> None:
+        """Raise OSError if another router owns the batch: file servers release the locks of machines that they lost."""
+        if (self.folder / LOCK).read_bytes() != self._token:
+            raise OSError(f"another router has taken {self.folder.name} over")
+
     def save(self, *, durable: bool = True) -> None:
-        """Store the record; no-op after `release`."""
+        """Store the record; no-op after `release`. Raises OSError, also if another router owns the batch."""
         with self._writing:
             if self._is_owner:
+                self.check_owner()
                 write_file(self.folder / RECORD, self.record.encoded(), durable=durable)
 
     def is_cancelled(self) -> bool:
@@ -104,8 +118,12 @@ class BatchFolder:
         self._files = files
 
     def create(self, tenant: TenantId, record: BatchRecord) -> None:
-        """Store a new batch. Raises Overloaded if the tenant has too many that have not ended."""
+        """Store a new batch. Raises Overloaded if the tenant has too many that have not ended.
+
+        Raises FieldError if the tenant has no room for results.
+        """
         base = self._base(tenant)
+        self._files.quota.check_room(self._files.tenant(tenant))
         if sum(1 for _ in (base / ACTIVE).iterdir()) >= MAX_ACTIVE:
             raise Overloaded(f"{MAX_ACTIVE} batches have not ended, the maximum", 60)
         incoming = self._files.tenant(tenant) / "incoming" / secrets.token_hex(16)

@@ -2,29 +2,36 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from functools import partial
+from typing import BinaryIO, TypeVar
 
 import orjson
 
 from baton.router.batches.record import BatchError
 from baton.router.files.disk import Disk
+from baton.router.http.json_parts import MAX_ELEMENTS, MAX_OBJECTS, count_parts
 
 MAX_LINES = 50_000  # as at OpenAI
 MAX_ERRORS = 100  # reported
 MAX_CUSTOM_ID_CHARS = 512
+MAX_SHOWN_CHARS = 64  # of a name in an error
 FIELDS = ("custom_id", "method", "url", "body")
-SLICE_S = 0.005  # the checks share the GIL with the event loop and the disk's threads with others: they pause as long
+SLICE_S = 0.005  # of checks at once
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The place of one request in the input."""
+    """The place of one request in the input, and what the router needs to start it."""
 
     custom_id: str
     offset: int  # bytes
     length: int  # bytes
+    num_completions: int  # 0: an embedding request
+    stream: bool
 
 
 @dataclass(slots=True)
@@ -35,14 +42,42 @@ class BatchInput:
     errors: list[BatchError] = field(default_factory=list)
 
 
-async def read_input(file: BinaryIO, endpoint: str, max_line_bytes: int, disk: Disk) -> BatchInput:
-    """Check all lines of a file, and return where each is. Blank lines are ignored. Raises FolderLost."""
-    found = BatchInput()
-    checks = _check_lines(file, endpoint, max_line_bytes, found)
-    while True:
-        if not await disk.run_to_end(lambda: _run_slice(checks)):
-            return found
-        await asyncio.sleep(SLICE_S)
+class InputReader:
+    """Reader of the inputs of all batches, one call at a time.
+
+    Its parser shares the GIL with the event loop. It pauses for as long as it has worked.
+    """
+
+    def __init__(self, disk: Disk, max_line_bytes: int, context_len: Callable[[], int]) -> None:
+        """`context_len`: returns the maximum tokens of a prompt, each of which may be an element of a list."""
+        self._disk = disk
+        self._max_line_bytes = max_line_bytes
+        self._context_len = context_len
+        self._turn = asyncio.Lock()
+
+    async def read(self, file: BinaryIO, endpoint: str) -> BatchInput:
+        """Check all lines of a file, and return where each is. Blank lines are ignored. Raises FolderLost."""
+        found = BatchInput()
+        checks = _check_lines(file, _Rules(endpoint, self._max_line_bytes, self._context_len()), found)
+        while await self._paced(lambda: _run_slice(checks)):
+            pass
+        return found
+
+    async def body(self, file: BinaryIO, line: Line) -> bytes:
+        """Return the body of a checked line. Raises FolderLost."""
+        return await self._paced(partial(_body, file, line))
+
+    async def _paced(self, work: Callable[[], T]) -> T:
+        async with self._turn:
+            result, worked_s = await self._disk.run_to_end(lambda: _timed(work))
+            if worked_s >= SLICE_S:
+                await asyncio.sleep(worked_s)
+            return result
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    begun_s = time.thread_time()
+    return work(), time.thread_time() - begun_s
 
 
 def _run_slice(checks: Iterator[None]) -> bool:
@@ -51,20 +86,33 @@ def _run_slice(checks: Iterator[None]) -> bool:
     return any(time.monotonic() >= end_s for _ in checks)
 
 
-def _check_lines(file: BinaryIO, endpoint: str, max_line_bytes: int, found: BatchInput) -> Iterator[None]:
+def _body(file: BinaryIO, line: Line) -> bytes:
+    file.seek(line.offset)
+    return orjson.dumps(orjson.loads(file.read(line.length))["body"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """Bounds on the lines of a batch."""
+
+    endpoint: str
+    max_line_bytes: int
+    max_elements: int
+
+
+def _check_lines(file: BinaryIO, rules: _Rules, found: BatchInput) -> Iterator[None]:
     """Add what each line is to `found`, and yield after it."""
     seen = set[str]()
-    for number, offset, text in _lines(file, max_line_bytes):
+    for number, offset, text in _lines(file, rules.max_line_bytes):
         yield
-        if text is not None and not text.strip():
+        if len(text) <= rules.max_line_bytes and text.isspace():
             continue
-        error = _too_long(number, max_line_bytes) if text is None else _check(number, text, endpoint, seen)
-        if error is not None:
-            found.errors.append(error)
-        elif text is not None:
-            custom_id = orjson.loads(text)["custom_id"]
-            seen.add(custom_id)
-            found.lines.append(Line(custom_id, offset, len(text)))
+        line = _check(number, offset, text, rules, seen)
+        if isinstance(line, BatchError):
+            found.errors.append(line)
+        else:
+            seen.add(line.custom_id)
+            found.lines.append(line)
         if len(found.lines) > MAX_LINES:
             found.errors.append(
                 BatchError("too_many_requests", f"The file has over {MAX_LINES} requests.", None, number)
@@ -75,35 +123,30 @@ def _check_lines(file: BinaryIO, endpoint: str, max_line_bytes: int, found: Batc
         found.errors.append(BatchError("empty_file", "The file has no requests.", None, None))
 
 
-def request_body(file: BinaryIO, line: Line) -> dict[str, object]:
-    """Return the body of a checked line."""
-    file.seek(line.offset)
-    body: dict[str, object] = orjson.loads(file.read(line.length))["body"]
-    return body
-
-
-def _lines(file: BinaryIO, max_line_bytes: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Yield number, offset and text of each line; None: it is too long, and the last one."""
+def _lines(file: BinaryIO, max_line_bytes: int) -> Iterator[tuple[int, int, bytes]]:
+    """Yield number, offset and text of each line. The last one may be too long, and is incomplete then."""
     number = offset = 0
     while text := file.readline(max_line_bytes + 1):
         number += 1
-        if len(text) > max_line_bytes:
-            yield number, offset, None
-            return
         yield number, offset, text
+        if len(text) > max_line_bytes:
+            return
         offset += len(text)
 
 
-def _too_long(number: int, max_line_bytes: int) -> BatchError:
-    return BatchError("line_too_long", f"This line has over {max_line_bytes} bytes.", None, number)
-
-
-def _check(number: int, text: bytes, endpoint: str, seen: set[str]) -> BatchError | None:
-    """Return the first problem of a line; None if it is valid."""
+def _check(number: int, offset: int, text: bytes, rules: _Rules, seen: set[str]) -> Line | BatchError:
+    """Return the line, or the first problem of it."""
 
     def error(code: str, message: str, param: str | None = None) -> BatchError:
         return BatchError(code, message, param, number)
 
+    if len(text) > rules.max_line_bytes:
+        return error("line_too_long", f"This line has over {rules.max_line_bytes} bytes.")
+    max_elements = max(MAX_ELEMENTS, rules.max_elements)
+    parts = count_parts(text, MAX_OBJECTS, max_elements)
+    if parts.num_objects > MAX_OBJECTS or parts.num_elements > max_elements:
+        what = f"{MAX_OBJECTS} lists, objects and keys, or over {max_elements} elements of them"
+        return error("line_too_complex", f"This line has over {what}.")
     try:
         request = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -113,18 +156,29 @@ def _check(number: int, text: bytes, endpoint: str, seen: set[str]) -> BatchErro
     for name in FIELDS:
         if name not in request:
             return error("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
-    if unknown := next((name for name in request if name not in FIELDS), None):
-        return error("unknown_parameter", f"Unknown parameter: '{unknown[:64]}'.", unknown[:64])
-    custom_id = request["custom_id"]
+    unknown = next((name[:MAX_SHOWN_CHARS] for name in request if name not in FIELDS), None)
+    if unknown is not None:
+        return error("unknown_parameter", f"Unknown parameter: '{unknown}'.", unknown)
+    custom_id, body = request["custom_id"], request["body"]
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
         text_rule = f"must be a string of 1 to {MAX_CUSTOM_ID_CHARS} characters"
         return error("invalid_custom_id", f"The custom_id {text_rule}.", "custom_id")
     if custom_id in seen:
-        return error("duplicate_custom_id", f"The custom_id '{custom_id}' is used by an earlier line.", "custom_id")
+        shown = custom_id[:MAX_SHOWN_CHARS]
+        return error("duplicate_custom_id", f"The custom_id '{shown}' is used by an earlier line.", "custom_id")
     if request["method"] != "POST":
         return error("invalid_method", "The method must be POST.", "method")
-    if request["url"] != endpoint:
-        return error("mismatched_url", f"The url must be the batch's endpoint, {endpoint}.", "url")
-    if not isinstance(request["body"], dict):
+    if request["url"] != rules.endpoint:
+        return error("mismatched_url", f"The url must be the batch's endpoint, {rules.endpoint}.", "url")
+    if not isinstance(body, dict):
         return error("invalid_body", "The body must be a JSON object.", "body")
-    return None
+    return Line(custom_id, offset, len(text), num_completions(rules.endpoint, body), bool(body.get("stream")))
+
+
+def num_completions(endpoint: str, body: Mapping[str, object]) -> int:
+    """Return the completions of a request, at least 1; 0 for an embedding request. The body may be invalid."""
+    if endpoint == "/v1/embeddings":
+        return 0
+    n, prompt = body.get("n"), body.get("prompt")
+    num_prompts = len(prompt) if isinstance(prompt, list) and not isinstance(next(iter(prompt), 0), int) else 1
+    return num_prompts * (n if isinstance(n, int) and 0 < n < 1 << 16 else 1)

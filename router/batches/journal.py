@@ -7,16 +7,18 @@ result.
 import asyncio
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
 
 from baton.router.files.disk import Disk, FolderLost, settled
+from baton.router.files.durable import sync_folder
 
 OUTPUT, ERRORS = "output", "errors"  # folders, each with a file `content`
 CONTENT = "content"
+KEPT = "kept"  # the content without repeated results, until it replaces it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,10 @@ class Progress:
 class JournalPart:
     """One of the two files. Lines that arrive during a write are written and synced together after it."""
 
-    def __init__(self, path: Path, disk: Disk) -> None:
+    def __init__(self, path: Path, disk: Disk, check_owner: Callable[[], None]) -> None:
         self._disk = disk
         self._path = path
+        self._check_owner = check_owner
         self._fd: int | None = None  # opened by the first write
         self._waiting: list[bytes] = []
         self._current: asyncio.Task[None] | None = None  # the last write that has begun
@@ -77,6 +80,13 @@ class JournalPart:
         if self._next is None:
             self._next = asyncio.create_task(self._flush(self._current))
         await asyncio.shield(self._next)
+
+    async def settle(self) -> None:
+        """Wait for the writes, also of callers that were cancelled. Raises FolderLost if one failed."""
+        writes = [each for each in (self._current, self._next) if each is not None]
+        await settled(*writes)
+        for each in writes:
+            each.result()
 
     async def close(self) -> None:
         """Wait for the writes, also if the caller is cancelled, and close the file."""
@@ -96,6 +106,7 @@ class JournalPart:
         await self._disk.run(lambda: self._write(data))
 
     def _write(self, data: bytes) -> None:
+        self._check_owner()
         if self._fd is None:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         view = memoryview(data)
@@ -107,15 +118,18 @@ class JournalPart:
 class Journal:
     """Owns the two files of one batch while it runs."""
 
-    def __init__(self, folder: Path, disk: Disk) -> None:
-        """Read the results of an earlier owner; blocks. An incomplete last line is cut off."""
+    def __init__(self, folder: Path, disk: Disk, check_owner: Callable[[], None]) -> None:
+        """Read the results of an earlier owner; blocks. Incomplete last lines and repeated results are removed.
+
+        `check_owner`: raises OSError if another router writes the journal now.
+        """
         self.progress = Progress()
-        self.num_bytes = 0
-        for name, ids in ((OUTPUT, self.progress.succeeded), (ERRORS, self.progress.failed)):
-            path = folder / name / CONTENT
-            ids.update(_recover(path))
-            self.num_bytes += path.stat().st_size if path.exists() else 0
-        self._output, self._errors = (JournalPart(folder / name / CONTENT, disk) for name in (OUTPUT, ERRORS))
+        self._paths = [folder / name / CONTENT for name in (OUTPUT, ERRORS)]
+        self._disk = disk
+        for path, ids in zip(self._paths, (self.progress.succeeded, self.progress.failed), strict=True):
+            _recover(path, ids, self.progress)
+        self.num_bytes = self._size()
+        self._output, self._errors = (JournalPart(path, disk, check_owner) for path in self._paths)
 
     async def append(self, result: LineResult) -> None:
         """Write the result of a request that has none yet. Raises FolderLost."""
@@ -126,6 +140,16 @@ class Journal:
         self.num_bytes += len(line)
         await (self._output if result.is_success else self._errors).append(line)
 
+    async def settle(self) -> None:
+        """Wait for all writes. Raises FolderLost if the files do not have exactly the results of this journal."""
+        await self._output.settle()
+        await self._errors.settle()
+        if await self._disk.run(self._size) != self.num_bytes:
+            raise FolderLost("another router has written results of the batch")
+
+    def _size(self) -> int:
+        return sum(path.stat().st_size for path in self._paths if path.exists())
+
     async def close(self) -> None:
         """Wait for the writes, and close the files."""
         try:
@@ -134,10 +158,12 @@ class Journal:
             await self._errors.close()
 
 
-def _recover(path: Path) -> Iterator[str]:
-    """Yield the custom ids of complete lines, and cut off what follows on them."""
+def _recover(path: Path, ids: set[str], progress: Progress) -> None:
+    """Add the custom ids of complete lines to `ids`, cut off what follows on them, and remove repeated results."""
+    path.with_name(KEPT).unlink(missing_ok=True)
     if not path.exists():
         return
+    repeats = list[int]()  # offsets of lines
     with path.open("r+b") as file:
         end = 0
         for line in file:
@@ -147,7 +173,24 @@ def _recover(path: Path) -> Iterator[str]:
                 custom_id = None
             if not isinstance(custom_id, str):
                 break
-            yield custom_id
+            if progress.has(custom_id):
+                repeats.append(end)
+            ids.add(custom_id)
             end += len(line)
         file.truncate(end)
         os.fsync(file.fileno())
+    if repeats:
+        _remove_lines(path, set(repeats))
+
+
+def _remove_lines(path: Path, offsets: set[int]) -> None:
+    kept, offset = path.with_name(KEPT), 0
+    with path.open("rb") as source, kept.open("wb") as target:
+        for line in source:
+            if offset not in offsets:
+                target.write(line)
+            offset += len(line)
+        target.flush()
+        os.fsync(target.fileno())
+    kept.rename(path)
+    sync_folder(path.parent)

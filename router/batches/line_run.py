@@ -1,4 +1,4 @@
-"""One request of a batch: from its line to the exchange with its response."""
+"""One request of a batch: from its body to the exchange with its response."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,12 +27,11 @@ class LineRunner:
         """Return the client that created a batch, with the current limits of its key. Raises Unauthenticated."""
         return replace(self._gate.named(key_name), is_deferred=True)
 
-    async def run(self, endpoint: str, body: dict[str, object], client: Client) -> LineExchange:
-        """Return the exchange with the response, which may be an error."""
-        exchange = LineExchange(client, orjson.dumps(body))
+    async def run(self, endpoint: str, exchange: LineExchange, stream: bool) -> LineExchange:
+        """Return the exchange with the response, which may be an error. `stream`: whether the request asks for one."""
         try:
-            client.begin()
-            if body.get("stream"):
+            exchange.client.begin()
+            if stream:
                 raise FieldError("stream", "stream is not supported in a batch; omit it")
         except (KeyLimitReached, FieldError) as error:
             response = error_response(error)
@@ -43,12 +42,3 @@ class LineRunner:
                 text = "the request ended without a response"
                 await exchange.respond(500, orjson.dumps(error_body(text, "internal_server_error", None, 500)))
         return exchange
-
-
-def num_completions(endpoint: str, body: Mapping[str, object]) -> int:
-    """Return the completions of a request, at least 1; 0 for an embedding request. The body may be invalid."""
-    if endpoint == "/v1/embeddings":
-        return 0
-    n, prompt = body.get("n"), body.get("prompt")
-    num_prompts = len(prompt) if isinstance(prompt, list) and not isinstance(next(iter(prompt), 0), int) else 1
-    return num_prompts * (n if isinstance(n, int) and 0 < n < 1 << 16 else 1)

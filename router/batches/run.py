@@ -10,7 +10,7 @@
 import asyncio
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +18,9 @@ from typing import BinaryIO
 
 from baton.router.batches.exchange import LineExchange
 from baton.router.batches.folder import OwnedBatch
-from baton.router.batches.input import BatchInput, Line, read_input, request_body
+from baton.router.batches.input import InputReader, Line
 from baton.router.batches.journal import CONTENT, ERRORS, OUTPUT, Journal, LineResult
-from baton.router.batches.line_run import RETRIED, LineRunner, num_completions
+from baton.router.batches.line_run import RETRIED, LineRunner
 from baton.router.batches.metrics import BatchMetrics
 from baton.router.batches.record import BatchError, Outcome
 from baton.router.batches.slots import Slots
@@ -30,11 +30,15 @@ from baton.router.files.record import FileRecord, tenant_of
 from baton.router.files.store import FileStore
 from baton.rpc.status import Unauthenticated
 
-WATCH_S = 1.0  # between two looks for a cancellation, and between two stores of the counts
-QUOTA_S = 5.0  # between two checks of the tenant's bytes
+WATCH_S = 1.0  # between two checks for a reason to stop, and between two stores of the counts
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.25, 30.0
 MAX_BYTES = 32 << 20  # of the lines of requests in flight; a larger line is alone
 NUM_WRITTEN = 1000  # results of requests that were not run, written together
+LONE_LOSSES, MAX_LOSSES = 2, 3  # of workers: from then on a request runs alone; its last response is its result
+NO_ROOM = BatchError(
+    "storage_limit_exceeded",
+    "The results have no room: the files take all bytes of --files-bytes that a tenant may use.",
+)
 NOT_RUN: dict[Outcome, LineResult] = {
     "expired": LineResult(
         "",
@@ -64,9 +68,9 @@ class BatchParts:
 
     files: FileStore
     lines: LineRunner
+    inputs: InputReader
     slots: Slots
     metrics: BatchMetrics
-    max_line_bytes: int
 
 
 class BatchRun:
@@ -82,6 +86,7 @@ class BatchRun:
         self._resumes_s = 0.0  # after a refusal, on the loop's clock
         self._backoff_s = MIN_BACKOFF_S
         self._inflight: dict[asyncio.Task[None], asyncio.Task[LineExchange]] = {}  # by the tasks that await them
+        self._losses: Counter[str] = Counter()  # of workers, by the custom ids of pending and running requests
         self._num_bytes = 0  # of the lines of requests in flight
         self._num_counted = 0  # bytes of the journal that count for the quota
 
@@ -108,7 +113,7 @@ class BatchRun:
             with suppress(UnknownId):
                 if reads_input:
                     with await self._open_input() as file:
-                        lines = (await self._read_input(file)).lines
+                        lines = (await self._parts.inputs.read(file, self._record.endpoint)).lines
             await self._end_failed([error], lines)
         await self.finish()
 
@@ -117,12 +122,10 @@ class BatchRun:
         opened = partial(self._parts.files.folder.open, self._owned.tenant, self._record.input_file_id)
         return await self._disk.run_to_end(opened, lambda file: file.close())
 
-    async def _read_input(self, file: BinaryIO) -> BatchInput:
-        return await read_input(file, self._record.endpoint, self._parts.max_line_bytes, self._disk)
-
     async def _open_journal(self) -> Journal:
         """Return the journal, which counts for the quota."""
-        journal = await self._disk.run_to_end(lambda: Journal(self._owned.folder, self._disk))
+        owned = self._owned
+        journal = await self._disk.run_to_end(lambda: Journal(owned.folder, self._disk, owned.check_owner))
         self._num_counted = journal.num_bytes
         if journal.num_bytes:
             self._parts.files.folder.quota.recount()  # its earlier owner may not have counted all of it
@@ -140,7 +143,7 @@ class BatchRun:
 
     async def _run_file(self, file: BinaryIO) -> None:
         record = self._record
-        found = await self._read_input(file)
+        found = await self._parts.inputs.read(file, record.endpoint)
         if found.errors:
             await self._end_failed(found.errors, [])
             return
@@ -157,48 +160,48 @@ class BatchRun:
 
     async def _run_lines(self, file: BinaryIO, journal: Journal) -> Outcome:
         """Run requests until all have results, or the batch must stop."""
-        stopping = asyncio.Event()
-        driving = asyncio.create_task(self._drive(file, journal))
-        watching = asyncio.create_task(self._watch(journal, stopping))
+        stopping, tasks = asyncio.Event(), list[asyncio.Task[Outcome | None]]()
         try:
-            await asyncio.wait((driving, watching), return_when=asyncio.FIRST_COMPLETED)
-            if not driving.done():
-                return watching.result() or "completed"
-            driving.result()
-            return "completed"
+            if self._pending and (outcome := await self._stop_reason(journal)) is not None:
+                return outcome
+            tasks = [asyncio.create_task(each) for each in (self._drive(file, journal), self._watch(journal, stopping))]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return next(each for each in tasks if each.done()).result() or "completed"
         except BatchFailed as failure:
             self._record.errors = [failure.error]
             return "failed"
         finally:
-            driving.cancel()
+            for each in tasks[:1]:
+                each.cancel()
             stopping.set()
-            await asyncio.gather(driving, watching, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, journal: Journal, stopping: asyncio.Event) -> Outcome | None:
         """Return why the batch must stop; None once `stopping` is set. Stores the counts meanwhile.
 
         Raises BatchFailed if the results have no room any more.
         """
-        checks_s = 0.0
         while not stopping.is_set():
-            if await self._disk.run(self._owned.is_cancelled):
-                return "cancelled"
-            if time.time() >= self._record.expires_at:
-                return "expired"
-            if time.monotonic() >= checks_s:
-                if await self._count_bytes(journal) < 0:
-                    text = "The results have no room: the files take all bytes of --files-bytes that a tenant may use."
-                    raise BatchFailed(BatchError("storage_limit_exceeded", text))
-                checks_s = time.monotonic() + QUOTA_S
-            if self._count(journal):
-                await self._disk.run(partial(self._owned.save, durable=False))
             try:
                 await asyncio.wait_for(stopping.wait(), WATCH_S)
             except TimeoutError:
-                continue
+                if (outcome := await self._stop_reason(journal)) is not None:
+                    return outcome
+                if self._count(journal):
+                    await self._disk.run(partial(self._owned.save, durable=False))
         return None
 
-    async def _drive(self, file: BinaryIO, journal: Journal) -> None:
+    async def _stop_reason(self, journal: Journal) -> Outcome | None:
+        """Return the outcome of a batch that must stop, otherwise None. Raises BatchFailed without room for results."""
+        if await self._disk.run(self._owned.is_cancelled):
+            return "cancelled"
+        if time.time() >= self._record.expires_at:
+            return "expired"
+        if await self._count_bytes(journal) <= 0:
+            raise BatchFailed(NO_ROOM)
+        return None
+
+    async def _drive(self, file: BinaryIO, journal: Journal) -> Outcome | None:
         """Start all pending requests as there is room, and wait for their results."""
         loop, tasks = asyncio.get_running_loop(), self._inflight
         try:
@@ -212,6 +215,7 @@ class BatchRun:
                 for task in [each for each in tasks if each.done()]:
                     del tasks[task]
                     task.result()
+            return None
         finally:
             rest = [*tasks, *tasks.values()]
             for each in rest:
@@ -221,7 +225,7 @@ class BatchRun:
     async def _start(self, file: BinaryIO, line: Line, journal: Journal) -> None:
         """Start a request once there is room. Raises BatchFailed without its key."""
         endpoint, lines = self._record.endpoint, self._parts.lines
-        body = await self._disk.run_to_end(partial(request_body, file, line))
+        body = await self._parts.inputs.body(file, line)
         try:
             client = lines.client(self._record.key_name)
         except Unauthenticated:
@@ -233,8 +237,10 @@ class BatchRun:
         if tenant_of(client.key) != self._owned.tenant:
             text = f"The API key '{self._record.key_name}', which created the batch, belongs to another tenant now."
             raise BatchFailed(BatchError("invalid_api_key", text))
-        work = lines.run(endpoint, body, client)
-        request = await self._parts.slots.start(num_completions(endpoint, body), work)
+        work = lines.run(endpoint, LineExchange(client, body), line.stream)
+        del body  # the exchange frees it once the request has been parsed
+        is_alone = self._losses[line.custom_id] >= LONE_LOSSES
+        request = await self._parts.slots.start(line.num_completions, work, is_alone=is_alone)
         self._num_bytes += line.length
         self._inflight[asyncio.create_task(self._finish_line(line, request, journal))] = request
 
@@ -248,12 +254,14 @@ class BatchRun:
             self._pending.appendleft(line)
             return
         exchange, metrics = request.result(), self._parts.metrics
-        if exchange.status in RETRIED:
+        self._losses[line.custom_id] += exchange.worker_lost
+        if exchange.status in RETRIED and self._losses[line.custom_id] < MAX_LOSSES:
             metrics.refused()
-            self._pending.appendleft(line)
+            self._pending.append(line)  # behind the others: they may not be refused
             self._pause(exchange.retry_after_s)
             return
         self._backoff_s = MIN_BACKOFF_S
+        del self._losses[line.custom_id]
         assert exchange.status is not None, "LineRunner.run: each request has a response"
         metrics.request_done(exchange.status)
         await journal.append(LineResult(line.custom_id, exchange.status, exchange.request_id, exchange.response))
@@ -265,20 +273,25 @@ class BatchRun:
         self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
 
     async def _write_rest(self, outcome: Outcome, lines: list[Line], journal: Journal) -> None:
-        """Write an error for each request without a result."""
+        """Write an error for each request without a result, as long as there is room for them."""
         rest = [line.custom_id for line in lines if not journal.progress.has(line.custom_id)]
+        num_left = await self._count_bytes(journal)
         for start in range(0, len(rest), NUM_WRITTEN):
+            if num_left <= 0:
+                self._record.errors = [*(each for each in self._record.errors if each != NO_ROOM), NO_ROOM]
+                return
             reason = NOT_RUN[outcome]
             results = [
                 LineResult(custom_id, error_code=reason.error_code, error_message=reason.error_message)
                 for custom_id in rest[start : start + NUM_WRITTEN]
             ]
             await asyncio.gather(*map(journal.append, results))
+            num_left = await self._count_bytes(journal)
 
     async def _complete(self, journal: Journal, outcome: Outcome, lines: list[Line]) -> None:
-        """Write an error for each of these requests that has no result, and set the outcome."""
+        """Write an error for each of these requests that has no result, and set the outcome. Raises FolderLost."""
         await self._write_rest(outcome, lines, journal)
-        await self._count_bytes(journal)
+        await journal.settle()  # also the results of callers that were cancelled
         self._count(journal)
         self._record.outcome = outcome
 
@@ -286,7 +299,8 @@ class BatchRun:
         """Count the journal's growth for the quota. Return how many are left for the tenant, or below 0."""
         growth, self._num_counted = journal.num_bytes - self._num_counted, journal.num_bytes
         folder = self._parts.files.folder
-        return await self._disk.run(lambda: folder.quota.add(folder.tenant(self._owned.tenant), growth))
+        tenant = folder.tenants / self._owned.tenant
+        return await self._disk.run(lambda: folder.quota.add(tenant, growth), uses_quota=True)
 
     def _count(self, journal: Journal) -> bool:
         """Update the counts of the record; return whether they changed."""
@@ -316,6 +330,7 @@ class BatchRun:
 
     def _publish(self) -> None:
         record, folder = self._record, self._parts.files.folder
+        self._owned.check_owner()
         for name, file_id in ((OUTPUT, record.output_file_id), (ERRORS, record.error_file_id)):
             path = self._owned.folder / name
             if file_id is None or not path.exists():

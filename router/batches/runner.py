@@ -9,11 +9,13 @@ from functools import partial
 from typing import Any
 
 from baton.router.batches.folder import BatchFolder, Candidate, OwnedBatch
+from baton.router.batches.input import InputReader
 from baton.router.batches.line_run import LineRunner
 from baton.router.batches.metrics import BatchMetrics
 from baton.router.batches.record import BatchError
 from baton.router.batches.run import BatchParts, BatchRun
 from baton.router.batches.slots import Slots
+from baton.router.files.disk import FolderLost
 from baton.router.http.body_route import BodyRoute
 from baton.router.service import RouterService
 
@@ -47,7 +49,7 @@ class BatchRunner:
                     await self._claim()
                     if time.monotonic() >= sweep_s:
                         sweep_s = time.monotonic() + SWEEP_S
-                        await self._disk.run(self._folder.sweep)
+                        await self._disk.run(self._folder.sweep, uses_quota=True)
                 except Exception:
                     logger.exception("the batches cannot be read; trying again")
                     await asyncio.sleep(RETRY_S)
@@ -66,8 +68,8 @@ class BatchRunner:
                 continue
             try:
                 owned = await self._disk.run_to_end(partial(self._folder.own, each.tenant, each.batch_id), _release)
-            except ValueError:
-                logger.exception("the record of %s is damaged", each.batch_id)
+            except (FolderLost, ValueError):
+                logger.exception("%s cannot be read", each.batch_id)
                 continue
             if owned is not None:
                 self._tenants[owned.tenant] += 1
@@ -75,9 +77,10 @@ class BatchRunner:
                 running.add_done_callback(partial(self._ended, owned))
 
     def _has_room(self, candidate: Candidate) -> bool:
-        """Return whether a batch may run. One that only has to be ended always may."""
-        has_room = len(self._running) < MAX_RUNNING and self._tenants[candidate.tenant] < MAX_TENANT_RUNNING
-        return has_room or candidate.must_end
+        """Return whether a batch may run. Twice as many may, if they only have to be ended."""
+        times = 2 if candidate.must_end else 1
+        num_running, num_of_tenant = len(self._running), self._tenants[candidate.tenant]
+        return num_running < times * MAX_RUNNING and num_of_tenant < times * MAX_TENANT_RUNNING
 
     async def _run(self, owned: OwnedBatch) -> None:
         batch_id = owned.record.id
@@ -90,6 +93,9 @@ class BatchRunner:
                 await run.fail(error, reads_input=self._failures[batch_id] == MAX_FAILURES)
             del self._failures[batch_id]
             logger.info("%s ended: %s", batch_id, owned.record.status)
+        except FolderLost as error:
+            logger.warning("%s is interrupted; trying again: %s", batch_id, error)
+            await asyncio.sleep(RETRY_S)
         except Exception:
             self._failures[batch_id] += 1
             logger.exception("%s failed; trying again", batch_id)
@@ -115,8 +121,8 @@ async def run_batches(service: RouterService, posts: Mapping[str, BodyRoute[Any]
     parts = BatchParts(
         files=service.files,
         lines=LineRunner(service.gate, posts),
+        inputs=InputReader(service.files.disk, service.config.max_body_bytes, service.pipeline.context_len),
         slots=Slots(service.admission, service.config.batch_inflight, metrics),
         metrics=metrics,
-        max_line_bytes=service.config.max_body_bytes,
     )
     await BatchRunner(service.batch_folder, parts).run()

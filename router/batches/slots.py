@@ -33,19 +33,22 @@ class Slots:
         self._metrics = metrics
         self._running: dict[asyncio.Task[Any], int] = {}  # completions, in order of their start
         self._num_embeddings = 0
+        self._is_alone = False  # the request in flight runs without others of batches
         self._turn = asyncio.Lock()  # batches take turns
         self._ended = asyncio.Event()
         self._paused_until_s = self._shared_until_s = 0.0
         admission.on_pressure = self._give_back
 
-    async def start(self, num_completions: int, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    async def start(
+        self, num_completions: int, work: Coroutine[Any, Any, T], *, is_alone: bool = False
+    ) -> asyncio.Task[T]:
         """Wait for room, in turn with other batches, and start `work`; 0 completions: an embedding request.
 
-        Interactive requests may cancel the task.
+        `is_alone`: no other request of a batch runs meanwhile. Interactive requests may cancel the task.
         """
         try:
             async with self._turn:
-                while not self._has_room(num_completions):
+                while (is_alone and self._has_any) or not self._has_room(num_completions):
                     self._ended.clear()
                     try:
                         await asyncio.wait_for(self._ended.wait(), POLL_S)
@@ -54,6 +57,7 @@ class Slots:
         except BaseException:
             work.close()
             raise
+        self._is_alone = is_alone
         task = asyncio.create_task(work)
         if num_completions:
             self._running[task] = num_completions
@@ -62,12 +66,18 @@ class Slots:
         task.add_done_callback(self._end)
         return task
 
+    @property
+    def _has_any(self) -> bool:
+        return bool(self._running or self._num_embeddings)
+
     def _has_room(self, num_completions: int) -> bool:
         """Return whether a request may start. One that is larger than the limits may start alone."""
         admission, now_s = self._admission, asyncio.get_running_loop().time()
         if admission.num_inflight > admission.num_deferred:
             self._shared_until_s = now_s + SHARED_S
         if now_s < self._paused_until_s or admission.num_waiting or admission.draining:
+            return False
+        if self._is_alone and self._has_any:
             return False
         if not num_completions:
             return self._num_embeddings < MAX_EMBEDDINGS

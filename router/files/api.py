@@ -1,5 +1,6 @@
 """The routes of `/v1/files`."""
 
+import asyncio
 from collections import Counter
 from typing import Any, BinaryIO
 
@@ -10,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from baton.router.auth.client import Client
 from baton.router.errors import Overloaded
 from baton.router.files.errors import OFF, UnknownId, error_response
 from baton.router.files.multipart import boundary_of
@@ -18,6 +20,7 @@ from baton.router.files.record import FileRecord, TenantId, tenant_of
 from baton.router.files.store import FileStore
 from baton.router.files.upload import Upload
 from baton.router.http.headers import announced_size, is_gzip, read_headers
+from baton.router.http.paced_response import PacedResponse
 from baton.router.service import RouterService
 from baton.rpc.status import Conflict
 
@@ -74,6 +77,8 @@ class FilesApi:
 
     def __init__(self, service: RouterService) -> None:
         self._gate = service.gate
+        self._unread = service.unread
+        self._lists = asyncio.Semaphore(1)  # one at a time: all records are read for a page
         self._files = service.files
         self._batches = service.batch_folder
         self._num_uploads: Counter[TenantId] = Counter()
@@ -81,7 +86,7 @@ class FilesApi:
     async def create(self, request: Request) -> Response:
         """Store a file."""
         headers = read_headers(request.scope["headers"])
-        tenant, files = self._begin(request)
+        _, tenant, files = self._begin(request)
         if is_gzip(headers.get("content-encoding", "")):
             raise HTTPException(415, "a file must be sent without content-encoding")
         boundary = boundary_of(headers.get("content-type", ""))
@@ -98,46 +103,51 @@ class FilesApi:
 
     async def list(self, request: Request) -> Response:
         """Return a page of the files."""
-        tenant, files = self._begin(request)
+        client, tenant, files = self._begin(request)
         query = request.query_params
-        records = await files.disk.run(lambda: files.folder.of_tenant(tenant))
         purpose = query.get("purpose")
-        return _json(PAGES.body(query, [each.body() for each in records if purpose in (None, each.purpose)]))
+
+        def page() -> bytes:
+            records = files.folder.of_tenant(tenant)
+            return orjson.dumps(PAGES.body(query, [each for each in records if purpose in (None, each.purpose)]))
+
+        async with self._lists:
+            return PacedResponse(await files.disk.run(page), "application/json", self._unread, client.fairness_key)
 
     async def retrieve(self, file_id: str, request: Request) -> Response:
         """Return a file's description."""
-        tenant, files = self._begin(request)
+        _, tenant, files = self._begin(request)
         return _json((await self._find(files, tenant, file_id)).body())
 
     async def content(self, file_id: str, request: Request) -> Response:
         """Return a file's content."""
-        tenant, files = self._begin(request)
+        _, tenant, files = self._begin(request)
         record = await self._find(files, tenant, file_id)
         file = await files.disk.run(lambda: files.folder.open(tenant, file_id))
         return _Content(files, file, record.num_bytes)
 
     async def delete(self, file_id: str, request: Request) -> Response:
         """Delete a file. Raises Conflict while a batch needs it."""
-        tenant, files = self._begin(request)
+        _, tenant, files = self._begin(request)
         await self._find(files, tenant, file_id)
         assert self._batches is not None
         folder = self._batches
         user = await files.disk.run(lambda: folder.user_of(tenant, file_id))
         if user is not None:
             raise Conflict(f"{file_id} is the input of {user}, which has not ended; cancel the batch first")
-        await files.disk.run(lambda: files.folder.delete(tenant, file_id))
+        await files.disk.run(lambda: files.folder.delete(tenant, file_id), uses_quota=True)
         return _json({"id": file_id, "object": "file", "deleted": True})
 
     async def _find(self, files: FileStore, tenant: TenantId, file_id: str) -> FileRecord:
         return await files.disk.run(lambda: files.folder.find(tenant, file_id))
 
-    def _begin(self, request: Request) -> tuple[TenantId, FileStore]:
-        """Count the request, and return the client's tenant and the files. Raises UnknownId without a folder."""
+    def _begin(self, request: Request) -> tuple[Client, TenantId, FileStore]:
+        """Count the request, and return its client, the tenant and the files. Raises UnknownId without a folder."""
         client = self._gate.client(read_headers(request.scope["headers"]))
         client.begin()
         if self._files is None:
             raise UnknownId(OFF)
-        return tenant_of(client.key), self._files
+        return client, tenant_of(client.key), self._files
 
 
 def add_file_routes(app: FastAPI, service: RouterService) -> None:

@@ -20,23 +20,45 @@ class FolderLost(Unavailable):
     """The folder cannot be read or written now."""
 
 
-class Disk:
-    """Owns the threads in which files are read and written."""
+class _Threads:
+    """Threads with a bounded number of waiting calls."""
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="files")
+    def __init__(self, name: str) -> None:
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix=name)
         self._num_calls = 0
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`, which runs to its end also if the caller is cancelled.
-
-        Raises FolderLost for an OSError, or if too many calls wait.
-        """
+    def submit(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Return the future of a call. Raises FolderLost if too many calls wait."""
         if self._num_calls >= MAX_WAITING:
             raise FolderLost("too many requests wait for the files' folder; try again")
         self._num_calls += 1
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         running.add_done_callback(self._ended)
+        return running
+
+    def close(self) -> None:
+        """End the threads once their current calls have ended."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _ended(self, running: "asyncio.Future[T]") -> None:
+        self._num_calls -= 1
+        if not running.cancelled():
+            running.exception()  # retrieved, if the caller was cancelled
+
+
+class Disk:
+    """Owns the threads in which files are read and written."""
+
+    def __init__(self) -> None:
+        self._threads, self._locking = _Threads("files"), _Threads("files-quota")
+
+    async def run(self, work: Callable[[], T], *, uses_quota: bool = False) -> T:
+        """Return the result of `work`, which runs to its end also if the caller is cancelled.
+
+        `uses_quota`: the work may wait for the lock of the quota, which other processes hold too, so it has its own
+        threads. Raises FolderLost for an OSError, or if too many calls wait.
+        """
+        running = (self._locking if uses_quota else self._threads).submit(work)
         try:
             return await asyncio.shield(running)
         except OSError as error:
@@ -58,12 +80,8 @@ class Disk:
 
     def close(self) -> None:
         """End the threads once their current calls have ended."""
-        self._threads.shutdown(cancel_futures=True)
-
-    def _ended(self, running: "asyncio.Future[T]") -> None:
-        self._num_calls -= 1
-        if not running.cancelled():
-            running.exception()  # retrieved, if the caller was cancelled
+        self._threads.close()
+        self._locking.close()
 
 
 async def settled(*tasks: "asyncio.Future[Any]") -> None:

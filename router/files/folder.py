@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from baton.router.errors import FieldError
-from baton.router.files.durable import move, sync_folder, try_lock, write_file
+from baton.router.files.durable import check_locks, move, sync_folder, try_lock, write_file
 from baton.router.files.errors import UnknownId
 from baton.router.files.quota import CONTENT, FolderLimits, Quota
 from baton.router.files.record import FileRecord, TenantId, decode
@@ -96,13 +96,14 @@ class FileFolder:
     """The files of all tenants. Its methods block, and raise OSError."""
 
     def __init__(self, root: Path, limits: FolderLimits) -> None:
-        """Create the folder. Raises OSError."""
+        """Create the folder. Raises OSError, also if its file system has no working locks."""
         self.limits = limits
         self.tenants = root / "tenants"
         self.quota = Quota(root, limits)
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.tenants.mkdir(mode=0o700, exist_ok=True)
         sync_folder(root)
+        check_locks(root)
 
     def tenant(self, tenant: TenantId) -> Path:
         """Return a tenant's folder, which is created."""
@@ -189,7 +190,7 @@ def _is_abandoned(folder: Path) -> bool:
     try:
         if time.time() - folder.stat().st_mtime < ABANDONED_S:
             return False
-        with (folder / CONTENT).open("rb") as file:
+        with (folder / CONTENT).open("r+b") as file:
             return try_lock(file.fileno())
     except FileNotFoundError:
         return folder.exists()

@@ -9,6 +9,7 @@ from baton.router.errors import FieldError
 MAX_BOUNDARY_CHARS = 70  # RFC 2046
 MAX_PART_HEAD_BYTES = 8 << 10
 MAX_PARTS = 16
+MAX_OUTSIDE_BYTES = 64 << 10  # in front of the first part and after the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class MultipartParser:
     def __init__(self, boundary: bytes) -> None:
         self._delimiter = b"\r\n--" + boundary
         self._buffer = bytearray(b"\r\n")  # the first delimiter may lack its line break
-        self._num_parts = 0
+        self._num_parts = self._num_outside = 0
         self._state = self._preamble
         self.is_complete = False
 
@@ -56,7 +57,8 @@ class MultipartParser:
                 yield event
 
     def _preamble(self) -> PartBegin | PartData | None:
-        found, _ = self._until_delimiter()
+        found, skipped = self._until_delimiter()
+        self._skip(skipped)
         if not found:
             return None
         self._state = self._after_delimiter
@@ -95,7 +97,13 @@ class MultipartParser:
         return PartData(data) if found or data else None
 
     def _epilogue(self) -> None:
+        self._skip(self._buffer)
         self._buffer.clear()
+
+    def _skip(self, data: bytes | bytearray) -> None:
+        self._num_outside += len(data)
+        if self._num_outside > MAX_OUTSIDE_BYTES:
+            raise FieldError("file", f"the body has over {MAX_OUTSIDE_BYTES} bytes outside of its parts")
 
     def _until_delimiter(self) -> tuple[bool, bytes]:
         """Remove what precedes the next delimiter, and that delimiter; return whether there is one."""
@@ -115,4 +123,9 @@ def _begin(head: bytes) -> PartBegin:
     field = message.get_param("name", header="content-disposition")
     if message.get_content_disposition() != "form-data" or not isinstance(field, str):
         raise FieldError("file", "each part of the body needs content-disposition: form-data with a name")
-    return PartBegin(field, message.get_filename())
+    try:
+        filename = message.get_filename()  # decoded by any codec that the client names
+        (filename or "").encode()
+    except (ArithmeticError, LookupError, ValueError) as error:
+        raise FieldError("file", "the filename of a part cannot be decoded") from error
+    return PartBegin(field, filename)

@@ -73,15 +73,23 @@ class Quota:
         """Grow an open file of the tenant to `num_bytes`. Raises FieldError if there is no room for them."""
         with self._locked() as used:
             more = num_bytes - os.fstat(fd).st_size
-            if more > self._num_left(used, tenant) and time.monotonic() >= self._counted_s + RECOUNT_S:
-                self._count(used)
-            if more > self._num_left(used, tenant):
-                text = f"the server has no room for {num_bytes} bytes: delete files, or send a smaller one"
-                raise FieldError("file", text, "storage_limit_exceeded")
-            if sum(len(os.listdir(tenant / name)) for name in ("files", "incoming")) > MAX_FILES:
-                raise FieldError("file", f"there are {MAX_FILES} files, the maximum: delete some", "too_many_files")
+            self._check_room(used, tenant, more, 0)
             os.ftruncate(fd, num_bytes)
             used[tenant.name] += more
+
+    def check_room(self, tenant: Path) -> None:
+        """Raise FieldError if the tenant has no room for a byte and two more files, the results of a batch."""
+        with self._locked() as used:
+            self._check_room(used, tenant, 1, 2)
+
+    def _check_room(self, used: Counter[str], tenant: Path, num_bytes: int, num_files: int) -> None:
+        if num_bytes > self._num_left(used, tenant) and time.monotonic() >= self._counted_s + RECOUNT_S:
+            self._count(used)
+        if num_bytes > self._num_left(used, tenant):
+            text = f"the server has no room for {num_bytes} more bytes: delete files, or send a smaller one"
+            raise FieldError("file", text, "storage_limit_exceeded")
+        if sum(len(os.listdir(tenant / name)) for name in ("files", "incoming")) + num_files > MAX_FILES:
+            raise FieldError("file", f"there are {MAX_FILES} files, the maximum: delete some", "too_many_files")
 
     def shrink(self, tenant: Path, fd: int, num_bytes: int) -> None:
         """Cut an open file of the tenant to `num_bytes`, and give back the rest of its claim."""

@@ -30,7 +30,7 @@ class Upload:
     async def receive(self, body: AsyncIterator[bytes], num_bytes: int) -> FileRecord:
         """Store the file of a body, which has about `num_bytes` if that is not 0. Raises FieldError or FolderLost."""
         disk = self._files.disk
-        incoming = await disk.run(lambda: self._files.folder.begin(self._tenant, num_bytes))
+        incoming = await disk.run(lambda: self._files.folder.begin(self._tenant, num_bytes), uses_quota=True)
         try:
             async for chunk in body:
                 for event in self._parser.feed(chunk):
@@ -39,9 +39,10 @@ class Upload:
                     await self._write(incoming)
             expires_s = self._check()
             await self._write(incoming)
-            return await disk.run(lambda: incoming.commit(self._filename or "", PURPOSE, expires_s))
+            filename = self._filename or ""
+            return await disk.run(lambda: incoming.commit(filename, PURPOSE, expires_s), uses_quota=True)
         except BaseException:
-            await disk.run(incoming.abort)
+            await disk.run(incoming.abort, uses_quota=True)
             raise
 
     def _add(self, event: PartBegin | PartData) -> None:
@@ -67,7 +68,7 @@ class Upload:
     async def _write(self, incoming: IncomingFile) -> None:
         data, self._unwritten = bytes(self._unwritten), bytearray()
         if data:
-            await self._files.disk.run(lambda: incoming.write(data))
+            await self._files.disk.run(lambda: incoming.write(data), uses_quota=True)
 
     def _check(self) -> int | None:
         """Return the seconds until the file expires. Raises FieldError if a field is missing or invalid."""

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from baton.router.auth.api_key import ApiKey, digest_of
 from baton.router.auth.client import Gate, KeyRing
 from baton.router.batches.folder import BatchFolder, OwnedBatch
+from baton.router.batches.input import InputReader
 from baton.router.batches.journal import Journal, LineResult
 from baton.router.batches.line_run import LineRunner
 from baton.router.batches.metrics import BatchMetrics
@@ -67,8 +68,12 @@ class BatchRig:
         metrics = BatchMetrics(CollectorRegistry(), "model")
         self.lines = LineRunner(self.gate(self.key), {URL: Route(serve)})
         slots = Slots(Rig(max_inflight=1000, workers=Workers(64)).admission, 16, metrics)
-        self.parts = BatchParts(FileStore(self.files, self.disk), self.lines, slots, metrics, 10_000)
+        self.parts = BatchParts(FileStore(self.files, self.disk), self.lines, self.inputs(), slots, metrics)
         self.runner = BatchRunner(self.batches, self.parts)
+
+    def inputs(self, max_line_bytes: int = 10_000) -> InputReader:
+        """Return a reader of inputs."""
+        return InputReader(self.disk, max_line_bytes, lambda: 4096)
 
     def gate(self, *keys: ApiKey) -> Gate:
         """Return the gate of these keys."""
@@ -105,7 +110,7 @@ class BatchRig:
 
     async def tear(self, owned: OwnedBatch, numbers: Iterable[int]) -> None:
         """Leave the journal of a router that was killed: results, and a part of a line in each file."""
-        journal = Journal(owned.folder, self.disk)
+        journal = Journal(owned.folder, self.disk, owned.check_owner)
         for number in numbers:
             await journal.append(LineResult(f"line {number}", 200, "id", b"{}"))
         await journal.close()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.router.batches.input import MAX_ERRORS, MAX_LINES, read_input, request_body
+from baton.router.batches.input import MAX_ERRORS, MAX_LINES, InputReader
 from baton.router.files.disk import NUM_THREADS, Disk
 
 URL = "/v1/completions"
@@ -24,23 +24,29 @@ def disk() -> Iterator[Disk]:
     disk.close()
 
 
+def reader(disk: Disk, max_line_bytes: int = 1000) -> InputReader:
+    return InputReader(disk, max_line_bytes, lambda: 4096)
+
+
 async def test_each_line_is_found_again(disk: Disk) -> None:
     names = ["a", "ü", "😀" * 100, "last"]
     file = io.BytesIO(b"\n \r\n".join(map(line, names)))
-    found = await read_input(file, URL, 10_000, disk)
+    found = await reader(disk, 10_000).read(file, URL)
     assert found.errors == []
     assert [each.custom_id for each in found.lines] == names
-    assert [request_body(file, each) for each in reversed(found.lines)] == [{"prompt": each} for each in names[::-1]]
+    assert [json.loads(await reader(disk).body(file, each)) for each in reversed(found.lines)] == [
+        {"prompt": each} for each in names[::-1]
+    ]
 
 
 async def test_lines_errors_and_bytes_are_bounded(disk: Disk) -> None:
     lines = b"\n".join(line(str(number)) for number in range(MAX_LINES + 5))
-    many = await read_input(io.BytesIO(lines), URL, 1000, disk)
+    many = await reader(disk).read(io.BytesIO(lines), URL)
     assert [(each.code, each.line) for each in many.errors] == [("too_many_requests", MAX_LINES + 1)]
-    wrong = await read_input(io.BytesIO(b"x\n" * 1000), URL, 1000, disk)
+    wrong = await reader(disk).read(io.BytesIO(b"x\n" * 1000), URL)
     assert len(wrong.errors) == MAX_ERRORS
     lines = line("a") + b"\n" + line("b" * 1000) + b"\n" + line("c")
-    long = await read_input(io.BytesIO(lines), URL, 1000, disk)
+    long = await reader(disk).read(io.BytesIO(lines), URL)
     assert [(each.code, each.line) for each in long.errors] == [("line_too_long", 2)]
 
 
@@ -55,7 +61,7 @@ class Endless(io.BytesIO):
 
 async def test_large_inputs_leave_the_threads_to_others(disk: Disk) -> None:
     files = [Endless() for _ in range(NUM_THREADS + 1)]
-    checking = [asyncio.create_task(read_input(each, URL, 1000, disk)) for each in files]
+    checking = [asyncio.create_task(reader(disk).read(each, URL)) for each in files]
     try:
         for _ in range(5):
             await asyncio.wait_for(disk.run(lambda: None), 10)

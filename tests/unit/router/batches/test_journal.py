@@ -17,6 +17,10 @@ def folder(path: Path) -> Path:
     return path
 
 
+def owns() -> None:
+    pass
+
+
 def result(number: int) -> LineResult:
     status = 400 if number % 5 == 0 else 200
     return LineResult(f"line {number}", status, "id", b'{"text": "%d"}' % number)
@@ -29,7 +33,7 @@ def ids(path: Path) -> list[str]:
 
 async def test_concurrent_results_are_written_once_each(tmp_path: Path) -> None:
     disk = Disk()
-    journal = Journal(folder(tmp_path), disk)
+    journal = Journal(folder(tmp_path), disk, owns)
     await asyncio.gather(*(journal.append(result(number)) for number in range(500)))
     assert sorted(ids(tmp_path)) == sorted(f"line {number}" for number in range(500))
     assert (len(journal.progress.succeeded), len(journal.progress.failed)) == (400, 100)
@@ -45,7 +49,7 @@ async def test_concurrent_results_are_written_once_each(tmp_path: Path) -> None:
 
 async def test_a_cancelled_caller_does_not_tear_a_line(tmp_path: Path) -> None:
     disk = Disk()
-    journal = Journal(folder(tmp_path), disk)
+    journal = Journal(folder(tmp_path), disk, owns)
     appending = [asyncio.create_task(journal.append(result(number))) for number in range(100)]
     await asyncio.sleep(0)
     for task in appending[::2]:
@@ -59,7 +63,7 @@ async def test_a_cancelled_caller_does_not_tear_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(20))
 async def test_a_torn_journal_goes_on_where_it_is_whole(tmp_path: Path, seed: int) -> None:
     rng, disk = random.Random(seed), Disk()
-    journal = Journal(folder(tmp_path), disk)
+    journal = Journal(folder(tmp_path), disk, owns)
     for number in range(20):
         await journal.append(result(number))
     await journal.close()
@@ -67,7 +71,7 @@ async def test_a_torn_journal_goes_on_where_it_is_whole(tmp_path: Path, seed: in
         path = tmp_path / name / "content"
         content = path.read_bytes()
         path.write_bytes(content[: rng.randrange(len(content))] + rng.choice([b"", b"\0\0\0", b"\0\n"]))
-    again = Journal(tmp_path, disk)
+    again = Journal(tmp_path, disk, owns)
     rest = [number for number in range(20) if not again.progress.has(f"line {number}")]
     assert rest
     assert sorted(ids(tmp_path)) == sorted(again.progress.succeeded | again.progress.failed)
@@ -81,7 +85,7 @@ async def test_a_torn_journal_goes_on_where_it_is_whole(tmp_path: Path, seed: in
 async def test_after_a_failed_write_nothing_is_written(tmp_path: Path) -> None:
     disk = Disk()
     (folder(tmp_path) / "output" / "content").symlink_to("/dev/full")
-    part = JournalPart(tmp_path / "output" / "content", disk)
+    part = JournalPart(tmp_path / "output" / "content", disk, owns)
     outcomes = await asyncio.gather(*(part.append(b"x") for _ in range(3)), return_exceptions=True)
     assert [type(each) for each in outcomes] == [FolderLost] * 3
     with pytest.raises(FolderLost, match="an earlier line"):

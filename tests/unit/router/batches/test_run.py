@@ -3,7 +3,6 @@
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from baton.router.batches import folder as folder_module
 from baton.router.batches import journal as journal_module
 from baton.router.batches import run as run_module
 from baton.router.batches.folder import ENDED, OwnedBatch
+from baton.router.batches.journal import Progress
 from baton.router.batches.line_run import LineRunner
 from baton.router.batches.record import BatchError
 from baton.router.batches.run import BatchRun
@@ -93,10 +93,10 @@ async def test_a_batch_that_is_given_up_has_one_result_for_each_request(tmp_path
 async def test_a_cancelled_run_ends_after_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on, is_reading, recover = threading.Event(), threading.Event(), journal_module._recover
 
-    def wait(path: Path) -> Iterator[str]:
+    def wait(path: Path, ids: set[str], progress: Progress) -> None:
         is_reading.set()
         may_go_on.wait(20)
-        return recover(path)
+        recover(path, ids, progress)
 
     async with batch_rig(tmp_path) as rig:
         owned = rig.own(rig.create())
@@ -165,7 +165,6 @@ async def test_results_beyond_the_tenants_bytes_end_the_batch(tmp_path: Path, mo
         await exchange.respond(200, b'"' + b"x" * 5000 + b'"')
 
     monkeypatch.setattr(run_module, "WATCH_S", 0.01)
-    monkeypatch.setattr(run_module, "QUOTA_S", 0.0)
     limits = replace(LIMITS, tenant_bytes=300_000)
     async with batch_rig(tmp_path, respond_at_length, limits) as rig:
         record = await rig.run(rig.create(1000))
