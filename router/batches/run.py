@@ -290,8 +290,8 @@ class BatchRun:
 
     async def _complete(self, journal: Journal, outcome: Outcome, lines: list[Line]) -> None:
         """Write an error for each of these requests that has no result, and set the outcome. Raises FolderLost."""
-        await self._write_rest(outcome, lines, journal)
         await journal.settle()  # also the results of callers that were cancelled
+        await self._write_rest(outcome, lines, journal)
         self._count(journal)
         self._record.outcome = outcome
 

@@ -68,8 +68,8 @@ class BatchRunner:
                 continue
             try:
                 owned = await self._disk.run_to_end(partial(self._folder.own, each.tenant, each.batch_id), _release)
-            except (FolderLost, ValueError):
-                logger.exception("%s cannot be read", each.batch_id)
+            except (FolderLost, ValueError) as error:
+                logger.warning("%s cannot be read: %s", each.batch_id, error)
                 continue
             if owned is not None:
                 self._tenants[owned.tenant] += 1

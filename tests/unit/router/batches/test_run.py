@@ -11,7 +11,6 @@ import pytest
 from baton.router.auth.api_key import digest_of
 from baton.router.batches import folder as folder_module
 from baton.router.batches import journal as journal_module
-from baton.router.batches import run as run_module
 from baton.router.batches.folder import ENDED, OwnedBatch
 from baton.router.batches.journal import Progress
 from baton.router.batches.line_run import LineRunner
@@ -20,7 +19,7 @@ from baton.router.batches.run import BatchRun
 from baton.router.files.disk import FolderLost
 from baton.router.files.durable import move
 from baton.router.http.exchange import Exchange
-from tests.unit.router.batches.batch_rig import LIMITS, URL, Route, batch_rig, respond
+from tests.unit.router.batches.batch_rig import URL, Route, batch_rig, respond
 from tests.unit.router.running_router import until
 
 FAULT = BatchError("server_error", "The server failed.")
@@ -157,23 +156,6 @@ async def test_a_request_without_a_response_gets_an_error(tmp_path: Path) -> Non
         [error] = rig.results(record.error_file_id).values()
         assert error["response"]["status_code"] == 500
         assert "without a response" in error["response"]["body"]["error"]["message"]
-
-
-async def test_results_beyond_the_tenants_bytes_end_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def respond_at_length(exchange: Exchange) -> None:
-        await asyncio.sleep(0.002)
-        await exchange.respond(200, b'"' + b"x" * 5000 + b'"')
-
-    monkeypatch.setattr(run_module, "WATCH_S", 0.01)
-    limits = replace(LIMITS, tenant_bytes=300_000)
-    async with batch_rig(tmp_path, respond_at_length, limits) as rig:
-        record = await rig.run(rig.create(1000))
-        assert (record.status, [error.code for error in record.errors]) == ("failed", ["storage_limit_exceeded"])
-        output, errors = (rig.results(each) for each in (record.output_file_id, record.error_file_id))
-        assert len(output) + len(errors) == 1000
-        assert len(output) >= 20
-        used = sum(path.stat().st_size for path in tmp_path.rglob("content"))
-        assert rig.files.quota.add(rig.files.tenant(rig.tenant), 0) == 300_000 - used
 
 
 async def test_a_sweep_keeps_the_expired_inputs_of_batches(tmp_path: Path) -> None:
