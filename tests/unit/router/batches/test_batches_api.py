@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from baton.router.auth.api_key import digest_of
+from baton.router.batches.api import PAGES
+from baton.router.batches.record import BatchError, BatchRecord, new_batch_id
+from baton.router.files.record import tenant_of
 from tests.unit.router.api_keys import TestKeys
 from tests.unit.router.batches.batch_client import CHAT, chat_line, ended, results, start
 from tests.unit.router.running_router import RunningRouter, http_client, running_router, until
@@ -241,3 +245,47 @@ async def test_refused_requests_run_again(tmp_path: Path) -> None:
             if line.startswith("baton:batch_requests_repeated_total{") and "refused" in line
         ]
         assert float(repeated.rsplit(" ", 1)[1]) > 0
+
+
+async def test_a_page_of_batches_that_is_not_read_is_counted(tmp_path: Path) -> None:
+    async with running_router(files_dir=str(tmp_path)) as router:
+        await router.openai.batches.list()
+        folder = tmp_path / "tenants" / tenant_of(None) / "batches" / "ended"
+        errors = [BatchError("code", "x" * 1000, None, number) for number in range(100)]
+        for number in range(100):
+            record = BatchRecord(
+                id=new_batch_id(), key_name=None, endpoint=CHAT, input_file_id="file-0", completion_window="1h",
+                created_at=number, expires_at=1, status="failed", errors=errors,
+            )  # fmt: skip
+            (folder / record.id).mkdir()
+            (folder / record.id / "batch.json").write_bytes(record.encoded())
+        listed = await router.http.get("/v1/batches?limit=100")
+        assert [each["created_at"] for each in listed.json()["data"]] == list(reversed(range(100)))
+        _, writer = await asyncio.open_connection(*router.url.removeprefix("http://").split(":"), limit=1024)
+        writer.write(b"GET /v1/batches?limit=100 HTTP/1.1\r\nhost: x\r\n\r\n")
+
+        async def num_unread() -> float:
+            page = (await router.http.get("/metrics")).text
+            [line] = [each for each in page.splitlines() if each.startswith("baton:router_unread_bytes{")]
+            return float(line.rsplit(" ", 1)[1])
+
+        async with asyncio.timeout(20):
+            while await num_unread() < len(listed.content) / 2:
+                await asyncio.sleep(0.02)
+        writer.close()
+
+
+def test_a_page_describes_its_own_items_alone() -> None:
+    described: list[str] = []
+
+    @dataclass(frozen=True)
+    class Item:
+        id: str
+
+        def body(self) -> dict[str, object]:
+            described.append(self.id)
+            return {"id": self.id}
+
+    page = PAGES.body({"limit": "2", "after": "7"}, [Item(f"{number}") for number in range(10)])
+    assert (page["data"], page["has_more"]) == ([{"id": "6"}, {"id": "5"}], True)
+    assert described == ["6", "5"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -167,3 +168,17 @@ async def test_a_sweep_keeps_the_expired_inputs_of_batches(tmp_path: Path) -> No
         assert len(list(tmp_path.rglob("content"))) == 2
         rig.batches.sweep()
         assert len(list(tmp_path.rglob("content"))) == 1
+
+
+async def test_the_router_holds_no_body_that_has_been_parsed(tmp_path: Path) -> None:
+    num_references = []
+
+    async def serve(exchange: Exchange) -> None:
+        body = await exchange.read(0)
+        exchange.forget_body()
+        num_references.append(sys.getrefcount(body))
+        await exchange.respond(200, b"{}")
+
+    async with batch_rig(tmp_path, serve) as rig:
+        await rig.run(rig.create())
+        assert num_references == [2] * 3  # the variable and the argument

@@ -1,16 +1,20 @@
 """The folder of files: what a crash leaves is deleted, and nothing else."""
 
+import fcntl
 import os
 import time
 from pathlib import Path
 
 import pytest
 
+from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
 from baton.router.files.errors import UnknownId
 from baton.router.files.folder import ABANDONED_S, FileFolder
 from baton.router.files.quota import FolderLimits
 from baton.router.files.record import TenantId
+from baton.router.files.store import open_files
+from baton.settings.values import OptionError
 
 TENANT, OTHER = TenantId("a" * 32), TenantId("b" * 32)
 LIMITS = FolderLimits(file_bytes=1000, tenant_bytes=2000, max_bytes=2500)
@@ -76,3 +80,32 @@ def test_a_sweep_deletes_what_is_expired_or_abandoned(tmp_path: Path) -> None:
     record = live.commit("c", "batch")
     assert folder.of_tenant(OTHER) == [record]
     assert len(contents(tmp_path)) == 2
+
+
+def test_locks_are_those_that_nfs_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock = fcntl.flock
+
+    def nfs_flock(fd: int, operation: int) -> None:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY and operation & fcntl.LOCK_EX:
+            raise OSError(9, "Bad file descriptor")
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", nfs_flock)
+    folder = FileFolder(tmp_path, LIMITS)
+    abandoned = folder.begin(TENANT, 10)
+    abandoned._file.close()
+    age(abandoned._folder)
+    folder.sweep(lambda tenant, file_id: False)
+    assert contents(tmp_path) == []
+
+
+def test_a_folder_without_working_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = RouterConfig(model="m", workers=("a:1",), files_dir=str(tmp_path))
+    monkeypatch.setattr(fcntl, "flock", lambda fd, operation: None)
+    with pytest.raises(OptionError, match=r"files_dir: cannot use .*locks \(flock\) do not work"):
+        open_files(options)
+    assert list(tmp_path.iterdir()) == [tmp_path / "tenants"]
+    monkeypatch.undo()
+    files = open_files(options)
+    assert files is not None
+    files.disk.close()

@@ -1,12 +1,13 @@
 """The parser of multipart/form-data: however a body is cut into chunks, the parts are the same."""
 
 import random
+from contextlib import suppress
 
 import httpx
 import pytest
 
 from baton.router.errors import FieldError
-from baton.router.files.multipart import MultipartParser, PartBegin, boundary_of
+from baton.router.files.multipart import MAX_OUTSIDE_BYTES, MultipartParser, PartBegin, boundary_of
 
 
 def parts(parser: MultipartParser, chunks: list[bytes]) -> list[tuple[str, str | None, bytes]]:
@@ -52,6 +53,25 @@ def test_a_body_of_httpx_in_any_chunks(seed: int) -> None:
 def test_a_wrong_body_is_refused(body: bytes, text: str) -> None:
     with pytest.raises(FieldError, match=text):
         list(MultipartParser(b"b").feed(body))
+
+
+@pytest.mark.parametrize(
+    "name", ["idna''%ff", "unicode_escape''%5Cud800", "utf-7''%2B2AA-", "punycode''%ff-999999999", "undefined''a"]
+)
+def test_a_filename_in_any_codec_is_text_or_refused(name: str) -> None:
+    body = b"--b\r\ncontent-disposition: form-data; name=file; filename*=%b\r\n\r\n" % name.encode()
+    filenames = [""]
+    with suppress(FieldError):
+        filenames = [filename or "" for _, filename, _ in parts(MultipartParser(b"b"), [body])]
+    assert [each.encode("utf-8", "replace").decode() for each in filenames] == filenames
+
+
+@pytest.mark.parametrize("first", [b"", b"--b\r\ncontent-disposition: form-data; name=a\r\n\r\n\r\n--b--"])
+def test_bytes_outside_of_the_parts_are_bounded(first: bytes) -> None:
+    parser = MultipartParser(b"b")
+    assert len(parts(parser, [first, b"x" * (MAX_OUTSIDE_BYTES // 2)])) == bool(first)
+    with pytest.raises(FieldError, match="outside of its parts"):
+        parts(parser, [b"x" * 1000] * (MAX_OUTSIDE_BYTES // 1000))
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "multipart/form-data", f"multipart/form-data; boundary={'x' * 71}"])
