@@ -20,7 +20,6 @@ from collections.abc import Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import RLock
 
 from baton.router.batches.record import BatchRecord, decode
 from baton.router.errors import FieldError, Overloaded
@@ -73,8 +72,6 @@ class OwnedBatch:
         self.tenant = tenant
         self.folder = folder
         self._lock = lock
-        self._writing = RLock()  # a write that a cancelled caller left ends before the ownership does
-        self._is_owner = True
         self.record = decode((folder / RECORD).read_bytes())
 
     def check_owner(self) -> None:
@@ -83,11 +80,9 @@ class OwnedBatch:
             raise OSError(f"another router has taken {self.folder.name} over")
 
     def save(self, *, durable: bool = True) -> None:
-        """Store the record; no-op after `release`. Raises OSError, also if another router owns the batch."""
-        with self._writing:
-            if self._is_owner:
-                self.check_owner()
-                write_file(self.folder / RECORD, self.record.encoded(), durable=durable)
+        """Store the record. Raises OSError, also if another router owns the batch."""
+        self.check_owner()
+        write_file(self.folder / RECORD, self.record.encoded(), durable=durable)
 
     def is_cancelled(self) -> bool:
         """Return whether a client has cancelled the batch."""
@@ -95,20 +90,15 @@ class OwnedBatch:
 
     def end(self) -> None:
         """Store the final record, and move the batch to those that have ended."""
-        with self._writing:
-            if not self._is_owner:
-                return
-            self.save()
-            for name in ("output", "errors"):
-                shutil.rmtree(self.folder / name, ignore_errors=True)
-            move(self.folder, self.folder.parents[1] / ENDED / self.folder.name)
+        self.save()
+        for name in ("output", "errors"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        move(self.folder, self.folder.parents[1] / ENDED / self.folder.name)
         _forget_oldest(self.folder.parents[1] / ENDED)
 
     def release(self) -> None:
-        """Give up the ownership."""
-        with self._writing:
-            self._is_owner = False
-            os.close(self._lock)
+        """Give up the ownership. No thread may use the batch any more."""
+        os.close(self._lock)
 
 
 class BatchFolder:

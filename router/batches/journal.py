@@ -7,18 +7,24 @@ result.
 import asyncio
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
 
+from baton.router.batches.record import Outcome
 from baton.router.files.disk import Disk, FolderLost, settled
 from baton.router.files.durable import sync_folder
 
 OUTPUT, ERRORS = "output", "errors"  # folders, each with a file `content`
 CONTENT = "content"
 KEPT = "kept"  # the content without repeated results, until it replaces it
+NOT_RUN: Mapping[Outcome, str] = {
+    "expired": "This request could not be executed before the completion window expired.",
+    "cancelled": "The batch was cancelled before this request was executed.",
+    "failed": "The batch failed before this request was executed.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,11 @@ class LineResult:
         line_id = f"batch_req_{secrets.token_hex(12)}"
         line = {"id": line_id, "custom_id": self.custom_id, "response": response, "error": error}
         return orjson.dumps(line) + b"\n"
+
+
+def not_run(custom_id: str, outcome: Outcome) -> LineResult:
+    """Return the result of a request that a batch with this outcome did not run."""
+    return LineResult(custom_id, error_code=f"batch_{outcome}", error_message=NOT_RUN[outcome])
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from typing import BinaryIO
 from baton.router.batches.exchange import LineExchange
 from baton.router.batches.folder import OwnedBatch
 from baton.router.batches.input import InputReader, Line
-from baton.router.batches.journal import CONTENT, ERRORS, OUTPUT, Journal, LineResult
+from baton.router.batches.journal import CONTENT, ERRORS, OUTPUT, Journal, LineResult, not_run
 from baton.router.batches.line_run import RETRIED, LineRunner
 from baton.router.batches.metrics import BatchMetrics
 from baton.router.batches.record import BatchError, Outcome
@@ -32,26 +32,13 @@ from baton.rpc.status import Unauthenticated
 
 WATCH_S = 1.0  # between two checks for a reason to stop, and between two stores of the counts
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.25, 30.0
-MAX_BYTES = 32 << 20  # of the lines of requests in flight; a larger line is alone
+MAX_BYTES = 32 << 20  # of lines and responses of requests without a written result; a larger line is alone
 NUM_WRITTEN = 1000  # results of requests that were not run, written together
 LONE_LOSSES, MAX_LOSSES = 2, 3  # of workers: from then on a request runs alone; its last response is its result
 NO_ROOM = BatchError(
     "storage_limit_exceeded",
     "The results have no room: the files take all bytes of --files-bytes that a tenant may use.",
 )
-NOT_RUN: dict[Outcome, LineResult] = {
-    "expired": LineResult(
-        "",
-        error_code="batch_expired",
-        error_message="This request could not be executed before the completion window expired.",
-    ),
-    "cancelled": LineResult(
-        "", error_code="batch_cancelled", error_message="The batch was cancelled before this request was executed."
-    ),
-    "failed": LineResult(
-        "", error_code="batch_failed", error_message="The batch failed before this request was executed."
-    ),
-}
 
 
 class BatchFailed(Exception):
@@ -87,7 +74,7 @@ class BatchRun:
         self._backoff_s = MIN_BACKOFF_S
         self._inflight: dict[asyncio.Task[None], asyncio.Task[LineExchange]] = {}  # by the tasks that await them
         self._losses: Counter[str] = Counter()  # of workers, by the custom ids of pending and running requests
-        self._num_bytes = 0  # of the lines of requests in flight
+        self._num_bytes = 0  # see `MAX_BYTES`
         self._num_counted = 0  # bytes of the journal that count for the quota
 
     async def run(self) -> None:
@@ -152,7 +139,7 @@ class BatchRun:
             record.status, record.num_lines = "in_progress", len(found.lines)
             record.in_progress_at = record.in_progress_at or int(time.time())
             self._count(journal)
-            await self._disk.run(self._owned.save)
+            await self._disk.run_to_end(self._owned.save)
             self._pending.extend(line for line in found.lines if not journal.progress.has(line.custom_id))
             await self._complete(journal, await self._run_lines(file, journal), found.lines)
         finally:
@@ -188,7 +175,7 @@ class BatchRun:
                 if (outcome := await self._stop_reason(journal)) is not None:
                     return outcome
                 if self._count(journal):
-                    await self._disk.run(partial(self._owned.save, durable=False))
+                    await self._disk.run_to_end(partial(self._owned.save, durable=False))
         return None
 
     async def _stop_reason(self, journal: Journal) -> Outcome | None:
@@ -246,25 +233,34 @@ class BatchRun:
 
     async def _finish_line(self, line: Line, request: asyncio.Task[LineExchange], journal: Journal) -> None:
         """Write the result of a request, or make it pending again."""
+        num_bytes = line.length
         try:
             await asyncio.wait([request])
+            if request.cancelled():
+                self._pending.appendleft(line)
+                return
+            exchange = request.result()
+            num_bytes += len(exchange.response)
+            self._num_bytes += len(exchange.response)
+            if not self._is_refused(line, exchange):
+                assert exchange.status is not None, "LineRunner.run: each request has a response"
+                self._parts.metrics.request_done(exchange.status)
+                result = LineResult(line.custom_id, exchange.status, exchange.request_id, exchange.response)
+                await journal.append(result)
         finally:
-            self._num_bytes -= line.length
-        if request.cancelled():
-            self._pending.appendleft(line)
-            return
-        exchange, metrics = request.result(), self._parts.metrics
+            self._num_bytes -= num_bytes
+
+    def _is_refused(self, line: Line, exchange: LineExchange) -> bool:
+        """Return whether a request is to run again, and if so make it pending."""
         self._losses[line.custom_id] += exchange.worker_lost
         if exchange.status in RETRIED and self._losses[line.custom_id] < MAX_LOSSES:
-            metrics.refused()
+            self._parts.metrics.refused()
             self._pending.append(line)  # behind the others: they may not be refused
             self._pause(exchange.retry_after_s)
-            return
+            return True
         self._backoff_s = MIN_BACKOFF_S
         del self._losses[line.custom_id]
-        assert exchange.status is not None, "LineRunner.run: each request has a response"
-        metrics.request_done(exchange.status)
-        await journal.append(LineResult(line.custom_id, exchange.status, exchange.request_id, exchange.response))
+        return False
 
     def _pause(self, retry_after_s: float) -> None:
         """Start no request for a while, longer after each refusal that no success follows."""
@@ -280,11 +276,7 @@ class BatchRun:
             if num_left <= 0:
                 self._record.errors = [*(each for each in self._record.errors if each != NO_ROOM), NO_ROOM]
                 return
-            reason = NOT_RUN[outcome]
-            results = [
-                LineResult(custom_id, error_code=reason.error_code, error_message=reason.error_message)
-                for custom_id in rest[start : start + NUM_WRITTEN]
-            ]
+            results = [not_run(custom_id, outcome) for custom_id in rest[start : start + NUM_WRITTEN]]
             await asyncio.gather(*map(journal.append, results))
             num_left = await self._count_bytes(journal)
 
@@ -317,10 +309,10 @@ class BatchRun:
             sizes = await self._disk.run(self._sizes)
             record.output_file_id, record.error_file_id = (new_file_id() if each else None for each in sizes)
             record.status, record.finalizing_at = "finalizing", int(time.time())
-            await self._disk.run(self._owned.save)
+            await self._disk.run_to_end(self._owned.save)
         await self._disk.run_to_end(self._publish)
         record.end(record.outcome, int(time.time()))
-        await self._disk.run(self._owned.end)
+        await self._disk.run_to_end(self._owned.end)
         self._parts.metrics.ended(record.status)
 
     def _sizes(self) -> list[int]:

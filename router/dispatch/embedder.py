@@ -189,7 +189,7 @@ class Embedder:
             except NoWorker as error:
                 left_s = deadline_s - loop.time()
                 if left_s <= 0 and batch.excluded:
-                    raise WorkerLost(f"{batch.failure}; {error}") from error
+                    raise WorkerLost(str(batch.failure)) from error
                 if left_s <= 0:
                     raise batch.failure or error from error
                 await self._pool.wait_change(left_s)

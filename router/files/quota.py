@@ -17,7 +17,7 @@ from baton.router.errors import FieldError
 from baton.router.files.durable import locked
 
 CONTENT = "content"  # name of the files that count
-RECOUNT_S = 60.0  # least time between two counts because a claim has no room
+RECOUNT_S = 60.0  # least time between two counts because there seems to be no room
 MAX_FILES = 4096  # of a tenant
 
 
@@ -83,9 +83,7 @@ class Quota:
             self._check_room(used, tenant, 1, 2)
 
     def _check_room(self, used: Counter[str], tenant: Path, num_bytes: int, num_files: int) -> None:
-        if num_bytes > self._num_left(used, tenant) and time.monotonic() >= self._counted_s + RECOUNT_S:
-            self._count(used)
-        if num_bytes > self._num_left(used, tenant):
+        if not self._has_room(used, tenant, num_bytes):
             text = f"the server has no room for {num_bytes} more bytes: delete files, or send a smaller one"
             raise FieldError("file", text, "storage_limit_exceeded")
         if sum(len(os.listdir(tenant / name)) for name in ("files", "incoming")) + num_files > MAX_FILES:
@@ -108,6 +106,7 @@ class Quota:
         """Count bytes that were written without a claim. Return how many are left for the tenant, or below 0."""
         with self._locked() as used:
             used[tenant.name] += num_bytes
+            self._has_room(used, tenant, 1)
             return self._num_left(used, tenant)
 
     def recount(self) -> None:
@@ -142,6 +141,12 @@ class Quota:
         used.clear()
         used.update(counted)
         self._counted_s = time.monotonic()
+
+    def _has_room(self, used: Counter[str], tenant: Path, num_bytes: int) -> bool:
+        """Return whether the tenant may store more bytes. Counts the contents first if it seems not."""
+        if num_bytes > self._num_left(used, tenant) and time.monotonic() >= self._counted_s + RECOUNT_S:
+            self._count(used)
+        return num_bytes <= self._num_left(used, tenant)
 
     def _num_left(self, used: Counter[str], tenant: Path) -> int:
         """Return the bytes that the tenant may still store; may be negative."""

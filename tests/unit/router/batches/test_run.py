@@ -12,8 +12,9 @@ import pytest
 from baton.router.auth.api_key import digest_of
 from baton.router.batches import folder as folder_module
 from baton.router.batches import journal as journal_module
+from baton.router.batches import run as run_module
 from baton.router.batches.folder import ENDED, OwnedBatch
-from baton.router.batches.journal import Progress
+from baton.router.batches.journal import JournalPart, Progress
 from baton.router.batches.line_run import LineRunner
 from baton.router.batches.record import BatchError
 from baton.router.batches.run import BatchRun
@@ -182,3 +183,26 @@ async def test_the_router_holds_no_body_that_has_been_parsed(tmp_path: Path) -> 
     async with batch_rig(tmp_path, serve) as rig:
         await rig.run(rig.create())
         assert num_references == [2] * 3  # the variable and the argument
+
+
+async def test_responses_that_are_not_written_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write, write, num_served = threading.Event(), JournalPart._write, 0
+
+    def stall(part: JournalPart, data: bytes) -> None:
+        may_write.wait(20)
+        write(part, data)
+
+    async def serve(exchange: Exchange) -> None:
+        nonlocal num_served
+        num_served += 1
+        await exchange.respond(200, b'"' + b"x" * 1000 + b'"')
+
+    monkeypatch.setattr(run_module, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(JournalPart, "_write", stall)
+    async with batch_rig(tmp_path, serve) as rig:
+        running = asyncio.create_task(rig.run(rig.create(200)))
+        await until(lambda: num_served > 1)
+        await asyncio.sleep(0.5)
+        assert num_served < 40
+        may_write.set()
+        assert (await running).num_completed == 200

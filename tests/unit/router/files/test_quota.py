@@ -105,3 +105,5 @@ def test_a_damaged_or_outdated_count_is_made_again(tmp_path: Path, monkeypatch: 
         folder.begin(TENANT, 900)
     monkeypatch.setattr(quota, "RECOUNT_S", 0.0)
     folder.begin(TENANT, 900).abort()
+    assert folder.quota.add(folder.tenant(TENANT), 900) == 1100
+    assert folder.quota.add(folder.tenant(TENANT), 1500) == 2000  # the results of a batch that were counted twice
