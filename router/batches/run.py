@@ -310,7 +310,7 @@ class BatchRun:
             record.output_file_id, record.error_file_id = (new_file_id() if each else None for each in sizes)
             record.status, record.finalizing_at = "finalizing", int(time.time())
             await self._disk.run_to_end(self._owned.save)
-        await self._disk.run_to_end(self._publish)
+        await self._disk.run_to_end(self._publish, uses_quota=True)
         record.end(record.outcome, int(time.time()))
         await self._disk.run_to_end(self._owned.end)
         self._parts.metrics.ended(record.status)

@@ -188,8 +188,6 @@ class Embedder:
                 return choose_embedder(routed, cluster, job.family, longest, self._model, next(self._numbers)), routed
             except NoWorker as error:
                 left_s = deadline_s - loop.time()
-                if left_s <= 0 and batch.excluded:
-                    raise WorkerLost(str(batch.failure)) from error
                 if left_s <= 0:
                     raise batch.failure or error from error
                 await self._pool.wait_change(left_s)

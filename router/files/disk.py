@@ -65,9 +65,11 @@ class Disk:
             logger.warning("the files' folder cannot be used: %s", error)
             raise FolderLost("the files' folder cannot be used now; the server's log has the reason") from error
 
-    async def run_to_end(self, work: Callable[[], T], discard: Callable[[T], object] = lambda _: None) -> T:
+    async def run_to_end(
+        self, work: Callable[[], T], discard: Callable[[T], object] = lambda _: None, *, uses_quota: bool = False
+    ) -> T:
         """Run `work` as `run` does, but a cancelled caller waits for its end, and `discard` gets its result."""
-        running = asyncio.create_task(self.run(work))
+        running = asyncio.create_task(self.run(work, uses_quota=uses_quota))
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from baton.router.errors import FieldError
-from baton.router.files.durable import check_locks, move, sync_folder, try_lock, write_file
+from baton.router.files.durable import check_locks, sync_folder, try_lock, write_file
 from baton.router.files.errors import UnknownId
 from baton.router.files.quota import CONTENT, FolderLimits, Quota
 from baton.router.files.record import FileRecord, TenantId, decode
@@ -77,7 +77,7 @@ class IncomingFile:
         self._quota.shrink(self._tenant, self._file.fileno(), self.num_bytes)
         os.fsync(self._file.fileno())
         write_file(self._folder / RECORD, record.encoded())
-        move(self._folder, self._tenant / "files" / record.id)
+        self._quota.move(self._folder, self._tenant / "files" / record.id)
         self._file.close()
         return record
 
@@ -147,7 +147,7 @@ class FileFolder:
         """Delete a file. Raises UnknownId."""
         doomed = self.tenant(tenant) / "incoming" / secrets.token_hex(16)
         try:
-            move(self._path(tenant, file_id), doomed)
+            self.quota.move(self._path(tenant, file_id), doomed)
         except FileNotFoundError:
             raise _unknown(file_id) from None
         self.quota.remove(self.tenant(tenant), doomed)
@@ -157,7 +157,7 @@ class FileFolder:
         target = self.tenant(tenant) / "files" / record.id
         if not target.exists():
             write_file(folder / RECORD, record.encoded())
-            move(folder, target)
+            self.quota.move(folder, target)
 
     def sweep(self, is_used: Callable[[TenantId, str], bool]) -> None:
         """Delete expired files, and what routers that ended left of uploads and deletions.

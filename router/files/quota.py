@@ -14,7 +14,7 @@ import orjson
 from pydantic import TypeAdapter
 
 from baton.router.errors import FieldError
-from baton.router.files.durable import locked
+from baton.router.files.durable import locked, move
 
 CONTENT = "content"  # name of the files that count
 RECOUNT_S = 60.0  # least time between two counts because there seems to be no room
@@ -94,6 +94,11 @@ class Quota:
         with self._locked() as used:
             used[tenant.name] -= os.fstat(fd).st_size - num_bytes
             os.ftruncate(fd, num_bytes)
+
+    def move(self, source: Path, target: Path) -> None:
+        """Move a folder of a tenant durably. A count meanwhile could miss it. Raises OSError."""
+        with self._locked():
+            move(source, target)
 
     def remove(self, tenant: Path, folder: Path) -> None:
         """Delete a folder of the tenant as far as possible; no-op if it does not exist."""

@@ -52,7 +52,7 @@ async def test_calls_that_wait_for_the_quota_leave_threads_to_others(
         assert await asyncio.wait_for(disk.run(lambda: folder.of_tenant(TenantId("a"))), 0.5) == []
         with pytest.raises(FolderLost, match="too many requests"):
             await disk.run(begin, uses_quota=True)
-        done, _ = await asyncio.wait(uploads, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(uploads, timeout=5, return_when=asyncio.FIRST_COMPLETED)
         assert {type(each.exception()) for each in done} == {FolderLost}
     results = await asyncio.gather(*uploads, return_exceptions=True)
     assert len([each for each in results if isinstance(each, FolderLost)]) <= 2 * NUM_THREADS
