@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-LOCK_S = 60.0  # maximum wait for a lock, which is held for ms, or while all files are counted
+LOCK_S = 30.0  # maximum wait for a lock, which is held for ms, or while all files are counted
 POLL_S = 0.002
 
 
