@@ -39,6 +39,7 @@ class Request:
     num_prompt_tokens: int
     sampling: SamplingParams
     cache_salt: str = ""
+    tenant: str = ""  # its requests share bounds on the engine's threads
     priority: int = 0  # lower is served earlier
     receives_kv: bool = False  # the prompt is prefilled remotely and its KV will be received
     keep_blocks: bool = False  # blocks stay held after the request ends, until released

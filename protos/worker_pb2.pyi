@@ -705,6 +705,7 @@ class GenerateCommand(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     PREFILL_FALLBACKS_FIELD_NUMBER: _builtins.int
     RESUME_KEY_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique among the router's requests that have not ended"""
     num_prompt_tokens: _builtins.int
@@ -720,6 +721,10 @@ class GenerateCommand(_message.Message):
     resume_key: _builtins.bytes
     """end the decode worker computes it itself
     identifies the completion at every router: its output is kept for a while after
+    """
+    tenant: _builtins.str
+    """its end; empty: not kept
+    its requests share bounds on the worker's threads; a digest, or empty for
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -755,10 +760,11 @@ class GenerateCommand(_message.Message):
         number: _builtins.int = ...,
         prefill_fallbacks: _abc.Iterable[Global___PeerWorker] | None = ...,
         resume_key: _builtins.bytes = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill", "prefix_source", b"prefix_source", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefill", b"prefill", "prefill_fallbacks", b"prefill_fallbacks", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "resume_key", b"resume_key", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefill", b"prefill", "prefill_fallbacks", b"prefill_fallbacks", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "resume_key", b"resume_key", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -997,6 +1003,7 @@ class PrefillRequest(_message.Message):
     ROUTER_ID_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     NUM_RANKS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique among the caller's requests"""
     num_prompt_tokens: _builtins.int
@@ -1017,6 +1024,8 @@ class PrefillRequest(_message.Message):
     """number of the command"""
     num_ranks: _builtins.int
     """ranks of the caller, which share a block's parts; 0 means 1"""
+    tenant: _builtins.str
+    """as in GenerateCommand"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the tokens to compute"""
@@ -1045,10 +1054,11 @@ class PrefillRequest(_message.Message):
         router_id: _builtins.str = ...,
         number: _builtins.int = ...,
         num_ranks: _builtins.int = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefix_source", b"prefix_source", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_ranks", b"num_ranks", "number", b"number", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_ranks", b"num_ranks", "number", b"number", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -114,6 +114,7 @@ def engine_request(message: PrefillRequest, request_id: RequestId) -> Request:
         num_prompt_tokens=message.num_prompt_tokens,
         sampling=replace(sampling, max_tokens=num_tokens, min_tokens=min(sampling.min_tokens, num_tokens)),
         cache_salt=message.cache_salt,
+        tenant=message.tenant,
         priority=message.priority,
         # Prompt logprobs are a by-product of computing the prompt, so no prefix may be pulled.
         receives_kv=message.HasField("prefix_source") and sampling.prompt_logprobs is None,

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -47,6 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Watch for failures, in the process that has those of all others."""
     if config.getoption(OPTION) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Rerun())
+    logging.getLogger("asyncio").addFilter(_is_not_of_grpc)
+
+
+def _is_not_of_grpc(record: logging.LogRecord) -> bool:
+    """Return False for what gRPC's poller logs in the loop of one test because that of another is closed."""
+    return "PollerCompletionQueue._handle_events" not in record.getMessage()
 
 
 class GroupScheduling(LoadScopeScheduling):

@@ -1,40 +1,49 @@
-"""Compiled grammars: a cache by content in front of a bounded number of compiling threads."""
+"""Compiled grammars: a cache by content in front of a bounded number of compiling threads.
+
+Grammars that may be expensive have threads of their own, and no tenant takes all of those.
+"""
 
 import logging
 import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakSet
 
 import torch
 
 from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.grammar.base import CompiledGrammar, GrammarBackend
 from baton.engine.grammar.cost import is_cheap
+from baton.engine.grammar.daemon_threads import DaemonThreads
 from baton.engine.grammar.figures import GrammarCounters
 from baton.engine.grammar.forced_length import has_short_forced_texts
 from baton.engine.grammar.grammar import Grammar
-from baton.engine.grammar.mask_fill import MAX_FILL_S, SlowMask
-from baton.engine.grammar.threads import DaemonThreads
+from baton.engine.grammar.mask_fill import MAX_FILL_S, SLOW_FILL_S, SlowMask
 from baton.engine.grammar.trial import Trial, Trials
 from baton.extras import XGRAMMAR
 
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 2
-MAX_WAITING = 64  # grammars
+NUM_EXPENSIVE_THREADS = 3
+MAX_EXPENSIVE = 2  # grammars of a tenant that are compiled at the same time
+MAX_REPLACED = 4  # threads whose compile goes on after its requests have failed
+MAX_WAITING = 128  # grammars, half of them of one tenant
 MAX_CACHE_BYTES = 256 << 20
+MAX_COMPILED_BYTES = 128 << 20  # of one grammar
+MAX_EVICTED_BYTES = 512 << 20  # of grammars that running requests use, but for which the cache has no room
 MAX_CACHED = 1024  # grammars, those that failed included
 COMPILE_TIMEOUT_S = 30.0
 WAIT_TIMEOUT_S = 60.0  # for a thread
-SLOW_FILL_S = 0.05  # time of a grammar's first mask from which its masks are filled apart from the other requests'
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ReadyGrammar:
     """A compiled grammar that allows at least one output."""
 
@@ -42,6 +51,7 @@ class ReadyGrammar:
     is_slow: bool  # its first mask took more than SLOW_FILL_S
     is_cheap: bool  # to compile; see `cost`
     has_short_forced_texts: bool  # see `forced_length`
+    tenant: str  # that asked for it first
 
 
 @dataclass(slots=True)
@@ -49,8 +59,11 @@ class _Entry:
     """A grammar in the cache, which may not be compiled yet."""
 
     ready: "Future[ReadyGrammar]"
+    tenant: str = ""  # that asked for it first
     timer: threading.Timer | None = None
     num_bytes: int = 0  # of the source, and of the compiled grammar once it exists
+    thread_id: int | None = None  # that compiles it in this process
+    is_replaced: bool = False  # its thread
 
     def start_timer(self, timeout_s: float, expire: Callable[[], None]) -> None:
         """Replace the timer."""
@@ -84,11 +97,14 @@ class GrammarCompiler:
         self.num_words = -(-vocab_size // 32)  # int32 elements of a mask
         self._timeout_s = timeout_s
         self._threads = DaemonThreads("grammar compiler", NUM_THREADS, MAX_WAITING)
+        self._expensive = DaemonThreads("compiler of large grammars", NUM_EXPENSIVE_THREADS, MAX_WAITING, MAX_EXPENSIVE)
         self._lock = threading.Lock()  # guards everything below
         self._backend_lock = threading.Lock()
         self._backend: GrammarBackend | None = None
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()  # least recently used first
         self._num_bytes = 0
+        self._num_replaced = 0
+        self._evicted: WeakSet[ReadyGrammar] = WeakSet()  # from the cache; requests still use them
         self.counters = GrammarCounters()
 
     @property
@@ -97,11 +113,12 @@ class GrammarCompiler:
         assert self._backend is not None
         return self._backend
 
-    def compile(self, grammar: Grammar, cache_salt: str = "") -> "Future[ReadyGrammar]":
+    def compile(self, grammar: Grammar, cache_salt: str = "", tenant: str = "") -> "Future[ReadyGrammar]":
         """Return the future of a compiled grammar; its exception is InvalidRequest, QueueFull or EngineError.
 
         Only requests with the same cache salt share compiled grammars: others cannot learn from the time which exist.
-        Raises InvalidRequest if the backend is not installed, QueueFull if too many grammars wait for a thread.
+        Tenants take turns. Raises InvalidRequest if the backend is not installed, QueueFull if too many grammars wait
+        for a thread.
         """
         key = (cache_salt, grammar)
         with self._lock:
@@ -112,11 +129,11 @@ class GrammarCompiler:
                 return entry.ready
             if not XGRAMMAR.is_installed:
                 raise InvalidRequest(XGRAMMAR.missing("structured output"))
-            entry = _Entry(Future(), num_bytes=sys.getsizeof(grammar.source))
+            entry = _Entry(Future(), tenant, num_bytes=sys.getsizeof(grammar.source))
             busy = QueueFull("the threads that compile grammars are busy; try again later")
             entry.start_timer(WAIT_TIMEOUT_S, lambda: self._fail(key, entry, busy))
             try:
-                self._threads.submit(lambda: self._compile(key, entry))
+                self._threads.submit(lambda: self._begin(key, entry), tenant)
             except QueueFull:
                 entry.stop_timer()
                 raise
@@ -137,33 +154,77 @@ class GrammarCompiler:
         """End the processes for trials."""
         self._trials.close()
 
-    def _compile(self, key: _Key, entry: _Entry) -> None:
-        """Compile on a thread."""
+    def _begin(self, key: _Key, entry: _Entry) -> None:
+        """Compile a cheap grammar, on a thread; hand others on to the threads for them."""
+        _, grammar = key
+        with self._failing(key, entry):
+            _check(grammar)
+            if is_cheap(grammar):
+                self._compile(key, entry, self._threads)
+            else:
+                self._expensive.submit(lambda: self._try(key, entry), entry.tenant)
+
+    def _try(self, key: _Key, entry: _Entry) -> None:
+        """Try an expensive grammar in a process, and compile it then; on a thread."""
         if entry.ready.done():  # it waited for too long
             return
         entry.stop_timer()
-        _, grammar = key
-        try:
-            _check(grammar)
+        with self._failing(key, entry):
             started_at_s = time.monotonic()
-            cheap = is_cheap(grammar)
-            if not cheap:
-                self._trials.run(grammar, self._timeout_s)
-            backend = self._shared_backend()
-            slow = QueueFull("the grammar is still being compiled; try again later")
-            entry.start_timer(self._timeout_s, lambda: self._fail(key, entry, slow))
+            self._trials.run(key[1], self._timeout_s)
+            self._compile(key, entry, self._expensive, time.monotonic() - started_at_s)
+
+    def _compile(self, key: _Key, entry: _Entry, threads: DaemonThreads, trial_s: float | None = None) -> None:
+        """Compile on one of the threads."""
+        if entry.ready.done():
+            return
+        _, grammar = key
+        backend = self._shared_backend()
+        self._check_room(entry.tenant)
+        try:
+            entry.thread_id = threading.get_ident()
+            entry.start_timer(self._timeout_s, lambda: self._expire(key, entry, threads))
+            started_at_s = time.monotonic()
             compiled = backend.compile(grammar)
-            ready = ReadyGrammar(
-                compiled, self._first_mask_s(compiled) > SLOW_FILL_S, cheap, has_short_forced_texts(grammar)
-            )
-            self._finish(key, entry, ready, time.monotonic() - started_at_s)
+            if compiled.num_bytes > MAX_COMPILED_BYTES:
+                raise InvalidRequest(f"compiled, it takes over {MAX_COMPILED_BYTES >> 20} MiB; simplify it")
+            is_slow = self._first_mask_s(compiled) > SLOW_FILL_S
+            ready = ReadyGrammar(compiled, is_slow, trial_s is None, has_short_forced_texts(grammar), entry.tenant)
+            self._finish(key, entry, ready, time.monotonic() - started_at_s + (trial_s or 0.0))
+        finally:
+            entry.stop_timer()
+            with self._lock:
+                entry.thread_id = None
+                self._num_replaced -= entry.is_replaced
+
+    def _check_room(self, tenant: str) -> None:
+        """Raise QueueFull if grammars that the cache has no room for take too much memory with running requests."""
+        with self._lock:
+            evicted = list(self._evicted)
+        of_tenant = sum(each.compiled.num_bytes for each in evicted if each.tenant == tenant)
+        in_all = sum(each.compiled.num_bytes for each in evicted)
+        if in_all > MAX_EVICTED_BYTES or of_tenant > MAX_EVICTED_BYTES / 2:
+            raise QueueFull("the compiled grammars of running requests take too much memory; try again later")
+
+    @contextmanager
+    def _failing(self, key: _Key, entry: _Entry) -> Iterator[None]:
+        """Fail the waiting requests with what is raised."""
+        try:
+            yield
         except EngineError as error:
             self._fail(key, entry, error)
         except Exception:  # a fault of the library or of this code, not of the request
             logger.exception("a grammar could not be compiled")
             self._fail(key, entry, EngineError("a grammar could not be compiled"))
-        finally:
-            entry.stop_timer()
+
+    def _expire(self, key: _Key, entry: _Entry, threads: DaemonThreads) -> None:
+        """Fail the requests whose grammar is still being compiled, and replace the thread. Called by the timer."""
+        with self._lock:
+            if entry.thread_id is not None and self._num_replaced < MAX_REPLACED:
+                entry.is_replaced = True
+                self._num_replaced += 1
+                threads.replace(entry.thread_id)
+        self._fail(key, entry, QueueFull("the grammar is still being compiled; try again later"))
 
     def _shared_backend(self) -> GrammarBackend:
         with self._backend_lock:
@@ -204,6 +265,7 @@ class GrammarCompiler:
 
     def _fail(self, key: _Key, entry: _Entry, error: EngineError) -> None:
         """Fail the waiting requests. An invalid grammar stays in the cache, so that it is not compiled again."""
+        entry.stop_timer()
         with self._lock:
             if not isinstance(error, InvalidRequest) and self._entries.get(key) is entry:
                 del self._entries[key]
@@ -225,6 +287,8 @@ class GrammarCompiler:
             if entry.ready.done():
                 del self._entries[key]
                 self._num_bytes -= entry.num_bytes
+                if entry.ready.exception() is None:
+                    self._evicted.add(entry.ready.result())
 
 
 def _check(grammar: Grammar) -> None:

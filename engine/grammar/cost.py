@@ -106,7 +106,9 @@ def _costs(value: object) -> Iterator[float]:
 
 def _is_simple(content: object) -> bool:
     """Return whether the content of a repeating tag begins with a text that separates its repetitions."""
-    return isinstance(content, dict) and content.get("type") in SIMPLE_TAGS
+    if not isinstance(content, dict) or content.get("type") not in SIMPLE_TAGS:
+        return False
+    return content.get("value") != "" and content.get("begin") != ""
 
 
 def _member_cost(name: str, value: object) -> float:

@@ -12,6 +12,8 @@ from baton.engine.grammar.grammar import Grammar
 from baton.engine.grammar.position import GrammarPosition
 from baton.engine.request import Request
 
+SLOW_FILL_S = 0.05  # CPU time of a mask from which its request's masks are filled between the steps
+BLOCKED_S = 0.5  # time after which a mask is slow without using the CPU
 MAX_FILL_S = 2.0  # CPU time of matching one token, or of one mask, at which its request fails
 
 
@@ -80,6 +82,13 @@ class MaskFill:
         """CPU time since the clock was restarted, while its thread is alive; may be read from any thread."""
         return time.clock_gettime(self.clock_id) - self.restarted_cpu_s
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether it takes long while it runs, and not because the machine is busy."""
+        if time.monotonic() - self.started_at_s > BLOCKED_S:
+            return True
+        return time.clock_gettime(self.clock_id) - self.started_cpu_s > SLOW_FILL_S
+
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class GrammarState:
@@ -88,6 +97,8 @@ class GrammarState:
     request: "ref[Request]"
     grammar: Grammar
     cache_salt: str
+    tenant: str
+    ready: object = None  # the compiled grammar, which counts as used as long as this refers to it
     position: GrammarPosition | None = None  # None: the grammar is not compiled
     num_masked: int = -1  # output tokens that precede the mask in `position`
     is_slow: bool = False

@@ -12,7 +12,7 @@
    together by the next step. Requests with logprobs sample them one by one, from masks that allow nothing else.
 6. A request fails once one of its tokens, or its mask, has taken MAX_FILL_S, and so do all others with the same grammar
    and cache salt, now and later. The thread cannot be interrupted, so that another one replaces it until the mask is
-   filled. While a cache salt has several such masks, its other requests start no masks of grammars that are not cheap.
+   filled. While a tenant has several such masks, its other requests start no masks of grammars that are not cheap.
 7. A request that was not sampled for MAX_WAIT_S because its mask was missing fails with QueueFull: another worker may
    continue it.
 8. If matchers take too much memory, the requests with the largest ones fail.
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.execution.device import to_device_async
-from baton.engine.grammar.compiler import SLOW_FILL_S, GrammarCompiler, ReadyGrammar
+from baton.engine.grammar.compiler import GrammarCompiler, ReadyGrammar
 from baton.engine.grammar.cost import is_surely_cheap
 from baton.engine.grammar.grammar import Grammar
 from baton.engine.grammar.mask_fill import GrammarState, MaskFill, Phase, SlowMask
@@ -106,12 +106,12 @@ class GrammarMasks:
             raise grammar.invalid("the model's config.json has no eos_token_id, with which a structured output ends")
         if not self._eos_token_ids.isdisjoint(request.token_ids[request.num_prompt_tokens :]):
             raise grammar.invalid("the output has already ended: it contains an EOS token")
-        self._check_room(grammar, request.cache_salt)
+        self._check_room(grammar, request.tenant)
         try:
-            compiling = self._compiler.compile(grammar, request.cache_salt)
+            compiling = self._compiler.compile(grammar, request.cache_salt, request.tenant)
         except InvalidRequest as error:
             raise grammar.invalid(str(error)) from error
-        state = GrammarState(ref(request), grammar, request.cache_salt)
+        state = GrammarState(ref(request), grammar, request.cache_salt, request.tenant)
         with self._changed:
             if not self._states and self._threads.is_idle:
                 self._memory.note_empty()
@@ -180,10 +180,10 @@ class GrammarMasks:
         """Return the state of a request with a grammar; cheap for others, of which every step has many."""
         return None if request.sampling.grammar is None else self._states.get(request)
 
-    def _check_room(self, grammar: Grammar, cache_salt: str) -> None:
+    def _check_room(self, grammar: Grammar, tenant: str) -> None:
         """Raise QueueFull if masks that take long leave no thread for those of a new request."""
         with self._changed:
-            is_blocked = partial(self._threads.is_blocked, cache_salt)
+            is_blocked = partial(self._threads.is_blocked, tenant)
             if self._threads.is_full or is_blocked(True) or (is_blocked(False) and not is_surely_cheap(grammar)):
                 raise QueueFull("masks of ambiguous grammars occupy the threads that fill masks; try again later")
 
@@ -193,7 +193,7 @@ class GrammarMasks:
         if state.fill is not None and not state.fill.is_awaited:
             return False
         if state.is_slow or request.num_output_tokens - state.position.num_tokens > MAX_AWAITED_TOKENS:
-            if state.fill is None and not self._threads.is_blocked(state.cache_salt, state.is_cheap):
+            if state.fill is None and not self._threads.is_blocked(state.tenant, state.is_cheap):
                 self._threads.start([self._fill(state, request, is_awaited=False)])
             return False
         return self._threads.may_await(state)
@@ -209,7 +209,7 @@ class GrammarMasks:
             if error is not None:
                 self._fail(state, error)
             else:
-                ready = compiling.result()
+                state.ready = ready = compiling.result()
                 stops = sampling.stop_token_ids | self._eos_token_ids
                 try:
                     state.position = GrammarPosition(
@@ -268,7 +268,7 @@ class GrammarMasks:
             for state, since_s in waiting:
                 if time.monotonic() - since_s > MAX_WAIT_S:
                     self._fail(state, QueueFull("masks of other requests occupy the threads; try again later"))
-            if waiting or self._threads.has_running or self._memory.num_large_bytes:
+            if waiting or self._threads.needs_check or self._memory.num_large_bytes:
                 self._check_later()
             self._changed.notify_all()
         if self._failed:
@@ -292,7 +292,7 @@ class GrammarMasks:
             state.num_missed += 1
             state.note_wait()
             self._check_later()
-        elif fill.phase is Phase.RUNNING and time.monotonic() - fill.started_at_s > SLOW_FILL_S:
+        elif fill.phase is Phase.RUNNING and fill.is_slow:
             state.is_slow = True
             self._threads.note_late(fill)
 
@@ -307,7 +307,7 @@ class GrammarMasks:
         else:
             logger.error("a mask could not be filled", exc_info=error)
             state.error = EngineError("a mask of the grammar could not be filled")
-        state.num_masked, state.waiting_since_s, state.position, state.fill = -1, None, None, None
+        state.num_masked, state.waiting_since_s, state.position, state.fill, state.ready = -1, None, None, None, None
         self._failed.append(state)
 
 

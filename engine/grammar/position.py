@@ -50,9 +50,11 @@ class GrammarPosition:
     def advance(self, token_ids: Sequence[int], restart_clock: Callable[[], float] = lambda: 0.0) -> None:
         """Match further output tokens and fill the mask.
 
-        restart_clock: returns the CPU time since its last call; called after each token, and for forced tokens in front
-        of each. Raises ValueError if the output cannot continue, and what `restart_clock` raises.
+        restart_clock: returns the CPU time since its last call; called at the start and after each token, and for
+        forced tokens in front of each. Raises ValueError if the output cannot continue, and what `restart_clock`
+        raises.
         """
+        restart_clock()  # the thread's wake-up is not matching
         for token_id in token_ids:
             is_match = self.forced.popleft() == token_id if self.forced else self._accept(token_id)
             if not is_match:

@@ -44,6 +44,13 @@ class Client:
         """Return the cache salt of a request with the salt `own`. It reveals nothing about the key to workers."""
         return own if self.tenant is None else self.tenant.salt(own)
 
+    @property
+    def tenant_id(self) -> str:
+        """What workers know the tenant by, whatever salt a request has; "" for anonymous clients."""
+        if self.key is None:
+            return ""
+        return digest_of(self.key.tenant.encode()).hex() if self.tenant is None else self.tenant.salt("")
+
     def begin(self) -> None:
         """Count a request. Raises KeyLimitReached."""
         if self.meter is not None:

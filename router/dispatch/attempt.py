@@ -100,6 +100,7 @@ def make_command(generation: Generation, index: int, plan: Plan, token_ids: list
         token_ids=token_ids,
         num_prompt_tokens=len(generation.token_ids),
         cache_salt=request.cache_salt,
+        tenant=request.context.tenant,
         priority=request.context.priority,
         prefill=None if plan.prefill is None else _peer(plan.prefill),
         prefix_source=None if plan.prefix_source is None else _peer(plan.prefix_source),

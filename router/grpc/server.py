@@ -178,6 +178,7 @@ def _context(request: GenerateRequest, client: Client, default_timeout_s: float 
         fairness_key=request.fairness_key if client.fairness_key is None else client.fairness_key,
         deadline_s=None if timeout_s is None else deadline_after(timeout_s),
         priority=client.priority(request.priority),
+        tenant=client.tenant_id,
     )
 
 

@@ -60,6 +60,10 @@ def fail(masks: GrammarMasks, requests: list[Request], is_awaited: bool) -> dict
     """Let requests fail by masks that are still being filled; returns their errors."""
     for request in requests:
         masks.enter(request)
+    return fail_entered(masks, requests, is_awaited)
+
+
+def fail_entered(masks: GrammarMasks, requests: list[Request], is_awaited: bool) -> dict[Request, str]:
     wait_until(lambda: all(map(masks.may_sample, requests)))
     for request in requests:  # if not awaited, as if their first masks had been slow
         masks._states[request].is_slow = not is_awaited
@@ -79,7 +83,7 @@ def fail(masks: GrammarMasks, requests: list[Request], is_awaited: bool) -> dict
 def test_masks_that_never_end_fail_their_requests_in_time_and_hold_up_no_later_ones(busy_backend: BusyBackend) -> None:
     masks, woken = make_masks(busy_backend), threading.Event()
     masks.listen(woken.set)
-    quick = make_request("quick", 99, cache_salt="another")
+    quick = make_request("quick", 99, tenant="another")
     masks.enter(quick)
     for is_awaited in (True, False):
         zeros = "" if is_awaited else "00"
@@ -91,7 +95,9 @@ def test_masks_that_never_end_fail_their_requests_in_time_and_hold_up_no_later_o
         quick.token_ids.append(quick.num_output_tokens + 1)
     with pytest.raises(QueueFull, match="try again later"):
         masks.enter(make_request("one more", 99))
-    masks.enter(make_request("of another tenant", 99, cache_salt="another"))
+    with pytest.raises(QueueFull, match="try again later"):
+        masks.enter(make_request("with another salt", 99, cache_salt="other"))
+    masks.enter(make_request("of another tenant", 99, tenant="another"))
     assert sample(masks, quick) == 3
     busy_backend.gate.set()
     wait_until(lambda: masks._threads.is_idle)
@@ -114,12 +120,47 @@ def test_a_grammar_whose_mask_never_ends_fails_all_its_requests(busy_backend: Bu
     assert len(masks._threads._long) == 1
 
 
+def test_a_thread_is_replaced_as_soon_as_the_bound_allows_it(
+    busy_backend: BusyBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads_module, "MAX_REPLACED", 1)
+    masks = make_masks(busy_backend)
+    first, second = make_request("first", "1", [1]), make_request("second", "01", [1], tenant="another")
+    masks.enter(first)
+    wait_until(lambda: masks.may_sample(first))
+    first_gate, busy_backend.gate = busy_backend.gate, threading.Event()
+    masks.enter(second)
+    fail_entered(masks, [first, second], is_awaited=True)
+    assert sorted(fill.is_replaced for fill in masks._threads._long) == [False, True]
+    first_gate.set()
+    wait_until(lambda: [fill.is_replaced for fill in masks._threads._long] == [True])
+
+
+def test_slow_masks_of_a_tenant_take_turns_with_those_of_another(
+    busy_backend: BusyBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads_module, "MAX_FILL_S", 10.0)
+    busy_backend.gate.set()
+    masks = make_masks(busy_backend)
+    many = [make_request(f"{number}", f"{number * '0'}1", [1]) for number in range(20)]
+    other = make_request("other", 1, [1], tenant="another")
+    for request in (*many, other):
+        masks.enter(request)
+    states = [masks._states[request] for request in (*many, other)]
+    wait_until(lambda: all(state.position for state in states))
+    for state in states:
+        state.is_slow = True
+    assert not any(map(masks.may_sample, [*many, other]))
+    wait_until(lambda: masks.may_sample(other))
+    assert sum(map(masks.may_sample, many)) <= 4
+
+
 def test_a_request_that_waits_for_a_thread_fails_in_time(
     busy_backend: BusyBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads_module, "MAX_REPLACED", 1)
     masks, woken = make_masks(busy_backend), threading.Event()
-    quick = make_request("quick", 99, cache_salt="another")
+    quick = make_request("quick", 99, tenant="another")
     masks.enter(quick)
     wait_until(lambda: masks.may_sample(quick))
     fail(masks, [make_request(zeros, f"{zeros}1", [1]) for zeros in ("", "0", "00")], is_awaited=True)
@@ -131,7 +172,7 @@ def test_a_request_that_waits_for_a_thread_fails_in_time(
     assert failed is quick
     assert isinstance(error, QueueFull)
     with pytest.raises(QueueFull):
-        masks.enter(make_request("one more", 99, cache_salt="a third"))
+        masks.enter(make_request("one more", 99, tenant="a third"))
 
 
 def test_expensive_grammars_of_a_tenant_wait_for_its_masks_that_never_end(
@@ -139,7 +180,7 @@ def test_expensive_grammars_of_a_tenant_wait_for_its_masks_that_never_end(
 ) -> None:
     masks, ebnf = make_masks(busy_backend), GrammarKind.EBNF
     waits, cheap = make_request("waits", 99, kind=ebnf), make_request("cheap", 99)
-    other = make_request("other", 99, kind=ebnf, cache_salt="another")
+    other = make_request("other", 99, kind=ebnf, tenant="another")
     for request in (waits, cheap, other):
         masks.enter(request)
     wait_until(lambda: masks.may_sample(waits) and masks.may_sample(cheap) and masks.may_sample(other))

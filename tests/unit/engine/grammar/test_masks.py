@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from baton.engine.errors import InvalidRequest
+from baton.engine.grammar import mask_fill as mask_fill_module
 from baton.engine.grammar import masks as masks_module
 from baton.engine.grammar import threads as threads_module
 from baton.engine.grammar.compiler import GrammarCompiler
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.grammar.masks import GrammarMasks
-from baton.engine.grammar.threads import DaemonThreads
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from tests.unit.engine.grammar_rig import NoTrial
@@ -85,10 +85,11 @@ def make_request(
     output: Sequence[int] = (),
     kind: GrammarKind = GrammarKind.REGEX,
     cache_salt: str = "",
+    tenant: str = "",
 ) -> Request:
     grammar = None if held_from is None else Grammar(kind, f"{held_from}")
     params = SamplingParams(max_tokens=50, grammar=grammar)
-    return Request(RequestId(name), [9, 9, *output], 2, params, cache_salt=cache_salt)
+    return Request(RequestId(name), [9, 9, *output], 2, params, cache_salt=cache_salt, tenant=tenant)
 
 
 def make_masks(backend: CountingBackend) -> GrammarMasks:
@@ -124,6 +125,7 @@ def test_a_late_mask_costs_its_own_request_a_step_and_the_others_one_wait(
     backend: CountingBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(masks_module, "WAIT_S", 0.3)
+    monkeypatch.setattr(mask_fill_module, "BLOCKED_S", 0.1)
     masks, woken = make_masks(backend), threading.Event()
     masks.listen(woken.set)
     held, quick, plain = make_request("held", 1), make_request("quick", 99), make_request("plain", None)
@@ -241,13 +243,6 @@ def test_a_fault_of_the_library_fails_its_request_and_ends_no_thread() -> None:
     assert sample(masks, quick) == 1
 
 
-def test_a_fault_of_a_job_ends_no_thread() -> None:
-    threads, done = DaemonThreads("tests", 1, 10), threading.Event()
-    threads.submit(lambda: [].pop())
-    threads.submit(done.set)
-    assert done.wait(TIMEOUT_S)
-
-
 def test_an_output_that_has_ended_is_refused(backend: CountingBackend) -> None:
     with pytest.raises(InvalidRequest, match="grammar: the output has already ended"):
         make_masks(backend).enter(make_request("ended", 99, [1, 2, EOS]))
@@ -273,7 +268,7 @@ class SteadyBackend(CountingBackend):
 
 
 def test_a_step_with_many_masks_goes_on_at_its_deadline_and_no_request_starves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masks_module, "SLOW_FILL_S", 10.0)  # however busy this machine is
+    monkeypatch.setattr(mask_fill_module, "BLOCKED_S", 10.0)  # however busy this machine is
     masks = make_masks(SteadyBackend())
     requests = [make_request(f"{number}", 99, [1]) for number in range(8 * threads_module.MAX_THREADS)]
     for request in requests:

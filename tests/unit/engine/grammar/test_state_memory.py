@@ -87,7 +87,7 @@ def state_with(matched_bytes: float, num_tokens: int) -> GrammarState:
     request = make_request("a", 99)
     position = GrammarPosition(CountingGrammar(CountingBackend().gate, 99), lambda _: None, 2, [], 0)
     position.match_s, position.num_tokens = matched_bytes / state_memory.BYTES_PER_S, num_tokens
-    return GrammarState(ref(request), WORD, "", position)
+    return GrammarState(ref(request), WORD, "", "", position=position)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_nothing_fails_within_the_bound(
 def test_the_largest_fail_until_a_share_is_free(monkeypatch: pytest.MonkeyPatch, allocated: float, base: float) -> None:
     small = [state_with(100 * MIB, 1000) for _ in range(12)]
     large, larger, usual = state_with(200 * MIB, 1000), state_with(210 * MIB, 1000), state_with(300 * MIB, 200_000)
-    without_matcher = GrammarState(ref(make_request("a", 99)), WORD, "")
+    without_matcher = GrammarState(ref(make_request("a", 99)), WORD, "", "")
     memory = StateMemory()
     monkeypatch.setattr(state_memory, "allocated_bytes", lambda: base)
     memory.note_empty()

@@ -247,6 +247,10 @@ def test_cheap_grammars_compile_soon(tmp_path: Path, seed: int) -> None:
         "type": "repeat", "min": 0, "max": 1000, "content": {"type": "const_string", "value": "a"}}})),
     Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": {
         "type": "star", "content": {"type": "plus", "content": {"type": "regex", "pattern": ".?"}}}})),
+    *(Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": {
+        "type": "star", "content": content}})) for content in (
+        {"type": "const_string", "value": ""},
+        {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": ""})),
     Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": {
         "type": "grammar", "grammar": 'root ::= "a"{1,99}'}})),
 ])  # fmt: skip

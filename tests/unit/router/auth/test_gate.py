@@ -125,6 +125,7 @@ async def test_without_keys_every_request_is_served() -> None:
             assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
         assert await generate(router, None, text="a")
     assert [command.cache_salt for command in worker.commands] == ["mine"] * 3 + [""]
+    assert {command.tenant for command in worker.commands} == {""}
 
 
 @pytest.mark.parametrize("more", ["", "?a=1"])
@@ -165,6 +166,7 @@ async def test_grpc_asks_for_the_key_in_its_metadata(keys: TestKeys) -> None:
     command, other = worker.commands
     assert (command.cache_salt, command.priority) == (SALTS.salt("key:a", "mine"), 0)
     assert other.cache_salt == SALTS.salt("key:a", "")
+    assert command.tenant == other.tenant == SALTS.salt("key:a", "")
 
 
 async def test_a_removed_key_is_rejected_at_once(keys: TestKeys) -> None:
@@ -197,6 +199,8 @@ async def test_tenants_do_not_find_each_others_prompts(keys: TestKeys) -> None:
         *(SALTS.salt("key:a", own) for own in ("", "mine", SALTS.salt("scope:team", ""))),
         *(SALTS.salt("scope:team", own) for own in ("", "mine")),
     }
+    tenants = {command.tenant for command in worker.commands}
+    assert tenants == {SALTS.salt(name, "") for name in ("key:a", "scope:team")}  # whatever salts they choose
     async with running_router(worker, api_keys_file=str(keys.path), shared_cache=True) as router:
         assert [await cached(key) for key in (a, b, c)] == [0, 4, 4]
 

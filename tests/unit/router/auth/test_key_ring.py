@@ -189,6 +189,10 @@ def test_salts_differ_between_tenants_and_agree_within_scopes(tmp_path: Path) ->
     assert len({*own, *salts}) == 6
     shared = [client.cache_salt("x") for client in map(Ring(keys, shared_cache=True).find, given) if client is not None]
     assert shared == ["x"] * 4
+    for shared_cache in (False, True):
+        tenants = [client.tenant_id for client in map(Ring(keys, shared_cache=shared_cache).find, given) if client]
+        assert tenants[1] == tenants[2]
+        assert len(set(tenants)) == 3
 
 
 def test_a_command_line_key_has_the_same_name_at_every_router() -> None:
