@@ -82,7 +82,7 @@ async def test_a_request_that_is_always_refused_does_not_delay_the_others(tmp_pa
         owned = rig.own(rig.create(200))
         run = run_module.BatchRun(owned, rig.parts)
         running = asyncio.create_task(run.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             while rig.batches.find(rig.tenant, owned.record.id).record.num_completed < 199:
                 await asyncio.sleep(0.02)
         running.cancel()

@@ -191,7 +191,7 @@ async def test_few_batches_of_a_tenant_are_ended_at_once(tmp_path: Path, monkeyp
             await asyncio.sleep(0.005)
         running.cancel()
         await asyncio.wait([running])
-        assert most == 2 * runner_module.MAX_TENANT_RUNNING
+        assert 1 <= most <= 2 * runner_module.MAX_TENANT_RUNNING
         assert num_run == 0
 
 

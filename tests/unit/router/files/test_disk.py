@@ -43,16 +43,16 @@ async def test_results_and_errors_reach_the_caller() -> None:
 async def test_calls_that_wait_for_the_quota_leave_threads_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durable, "LOCK_S", 1.0)
+    monkeypatch.setattr(durable, "LOCK_S", 2.0)
     folder, disk = FileFolder(tmp_path, FolderLimits(file_bytes=9, tenant_bytes=99, max_bytes=99)), Disk()
     with locked(tmp_path / "quota.lock"):  # by a process that has stopped
         begin = lambda: folder.begin(TenantId("a"), 1)  # noqa: E731
         uploads = [asyncio.create_task(disk.run(begin, uses_quota=True)) for _ in range(MAX_WAITING)]
         await asyncio.sleep(0.05)
-        assert await asyncio.wait_for(disk.run(lambda: folder.of_tenant(TenantId("a"))), 0.5) == []
+        assert await asyncio.wait_for(disk.run(lambda: folder.of_tenant(TenantId("a"))), 1.5) == []
         with pytest.raises(FolderLost, match="too many requests"):
             await disk.run(begin, uses_quota=True)
-        done, _ = await asyncio.wait(uploads, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(uploads, timeout=10, return_when=asyncio.FIRST_COMPLETED)
         assert {type(each.exception()) for each in done} == {FolderLost}
     results = await asyncio.gather(*uploads, return_exceptions=True)
     assert len([each for each in results if isinstance(each, FolderLost)]) <= 2 * NUM_THREADS
