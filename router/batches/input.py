@@ -45,7 +45,7 @@ class BatchInput:
 class InputReader:
     """Reader of the inputs of all batches, one call at a time.
 
-    Its parser shares the GIL with the event loop. It pauses for as long as it has worked.
+    Parsing holds the GIL, which the event loop needs, so the reader pauses after it for as long as it took.
     """
 
     def __init__(self, disk: Disk, max_line_bytes: int, context_len: Callable[[], int]) -> None:

@@ -34,7 +34,7 @@ WATCH_S = 1.0  # between two checks for a reason to stop, and between two stores
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.25, 30.0
 MAX_BYTES = 32 << 20  # of lines and responses of requests without a written result; a larger line is alone
 NUM_WRITTEN = 1000  # results of requests that were not run, written together
-LONE_LOSSES, MAX_LOSSES = 2, 3  # of workers: from then on a request runs alone; its last response is its result
+LONE_LOSSES, MAX_LOSSES = 2, 3  # of workers: after so many a request runs alone, and its 503 is its result
 NO_ROOM = BatchError(
     "storage_limit_exceeded",
     "The results have no room: the files take all bytes of --files-bytes that a tenant may use.",
@@ -255,7 +255,7 @@ class BatchRun:
         self._losses[line.custom_id] += exchange.worker_lost
         if exchange.status in RETRIED and self._losses[line.custom_id] < MAX_LOSSES:
             self._parts.metrics.refused()
-            self._pending.append(line)  # behind the others: they may not be refused
+            self._pending.append(line)  # behind the others, which may not be refused
             self._pause(exchange.retry_after_s)
             return True
         self._backoff_s = MIN_BACKOFF_S
