@@ -1,9 +1,10 @@
 """The run of one batch by the router that owns it.
 
-1. Check all lines of the input (`read_input`). A batch with a wrong line fails and runs no request.
+1. Check all lines of the input (`InputReader`). A batch with a wrong line fails and runs no request.
 2. Start requests as `Slots` have room, except those that have results in the journal.
-3. Write each result to the journal. A request that is displaced or gets 429 or 503 runs again.
-4. Stop when all have results, the batch is cancelled or expires, or its key has gone. The rest get an error each.
+3. Write each result to the journal. A request that is displaced or gets 429 or 503 runs again, unless it loses workers.
+4. Stop when all have results, the batch is cancelled or expires, its key has gone, or there is no room for results.
+   As far as there is room, the rest get an error each.
 5. Turn the journal into files, and store the final record.
 """
 
