@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from baton.router.config import RouterConfig
+from baton.router.model_options import ModelOptions
 from baton.router.output.format import OutputFormat, find_output_format
 from baton.router.text.tokenizer import Tokenizer
 from baton.settings.config_file import load
@@ -26,7 +27,7 @@ def qwen(tmp_path: Path) -> str:
 def found(model: str, **options: str) -> OutputFormat:
     tokenizer = Tokenizer(model)
     try:
-        return find_output_format(RouterConfig(model=model, **options), tokenizer)  # type: ignore[arg-type]  # texts
+        return find_output_format(ModelOptions(model, "model", **options), tokenizer)
     finally:
         tokenizer.close()
 
