@@ -113,5 +113,5 @@ def test_workers_of_different_models_are_compared_with_their_own_kind() -> None:
     (section,) = compared(workers, ("m",))
     assert "models-differ" in {finding.check for finding in section.findings}
     sections = compared(workers, ("m", "n", "o"))
-    assert [each.title for each in sections] == ["workers of m compared", "workers of n compared"]
+    assert [each.about for each in sections] == ["workers of m compared", "workers of n compared"]
     assert {finding.check for each in sections for finding in each.findings} == {"workers-alike"}
