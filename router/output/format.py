@@ -97,8 +97,9 @@ def find_output_format(options: ModelOptions, tokenizer: Tokenizer) -> OutputFor
     Raises OptionError for formats that exclude each other.
     """
     found = detect(tokenizer.chat_template.source)
-    calls = _name("tool calls", options.tool_call_parser, found.tool_format, TOOL_FORMAT_NAMES)
-    reasoning = _name("reasoning", options.reasoning_parser, found.reasoning_format, REASONING_FORMAT_NAMES)
+    model = options.name
+    calls = _name(f"tool calls of {model}", options.tool_call_parser, found.tool_format, TOOL_FORMAT_NAMES)
+    reasoning = _name(f"reasoning of {model}", options.reasoning_parser, found.reasoning_format, REASONING_FORMAT_NAMES)
     try:
         texts = markers(calls, reasoning)
     except ValueError as error:

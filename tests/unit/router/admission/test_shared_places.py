@@ -1,6 +1,8 @@
 """The places of completions in flight that several models share."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -12,6 +14,8 @@ from baton.router.admission.shared_places import SharedPlaces, reserved_places
 from baton.router.config import RouterConfig
 from baton.router.metrics.traffic import Arrivals
 from baton.router.request_context import RequestContext
+from baton.router.served_model import ServedModel
+from baton.router.served_models import ServedModels
 from baton.settings.values import OptionError
 from tests.unit.router.admission_rig import Workers, settle
 
@@ -82,6 +86,19 @@ async def test_a_busy_model_leaves_the_places_that_are_reserved_for_others() -> 
     assert models.inflight == [0, 0]
 
 
+async def test_two_busy_models_leave_the_places_of_a_third() -> None:
+    models = Models(max_inflight=12, num_models=3)
+    await models.send(0, 20)
+    await models.send(1, 20)
+    assert models.inflight == [8, 2, 0]
+    await models.send(2, 2)
+    assert models.inflight == [8, 2, 2]
+    await models.end(2, 2)
+    await models.end(0, 1)
+    assert models.inflight == [7, 3, 0]
+    await models.end_all()
+
+
 async def test_a_free_place_goes_to_the_model_with_the_fewest_in_flight() -> None:
     models = Models(max_inflight=8, num_models=2)
     await models.send(0, 10)
@@ -113,6 +130,22 @@ async def test_one_model_has_all_places() -> None:
     await models.send(0, 5)
     assert (models.inflight, models.waiting) == ([4], [1])
     await models.end_all()
+
+
+async def test_a_drain_waits_for_a_model_that_got_a_request_while_another_ended() -> None:
+    models = Models(max_inflight=8, num_models=2)
+    served = ServedModels(
+        [cast(ServedModel, SimpleNamespace(name=str(each), admission=each)) for each in models.admissions]
+    )
+    await models.send(0, 1)
+    waiting = asyncio.create_task(served.wait_idle(10))
+    await settle()
+    await models.send(1, 1)
+    await models.end(0, 1)
+    assert not waiting.done()
+    assert not await served.wait_idle(0.01)
+    await models.end_all()
+    assert await waiting
 
 
 def test_the_options_bound_a_request_and_a_model() -> None:

@@ -33,6 +33,12 @@ async def samples(router: RunningRouter) -> dict[tuple[str, str], float]:
     }
 
 
+async def models_of_workers(router: RunningRouter) -> set[tuple[str, str | None]]:
+    """Return the address and model of each connection."""
+    workers = (await router.http.get("/workers")).json()["workers"]
+    return {(each["address"], each.get("model")) for each in workers}
+
+
 async def test_metrics_count_by_model(tmp_path: Path) -> None:
     async with two_models(tmp_path) as router:
         for model in (FIRST, OTHER, OTHER):
@@ -166,7 +172,10 @@ async def test_all_models_get_an_error_at_the_drain_timeout(tmp_path: Path) -> N
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "router_draining")
 
 
-async def test_a_worker_that_serves_another_model_after_a_restart_moves(tmp_path: Path) -> None:
+async def test_a_worker_that_serves_another_model_after_a_restart_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.router.workers.connection.GIVE_UP_S", 1000.0)  # its first pool gives it up at once
     first, other = ScriptedWorker(), other_worker()
     async with two_models(tmp_path, first, other) as router:
         assert (await complete(router, FIRST)).headers["x-baton-decode"] == "decode-0"
@@ -175,7 +184,7 @@ async def test_a_worker_that_serves_another_model_after_a_restart_moves(tmp_path
             first.model = model
             await first.start()
             async with asyncio.timeout(10):
-                while (await worker_states(router.http))[first.address].get("model") != model:
+                while await models_of_workers(router) != {(first.address, model), (other.address, OTHER)}:
                     await asyncio.sleep(0.01)
             answer = await complete(router, model, **{"x-baton-decode": "decode-0"})
             assert answer.headers["x-baton-decode"] == "decode-0"
