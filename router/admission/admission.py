@@ -10,6 +10,9 @@ The life of a request here:
    completions end or workers join. A request leaves early if its client disconnects or its deadline expires.
 4. It holds room for its completions until its last token is generated, whether or not its client has read it
    (`UnreadOutput`).
+
+Each model of a router has an admission of its own, which shares the router's places with those of the others
+(`SharedPlaces`).
 """
 
 import asyncio
