@@ -68,7 +68,9 @@ class RouterConfig:
     )
     target_ttft_ms: float | None = option(None, "Older form of slo, with target_tpot_ms.", minimum=0.001, hidden=True)
     target_tpot_ms: float | None = option(None, "Older form of slo, with target_ttft_ms.", minimum=0.001, hidden=True)
-    max_inflight: int = option(8192, "Maximum completions in progress, whatever the workers' capacity.", minimum=1)
+    max_inflight: int = option(
+        8192, "Maximum completions of all models in progress, whatever the workers' capacity.", minimum=1
+    )
     max_queue: int = option(
         2048, "Maximum completions of a model waiting in the router; further ones get 429.", minimum=0
     )

@@ -252,7 +252,7 @@ class WorkerPool:
         listed = dict.fromkeys((*fixed, *(member.address for member in members)))
         renewed = {member.address for member in members if member.incarnation not in known}
         for connection in self.connections:
-            connection.is_elsewhere = connection.address in view.fixed and connection.address not in listed
+            connection.is_elsewhere = connection.address not in listed and connection.address in view.fixed
             connection.mark_listed(connection.address in listed)
             # A new incarnation at an address that was never reached is a new worker, without past failures.
             is_renewed = connection.address in renewed and bool(connection.last_error)
