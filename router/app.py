@@ -18,6 +18,7 @@ from baton.process.progress import ProgressReporter
 from baton.protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from baton.protos.router_pb2_grpc import add_InferenceServicer_to_server
 from baton.router.auth.cache_secret import agreed
+from baton.router.batches.runner import run_batches
 from baton.router.config import RouterConfig
 from baton.router.errors import Draining
 from baton.router.grpc.auth_interceptor import GateInterceptor
@@ -113,6 +114,8 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
         service = await asyncio.to_thread(make_service, config)
         for model in service.models:
             stack.callback(model.tokenizer.close)
+        if service.files is not None:
+            stack.callback(service.files.disk.close)
         if service.response_store is not None:
             stack.push_async_callback(service.response_store.close)
         await stack.enter_async_context(agreed(service.cache_secret, config.registry))
@@ -133,6 +136,8 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
         http_server = HttpServer(http_app, certificate, config.body_timeout_s)
         http = asyncio.create_task(http_server.serve([listener]), name="HTTP server")
         await _wait_or_fail((http, *pools), http_server.listening.wait())
+        batches = asyncio.create_task(run_batches(service, http_app.posts), name="batches")
+        stack.push_async_callback(_cancel, batches)
         if garbage is not None:
             collecting = asyncio.create_task(garbage.run(lambda: not service.models.num_inflight), name="garbage")
             stack.push_async_callback(_cancel, collecting)
@@ -144,6 +149,7 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
         try:
             await _wait_or_fail((http, *pools), stopping.wait())
             end_s = time.monotonic() + config.drain_timeout_s
+            await _cancel(batches)  # another router continues the batches
             await health_servicer.enter_graceful_shutdown()
             grpc_end = asyncio.create_task(grpc_server.stop(config.drain_timeout_s + STOP_GRACE_S), name="gRPC server")
             stack.push_async_callback(_cancel, grpc_end)  # it waits for all calls, Health.Watch included

@@ -143,6 +143,20 @@ class RouterConfig:
         "ones are deleted first. With API keys, a tenant has at most a quarter. 0: none are stored.",
         minimum=0,
     )
+    files_dir: str | None = option(
+        None,
+        "Directory for the files and batches of clients (/v1/files, /v1/batches); all routers of a deployment share "
+        "it. Default: none, and these paths return 404.",
+    )
+    files_bytes: int = option(
+        10 << 30,
+        "Maximum bytes of all files in files_dir. With API keys, a tenant has at most a quarter. One file has at most "
+        "200 MiB.",
+        minimum=1 << 20,
+    )
+    batch_inflight: int = option(
+        256, "Maximum completions of batches in flight, of one router process, behind all other requests.", minimum=1
+    )
     tool_call_parser: str | None = option(
         None,
         "Format of the model's tool calls, under vLLM's names. Default: found in the chat template; none: outputs are "

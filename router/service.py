@@ -1,5 +1,6 @@
 """The parts of a router that its front ends share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from baton.router.auth.api_key import unnamed_key
 from baton.router.auth.cache_secret import CacheSecret
 from baton.router.auth.client import Gate, KeyRing
 from baton.router.auth.keys_file import KeysFile
+from baton.router.batches.folder import BatchFolder
 from baton.router.config import RouterConfig
+from baton.router.files.store import FileStore, open_files
 from baton.router.metrics.page import MetricsPage, ProcessGroup
 from baton.router.metrics.process_states import ProcessStates
 from baton.router.metrics.router_series import RouterSeries
@@ -37,6 +40,9 @@ class RouterService:
     body_budget: BodyBudget
     unread: UnreadOutput
     response_store: ResponseStore | None  # None: no responses are stored
+    files: FileStore | None  # None: no files are stored
+    batch_folder: BatchFolder | None  # next to the files
+    registry: CollectorRegistry  # of the series that do not belong to one of several models
     group: ProcessGroup | None  # the processes that share the ports; None: a single process
     metrics_page: MetricsPage
     processes: ProcessStates
@@ -60,14 +66,14 @@ def make_service(config: RouterConfig) -> RouterService:
     places = SharedPlaces(config.max_inflight, len(names)) if len(names) > 1 else None
     maker = ModelMaker(config, security, WorkerModels(names), places)
     models = [maker.make(options) for options in config.models]
-    registry = CollectorRegistry()  # of the series that do not belong to one of several models
-    label = "" if len(names) > 1 else names[0]
+    registry, label = CollectorRegistry(), shared_label(names)
     unread = UnreadOutput(_unread_limits(config), UnreadMetrics(registry, label))
     processes = ProcessStates(config)
     registry.register(processes)
     body_budget = make_body_budget(config, registry, label)
     series = RouterSeries([*(model.metrics.registry for model in models), registry])
     group = _make_group(config, series)
+    files = open_files(config)
     return RouterService(
         config=config,
         gate=gate,
@@ -77,10 +83,18 @@ def make_service(config: RouterConfig) -> RouterService:
         body_budget=body_budget,
         unread=unread,
         response_store=open_store(config),
+        files=files,
+        batch_folder=None if files is None else BatchFolder(files.folder),
+        registry=registry,
         group=group,
         metrics_page=MetricsPage(series, group),
         processes=processes,
     )
+
+
+def shared_label(names: Sequence[str]) -> str:
+    """Return the label `model_name` of the series that do not belong to one of several models."""
+    return names[0] if len(names) == 1 else ""
 
 
 def _unread_limits(config: RouterConfig) -> UnreadLimits:

@@ -42,6 +42,7 @@ class _Waiter(Ticket):
 
     admitted: asyncio.Future[None]
     since_s: float  # when it was queued
+    is_deferred: bool
     is_queued: bool = True
 
 
@@ -59,6 +60,8 @@ class Admission:
     ) -> None:
         """`places`: those that several models share; None: the router serves one model."""
         self.num_inflight = 0
+        self.num_deferred = 0  # those of `num_inflight` that are of batches
+        self.on_pressure: Callable[[int], None] = lambda _: None  # see `_press`
         self.draining = False
         self.arrivals = arrivals  # of requests that generate
         self._limits = limits
@@ -79,6 +82,12 @@ class Admission:
     def num_waiting(self) -> int:
         """Completions in the queue."""
         return self._queue.num_completions
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences that the workers run at once."""
+        self._limit_at(self._clock())
+        return self._limit.num_seqs
 
     @property
     def oldest_wait_s(self) -> float:
@@ -105,10 +114,11 @@ class Admission:
             self._metrics.refused(Refusal.EXPIRED)
             raise exceeded("was being received")
         if self._fits(num_completions, now_s) and not (self.num_waiting and self._limit.has_worker):
-            self._take(num_completions)
+            self._take(num_completions, context.is_deferred)
+            self._press(context.is_deferred)
             return now_s
         turn = asyncio.get_running_loop().create_future()
-        ticket = _Waiter(num_completions, context.priority, context.fairness_key, turn, now_s)
+        ticket = _Waiter(num_completions, context.priority, context.fairness_key, turn, now_s, context.is_deferred)
         self._refuse_late(ticket, now_s, left_s)
         self._make_room(ticket, now_s)
         await self._wait(ticket, now_s, left_s)
@@ -116,9 +126,11 @@ class Admission:
         self._metrics.waited(admitted_s - now_s)
         return admitted_s
 
-    def leave(self, num_completions: int, admitted_s: float, generates: bool = True) -> None:
+    def leave(self, num_completions: int, admitted_s: float, generates: bool = True, is_deferred: bool = False) -> None:
         """Release the room of completions that were admitted at `admitted_s`."""
         self.num_inflight -= num_completions
+        if is_deferred:
+            self.num_deferred -= num_completions
         now_s = self._clock()
         if generates:
             self._rate.ended(now_s, num_completions, now_s - admitted_s)
@@ -138,7 +150,7 @@ class Admission:
                 return
             self._queue.take(head)
             head.is_queued = False
-            self._take(head.num_completions)
+            self._take(head.num_completions, head.is_deferred)
             head.admitted.set_result(None)
         self._rate.idle(now_s)
         if not self.num_inflight:
@@ -174,9 +186,20 @@ class Admission:
             return num_completions <= self._places.num_free(self)
         return self.num_inflight + num_completions <= self._limit.max_inflight
 
-    def _take(self, num_completions: int) -> None:
+    def _take(self, num_completions: int, is_deferred: bool) -> None:
         self.num_inflight += num_completions
+        if is_deferred:
+            self.num_deferred += num_completions
         self._idle.clear()
+
+    def _press(self, is_deferred: bool) -> None:
+        """Call `on_pressure` after the arrival of an interactive request if some of them lack room.
+
+        Its argument is the number of completions of batches that should give up theirs.
+        """
+        num_over = self.num_inflight + self.num_waiting - self._limit.num_seqs
+        if num_over > 0 and self.num_deferred and not is_deferred:
+            self.on_pressure(min(num_over, self.num_deferred))
 
     def _refuse_late(self, ticket: _Waiter, now_s: float, left_s: float) -> None:
         """Raise Overloaded if the request's expected wait exceeds its deadline or `max_wait_s`."""
@@ -223,6 +246,7 @@ class Admission:
         self._queue.add(ticket)
         self._idle.clear()
         self._rate.busy(now_s)
+        self._press(ticket.is_deferred)
         if self._watch is None or self._watch.done():
             self._watch = loop.create_task(self._watch_workers(), name="admission")
         timers = [loop.call_later(left_s, self._expire, ticket)] if left_s < math.inf else []
@@ -235,7 +259,9 @@ class Admission:
                 self._remove(ticket)
                 self.serve(self._clock())
             elif not ticket.admitted.cancelled() and ticket.admitted.exception() is None:
-                self.leave(ticket.num_completions, self._clock())  # admitted in the same iteration of the event loop
+                self.leave(
+                    ticket.num_completions, self._clock(), is_deferred=ticket.is_deferred
+                )  # admitted in the same iteration of the event loop
             raise
         finally:
             for timer in timers:
@@ -296,7 +322,7 @@ class Admitted:
         self._arrival: Arrival | None = None
 
     async def __aenter__(self) -> None:
-        if self._generates and not self._admission.draining:
+        if self._generates and not self._context.is_deferred and not self._admission.draining:
             self._arrival = self._admission.arrivals.add(self._num_completions)
         self._admitted_s = await self._admission.enter(self._num_completions, self._context)
 
@@ -306,7 +332,7 @@ class Admitted:
         generated = self._generates and not isinstance(error, InvalidRequest)
         if self._arrival is not None and not generated:
             self._admission.arrivals.remove(self._arrival)
-        self._admission.leave(self._num_completions, self._admitted_s, generated)
+        self._admission.leave(self._num_completions, self._admitted_s, generated, self._context.is_deferred)
 
 
 def _whole_seconds(wait_s: float | None) -> int:

@@ -200,6 +200,8 @@ class Dispatcher:
                 left_s = deadline_s - asyncio.get_running_loop().time()
                 if left_s <= 0 and isinstance(error, ImpossiblePlan) and progress.failure is not None:
                     raise progress.failure from error  # the request is valid: its worker failed it
+                if left_s <= 0 and (progress.losses.num_lost or progress.excluded):
+                    raise WorkerLost(f"{progress.failure}; {error}") from error
                 if left_s <= 0:
                     raise
                 await self._pool.wait_change(left_s)

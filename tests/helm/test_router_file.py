@@ -48,3 +48,13 @@ def test_the_slo_reaches_the_router() -> None:
     objects = charts.render(charts.merged(charts.MODEL, {"router": {"config": promised}}))
     told = yaml.safe_load(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])
     assert {snake(name): value for name, value in promised.items()}.items() <= told.items()
+
+
+def test_routers_share_the_claim_of_their_files() -> None:
+    objects = charts.render(charts.merged(charts.MODEL, {"router": {"files": {"existingClaim": "shared"}}}))
+    told = yaml.safe_load(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])
+    pod = charts.only(objects, "Deployment", "baton-router")["spec"]["template"]["spec"]
+    [mount] = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "files"]
+    [volume] = [each for each in pod["volumes"] if each["name"] == "files"]
+    assert mount == {"name": "files", "mountPath": told["files_dir"]}
+    assert volume["persistentVolumeClaim"] == {"claimName": "shared"}
