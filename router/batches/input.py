@@ -1,8 +1,9 @@
 """The input of a batch: a request a line, checked before the first one runs."""
 
 import asyncio
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import BinaryIO, TypeVar
@@ -32,6 +33,7 @@ class Line:
     length: int  # bytes
     num_completions: int  # 0: an embedding request
     stream: bool
+    model: str = ""  # name of a served model; empty: the request names none of them
 
 
 @dataclass(slots=True)
@@ -48,17 +50,23 @@ class InputReader:
     Parsing holds the GIL, which the event loop needs, so the reader pauses after it for as long as it took.
     """
 
-    def __init__(self, disk: Disk, max_line_bytes: int, context_len: Callable[[], int]) -> None:
-        """`context_len`: returns the maximum tokens of a prompt, each of which may be an element of a list."""
+    def __init__(
+        self, disk: Disk, max_line_bytes: int, context_len: Callable[[], int], models: Collection[str] = ()
+    ) -> None:
+        """`context_len`: returns the maximum tokens of a prompt, each of which may be an element of a list.
+
+        `models`: names of the served models.
+        """
         self._disk = disk
         self._max_line_bytes = max_line_bytes
         self._context_len = context_len
+        self._models = frozenset(models)
         self._turn = asyncio.Lock()
 
     async def read(self, file: BinaryIO, endpoint: str) -> BatchInput:
         """Check all lines of a file, and return where each is. Blank lines are ignored. Raises FolderLost."""
         found = BatchInput()
-        checks = _check_lines(file, _Rules(endpoint, self._max_line_bytes, self._context_len()), found)
+        checks = _check_lines(file, _Rules(endpoint, self._max_line_bytes, self._context_len(), self._models), found)
         while await self._paced(lambda: _run_slice(checks)):
             pass
         return found
@@ -98,6 +106,7 @@ class _Rules:
     endpoint: str
     max_line_bytes: int
     max_elements: int
+    models: frozenset[str]
 
 
 def _check_lines(file: BinaryIO, rules: _Rules, found: BatchInput) -> Iterator[None]:
@@ -172,7 +181,9 @@ def _check(number: int, offset: int, text: bytes, rules: _Rules, seen: set[str])
         return error("mismatched_url", f"The url must be the batch's endpoint, {rules.endpoint}.", "url")
     if not isinstance(body, dict):
         return error("invalid_body", "The body must be a JSON object.", "body")
-    return Line(custom_id, offset, len(text), num_completions(rules.endpoint, body), bool(body.get("stream")))
+    model = body.get("model")
+    known = sys.intern(model) if isinstance(model, str) and model in rules.models else ""
+    return Line(custom_id, offset, len(text), num_completions(rules.endpoint, body), bool(body.get("stream")), known)
 
 
 def num_completions(endpoint: str, body: Mapping[str, object]) -> int:

@@ -12,6 +12,7 @@ import asyncio
 import random
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -57,7 +58,7 @@ class BatchParts:
     files: FileStore
     lines: LineRunner
     inputs: InputReader
-    slots: Slots
+    slots: Mapping[str, Slots]  # by model; "": of requests that name none
     metrics: BatchMetrics
 
 
@@ -228,7 +229,8 @@ class BatchRun:
         work = lines.run(endpoint, LineExchange(client, body), line.stream)
         del body  # the exchange frees it once the request has been parsed
         is_alone = self._losses[line.custom_id] >= LONE_LOSSES
-        request = await self._parts.slots.start(line.num_completions, work, is_alone=is_alone)
+        slots = self._parts.slots[line.model]
+        request = await slots.start(line.num_completions, work, is_alone=is_alone)
         self._num_bytes += line.length
         self._inflight[asyncio.create_task(self._finish_line(line, request, journal))] = request
 

@@ -17,7 +17,7 @@ from baton.router.batches.run import BatchParts, BatchRun
 from baton.router.batches.slots import Slots
 from baton.router.files.disk import FolderLost
 from baton.router.http.body_route import BodyRoute
-from baton.router.service import RouterService
+from baton.router.service import RouterService, shared_label
 
 logger = logging.getLogger(__name__)
 
@@ -117,12 +117,15 @@ async def run_batches(service: RouterService, posts: Mapping[str, BodyRoute[Any]
     """Run the batches of a router until cancelled; return at once if it stores none. `posts`: handlers by path."""
     if service.files is None or service.batch_folder is None:
         return
-    metrics = BatchMetrics(service.metrics.registry, service.model.name)
+    models = service.models
+    metrics = BatchMetrics(service.registry, shared_label(models.names))
+    max_inflight = max(1, service.config.batch_inflight // len(models.names))
+    slots = {model.name: Slots(model.admission, max_inflight, metrics) for model in models}
     parts = BatchParts(
         files=service.files,
         lines=LineRunner(service.gate, posts),
-        inputs=InputReader(service.files.disk, service.config.max_body_bytes, service.pipeline.context_len),
-        slots=Slots(service.admission, service.config.batch_inflight, metrics),
+        inputs=InputReader(service.files.disk, service.config.max_body_bytes, models.context_len, models.names),
+        slots={"": slots[models.names[0]], **slots},
         metrics=metrics,
     )
     await BatchRunner(service.batch_folder, parts).run()

@@ -73,7 +73,7 @@ class HttpApp:
 def make_http_app(service: RouterService) -> HttpApp:
     """Return the application that serves OpenAI's and Anthropic's APIs."""
     tokenizer, chat, config = TokenizeApi(service), ChatApi(service), service.config
-    reader = BodyReader(service.pipeline.context_len)
+    reader = BodyReader(service.models.context_len)
     intake = BodyIntake(service.gate, service.body_budget, reader, config.max_body_bytes)
     messages = MessagesApi(service, chat)
     posts: Posts = {

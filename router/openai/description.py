@@ -90,6 +90,7 @@ FILE_ERRORS: Mapping[int, str] = {
 }
 GET_ERRORS: Mapping[str, Mapping[int, str]] = {
     "/v1/models/{name}": {404: "The model does not exist."},
+    "/pools": {400: "The model is not named, but there are several.", 404: "The model does not exist."},
     "/ready": {503: "No request would be served now."},
     "/v1/responses/{response_id}": STORED_ERRORS,
     "/v1/responses/{response_id}/input_items": STORED_ERRORS,
@@ -113,8 +114,9 @@ class Description:
         """`posts`: the model of each path's request body."""
         self._gate = service.gate
         self._posts = posts
-        config, vocab_size = service.config, service.model.vocab_size
-        max_choices = min(config.max_choices, config.max_inflight)
+        config, vocab_size = service.config, max(model.info.vocab_size for model in service.models)
+        self._model_names = service.models.names
+        max_choices = config.max_completions
         self._bounds: Mapping[str, tuple[str, int]] = {  # by the title of a type
             TOKEN_ID: ("maximum", vocab_size - 1),
             COMPLETIONS: ("maximum", max_choices),
@@ -133,6 +135,8 @@ class Description:
         )
         known = {each: references[each, "validation"] for each in types}
         self._add_bounds(definitions["$defs"])
+        if len(self._model_names) > 1:
+            self._require_model(definitions["$defs"])
         schema["components"] = {
             "schemas": definitions["$defs"],
             "securitySchemes": {
@@ -151,6 +155,14 @@ class Description:
         for path, model in self._posts.items():
             schema["paths"].setdefault(path, {})["post"] = self._post(path, model, known)
         return schema
+
+    def _require_model(self, definitions: Json) -> None:
+        """Describe that requests name one of several models."""
+        for body in self._posts.values():
+            schema = definitions[body.__name__]
+            if "model" in schema["properties"]:
+                schema["properties"]["model"] = {"title": "Model", "enum": list(self._model_names)}
+                schema["required"] = ["model", *schema.get("required", ())]
 
     def _post(self, path: str, model: type[BaseModel], known: Mapping[Any, Json]) -> Json:
         return {

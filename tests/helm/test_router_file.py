@@ -1,5 +1,6 @@
 """The routers' file is what a router takes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,15 @@ def test_the_router_accepts_its_file(case: str, tmp_path: Any) -> None:
     }
     for path in (config.tls_cert, config.ssl_certfile, config.api_keys_file):
         assert path is None or path.rpartition("/")[0] in mounts
+
+
+def test_further_models_reach_the_router(tmp_path: Path) -> None:
+    further = ["/models/org/other=org/other", "/models/third"]
+    objects = charts.render(charts.merged(charts.MODEL, {"router": {"config": {"alsoServe": further}}}))
+    file = tmp_path / "router.yaml"
+    file.write_text(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])
+    config = load(RouterConfig, file, {"registry": "redis://cache:6379/0"})
+    assert [model.name for model in config.models] == [config.model_name, "org/other", "third"]
 
 
 def test_the_slo_reaches_the_router() -> None:

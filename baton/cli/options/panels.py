@@ -5,7 +5,16 @@ from collections.abc import Callable
 import rich_click as click
 
 PANELS = {
-    "Model": ("model", "served_model_name", "dtype", "quantization", "max_model_len", "device", "pooling"),
+    "Model": (
+        "model",
+        "served_model_name",
+        "also_serve",
+        "dtype",
+        "quantization",
+        "max_model_len",
+        "device",
+        "pooling",
+    ),
     "Workers": (
         *("role", "worker_id", "prefill", "decode", "colocated", "tensor_parallel", "prefill_tensor_parallel"),
         *("num_threads", "cores", "max_step_s", "orphan_timeout_s", "strict"),

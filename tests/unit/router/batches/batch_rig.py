@@ -68,7 +68,7 @@ class BatchRig:
         metrics = BatchMetrics(CollectorRegistry(), "model")
         self.lines = LineRunner(self.gate(self.key), {URL: Route(serve)})
         slots = Slots(Rig(max_inflight=1000, workers=Workers(64)).admission, 16, metrics)
-        self.parts = BatchParts(FileStore(self.files, self.disk), self.lines, self.inputs(), slots, metrics)
+        self.parts = BatchParts(FileStore(self.files, self.disk), self.lines, self.inputs(), {"": slots}, metrics)
         self.runner = BatchRunner(self.batches, self.parts)
 
     def inputs(self, max_line_bytes: int = 10_000) -> InputReader:
