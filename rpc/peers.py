@@ -188,6 +188,19 @@ async def check_peer(context: Context, ours: Identified, incarnation: str, finge
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
 
 
+REFUSAL = ("baton-refusal", "true")  # in the trailing metadata of calls that a worker refuses
+
+
+async def refuse(context: Context, text: str) -> None:
+    """Abort the call with UNAVAILABLE, marked as the refusal of a worker that takes no requests now."""
+    await context.abort(grpc.StatusCode.UNAVAILABLE, text, trailing_metadata=(REFUSAL,))
+
+
+def is_refusal(error: grpc.aio.AioRpcError) -> bool:
+    """Return whether the peer refused the call by `refuse`: the connection to it is intact, and it did not fail."""
+    return any(name == REFUSAL[0] for name, _ in error.trailing_metadata() or ())
+
+
 Event = TypeVar("Event", bound=Message)
 
 
