@@ -1,7 +1,7 @@
 """Channels to other workers, and the check that a call is meant for this one."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
@@ -198,7 +198,8 @@ async def refuse(context: Context, text: str) -> None:
 
 def is_refusal(error: grpc.aio.AioRpcError) -> bool:
     """Return whether the peer refused the call by `refuse`: the connection to it is intact, and it did not fail."""
-    return any(name == REFUSAL[0] for name, _ in error.trailing_metadata() or ())
+    metadata = cast(Iterable[tuple[str, str | bytes]], error.trailing_metadata() or ())
+    return REFUSAL in tuple(metadata)
 
 
 Event = TypeVar("Event", bound=Message)
