@@ -84,7 +84,8 @@ class Run:
     ) -> Generation:
         """Generate all completions; `begin` returns what receives their deltas.
 
-        The client is charged for the prompt at once, and for the output at the end.
+        The client is charged for the prompt at once, and for the output at the end; if that comes early, also for
+        output that it does not get.
         """
         model, wanted = self.model, self._wanted(inference, client)
         num_tokens = 0
@@ -97,6 +98,9 @@ class Run:
                     async for delta in deltas:
                         num_tokens += len(delta.token_ids)
                         receive(delta)
+            except BaseException:
+                num_tokens = max(num_tokens, generation.generated.num_tokens)
+                raise
             finally:
                 client.charge(num_tokens)
         return generation
