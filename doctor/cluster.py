@@ -10,7 +10,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -70,7 +70,9 @@ def examine_cluster(router: RouterAddress, max_links: int, on_progress: OnProgre
                 sections.append(Section("processes", restarts))
             return [
                 *sections,
-                *asyncio.run(_examine_workers(workers, Channels(router.security), max_links, on_progress)),
+                *asyncio.run(
+                    _examine_workers(workers, _models(state), Channels(router.security), max_links, on_progress)
+                ),
             ]
     return [
         Section("router", [failure("router-unreachable", f"{url} is not a router", "pass the router's URL as --url")])
@@ -88,10 +90,11 @@ def check_router(url: str, state: Mapping[str, object], workers: Sequence[Mappin
         for worker in workers
         if worker.get("state") not in ("ready", "draining", "drained")
     ]
+    remedy = "start a decode worker that it can reach"
     if not state.get("ready"):
-        findings.append(
-            failure("router-not-ready", "it accepts no requests", "start a decode worker that it can reach")
-        )
+        findings.append(failure("router-not-ready", "it accepts no requests", remedy))
+    elif idle := [model for model, is_ready in _models(state).items() if not is_ready]:
+        findings.append(failure("router-not-ready", f"it accepts no requests for {', '.join(idle)}", remedy))
     if state.get("degraded"):
         remedy = "wait a moment; if it persists, a worker's snapshot is missing: see the router's log"
         findings.append(warning("router-degraded", "it does not have the cache contents of every worker yet", remedy))
@@ -102,6 +105,13 @@ def check_router(url: str, state: Mapping[str, object], workers: Sequence[Mappin
             warning("registry-lost", found, "run baton doctor --registry URL on the router's machine for details")
         )
     return findings or [ok("router", f"{url} serves {state.get('model')} with {len(workers)} workers")]
+
+
+def _models(state: Mapping[str, object]) -> dict[str, bool]:
+    """Return whether each model of a router accepts requests; none if the router does not list its models."""
+    models = state.get("models")
+    listed = [each for each in models if isinstance(each, Mapping)] if isinstance(models, list) else []
+    return {str(each.get("model")): bool(each.get("ready")) for each in listed}
 
 
 def check_processes(reports: Sequence[ProcessReport]) -> list[Finding]:
@@ -116,8 +126,13 @@ def check_processes(reports: Sequence[ProcessReport]) -> list[Finding]:
 
 
 async def _examine_workers(
-    rows: Sequence[Mapping[str, object]], channels: Channels, max_links: int, on_progress: OnProgress
+    rows: Sequence[Mapping[str, object]],
+    models: Collection[str],
+    channels: Channels,
+    max_links: int,
+    on_progress: OnProgress,
 ) -> list[Section]:
+    """`models`: of the router."""
     try:
         on_progress(f"asking {len(rows)} workers")
         addresses = [str(row.get("address")) for row in rows]
@@ -126,10 +141,18 @@ async def _examine_workers(
         workers = [result for result in results if isinstance(result, ExaminedWorker)]
         if not workers:
             return sections
-        sections.append(Section("workers compared", compare(workers)))
+        sections += compared(workers, models)
         return [*sections, *await _measure_links(workers, max_links, channels, on_progress)]
     finally:
         await channels.close()
+
+
+def compared(workers: Sequence[ExaminedWorker], models: Collection[str]) -> list[Section]:
+    """Compare the workers; if the router serves several models, those of each of them."""
+    if len(models) < 2:
+        return [Section("workers compared", compare(workers))]
+    groups = {model: [each for each in workers if each.description.model == model] for model in models}
+    return [Section(f"workers of {model} compared", compare(group)) for model, group in groups.items() if group]
 
 
 def _section(address: str, result: ExaminedWorker | Finding) -> Section:

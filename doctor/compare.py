@@ -14,7 +14,7 @@ def compare(workers: Sequence[ExaminedWorker]) -> list[Finding]:
     """Return a finding for each difference, and for each reason why the workers cannot serve together."""
     findings = [*_roles(workers), *_names(workers), *_fingerprints(workers), *_versions(workers)]
     for check, what, remedy, value_of in (
-        ("models-differ", "the model", "use a separate router for each model", lambda each: each.model),
+        ("models-differ", "the model", "give the router both (--also-serve)", lambda each: each.model),
         ("block-sizes-differ", "the block size", "start all with the same --block-size", lambda each: each.block_size),
         ("transports-differ", "the transport", "start all with the same --transport", lambda each: each.transport),
     ):

@@ -14,8 +14,6 @@ import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-import grpc
-
 from baton.engine.errors import EngineError, InvalidRequest
 from baton.engine.outputs import RequestOutput, StepOutput
 from baton.engine.pooling.config import PoolingParams
@@ -23,7 +21,7 @@ from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.prefill_worker.service import beats_until
 from baton.protos import worker_pb2, worker_pb2_grpc
-from baton.rpc.peers import Context, check_peer
+from baton.rpc.peers import Context, check_peer, refuse
 from baton.rpc.status import status_of
 from baton.worker.base import EngineCalls, Host
 from baton.worker.drain import Drain
@@ -101,9 +99,9 @@ class EmbeddingService(worker_pb2_grpc.EmbeddingsServicer):
         host = self._host
         await check_peer(context, host.pool, request.incarnation, request.fingerprint)
         if self._drain.has_begun:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining; ask another")
+            await refuse(context, "this worker is draining; ask another")
         if host.is_short_of_ranks:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker's group is short of ranks; ask another")
+            await refuse(context, "this worker's group is short of ranks; ask another")
         with self._drain.request():  # no await since `has_begun`: a drain that begins now waits for it
             try:
                 batch = EmbeddingBatch.of(request, next(self._numbers))

@@ -42,7 +42,7 @@ class GenerateRequest(_message.Message):
     request_id: _builtins.str
     """empty: chosen by the router"""
     model: _builtins.str
-    """empty: the served model; otherwise its name"""
+    """its name; may be empty if the router serves one model"""
     text: _builtins.str
     """tokenized by the router"""
     include_stop_in_output: _builtins.bool

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 
 import grpc
@@ -18,6 +18,7 @@ from baton.process.progress import ProgressReporter
 from baton.protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from baton.protos.router_pb2_grpc import add_InferenceServicer_to_server
 from baton.router.auth.cache_secret import agreed
+from baton.router.batches.runner import run_batches
 from baton.router.config import RouterConfig
 from baton.router.errors import Draining
 from baton.router.grpc.auth_interceptor import GateInterceptor
@@ -28,8 +29,8 @@ from baton.router.http.certificate import make_certificate
 from baton.router.http.server import BACKLOG, STOP_GRACE_S, HttpServer
 from baton.router.http.shared_socket import shared_socket
 from baton.router.kserve.grpc_service import OPEN_METHODS, KServeService
+from baton.router.served_models import ServedModels
 from baton.router.service import RouterService, make_service
-from baton.router.workers.pool import WorkerPool
 from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.listening import listen
 from baton.rpc.malformed import RefuseMalformed
@@ -111,17 +112,22 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
     async with AsyncExitStack() as heartbeat_stack, AsyncExitStack() as stack:
         listener = stack.enter_context(_bind(config))
         service = await asyncio.to_thread(make_service, config)
-        stack.callback(service.tokenizer.close)
+        for model in service.models:
+            stack.callback(model.tokenizer.close)
+        if service.files is not None:
+            stack.callback(service.files.disk.close)
         if service.response_store is not None:
             stack.push_async_callback(service.response_store.close)
         await stack.enter_async_context(agreed(service.cache_secret, config.registry))
-        pool = asyncio.create_task(service.pool.run(), name="worker pool")
-        stack.push_async_callback(_cancel, pool)
-        reporting = asyncio.create_task(service.reporter.run(), name="reports")
-        stack.push_async_callback(_cancel, reporting)
+        pools = [asyncio.create_task(model.pool.run(), name="worker pool") for model in service.models]
+        for pool in pools:
+            stack.push_async_callback(_cancel, pool)
+        for model in service.models:
+            reporting = asyncio.create_task(model.reporter.run(), name="reports")
+            stack.push_async_callback(_cancel, reporting)
         if service.group is not None:
             await stack.enter_async_context(service.group)
-        await _wait_for_workers(service.pool)
+        await _wait_for_workers(service.models)
         health_servicer = HealthServicer()
         grpc_server, grpc_address = await _start_grpc(config, service, health_servicer)
         stack.push_async_callback(grpc_server.stop, STOP_GRACE_S)
@@ -129,18 +135,21 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
         stack.callback(http_app.close)
         http_server = HttpServer(http_app, certificate, config.body_timeout_s)
         http = asyncio.create_task(http_server.serve([listener]), name="HTTP server")
-        await _wait_or_fail(http, pool, http_server.listening.wait())
+        await _wait_or_fail((http, *pools), http_server.listening.wait())
+        batches = asyncio.create_task(run_batches(service, http_app.posts), name="batches")
+        stack.push_async_callback(_cancel, batches)
         if garbage is not None:
-            collecting = asyncio.create_task(garbage.run(lambda: not service.admission.num_inflight), name="garbage")
+            collecting = asyncio.create_task(garbage.run(lambda: not service.models.num_inflight), name="garbage")
             stack.push_async_callback(_cancel, collecting)
         address = host_port(config.host, listener.getsockname()[1])
         progress.ready(address=address, grpc_address=grpc_address)
         heartbeats = asyncio.create_task(progress.send_heartbeats(), name="heartbeats")
         heartbeat_stack.push_async_callback(_cancel, heartbeats)  # cancelled last: shutting down may take long
-        logger.info("router serves %s at %s://%s", service.model.name, config.scheme, address)
+        logger.info("router serves %s at %s://%s", ", ".join(service.models.names), config.scheme, address)
         try:
-            await _wait_or_fail(http, pool, stopping.wait())
+            await _wait_or_fail((http, *pools), stopping.wait())
             end_s = time.monotonic() + config.drain_timeout_s
+            await _cancel(batches)  # another router continues the batches
             await health_servicer.enter_graceful_shutdown()
             grpc_end = asyncio.create_task(grpc_server.stop(config.drain_timeout_s + STOP_GRACE_S), name="gRPC server")
             stack.push_async_callback(_cancel, grpc_end)  # it waits for all calls, Health.Watch included
@@ -164,7 +173,7 @@ async def _start_grpc(
     gates = []
     if config.needs_key:
         gates = [GateInterceptor(service.gate, SERVICE_NAME), GateInterceptor(service.gate, KSERVE_NAME, OPEN_METHODS)]
-    interceptors = [*gates, RefuseMalformed(MessageBounds(service.pipeline.context_len).check)]
+    interceptors = [*gates, RefuseMalformed(MessageBounds(service.models.context_len).check)]
     server = grpc.aio.server(interceptors=interceptors, options=tuple(options.items()))
     add_InferenceServicer_to_server(InferenceService(service), server)
     add_GRPCInferenceServiceServicer_to_server(KServeService(service), server)
@@ -191,24 +200,22 @@ def _bind(config: RouterConfig) -> socket.socket:
     return shared_socket(config.host, config.port)
 
 
-async def _wait_for_workers(pool: WorkerPool) -> None:
-    """Wait until the pool knows the workers and their caches, at most `WORKERS_TIMEOUT_S`.
+async def _wait_for_workers(models: ServedModels) -> None:
+    """Wait until the pools know the workers and their caches, at most `WORKERS_TIMEOUT_S`.
 
     Until then other routers place requests better.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(WORKERS_TIMEOUT_S):
-            while pool.is_degraded:
-                await pool.wait_change(POLL_S)
+            while degraded := [model.pool for model in models if model.pool.is_degraded]:
+                await degraded[0].wait_change(POLL_S)
 
 
-async def _wait_or_fail(
-    http: asyncio.Task[None], pool: asyncio.Task[None], wait: Coroutine[object, object, object]
-) -> None:
-    """Wait for `wait`. Raises if a server ends first."""
+async def _wait_or_fail(tasks: Sequence[asyncio.Task[None]], wait: Coroutine[object, object, object]) -> None:
+    """Wait for `wait`. Raises if a task, which should run until the end, ends first."""
     waiting = asyncio.ensure_future(wait)
-    await asyncio.wait((http, pool, waiting), return_when=asyncio.FIRST_COMPLETED)
-    for task in (http, pool):
+    await asyncio.wait((*tasks, waiting), return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
         if task.done():
             waiting.cancel()
             task.result()
@@ -218,13 +225,11 @@ async def _wait_or_fail(
 async def _drain(service: RouterService, timeout_s: float) -> None:
     """Wait for running requests and undelivered output, then fail the rest and reject new requests."""
     end_s = time.monotonic() + timeout_s
-    if not await service.admission.wait_idle(timeout_s):
-        service.admission.draining = True
-        logger.warning("%d completions had not finished within the drain timeout", service.admission.num_inflight)
-        error = Draining("the router is shutting down, and its drain timeout has expired")
-        service.pool.end(error)
-        service.embedder.end(error)
-        await service.admission.wait_idle(STOP_GRACE_S)
+    models = service.models
+    if not await models.wait_idle(timeout_s):
+        logger.warning("%d completions had not finished within the drain timeout", models.num_inflight)
+        models.end(Draining("the router is shutting down, and its drain timeout has expired"))
+        await models.wait_idle(STOP_GRACE_S)
     if not await service.unread.wait_delivered(max(end_s - time.monotonic(), STOP_GRACE_S)):
         logger.warning("%d bytes of output were not read by clients within the drain timeout", service.unread.num_bytes)
 

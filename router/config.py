@@ -4,8 +4,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
+from baton.router.admission.shared_places import reserved_places
 from baton.router.auth.api_key import hidden
-from baton.router.parsing.formats import REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
+from baton.router.model_options import (
+    MODEL_FORM,
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    ModelOptions,
+    directory_name,
+    read_model_options,
+)
 from baton.settings.names import is_loopback, is_worker_address
 from baton.settings.options import PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
 from baton.settings.registry_url import parse_registry_url
@@ -17,7 +25,6 @@ SECRETS = {  # environment variables
     "registry": "BATON_REGISTRY",
     "cache_secret": "BATON_CACHE_SECRET",
 }
-NO_PARSER = "none"
 PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "always_local"]
 MIN_HEARTBEAT_TIMEOUT_S = 1.0  # less would kill processes that are only busy
 MIN_SECRET_CHARS = 16
@@ -32,6 +39,10 @@ class RouterConfig:
         metadata=described("Directory with the tokenizer and config.json of the model that the workers serve.")
     )
     served_model_name: str | None = option(None, "Name of the model for clients. Default: the directory's name.")
+    also_serve: tuple[str, ...] = option(
+        (),
+        f"Further models, separated by commas, each as {MODEL_FORM}. Requests choose by name among them and --model.",
+    )
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port of the OpenAI HTTP server; 0 for any free one.", minimum=0, maximum=65535)
     grpc_port: int | None = option(
@@ -57,8 +68,12 @@ class RouterConfig:
     )
     target_ttft_ms: float | None = option(None, "Older form of slo, with target_tpot_ms.", minimum=0.001, hidden=True)
     target_tpot_ms: float | None = option(None, "Older form of slo, with target_ttft_ms.", minimum=0.001, hidden=True)
-    max_inflight: int = option(8192, "Maximum completions in progress, whatever the workers' capacity.", minimum=1)
-    max_queue: int = option(2048, "Maximum completions waiting in the router; further ones get 429.", minimum=0)
+    max_inflight: int = option(
+        8192, "Maximum completions of all models in progress, whatever the workers' capacity.", minimum=1
+    )
+    max_queue: int = option(
+        2048, "Maximum completions of a model waiting in the router; further ones get 429.", minimum=0
+    )
     max_queue_wait_s: float | None = option(
         None,
         "Maximum seconds a request may wait in the router's queue; longer waits get 429. Default: unlimited.",
@@ -128,17 +143,31 @@ class RouterConfig:
         "ones are deleted first. With API keys, a tenant has at most a quarter. 0: none are stored.",
         minimum=0,
     )
+    files_dir: str | None = option(
+        None,
+        "Directory for the files and batches of clients (/v1/files, /v1/batches); all routers of a deployment share "
+        "it. Default: none, and these paths return 404.",
+    )
+    files_bytes: int = option(
+        10 << 30,
+        "Maximum bytes of all files in files_dir. With API keys, a tenant has at most a quarter. One file has at most "
+        "200 MiB.",
+        minimum=1 << 20,
+    )
+    batch_inflight: int = option(
+        256, "Maximum completions of batches in flight, of one router process, behind all other requests.", minimum=1
+    )
     tool_call_parser: str | None = option(
         None,
         "Format of the model's tool calls, under vLLM's names. Default: found in the chat template; none: outputs are "
         "not searched for calls.",
-        choices=(*TOOL_FORMAT_NAMES, NO_PARSER),
+        choices=TOOL_PARSERS,
     )
     reasoning_parser: str | None = option(
         None,
         "Format of the model's reasoning, under vLLM's names. Default: found in the chat template; none: reasoning is "
         "part of the content.",
-        choices=(*REASONING_FORMAT_NAMES, NO_PARSER),
+        choices=REASONING_PARSERS,
     )
     watch_interval_ms: int = option(50, "Minimum milliseconds between two load reports of a worker.", minimum=1)
     failover_attempts: int = option(3, "Maximum retries of a request whose worker was lost.", minimum=0)
@@ -217,8 +246,22 @@ class RouterConfig:
         if 0 < self.heartbeat_timeout_s < MIN_HEARTBEAT_TIMEOUT_S:
             raise OptionError(f"heartbeat_timeout_s: must be 0 or at least {MIN_HEARTBEAT_TIMEOUT_S:g}")
         self.promised_s()
+        self._check_models()
         self._check_origins()
         self._check_https()
+
+    def _check_models(self) -> None:
+        """Raise OptionError for models that cannot be read, or of which two have the same name."""
+        names = set[str]()
+        try:
+            for model in self.models:
+                if model.name in names:
+                    raise OptionError(f"two models have the name {model.name}; give one of them another, as PATH=NAME")
+                names.add(model.name)
+        except OptionError as error:
+            raise OptionError(f"also_serve: {error}") from error
+        if not self._num_reserved:
+            raise OptionError(f"max_inflight: must be at least {2 * len(names)} with {len(names)} models")
 
     def _check_origins(self) -> None:
         """Raise OptionError for an origin that no browser sends: it would have no effect."""
@@ -269,8 +312,29 @@ class RouterConfig:
 
     @property
     def model_name(self) -> str:
-        """The name that clients use for the model."""
-        return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+        """The name that clients use for `model`."""
+        return self.served_model_name or directory_name(self.model)
+
+    @property
+    def models(self) -> tuple[ModelOptions, ...]:
+        """All models that the router serves. Raises OptionError."""
+        first = ModelOptions(self.model, self.model_name, self.tool_call_parser, self.reasoning_parser)
+        return first, *map(read_model_options, self.also_serve)
+
+    @property
+    def max_model_inflight(self) -> int:
+        """Maximum completions of one model in progress: the others keep their reserved places."""
+        return self.max_inflight - len(self.also_serve) * self._num_reserved
+
+    @property
+    def max_completions(self) -> int:
+        """Maximum completions of one request."""
+        return min(self.max_choices, self._num_reserved)
+
+    @property
+    def _num_reserved(self) -> int:
+        """Places of completions that each model has for itself."""
+        return reserved_places(self.max_inflight, 1 + len(self.also_serve))
 
 
 def _is_origin(text: str) -> bool:

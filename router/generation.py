@@ -98,6 +98,17 @@ class GenerationRequest:
         return self.whole and self.n == 1 and not self.stop
 
 
+@dataclass(slots=True)
+class TokenCount:
+    """Number of tokens that workers have generated for a request, whether or not its client gets them."""
+
+    num_tokens: int = 0
+
+    def add(self, num_tokens: int) -> None:
+        """Count further tokens."""
+        self.num_tokens += num_tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A request with a tokenised prompt and known limits."""
@@ -107,6 +118,7 @@ class Generation:
     sampling: SamplingParams  # seed and max_tokens are set
     starts: tuple[CompletionStart, ...] = ()  # one per completion of a resumed request; empty: a new request
     is_reasoning_open: bool | None = None  # at the end of the prompt; None: the prompt does not say
+    generated: TokenCount = field(default_factory=TokenCount, repr=False, compare=False)  # of all completions
     hashes: PromptHashes = field(init=False)
     stops: tuple[StopString, ...] = field(init=False)  # shared by the completions
 
@@ -125,10 +137,18 @@ class Generation:
 
     @property
     def num_recomputed(self) -> int:
-        """Number of tokens of a resumed request that are recomputed although its client was charged for them."""
-        lost = [start.num_seen for start in self.starts if start.num_seen > len(start.token_ids)]
-        most = self.sampling.max_tokens
-        return len(self.token_ids) + sum(min(num_seen, most) for num_seen in lost) if lost else 0
+        """Number of tokens of a resumed request that are recomputed although its client was charged for them.
+
+        A completion that continues after remembered output does not count the prompt: its KV is probably cached.
+        """
+        num_lost = self.num_recomputed_output
+        is_computed = any(not start.token_ids and not start.finish_reason for start in self.starts)
+        return len(self.token_ids) + num_lost if num_lost or is_computed else 0
+
+    @property
+    def num_recomputed_output(self) -> int:
+        """Number of output tokens among `num_recomputed`."""
+        return sum(start.num_seen for start in self.starts if start.num_seen > len(start.token_ids))
 
     def resume_key(self, index: int) -> bytes:
         """Return the key under which workers remember a completion's output; empty if they do not."""

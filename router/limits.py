@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from baton.router.config import RouterConfig
 from baton.router.errors import ContextExceeded, FieldError
 from baton.router.generation import Generation
-from baton.rpc.status import NotFound
 from baton.settings.names import NAME_RULE, is_name
 
 MAX_STOP_CHARS = 1024
@@ -15,21 +14,14 @@ MAX_TEMPLATE_OPTIONS = 64
 MAX_METADATA = 16  # key-value pairs, as in OpenAI's API
 MAX_METADATA_NAME_CHARS = 64
 MAX_METADATA_CHARS = 512
-MAX_MODEL_CHARS = 128  # of a wrong model name in the error message
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # OpenAI's code
 MAX_ECHO_CHARS = 1 << 26  # of one response: each completion repeats its prompt
 MAX_HELD_LOGPROBS = 1 << 20  # of one response; all are in memory at its end, about 250 bytes each
 
 
-def check_model(served: str, name: str | None) -> None:
-    """Raise NotFound unless a request is for the served model, which it need not name."""
-    if name and name != served:
-        raise NotFound(f"The model `{name[:MAX_MODEL_CHARS]}` does not exist; this server has `{served}`.")
-
-
 def check_num_completions(config: RouterConfig, num_prompts: int, n: int) -> None:
     """Raise FieldError for a request with too many completions."""
-    limit = min(config.max_choices, config.max_inflight)
+    limit = config.max_completions
     if num_prompts * n > limit:
         text = f"n is {n}" + (f" for each of {num_prompts} prompts" if num_prompts > 1 else "")
         raise FieldError("n", f"{text}, over the limit of {limit} completions of one request")

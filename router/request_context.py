@@ -29,4 +29,5 @@ class RequestContext:
     fairness_key: str = ""  # keys take turns in the queue; "" is a key too
     deadline_s: float | None = None  # of its last token, on the clock of `time.monotonic`; None: no deadline
     priority: int = 0  # lower is served earlier
+    is_deferred: bool = False  # of a batch: served behind all interactive requests
     tenant: str = ""  # shares bounds on a worker's threads; "": an anonymous client

@@ -1,7 +1,7 @@
 """Channels to other workers, and the check that a call is meant for this one."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
@@ -186,6 +186,20 @@ async def check_peer(context: Context, ours: Identified, incarnation: str, finge
         caller = fingerprint[:MAX_WORD_CHARS]
         text = f"the caller's fingerprint is {caller}, ours is {ours.fingerprint}: model, dtype or layout differ"
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+
+
+REFUSAL = ("baton-refusal", "true")  # in the trailing metadata of calls that a worker refuses
+
+
+async def refuse(context: Context, text: str) -> None:
+    """Abort the call with UNAVAILABLE, marked as the refusal of a worker that takes no requests now."""
+    await context.abort(grpc.StatusCode.UNAVAILABLE, text, trailing_metadata=(REFUSAL,))
+
+
+def is_refusal(error: grpc.aio.AioRpcError) -> bool:
+    """Return whether the peer refused the call by `refuse`: the connection to it is intact, and it did not fail."""
+    metadata = cast(Iterable[tuple[str, str | bytes]], error.trailing_metadata() or ())
+    return REFUSAL in tuple(metadata)
 
 
 Event = TypeVar("Event", bound=Message)

@@ -28,6 +28,7 @@ def command(**flags: object) -> None:
     Examples:
     $ baton router /models/Qwen3-0.6B --workers 10.0.0.5:7000,10.0.0.6:7000
     $ baton router /models/Qwen3-0.6B --registry redis://cache:6379/0 --processes 4
+    $ baton router /models/Qwen3-0.6B --registry redis://cache:6379/0 --also-serve /models/Qwen3-Embedding-0.6B
     """
     process = take_process_flags(flags)
     config = read_config(process, flags)

@@ -64,12 +64,24 @@ def _fetch(client: httpx.Client) -> object:
 def _render(content: object, url: str, width: int) -> RenderableType:
     rows = worker_rows(content)
     router = content.get("router") if isinstance(content, dict) else None
-    fields = router.items() if isinstance(router, dict) else ()
-    facts = [fact for name, value in fields if (fact := _fact(name, value))]
+    models = [Text(f"{each.pop('model', '')}: {_facts(each)}") for each in _models(router)]
     transports = [Text(line, style="dim") for line in transport_lines(rows)]
     restarts = [Text(line, style="yellow") for report in process_reports(content) if (line := report.describe())]
-    title = Text("  ".join([url, *facts]), style="bold")
-    return Group(title, Text(), status_table(rows, width), Text(), *restarts, *transports)
+    title = Text("  ".join([url, _facts(router)]), style="bold")
+    return Group(title, *models, Text(), status_table(rows, width), Text(), *restarts, *transports)
+
+
+def _models(router: object) -> list[dict[str, object]]:
+    """Return the states of a router's models; none if it serves one, whose state is the router's."""
+    models = router.get("models") if isinstance(router, dict) else None
+    if not isinstance(models, list) or len(models) < 2:
+        return []
+    return [dict(each) for each in models if isinstance(each, dict)]
+
+
+def _facts(fields: object) -> str:
+    items = fields.items() if isinstance(fields, dict) else ()
+    return "  ".join(fact for name, value in items if (fact := _fact(name, value)))
 
 
 def _fact(name: str, value: object) -> str:

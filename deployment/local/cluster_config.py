@@ -146,7 +146,8 @@ WORKER_PLANNED = frozenset(
 )
 ROUTER_PLANNED = frozenset(
     {
-        *("model", "served_model_name", "host", "port", "workers", "registry", "progress_fd", "drain_timeout_s"),
+        *("model", "served_model_name", "also_serve", "host", "port", "workers", "registry"),
+        *("progress_fd", "drain_timeout_s"),
         *("processes", "process", "group_dir", "process_states", "tls_cert", "tls_key", "tls_ca", "tls_server_name"),
         *("ssl_ca_certs", "ssl_cert_reqs"),  # the cluster itself polls /workers, without a client certificate
     }

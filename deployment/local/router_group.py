@@ -122,7 +122,8 @@ async def run_group(config: RouterConfig, log_level: str) -> None:
             grpc_address = None if grpc_port is None else host_port(config.host, grpc_port)
             ProgressReporter(config.progress_fd).ready(address=address, grpc_address=grpc_address)
             url = f"{config.scheme}://{address}"
-            logger.info("%d router processes serve %s at %s", len(specs), config.model_name, url)
+            names = ", ".join(each.name for each in config.models)
+            logger.info("%d router processes serve %s at %s", len(specs), names, url)
 
         await RouterGroup(specs, config.drain_timeout_s + END_MARGIN_S, states, ready).run(stop, kill)
 

@@ -25,14 +25,17 @@ class _Item:
 
 
 COUNT_DIGITS = 9  # larger counts overflow in the compiler, which then enforces others
-LARGE_COUNT = re.compile(rf"\{{(?=[^}}]*\d{{{COUNT_DIGITS + 1}}})[\d ]*,?[\d ]*\}}")
+COUNT = re.compile(r"\{[\d ]*+,?[\d ]*+\}")  # possessive: linear in the length of any text
+TOO_MANY_DIGITS = re.compile(rf"\d{{{COUNT_DIGITS + 1}}}")
 
 
 def check_counts(source: str) -> None:
     """Raise ValueError for a count in a regular expression or EBNF that the compiler would read as another one."""
-    if found := LARGE_COUNT.search(source):
-        text = f"the count at character {found.start() + 1} has over {COUNT_DIGITS} digits; give none, or a smaller one"
-        raise ValueError(text)
+    for found in COUNT.finditer(source):
+        if TOO_MANY_DIGITS.search(found[0]):
+            place = found.start() + 1
+            text = f"the count at character {place} has over {COUNT_DIGITS} digits; give none, or a smaller one"
+            raise ValueError(text)
 
 
 def check_regex(pattern: str) -> None:

@@ -10,6 +10,9 @@ The life of a request here:
    completions end or workers join. A request leaves early if its client disconnects or its deadline expires.
 4. It holds room for its completions until its last token is generated, whether or not its client has read it
    (`UnreadOutput`).
+
+Each model of a router has an admission of its own, which shares the router's places with those of the others
+(`SharedPlaces`).
 """
 
 import asyncio
@@ -24,6 +27,7 @@ from baton.router.admission.deadline import exceeded
 from baton.router.admission.fair_queue import FairQueue, Ticket
 from baton.router.admission.inflight_limit import AdmissionLimits, Capacity, InflightLimit, ServiceRate
 from baton.router.admission.metrics import AdmissionMetrics, Refusal
+from baton.router.admission.shared_places import SharedPlaces
 from baton.router.errors import Draining, NoWorker, Overloaded
 from baton.router.metrics.traffic import Arrival, Arrivals
 from baton.router.request_context import RequestContext
@@ -38,11 +42,12 @@ class _Waiter(Ticket):
 
     admitted: asyncio.Future[None]
     since_s: float  # when it was queued
+    is_deferred: bool
     is_queued: bool = True
 
 
 class Admission:
-    """The count of admitted completions, from before their prompts are tokenised, and the queue of waiting requests."""
+    """The count of a model's admitted completions, from before their prompts are tokenised, and its queue."""
 
     def __init__(
         self,
@@ -51,8 +56,12 @@ class Admission:
         metrics: AdmissionMetrics,
         arrivals: Arrivals,
         clock: Callable[[], float] = time.monotonic,
+        places: SharedPlaces | None = None,
     ) -> None:
+        """`places`: those that several models share; None: the router serves one model."""
         self.num_inflight = 0
+        self.num_deferred = 0  # those of `num_inflight` that are of batches
+        self.on_pressure: Callable[[int], None] = lambda _: None  # see `_press`
         self.draining = False
         self.arrivals = arrivals  # of requests that generate
         self._limits = limits
@@ -64,12 +73,21 @@ class Admission:
         self._watch: asyncio.Task[None] | None = None  # while requests wait
         self._idle = asyncio.Event()
         self._idle.set()
+        self._places = places
+        if places is not None:
+            places.join(self)
         metrics.watch(lambda: self.num_waiting, lambda: self._limit_at(self._clock()))
 
     @property
     def num_waiting(self) -> int:
         """Completions in the queue."""
         return self._queue.num_completions
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences that the workers run at once."""
+        self._limit_at(self._clock())
+        return self._limit.num_seqs
 
     @property
     def oldest_wait_s(self) -> float:
@@ -96,10 +114,11 @@ class Admission:
             self._metrics.refused(Refusal.EXPIRED)
             raise exceeded("was being received")
         if self._fits(num_completions, now_s) and not (self.num_waiting and self._limit.has_worker):
-            self._take(num_completions)
+            self._take(num_completions, context.is_deferred)
+            self._press(context.is_deferred)
             return now_s
         turn = asyncio.get_running_loop().create_future()
-        ticket = _Waiter(num_completions, context.priority, context.fairness_key, turn, now_s)
+        ticket = _Waiter(num_completions, context.priority, context.fairness_key, turn, now_s, context.is_deferred)
         self._refuse_late(ticket, now_s, left_s)
         self._make_room(ticket, now_s)
         await self._wait(ticket, now_s, left_s)
@@ -107,13 +126,35 @@ class Admission:
         self._metrics.waited(admitted_s - now_s)
         return admitted_s
 
-    def leave(self, num_completions: int, admitted_s: float, generates: bool = True) -> None:
+    def leave(self, num_completions: int, admitted_s: float, generates: bool = True, is_deferred: bool = False) -> None:
         """Release the room of completions that were admitted at `admitted_s`."""
         self.num_inflight -= num_completions
+        if is_deferred:
+            self.num_deferred -= num_completions
         now_s = self._clock()
         if generates:
             self._rate.ended(now_s, num_completions, now_s - admitted_s)
-        self._serve(now_s)
+        if self._places is None:
+            self.serve(now_s)
+        else:
+            self._places.serve(now_s)
+
+    def serve(self, now_s: float) -> None:
+        """Admit requests from the head of the queue while there is room."""
+        while self.num_waiting:
+            head = self._queue.head()
+            if head.admitted.done():  # cancelled; its own task has not run yet
+                self._remove(head)
+                continue
+            if not self._fits(head.num_completions, now_s) or not self._limit.has_worker:
+                return
+            self._queue.take(head)
+            head.is_queued = False
+            self._take(head.num_completions, head.is_deferred)
+            head.admitted.set_result(None)
+        self._rate.idle(now_s)
+        if not self.num_inflight:
+            self._idle.set()
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Return True once no request is in flight or waits, False after the timeout."""
@@ -139,12 +180,26 @@ class Admission:
         A large request may exceed the limit, so that the workers need not run empty first. Some of its completions
         then wait at the workers.
         """
-        total = self.num_inflight + num_completions
-        return self.num_inflight < self._limit_at(now_s) and total <= self._limit.max_inflight
+        if self.num_inflight >= self._limit_at(now_s):
+            return False
+        if self._places is not None:
+            return num_completions <= self._places.num_free(self)
+        return self.num_inflight + num_completions <= self._limit.max_inflight
 
-    def _take(self, num_completions: int) -> None:
+    def _take(self, num_completions: int, is_deferred: bool) -> None:
         self.num_inflight += num_completions
+        if is_deferred:
+            self.num_deferred += num_completions
         self._idle.clear()
+
+    def _press(self, is_deferred: bool) -> None:
+        """Call `on_pressure` after the arrival of an interactive request if some of them lack room.
+
+        Its argument is the number of completions of batches that should give up theirs.
+        """
+        num_over = self.num_inflight + self.num_waiting - self._limit.num_seqs
+        if num_over > 0 and self.num_deferred and not is_deferred:
+            self.on_pressure(min(num_over, self.num_deferred))
 
     def _refuse_late(self, ticket: _Waiter, now_s: float, left_s: float) -> None:
         """Raise Overloaded if the request's expected wait exceeds its deadline or `max_wait_s`."""
@@ -191,6 +246,7 @@ class Admission:
         self._queue.add(ticket)
         self._idle.clear()
         self._rate.busy(now_s)
+        self._press(ticket.is_deferred)
         if self._watch is None or self._watch.done():
             self._watch = loop.create_task(self._watch_workers(), name="admission")
         timers = [loop.call_later(left_s, self._expire, ticket)] if left_s < math.inf else []
@@ -201,35 +257,20 @@ class Admission:
         except asyncio.CancelledError:
             if ticket.is_queued:
                 self._remove(ticket)
-                self._serve(self._clock())
+                self.serve(self._clock())
             elif not ticket.admitted.cancelled() and ticket.admitted.exception() is None:
-                self.leave(ticket.num_completions, self._clock())  # admitted in the same iteration of the event loop
+                self.leave(
+                    ticket.num_completions, self._clock(), is_deferred=ticket.is_deferred
+                )  # admitted in the same iteration of the event loop
             raise
         finally:
             for timer in timers:
                 timer.cancel()
 
-    def _serve(self, now_s: float) -> None:
-        """Admit requests from the head of the queue while there is room."""
-        while self.num_waiting:
-            head = self._queue.head()
-            if head.admitted.done():  # cancelled; its own task has not run yet
-                self._remove(head)
-                continue
-            if not self._fits(head.num_completions, now_s) or not self._limit.has_worker:
-                return
-            self._queue.take(head)
-            head.is_queued = False
-            self._take(head.num_completions)
-            head.admitted.set_result(None)
-        self._rate.idle(now_s)
-        if not self.num_inflight:
-            self._idle.set()
-
     def _expire(self, ticket: _Waiter) -> None:
         if ticket.is_queued:
             self._fail(ticket, exceeded("waited in the queue"), Refusal.EXPIRED)
-            self._serve(self._clock())  # a large request at the head blocks the ones after it
+            self.serve(self._clock())  # a large request at the head blocks the ones after it
 
     def _give_up(self, ticket: _Waiter) -> None:
         """Refuse a request that has waited for `max_wait_s`."""
@@ -237,7 +278,7 @@ class Admission:
             retry_after_s = _whole_seconds(self._expected_wait_s(ticket, self._clock()))
             text = f"the request has waited for the limit of {self._limits.max_wait_s:g} s"
             self._fail(ticket, Overloaded(text, retry_after_s), Refusal.WAIT)
-            self._serve(self._clock())
+            self.serve(self._clock())
 
     def _fail(self, ticket: _Waiter, error: Exception, reason: Refusal) -> None:
         self._remove(ticket)
@@ -261,12 +302,12 @@ class Admission:
             self._limit.refresh(now_s)
             if self._limit.no_worker_s(now_s) >= self._limits.no_worker_timeout_s:
                 self._fail_all(NoWorker("no decode worker is ready"), Refusal.NO_WORKER)
-            self._serve(now_s)
+            self.serve(now_s)
 
     def _fail_all(self, error: Unavailable, reason: Refusal) -> None:
         for ticket in self._queue.tickets():
             self._fail(ticket, error, reason)
-        self._serve(self._clock())
+        self.serve(self._clock())
 
 
 class Admitted:
@@ -281,7 +322,7 @@ class Admitted:
         self._arrival: Arrival | None = None
 
     async def __aenter__(self) -> None:
-        if self._generates and not self._admission.draining:
+        if self._generates and not self._context.is_deferred and not self._admission.draining:
             self._arrival = self._admission.arrivals.add(self._num_completions)
         self._admitted_s = await self._admission.enter(self._num_completions, self._context)
 
@@ -291,7 +332,7 @@ class Admitted:
         generated = self._generates and not isinstance(error, InvalidRequest)
         if self._arrival is not None and not generated:
             self._admission.arrivals.remove(self._arrival)
-        self._admission.leave(self._num_completions, self._admitted_s, generated)
+        self._admission.leave(self._num_completions, self._admitted_s, generated, self._context.is_deferred)
 
 
 def _whole_seconds(wait_s: float | None) -> int:

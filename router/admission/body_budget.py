@@ -7,24 +7,24 @@ keys; without keys, addresses.
 
 from ipaddress import IPv6Address, IPv6Network
 
-from prometheus_client import Gauge
+from prometheus_client import CollectorRegistry, Gauge
 
 from baton.router.auth.client import Client
 from baton.router.config import RouterConfig
 from baton.router.errors import KeyLimitReached, Overloaded
-from baton.router.metrics.metrics import PREFIX, RouterMetrics
+from baton.router.metrics.metrics import PREFIX
 
 RETRY_AFTER_S = 1
 NETWORK_BITS = 64  # IPv6 prefix that counts as one client: providers assign a whole /64 to a customer
 
 
-def make_body_budget(config: RouterConfig, metrics: RouterMetrics) -> "BodyBudget":
+def make_body_budget(config: RouterConfig, registry: CollectorRegistry, model_name: str) -> "BodyBudget":
     """Return the budget of a router's options, raised to fit one body of the largest size, and register its gauge."""
     client_bytes = max(config.max_client_body_bytes_in_flight, config.max_body_bytes)
     budget = BodyBudget(max(config.max_body_bytes_in_flight, 2 * config.max_body_bytes), client_bytes)
     name, text = f"{PREFIX}router_body_bytes", "Bytes of request bodies that are being received or wait to be parsed."
-    gauge = Gauge(name, text, ["model_name"], registry=metrics.registry)
-    gauge.labels(metrics.model_name).set_function(lambda: budget.num_bytes)
+    gauge = Gauge(name, text, ["model_name"], registry=registry)
+    gauge.labels(model_name).set_function(lambda: budget.num_bytes)
     return budget
 
 

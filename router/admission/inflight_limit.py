@@ -123,6 +123,11 @@ class InflightLimit:
             self._no_worker_since_s = now_s
 
     @property
+    def num_seqs(self) -> int:
+        """Sequences that the decode workers run at once; `max_inflight` if it is lower or a worker reports none."""
+        return self.max_inflight if self._num_seqs is None else min(self._num_seqs, self.max_inflight)
+
+    @property
     def has_worker(self) -> bool:
         """Whether some worker was ready at the last refresh."""
         return self._num_seqs != 0

@@ -11,7 +11,6 @@ from baton.router.anthropic.request import CountTokensRequest, MessagesRequest, 
 from baton.router.generation import Generation
 from baton.router.http.exchange import Exchange
 from baton.router.http.headers import read_context
-from baton.router.limits import check_model
 from baton.router.openai.chat import ChatApi
 from baton.router.service import RouterService
 
@@ -26,23 +25,25 @@ class MessagesApi:
     async def create(self, body: MessagesRequest, exchange: Exchange) -> None:
         """Generate a message and send it."""
         exchange.response_headers[REQUEST_ID] = exchange.request_id
-        service = self._service
-        request = chat_request(body, service.tokenizer.chat_template, service.output_format)
+        model = self._service.models.named(body.model)
+        request = chat_request(body, model.tokenizer.chat_template, model.output_format)
         body.messages, body.system, body.tools = [], [], []  # they may be megabytes
-        await self._chat.respond(request, exchange, partial(self._shape, exchange.request_id, body.display()))
+        await self._chat.respond(
+            model, request, exchange, partial(_shape, model.name, exchange.request_id, body.display())
+        )
 
     async def count_tokens(self, body: CountTokensRequest, exchange: Exchange) -> None:
         """Send the number of tokens of a prompt, the same as in the usage of a message."""
         exchange.response_headers[REQUEST_ID] = exchange.request_id
-        service, client = self._service, exchange.client
-        check_model(service.model.name, body.model)
-        context = read_context(exchange.headers, None, 0, client, service.config.default_timeout_s)
-        template = service.tokenizer.chat_template
-        request = prompt_request(body, template, service.output_format)
+        model, client = self._service.models.named(body.model), exchange.client
+        context = read_context(exchange.headers, None, 0, client, self._service.config.default_timeout_s)
+        template = model.tokenizer.chat_template
+        request = prompt_request(body, template, model.output_format)
         prompt = request.prompt(request.tool_use(), template)
-        async with exchange.watch(), client.hold(1), service.admission.admit(1, context, generates=False):
-            tokens = await service.pipeline.tokenize(prompt, False, client.cache_salt(""), context.fairness_key)
+        async with exchange.watch(), client.hold(1), model.admission.admit(1, context, generates=False):
+            tokens = await model.pipeline.tokenize(prompt, False, client.cache_salt(""), context.fairness_key)
             await exchange.respond(200, orjson.dumps({"input_tokens": len(tokens)}))
 
-    def _shape(self, request_id: str, display: ThinkingDisplay, generation: Generation) -> MessageShape:
-        return MessageShape(request_id, generation, display, self._service.model.name)
+
+def _shape(model_name: str, request_id: str, display: ThinkingDisplay, generation: Generation) -> MessageShape:
+    return MessageShape(request_id, generation, display, model_name)

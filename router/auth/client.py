@@ -27,6 +27,7 @@ class Client:
     key: ApiKey | None = None  # None: anonymous
     meter: KeyMeter | None = None  # None: the key has no limits
     tenant: Tenant | None = None  # restricts cache hits to the tenant's prompts; None: no restriction
+    is_deferred: bool = False  # its requests are those of a batch
 
     @property
     def fairness_key(self) -> str | None:
@@ -35,6 +36,8 @@ class Client:
 
     def priority(self, wanted: int) -> int:
         """Return a request's priority: its key's plus `wanted`, if that is positive (less urgent)."""
+        if self.is_deferred:
+            return INT32_MAX
         return wanted if self.key is None else min(INT32_MAX, self.key.priority + max(0, wanted))
 
     def cache_salt(self, own: str) -> str:
@@ -124,6 +127,7 @@ class KeyRing:
         self._clock = clock
         self._meters: dict[str, KeyMeter] = {}  # by the keys' names
         self._clients: dict[bytes, Client] = {}
+        self._digests: dict[str, bytes] = {}  # by the keys' names
         self._checked_s = clock()
         self._in_file: Sequence[ApiKey] = [] if file is None else file.read()  # replaced by the check's thread
         self._in_use: Sequence[ApiKey] = self._in_file  # the version in `_clients`
@@ -134,6 +138,17 @@ class KeyRing:
 
     def find(self, digest: bytes) -> Client | None:
         """Return the client with the key of this digest; None if it is unknown or expired."""
+        self._refresh()
+        return self._valid(digest)
+
+    def named(self, name: str) -> Client | None:
+        """Return the client with the key of this name; None if it is unknown or expired."""
+        self._refresh()
+        digest = self._digests.get(name)
+        return None if digest is None else self._valid(digest)
+
+    def _refresh(self) -> None:
+        """Check the file for changes if that is due, and use its current version."""
         if self._check is not None and self._clock() - self._checked_s >= CHECK_INTERVAL_S:
             self._checked_s = self._clock()
             self._check.run()
@@ -141,6 +156,8 @@ class KeyRing:
             self._in_use = in_file
             self._take(in_file)
             logger.info("%d API keys are in use now", len(self))
+
+    def _valid(self, digest: bytes) -> Client | None:
         client = self._clients.get(digest)
         if client is None or client.key is None:
             return None
@@ -169,6 +186,7 @@ class KeyRing:
         self._clients = {
             digest: Client(key, meters.get(key.name), self._tenant(key)) for digest, key in by_digest.items()
         }
+        self._digests = {key.name: digest for digest, key in by_digest.items()}
 
     def _tenant(self, key: ApiKey) -> Tenant | None:
         return None if self._secret is None else Tenant(key.tenant, self._secret)
@@ -211,6 +229,15 @@ class Gate:
             raise Unauthenticated("an API key is required; send it as 'authorization: Bearer KEY' or 'x-api-key: KEY'")
         # Headers are decoded as Latin-1, so these are the original bytes.
         client = self._keys.find(digest_of(key.encode("latin-1", "replace")))
+        if client is None:
+            raise Unauthenticated("the API key is unknown or no longer valid")
+        return client
+
+    def named(self, name: str | None) -> Client:
+        """Return the client whose key has this name; None: the anonymous one. Raises Unauthenticated."""
+        if self._keys is None and name is None:
+            return ANONYMOUS
+        client = None if self._keys is None or name is None else self._keys.named(name)
         if client is None:
             raise Unauthenticated("the API key is unknown or no longer valid")
         return client

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import GenerateCommand, PeerWorker, RequestDelta
-from baton.router.errors import HandedOff, RequestLost
+from baton.router.errors import HandedOff, RequestLost, WorkerLost
 from baton.router.generation import Generation
 from baton.router.metrics.traffic import Traffic
 from baton.router.policy.cluster import Plan, WorkerRole, WorkerSnapshot
@@ -51,7 +51,7 @@ class Losses:
     def last_error(self, error: Exception, num_failures: int) -> Exception:
         """Return the error for a request that is not sent again after `num_failures`, the last of them `error`."""
         if self.num_lost < max(num_failures, 2):
-            return error
+            return error if isinstance(error, WorkerLost) else WorkerLost(str(error))
         return RequestLost(
             f"the request was sent to {self.num_lost} workers in turn, and each of them was lost without further "
             f"output; the request may be the cause, and is not sent to another worker (the last one: {error})"

@@ -200,6 +200,8 @@ class Dispatcher:
                 left_s = deadline_s - asyncio.get_running_loop().time()
                 if left_s <= 0 and isinstance(error, ImpossiblePlan) and progress.failure is not None:
                     raise progress.failure from error  # the request is valid: its worker failed it
+                if left_s <= 0 and (progress.losses.num_lost or progress.excluded):
+                    raise WorkerLost(f"{progress.failure}; {error}") from error
                 if left_s <= 0:
                     raise
                 await self._pool.wait_change(left_s)
@@ -274,7 +276,7 @@ class Dispatcher:
             mailbox = attach.submit(
                 command,
                 generation.request.patient,
-                self._metrics.traffic.generated,
+                partial(self._note_generated, generation),
                 partial(self._may_move, progress),
             )
             while True:
@@ -303,6 +305,11 @@ class Dispatcher:
             attach.abort(command.request_id)
             share.remove()
             times.ended()
+
+    def _note_generated(self, generation: Generation, num_tokens: int) -> None:
+        """Count tokens as they arrive, also those that the mailbox of a patient request holds back."""
+        self._metrics.traffic.generated(num_tokens)
+        generation.generated.add(num_tokens)
 
     def _expect(self, generation: Generation, plan: Plan, token_ids: list[int]) -> None:
         """Note the blocks that the workers have cached now: the chat's next turn may arrive before they report them."""

@@ -33,7 +33,7 @@ from baton.router.policy.embedding import EmbeddingFamily, choose_embedder, choo
 from baton.router.request_context import RequestContext
 from baton.router.workers.pool import WorkerPool
 from baton.rpc.backoff import Backoff
-from baton.rpc.peers import next_event
+from baton.rpc.peers import is_refusal, next_event
 from baton.rpc.status import Internal, Unavailable, error_from_code
 
 logger = logging.getLogger(__name__)
@@ -77,9 +77,10 @@ class _Batch:
     left: list[int]  # indices
     hashes: dict[int, PromptHashes]  # by index
     attempt: int = 0  # earlier attempts
-    num_failures: int = 0  # earlier attempts in which a worker was lost
+    num_failures: int = 0  # earlier attempts in which a worker was lost, or took no requests
     losses: Losses = field(default_factory=Losses)
-    excluded: set[str] = field(default_factory=set)  # incarnations that failed it
+    excluded: set[str] = field(default_factory=set)  # incarnations that refused it, as they take no requests
+    lost: dict[str, grpc.aio.Channel | None] = field(default_factory=dict)  # by incarnation, its channel that broke
     busy: set[str] = field(default_factory=set)  # incarnations that refused it and may still be full
     refused_s: float | None = None  # event loop time of the first refusal
     backoff: Backoff | None = None  # None: has not waited for room yet
@@ -182,7 +183,8 @@ class Embedder:
         deadline_s = loop.time() + (self._limits.timeout_s if batch.attempt else 0.0)
         longest = max(len(job.inputs[place]) for place in batch.left)
         while True:
-            cluster = self._pool.snapshot().without(frozenset(batch.excluded | batch.busy))
+            unusable = batch.excluded | batch.busy | self._still_lost(batch)
+            cluster = self._pool.snapshot().without(frozenset(unusable))
             routed = self._routed(job, batch, cluster)
             try:
                 return choose_embedder(routed, cluster, job.family, longest, self._model, next(self._numbers)), routed
@@ -191,6 +193,15 @@ class Embedder:
                 if left_s <= 0:
                     raise batch.failure or error from error
                 await self._pool.wait_change(left_s)
+
+    def _still_lost(self, batch: _Batch) -> set[str]:
+        """Return the incarnations that the batch lost and the router has not connected to again since."""
+        connections = {incarnation: self._pool.connection(incarnation) for incarnation in batch.lost}
+        return {
+            incarnation
+            for incarnation, connection in connections.items()
+            if connection is None or connection.channel in (None, batch.lost[incarnation])
+        }
 
     def _routed(self, job: EmbeddingJob, batch: _Batch, cluster: ClusterSnapshot) -> RoutedRequest:
         """Return the batch as one prompt: the sums of its tokens and of what each worker has cached."""
@@ -211,14 +222,19 @@ class Embedder:
             raise WorkerLost(f"worker {worker.worker_id} was lost")
         number, load = next(self._numbers), connection.load
         missing = routed.missing_tokens(worker)
+        channel: grpc.aio.Channel | None = None
         load.add(number, missing, -(-missing // worker.block_size), is_prefill=True)
         try:
             turns = self._turns_of(worker)
             async with turns.turn(job.context.fairness_key):
-                if connection.channel is None or self._pool.connection(worker.incarnation) is not connection:
+                channel = connection.channel
+                if channel is None or self._pool.connection(worker.incarnation) is not connection:
                     raise WorkerLost(f"worker {worker.worker_id} was lost")
                 message = _message(job, batch, worker, self._pool.router_id, number)
-                await self._call(connection.channel, message, job, batch, worker, results)
+                await self._call(channel, message, job, batch, worker, results)
+        except WorkerLost:
+            batch.lost[worker.incarnation] = channel
+            raise
         finally:
             load.remove(number)
 
@@ -249,6 +265,8 @@ class Embedder:
                     self._take(job, batch, places, event.embedding, worker, results)
         except grpc.aio.AioRpcError as error:
             details = error.details() or error.code().name
+            if is_refusal(error):
+                raise Unavailable(f"worker {worker.worker_id}: {details}") from error
             if error.code() in LOST_CODES:
                 raise WorkerLost(f"worker {worker.worker_id}: {details}") from error
             raise error_from_code(error.code().value[0], details) from error
@@ -281,9 +299,10 @@ class Embedder:
         batch.failure = error
         if not isinstance(error, QueueFull):
             batch.num_failures += 1
-            batch.excluded.add(worker.incarnation)
             if isinstance(error, WorkerLost):
                 batch.losses.note(len(batch.left))
+            else:
+                batch.excluded.add(worker.incarnation)
             if batch.num_failures > self._limits.attempts:
                 raise batch.losses.last_error(error, batch.num_failures) from error
             return

@@ -19,10 +19,10 @@ from baton.router.errors import FieldError
 from baton.router.http.exchange import Exchange
 from baton.router.http.headers import DECODE, PLAN, read_context
 from baton.router.inline_work import InlineWork
-from baton.router.limits import check_model
 from baton.router.openai.response import command_id
 from baton.router.policy.embedding import EmbeddingFamily
 from baton.router.request_context import RequestContext
+from baton.router.served_model import ServedModel
 from baton.router.service import RouterService
 
 MAX_INLINE_BYTES = 64 << 10  # of a response that is encoded on the event loop; larger ones use a thread
@@ -39,7 +39,7 @@ class EmbeddingsApi:
         """Compute the embeddings of all inputs and send them."""
         service, client = self._service, exchange.client
         begun_s = time.perf_counter()
-        check_model(service.model.name, body.model)
+        model = service.models.named(body.model)
         inputs: list[Input] = []
         reading = read_inputs(body.input)
         while (each := await self._inline.run_paced(lambda: next(reading, None))) is not None:
@@ -48,26 +48,30 @@ class EmbeddingsApi:
         if context.hints.decode_worker is not None or context.hints.plan is not None:
             field = DECODE if context.hints.decode_worker is not None else PLAN
             raise FieldError(field, f"{field} has no effect: embeddings need no decode worker; omit it")
-        async with exchange.watch(), client.hold(1), service.admission.admit(1, context, generates=False):
-            work = self._embedded(body, inputs, context, exchange)
+        async with exchange.watch(), client.hold(1), model.admission.admit(1, context, generates=False):
+            work = self._embedded(model, body, inputs, context, exchange)
             if context.deadline_s is not None:
                 response = await result_within(context.deadline_s, work, "was computed")
             else:
                 response = await work
-            service.metrics.embeddings_done(time.perf_counter() - begun_s)
+            model.metrics.embeddings_done(time.perf_counter() - begun_s)
             await exchange.respond(200, response)
 
     async def _embedded(
-        self, body: EmbeddingRequest, inputs: list[Input], context: RequestContext, exchange: Exchange
+        self,
+        model: ServedModel,
+        body: EmbeddingRequest,
+        inputs: list[Input],
+        context: RequestContext,
+        exchange: Exchange,
     ) -> bytes:
         """Return the response."""
-        service = self._service
-        family = service.embedder.family(context)
+        family = model.embedder.family(context)
         params = body.params(family.pooling)
         is_base64 = body.encoding_format == "base64"
         num_bytes = self._check_size(len(inputs), family, params, is_base64)
         cache_salt = exchange.client.cache_salt(body.cache_salt or "")
-        bounds = InputTokenizer(service.tokenizer, service.model.vocab_size, service.embedder.context_len(family))
+        bounds = InputTokenizer(model.tokenizer, model.info.vocab_size, model.embedder.context_len(family))
         tokens = await bounds.tokens(body, inputs, cache_salt, context.fairness_key)
         body.input = None
         inputs.clear()
@@ -82,10 +86,10 @@ class EmbeddingsApi:
             cache_salt=cache_salt,
             context=context,
         )
-        vectors = await service.embedder.embed(job)
+        vectors = await model.embedder.embed(job)
         if num_bytes <= MAX_INLINE_BYTES:
-            return encoded(vectors, is_base64, service.model.name, num_tokens)
-        return await asyncio.to_thread(encoded, vectors, is_base64, service.model.name, num_tokens)
+            return encoded(vectors, is_base64, model.name, num_tokens)
+        return await asyncio.to_thread(encoded, vectors, is_base64, model.name, num_tokens)
 
     def _check_size(self, num_inputs: int, family: EmbeddingFamily, params: PoolingParams, is_base64: bool) -> int:
         """Return about the bytes of the response. Raises FieldError if the router would not hold as many."""

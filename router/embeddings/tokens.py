@@ -10,6 +10,8 @@ from baton.router.inline_work import Pace
 from baton.router.limits import CONTEXT_LENGTH_EXCEEDED
 from baton.router.text.tokenizer import Tokenizer, truncated
 
+MAX_TRUNCATED_CHARS = 1 << 20  # of a text to be truncated, all of which is tokenised; more if the context has more
+
 
 @dataclass(frozen=True, slots=True)
 class InputTokenizer:
@@ -53,6 +55,8 @@ class InputTokenizer:
         max_chars = self.context_len * self.tokenizer.max_token_chars
         if len(text) > max_chars and most is None:
             raise self._too_long(name, f"{len(text)} characters, of which {self.context_len} tokens have {max_chars}")
+        if len(text) > max(max_chars, MAX_TRUNCATED_CHARS):
+            raise FieldError(name, f"{name} has {len(text)} characters; at most {MAX_TRUNCATED_CHARS} can be truncated")
         try:
             if most is None:
                 return await self.tokenizer.encode(text, body.add_special_tokens, cache_salt, client)

@@ -22,7 +22,6 @@ from baton.router.inline_work import InlineWork
 from baton.router.limits import (
     MAX_ENTRIES,
     check_logprobs,
-    check_model,
     check_num_completions,
     check_stop,
     check_text,
@@ -30,6 +29,7 @@ from baton.router.limits import (
     context_error,
 )
 from baton.router.request_context import PLANS, RequestContext, RoutingHints
+from baton.router.served_model import ServedModel
 from baton.router.service import RouterService
 from baton.rpc.requests import sampling_from_proto
 from baton.settings.names import NAME_RULE, is_name
@@ -60,9 +60,12 @@ class InferenceService(InferenceServicer):
                 client = client_of(self._service, context)
                 client.begin()
                 with counted(self._service, request.ByteSize(), context, client):
-                    wanted = await self._inline.run_paced(lambda: self._generation_request(request, request_id, client))
+                    model = self._service.models.named(request.model)
+                    wanted = await self._inline.run_paced(
+                        lambda: self._generation_request(model, request, request_id, client)
+                    )
                     async with ResponseWriter(context, self._service.unread, request_id, client.fairness_key) as writer:
-                        error = await self._generate(wanted, request_id, client, writer)
+                        error = await self._generate(model, wanted, request_id, client, writer)
                         await writer.finish()
                 if error is not None:
                     raise error
@@ -70,20 +73,20 @@ class InferenceService(InferenceServicer):
             await abort(context, error, request_id)
 
     async def _generate(
-        self, wanted: GenerationRequest, request_id: str, client: Client, writer: ResponseWriter
+        self, model: ServedModel, wanted: GenerationRequest, request_id: str, client: Client, writer: ResponseWriter
     ) -> Exception | None:
         """Generate for the writer. Returns an error that occurs in mid-stream, to raise once all output is written.
 
         The client is charged for the prompt at once, and for the output at the end.
         """
-        async with client.hold(wanted.n), self._service.admission.admit(wanted.n, wanted.context):
-            generation = await self._service.pipeline.prepare(wanted)
+        async with client.hold(wanted.n), model.admission.admit(wanted.n, wanted.context):
+            generation = await model.pipeline.prepare(wanted)
             client.charge(len(generation.token_ids))
             check_logprobs([generation], whole=False)
             output = _Output(generation, request_id)
             writer.begin(output.message)
             try:
-                async with aclosing(self._service.pipeline.generate(generation)) as deltas:
+                async with aclosing(model.pipeline.generate(generation)) as deltas:
                     async for delta in deltas:
                         output.count(delta)
                         writer.add(delta)
@@ -95,21 +98,22 @@ class InferenceService(InferenceServicer):
                 client.charge(output.num_tokens)
         return None
 
-    def _generation_request(self, request: GenerateRequest, request_id: str, client: Client) -> GenerationRequest:
-        """Convert a message to the pipeline's request. Raises NotFound for another model, InvalidRequest if invalid."""
-        service = self._service
-        check_model(service.model.name, request.model)
+    def _generation_request(
+        self, model: ServedModel, request: GenerateRequest, request_id: str, client: Client
+    ) -> GenerationRequest:
+        """Convert a message to the pipeline's request. Raises InvalidRequest."""
+        config = self._service.config
         if request.WhichOneof("prompt") is None:
             raise InvalidRequest("text or token_ids is required")
         if not is_name(request_id):
             raise InvalidRequest(f"request_id must be {NAME_RULE}")
         num_completions = request.n or 1
-        check_num_completions(service.config, 1, num_completions)
-        check_stop(service.config, request.stop)
+        check_num_completions(config, 1, num_completions)
+        check_stop(config, request.stop)
         check_text("cache_salt", request.cache_salt)
         check_text("fairness_key", request.fairness_key)
         given = request.sampling
-        num_tokens, context_len = len(request.token_ids.ids), service.pipeline.context_len()
+        num_tokens, context_len = len(request.token_ids.ids), model.pipeline.context_len()
         if num_tokens >= context_len:  # first: checking millions of ids would block the event loop
             raise context_error("token_ids", context_len, num_tokens)
         for name, num_entries in (("logit_bias", len(given.logit_bias)), ("stop_token_ids", len(given.stop_token_ids))):
@@ -118,7 +122,7 @@ class InferenceService(InferenceServicer):
         return GenerationRequest(
             request_id=f"{request_id[:64]}-{secrets.token_hex(4)}",
             prompt=request.text if request.WhichOneof("prompt") == "text" else list(request.token_ids.ids),
-            sampling=sampling_from_proto(given, service.model.sampling_defaults),
+            sampling=sampling_from_proto(given, model.info.sampling_defaults),
             seed=given.seed if given.HasField("seed") else None,
             max_tokens=given.max_tokens if given.HasField("max_tokens") else None,
             stop=tuple(request.stop),
@@ -126,7 +130,7 @@ class InferenceService(InferenceServicer):
             skip_special_tokens=request.skip_special_tokens,
             n=num_completions,
             cache_salt=client.cache_salt(request.cache_salt),
-            context=_context(request, client, service.config.default_timeout_s),
+            context=_context(request, client, config.default_timeout_s),
         )
 
 

@@ -15,8 +15,12 @@ from baton.router.anthropic import errors as anthropic
 from baton.router.anthropic.messages import MessagesApi
 from baton.router.anthropic.request import CountTokensRequest, MessagesRequest
 from baton.router.auth.client import Gate
+from baton.router.batches.api import BatchesApi, add_batch_routes
+from baton.router.batches.request import BatchRequest
 from baton.router.embeddings.api import EmbeddingsApi
 from baton.router.embeddings.request import EmbeddingRequest
+from baton.router.files.api import add_file_routes
+from baton.router.files.errors import error_response as files_error
 from baton.router.http.body_reader import BodyReader
 from baton.router.http.body_route import Body, BodyIntake, BodyRoute
 from baton.router.http.exchange import Exchange
@@ -69,7 +73,7 @@ class HttpApp:
 def make_http_app(service: RouterService) -> HttpApp:
     """Return the application that serves OpenAI's and Anthropic's APIs."""
     tokenizer, chat, config = TokenizeApi(service), ChatApi(service), service.config
-    reader = BodyReader(service.pipeline.context_len)
+    reader = BodyReader(service.models.context_len)
     intake = BodyIntake(service.gate, service.body_budget, reader, config.max_body_bytes)
     messages = MessagesApi(service, chat)
     posts: Posts = {
@@ -85,6 +89,9 @@ def make_http_app(service: RouterService) -> HttpApp:
             error_response=responses_error,
             can_resume=False,
         ),
+        "/v1/batches": BodyRoute(
+            BatchRequest, BatchesApi(service).create, intake, error_response=files_error, can_resume=False
+        ),
         "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, intake),
         "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, intake),
     }
@@ -93,6 +100,8 @@ def make_http_app(service: RouterService) -> HttpApp:
     description = Description(service, {**models, **DESCRIBED})
     others = _make_others(OperationsApi(service), posts, service.gate, description)
     add_routes(others, service)
+    add_file_routes(others, service)
+    add_batch_routes(others, service)
     others.router.routes += tensors.routes()
     return HttpApp({**posts, **tensors.posts(intake)}, others, service.unread, config.cors_origins, intake.reader.close)
 

@@ -87,6 +87,7 @@ def read_context(
         fairness_key=fairness_key,
         deadline_s=None if timeout_s is None else deadline_after(timeout_s),
         priority=client.priority(priority),
+        is_deferred=client.is_deferred,
         tenant=client.tenant_id,
     )
 

@@ -25,6 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from baton.router.admission.unread_output import UnreadOutput
 from baton.router.http.body_route import BodyRoute
 from baton.router.http.middleware import CrossOrigin
+from baton.router.http.parse_turns import MAX_CALLBACKS, SLICE_BYTES, PacedData, ParseTurns
 from baton.router.http.post_exchange import STATUS_LINES, PostExchange
 from baton.router.http.stall_watch import StallWatch
 from baton.router.openai.errors import error_body
@@ -56,15 +57,22 @@ class PostProtocol(HttpToolsProtocol):
         unread: UnreadOutput,
         leaving: asyncio.Event,
         body_timeout_s: float,
+        turns: ParseTurns,
         **options: Any,
     ) -> None:
-        """`posts`: routes by path. `leaving`: set once the server stops listening. `options`: uvicorn's."""
+        """`posts`: routes by path. `leaving`: set once the server stops listening. `options`: uvicorn's.
+
+        `turns`: of all connections.
+        """
         super().__init__(**options)
         self._posts = posts
         self._cross_origin = cross_origin
         self._unread = unread
         self._leaving = leaving
         self._body_timeout_s = body_timeout_s
+        self._turns = turns
+        self._paced: PacedData | None = None  # created when data waits for the first time
+        self._num_callbacks = 0  # of the parser, for parts of bodies and trailers
         self._stall_watch: StallWatch | None = None  # created when the client lags for the first time
         self._is_over = False  # further data is ignored
         self._is_reading = False  # a request is being received
@@ -84,11 +92,16 @@ class PostProtocol(HttpToolsProtocol):
             self._end_soon(self.timeout_keep_alive)
 
     def leave(self) -> None:
-        """End the connection after the pending response; without one, after `LINGER_S` or the next response."""
+        """End the connection after the pending response; without one, after `LINGER_S` or the next response.
+
+        The rest of a refused body is not waited for.
+        """
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False
-            return
-        self._end_soon(LINGER_S)
+        elif self._is_reading and self.cycle is not None:
+            self._discard_for(LINGER_S)
+        else:
+            self._end_soon(LINGER_S)
 
     def _end_soon(self, timeout_s: float) -> None:
         """Close the connection unless data arrives within the timeout."""
@@ -105,8 +118,14 @@ class PostProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._watch_end()
-        elif self._is_reading and not self.cycle.keep_alive:
-            self._discarding = self.loop.call_later(DISCARD_S, self._close)
+        elif self._is_reading:
+            self._discard_for(LINGER_S if self._leaving.is_set() else DISCARD_S)
+
+    def _discard_for(self, timeout_s: float) -> None:
+        """Close the connection if the rest of a refused body takes longer to arrive."""
+        if self._discarding is not None:
+            self._discarding.cancel()
+        self._discarding = self.loop.call_later(timeout_s, self._close)
 
     def _close(self) -> None:
         self.transport.close()
@@ -150,6 +169,34 @@ class PostProtocol(HttpToolsProtocol):
         if self._is_over:
             return
         self._unset_keepalive_if_required()
+        if self._paced is not None and self._paced.is_waiting:  # reading has been resumed for another reason
+            self._paced.add(data)
+            self.flow.pause_reading()
+        else:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse data in slices. The rest waits for a turn after a slice that took many callbacks."""
+        for start in range(0, len(data), SLICE_BYTES):
+            if self._is_over:
+                return
+            before = self._num_callbacks
+            self._parse_slice(data[start : start + SLICE_BYTES])
+            num_callbacks = self._num_callbacks - before
+            if num_callbacks > MAX_CALLBACKS or (self._paced is not None and self._paced.is_waiting):
+                self._paced = self._paced or PacedData(self.loop, self._turns, self._take_turn)
+                self._paced.add(data[start + SLICE_BYTES :])
+                self._paced.wait(num_callbacks)
+                self.flow.pause_reading()
+                return
+
+    def _take_turn(self, data: bytes) -> None:
+        """Parse data that has waited, and read on if nothing waits any more."""
+        self._parse(data)
+        if self._paced is not None and not self._paced.is_waiting:
+            self.flow.resume_reading()
+
+    def _parse_slice(self, data: bytes) -> None:
         self._num_head_bytes += len(data)
         self._num_read += len(data)
         try:
@@ -160,6 +207,7 @@ class PostProtocol(HttpToolsProtocol):
             if not self._is_over:
                 self.logger.warning("Invalid HTTP request received.")
                 self.send_400_response("Invalid HTTP request received.")
+                self._is_over = True
         if self._is_reading and not self._is_over:
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._refuse_head()
@@ -205,7 +253,7 @@ class PostProtocol(HttpToolsProtocol):
         head += [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
-        self.data_received(b"".join((*head, b"\r\n", rest)))
+        self._parse(b"".join((*head, b"\r\n", rest)))
 
     def on_message_begin(self) -> None:
         """httptools: a request begins."""
@@ -221,6 +269,7 @@ class PostProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """httptools: parsed a header or a trailer. Trailers are ignored: the request is already authorized."""
         if self._has_head:
+            self._num_callbacks += 1
             return
         self._num_header_bytes += len(name) + len(value) + HEADER_BYTES
         self._check_head_size()
@@ -264,6 +313,7 @@ class PostProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """httptools: parsed a part of the body."""
         self._num_head_bytes = 0
+        self._num_callbacks += 1
         if isinstance(self.cycle, PostExchange):
             self.cycle.add(body)
         else:
@@ -275,6 +325,8 @@ class PostProtocol(HttpToolsProtocol):
             return
         self._is_reading = False
         self._num_head_bytes = 0
+        if self._discarding is not None:
+            self._discarding.cancel()
         if isinstance(self.cycle, PostExchange):
             self.cycle.end_body()
             if self.cycle.response_complete and not self.cycle.keep_alive:
@@ -286,6 +338,9 @@ class PostProtocol(HttpToolsProtocol):
         """asyncio: the connection has ended."""
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
+        if self._paced is not None:
+            self._paced.close()
+            self._paced = None  # breaks a reference cycle with this protocol
         if self._stall_watch is not None:
             self._stall_watch.stop()
         if self._discarding is not None:

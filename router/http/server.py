@@ -12,6 +12,7 @@ import uvicorn
 
 from baton.router.http.app import HttpApp
 from baton.router.http.certificate import Certificate
+from baton.router.http.parse_turns import ParseTurns
 from baton.router.http.post_protocol import LINGER_S, PostProtocol
 from baton.router.http.shared_socket import accept_waiting
 
@@ -36,6 +37,7 @@ class HttpServer(uvicorn.Server):
         self._cross_origin = app.cross_origin
         self._body_timeout_s = body_timeout_s
         self._unread = app.unread
+        self._turns = ParseTurns(time.monotonic)
         self._begun: WeakKeyDictionary[PostProtocol, float] = WeakKeyDictionary()  # start time, before the handshake
         self._tls: dict[str, Any] = {}
         if certificate is not None:
@@ -113,6 +115,7 @@ class HttpServer(uvicorn.Server):
             unread=self._unread,
             leaving=self._leaving,
             body_timeout_s=self._body_timeout_s,
+            turns=self._turns,
         )
         self._begun[connection] = time.monotonic()
         return connection

@@ -1,4 +1,4 @@
-"""The HTTP paths of the protocol. A router serves one model, so the paths of its inferences are known at start."""
+"""The HTTP paths of the protocol. A router's models, and so the paths of its inferences, are known at start."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 
+from baton.router.errors import FieldError
 from baton.router.generation import Generation
 from baton.router.http.body_reader import BodyReader, Content
 from baton.router.http.body_route import BodyIntake, BodyRoute, JsonFormat
@@ -18,7 +19,7 @@ from baton.router.http.exchange import Exchange
 from baton.router.http.headers import is_json
 from baton.router.kserve.bodies import GenerateBody, InferBody
 from baton.router.kserve.errors import error_body, error_response
-from baton.router.kserve.inference import VERSION, Inference, check_name
+from baton.router.kserve.inference import VERSION, Inference, find_model
 from baton.router.kserve.metadata import Metadata, as_json
 from baton.router.kserve.outputs import Outputs
 from baton.router.kserve.shapes import HEADER_LENGTH, GenerateShape, InferShape
@@ -26,6 +27,7 @@ from baton.router.openai.completion_shape import PromptEcho
 from baton.router.openai.completions import CompletionsApi
 from baton.router.openai.errors import RETRY_AFTER_S
 from baton.router.openai.response import ResponseShape
+from baton.router.served_model import ServedModel
 from baton.router.service import RouterService
 
 PREFIX = "/v2"
@@ -75,57 +77,72 @@ class KServeHttp:
         self._metadata = Metadata(service)
 
     def posts(self, intake: BodyIntake) -> dict[str, BodyRoute[Any]]:
-        """Return the routes of the served model's inferences, by path."""
-        tensors = TensorFormat()
+        """Return the routes of the served models' inferences, by path."""
+        return {path: route for model in self._service.models for path, route in self._posts(model, intake).items()}
+
+    def _posts(self, model: ServedModel, intake: BodyIntake) -> dict[str, BodyRoute[Any]]:
         infer = BodyRoute(
-            InferBody, self.infer, intake, error_response=error_response, can_resume=False, body_format=tensors
+            InferBody,
+            partial(self.infer, model),
+            intake,
+            error_response=error_response,
+            can_resume=False,
+            body_format=TensorFormat(),
         )
         generate, stream = (
             BodyRoute(
                 GenerateBody,
-                partial(self.generate, is_stream=is_stream),
+                partial(self.generate, model, is_stream=is_stream),
                 intake,
                 error_response=error_response,
                 can_resume=False,
             )
             for is_stream in (False, True)
         )
-        model = MODEL.format(name=self._service.model.name)
+        path = MODEL.format(name=model.name)
         return {
-            f"{model}{version}/{name}": route
+            f"{path}{version}/{name}": route
             for version in ("", f"/versions/{VERSION}")
             for name, route in (("infer", infer), ("generate", generate), ("generate_stream", stream))
         }
 
-    async def infer(self, body: InferBody, exchange: Exchange) -> None:
+    async def infer(self, model: ServedModel, body: InferBody, exchange: Exchange) -> None:
         """Generate from the input tensors and respond with tensors."""
-        check_name(self._service.model.name, body.model_name or "", body.model_version or "")
+        named = find_model(self._service.models, body.model_name or model.name, body.model_version or "")
+        if named is not model:
+            raise FieldError("model_name", f"model_name is {named.name}, but the path has {model.name}")
         inference, binary = await body.inference().read(), body.binary_outputs()
-        model = self._service.model.name
         await self._respond(
-            inference, exchange, lambda outputs: InferShape(model, inference.request_id, outputs, binary)
+            model, inference, exchange, lambda outputs: InferShape(model.name, inference.request_id, outputs, binary)
         )
 
-    async def generate(self, body: GenerateBody, exchange: Exchange, *, is_stream: bool) -> None:
+    async def generate(self, model: ServedModel, body: GenerateBody, exchange: Exchange, *, is_stream: bool) -> None:
         """Generate from the fields of a JSON object, and respond with one, or with events.
 
         `is_stream`: respond with events, of which a request that does not stream has one.
         """
         inference = await body.inference(may_stream=is_stream).read()
-        model, wants_stream = self._service.model.name, inference.body.stream
+        wants_stream = inference.body.stream
         inference.body.stream = is_stream
         await self._respond(
-            inference, exchange, lambda outputs: GenerateShape(model, inference.request_id, outputs, wants_stream)
+            model,
+            inference,
+            exchange,
+            lambda outputs: GenerateShape(model.name, inference.request_id, outputs, wants_stream),
         )
 
     async def _respond(
-        self, inference: Inference, exchange: Exchange, make_shape: Callable[[Outputs], ResponseShape]
+        self,
+        model: ServedModel,
+        inference: Inference,
+        exchange: Exchange,
+        make_shape: Callable[[Outputs], ResponseShape],
     ) -> None:
         def shape(generations: Sequence[Generation], echoes: Sequence[PromptEcho]) -> ResponseShape:
             prefix = echoes[0].text if echoes else ""
             return make_shape(Outputs(inference, len(generations[0].token_ids), prefix))
 
-        await self._completions.respond(inference.body, exchange, shape, inference.timeout_s)
+        await self._completions.respond(model, inference.body, exchange, shape, inference.timeout_s)
 
     def routes(self) -> list[Route]:
         """Return the routes of all other requests, the more specific ones first."""
@@ -167,8 +184,8 @@ class KServeHttp:
         return _json(as_json(self._metadata.index(only_ready=False))["models"])
 
     async def _other_model(self, request: Request) -> Response:
-        """Respond 404: the server itself serves the paths of its model."""
-        check_name(self._service.model.name, *_name(request))
+        """Respond 404: the server itself serves the paths of its models."""
+        find_model(self._service.models, *_name(request))
         raise HTTPException(404)
 
 

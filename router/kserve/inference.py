@@ -22,13 +22,14 @@ from baton.router.kserve.tensors import (
     TOKEN_IDS,
     Value,
 )
-from baton.router.limits import check_model
 from baton.router.openai.completions import CompletionRequest
 from baton.router.openai.invalid_body import invalid_body
 from baton.router.openai.request_body import OrText
+from baton.router.served_model import ServedModel
+from baton.router.served_models import ServedModels
 from baton.rpc.status import NotFound
 
-VERSION = "1"  # of the only model
+VERSION = "1"  # of each model
 MAX_OPTIONS_BYTES = 64 << 10  # of `sampling_parameters`, which is parsed on the event loop
 MAX_PARAMETERS = 256
 TIMEOUT = "timeout"  # parameter with the time limit of a request in microseconds, as Triton has it
@@ -38,11 +39,12 @@ PROTOCOL_PARAMETERS = frozenset({"binary_data_output", "triton_enable_empty_fina
 OTHER_FIELDS = frozenset({"prompt", "model", "echo", "stream_options", "logprobs", "prompt_logprobs"})
 
 
-def check_name(served: str, name: str, version: str) -> None:
-    """Raise NotFound unless a request is for the served model and its only version."""
-    check_model(served, name)
+def find_model(models: ServedModels, name: str, version: str) -> ServedModel:
+    """Return the model of a request. Raises NotFound for an unknown one, or another version than the only one."""
+    model = models.named(name)
     if version not in ("", VERSION):
-        raise NotFound(f"The model `{served}` has no version `{version[:50]}`; its only version is `{VERSION}`.")
+        raise NotFound(f"The model `{model.name}` has no version `{version[:50]}`; its only version is `{VERSION}`.")
+    return model
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Descriptions of the server and its model."""
+"""Descriptions of the server and its models."""
 
 from importlib import metadata
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from baton.protos import open_inference_pb2 as pb
-from baton.router.kserve.inference import VERSION, check_name
+from baton.router.kserve.inference import VERSION, find_model
 from baton.router.kserve.tensors import INPUT_SHAPE, INPUTS, OUTPUTS, TEXT_INPUT, Datatype
 from baton.router.service import RouterService
 
@@ -20,7 +20,7 @@ DATA_TYPES: dict[Datatype, pb.DataType.ValueType] = {
 
 
 class Metadata:
-    """Descriptions of one router and its model, as messages and as JSON objects with the same names."""
+    """Descriptions of one router and its models, as messages and as JSON objects with the same names."""
 
     def __init__(self, service: RouterService) -> None:
         self._service = service
@@ -31,9 +31,9 @@ class Metadata:
         return pb.ServerMetadataResponse(name=PLATFORM, version=version, extensions=EXTENSIONS)
 
     def model(self, name: str, version: str) -> pb.ModelMetadataResponse:
-        """Return the tensors of the model. Raises NotFound."""
-        check_name(self._service.model.name, name, version)
-        response = pb.ModelMetadataResponse(name=name, versions=[VERSION], platform=PLATFORM)
+        """Return the tensors of a model. Raises NotFound."""
+        model = find_model(self._service.models, name, version)
+        response = pb.ModelMetadataResponse(name=model.name, versions=[VERSION], platform=PLATFORM)
         for tensor, datatype in INPUTS.items():
             response.inputs.add(name=tensor, datatype=datatype, shape=INPUT_SHAPE)
         for tensor, kind in OUTPUTS.items():
@@ -41,10 +41,10 @@ class Metadata:
         return response
 
     def config(self, name: str, version: str) -> pb.ModelConfig:
-        """Return the configuration of the model. Raises NotFound."""
-        check_name(self._service.model.name, name, version)
+        """Return the configuration of a model. Raises NotFound."""
+        model = find_model(self._service.models, name, version)
         policy = pb.ModelTransactionPolicy(decoupled=True)
-        config = pb.ModelConfig(name=name, platform=PLATFORM, backend=PLATFORM, model_transaction_policy=policy)
+        config = pb.ModelConfig(name=model.name, platform=PLATFORM, backend=PLATFORM, model_transaction_policy=policy)
         for tensor, datatype in INPUTS.items():
             is_optional = tensor != TEXT_INPUT
             config.input.add(name=tensor, data_type=DATA_TYPES[datatype], dims=INPUT_SHAPE, optional=is_optional)
@@ -54,16 +54,16 @@ class Metadata:
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Return whether a request to the model would be served now. Raises NotFound."""
-        check_name(self._service.model.name, name, version)
-        return self._service.is_ready()
+        return find_model(self._service.models, name, version).is_ready()
 
     def index(self, only_ready: bool) -> pb.RepositoryIndexResponse:
-        """Return the list of models. `only_ready`: only if a request would be served now."""
-        is_ready = self._service.is_ready()
+        """Return the list of models. `only_ready`: only those of which a request would be served now."""
         response = pb.RepositoryIndexResponse()
-        if is_ready or not only_ready:
-            state, reason = ("READY", "") if is_ready else ("UNAVAILABLE", "no worker is ready")
-            response.models.add(name=self._service.model.name, version=VERSION, state=state, reason=reason)
+        for model in self._service.models:
+            is_ready = model.is_ready()
+            if is_ready or not only_ready:
+                state, reason = ("READY", "") if is_ready else ("UNAVAILABLE", "no worker is ready")
+                response.models.add(name=model.name, version=VERSION, state=state, reason=reason)
         return response
 
 

@@ -85,6 +85,6 @@ class StreamedRequest:
         return response
 
     def _failure(self, error: Exception) -> ModelStreamInferResponse:
-        response = ModelInferResponse(model_name=self._service.model.name, id=self._request.id)
+        response = ModelInferResponse(model_name=self._run.model_name, id=self._request.id)
         response.parameters[IS_FINAL].bool_param = True
         return ModelStreamInferResponse(error_message=error_text(error), infer_response=response)

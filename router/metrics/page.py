@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -26,12 +25,12 @@ PEER_TIMEOUT_S = 1.0  # a stopped process must not delay the response of the oth
 class ProcessGroup:
     """The router processes that share ports. Owns the socket at which one of them serves its series to the others."""
 
-    def __init__(self, directory: Path, number: int, size: int, registry: CollectorRegistry) -> None:
-        """`number`: of this process, from 0 to `size` - 1. `registry`: its series."""
+    def __init__(self, directory: Path, number: int, size: int, series: Collector) -> None:
+        """`number`: of this process, from 0 to `size` - 1. `series`: its own and the shared ones."""
         self.number = number
         self._directory = directory
         self._size = size
-        self._registry = registry
+        self._series = series
         self._packed = SharedResult(self._pack)
         self._server: asyncio.Server | None = None
 
@@ -52,8 +51,8 @@ class ProcessGroup:
         """Return the series of all processes, and whether each of them responds."""
         others = [number for number in range(self._size) if number != self.number]
         responses = await asyncio.gather(*(self._ask(number) for number in others))
-        by_process = {**dict(zip(others, responses, strict=True)), self.number: list(own_series(self._registry))}
-        return one_page(dict(sorted(by_process.items())), shared_series(self._registry))
+        by_process = {**dict(zip(others, responses, strict=True)), self.number: list(own_series(self._series))}
+        return one_page(dict(sorted(by_process.items())), shared_series(self._series))
 
     def _path(self, number: int) -> Path:
         return self._directory / f"router-{number}.sock"
@@ -68,7 +67,7 @@ class ProcessGroup:
             await _close(writer)
 
     async def _pack(self) -> bytes:
-        return pack_series(own_series(self._registry))
+        return pack_series(own_series(self._series))
 
     async def _ask(self, number: int) -> list[Metric] | None:
         """Return another process's own series; None if it does not respond."""
@@ -104,8 +103,8 @@ class MetricsPage:
     Rendering takes milliseconds on the event loop, so requests share it.
     """
 
-    def __init__(self, registry: CollectorRegistry, group: ProcessGroup | None) -> None:
-        self._registry = registry
+    def __init__(self, series: Collector, group: ProcessGroup | None) -> None:
+        self._series = series
         self._group = group
         self._texts: dict[str, SharedResult[MetricsText]] = {}  # by media type, of which there are two
 
@@ -117,4 +116,4 @@ class MetricsPage:
         return await self._texts[media_type].get()
 
     async def _render(self, encode: Callable[[Collector], bytes], media_type: str) -> MetricsText:
-        return MetricsText(encode(self._registry if self._group is None else await self._group.page()), media_type)
+        return MetricsText(encode(self._series if self._group is None else await self._group.page()), media_type)

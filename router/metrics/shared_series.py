@@ -8,7 +8,6 @@ once.
 from collections.abc import Iterable, Iterator, Mapping
 
 import orjson
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -20,14 +19,14 @@ WORKER_LABEL = "worker"
 SHARED_LABELS = frozenset({WORKER_LABEL, NAME_LABEL})  # labels of series that are the same at every process
 
 
-def own_series(registry: CollectorRegistry) -> Iterator[Metric]:
+def own_series(series: Collector) -> Iterator[Metric]:
     """Return the series that a process counts itself."""
-    return (family for family in registry.collect() if not _is_shared(family))
+    return (family for family in series.collect() if not _is_shared(family))
 
 
-def shared_series(registry: CollectorRegistry) -> Iterator[Metric]:
+def shared_series(series: Collector) -> Iterator[Metric]:
     """Return the series that workers and supervisors report to a process."""
-    return (family for family in registry.collect() if _is_shared(family))
+    return (family for family in series.collect() if _is_shared(family))
 
 
 def _is_shared(family: Metric) -> bool:

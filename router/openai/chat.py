@@ -13,7 +13,6 @@ from baton.router.generation import ChatPrompt, Generation, GenerationRequest
 from baton.router.http.event_stream import kept_alive
 from baton.router.http.exchange import Exchange
 from baton.router.http.headers import read_context, resumable
-from baton.router.limits import check_model
 from baton.router.openai.chat_shape import ChatOptions, ChatShape
 from baton.router.openai.fields import STREAM_RULE, TRUE, Count, GenerationFields
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
@@ -22,6 +21,7 @@ from baton.router.openai.response import ResponseShape, command_id, send_complet
 from baton.router.openai.tools import ToolChoice, Tools, tool_use
 from baton.router.output.rules import ToolUse, output_rules
 from baton.router.request_context import RequestContext
+from baton.router.served_model import ServedModel
 from baton.router.service import RouterService
 from baton.router.text.chat_template import ChatTemplate
 
@@ -108,55 +108,60 @@ class ChatApi:
 
     async def complete(self, body: ChatRequest, exchange: Exchange) -> None:
         """Generate the completions of a conversation and send the response."""
-        await self.respond(body, exchange, partial(self._shape, body, exchange))
+        model = self._service.models.named(body.model)
+        await self.respond(model, body, exchange, partial(_shape, model, body, exchange))
 
     async def respond(
-        self, body: ChatRequest, exchange: Exchange, make_shape: Callable[[Generation], ResponseShape]
+        self,
+        model: ServedModel,
+        body: ChatRequest,
+        exchange: Exchange,
+        make_shape: Callable[[Generation], ResponseShape],
     ) -> None:
         """Generate the completions of a conversation and send the response in the shape of the client's API."""
-        service = self._service
-        check_model(service.model.name, body.model)
-        body.check(service.config, num_prompts=1)
+        config = self._service.config
+        body.check(config, num_prompts=1)
         client = exchange.client
-        context = read_context(exchange.headers, body.user, body.priority, client, service.config.default_timeout_s)
+        context = read_context(exchange.headers, body.user, body.priority, client, config.default_timeout_s)
         num_completions = body.n
         async with (
             exchange.watch(),
             kept_alive(exchange, body.stream) as exchange,
             client.hold(num_completions),
-            service.admission.admit(num_completions, context),
+            model.admission.admit(num_completions, context),
         ):
-            request = resumable(self._request(body, context, exchange), exchange.resumption)
-            generation = await service.pipeline.prepare(request)
+            request = resumable(_request(model, body, context, exchange), exchange.resumption)
+            generation = await model.pipeline.prepare(request)
             body.messages, body.tools = (), ()
             exchange.forget_body()
-            await send_completions(exchange, service.pipeline, [generation], body, make_shape(generation))
+            await send_completions(exchange, model.pipeline, [generation], body, make_shape(generation))
 
-    def _shape(self, body: ChatRequest, exchange: Exchange, generation: Generation) -> ChatShape:
-        options = ChatOptions(
-            num_top=body.num_logprobs(),
-            with_token_ids=body.return_token_ids,
-            with_reasoning=body.include_reasoning,
-        )
-        response_id = f"chatcmpl-{exchange.request_id}"
-        return ChatShape(response_id, generation, options, self._service.model.name, self._service.tokenizer)
 
-    def _request(self, body: ChatRequest, context: RequestContext, exchange: Exchange) -> GenerationRequest:
-        service, model = self._service, self._service.model
-        tools = body.tool_use()
-        return GenerationRequest(
-            request_id=command_id(exchange.request_id),
-            prompt=body.prompt(tools, service.tokenizer.chat_template),
-            sampling=body.sampling(model.sampling_defaults, model.vocab_size, body.num_logprobs()),
-            seed=body.seed,
-            max_tokens=body.max_completion_tokens or body.max_tokens,
-            add_special_tokens=body.add_special_tokens,
-            stop=tuple(body.stop),
-            include_stop=body.include_stop_str_in_output,
-            skip_special_tokens=body.skip_special_tokens,
-            n=body.n,
-            cache_salt=exchange.client.cache_salt(body.cache_salt or ""),
-            whole=not body.stream,
-            output_rules=output_rules(service.output_format, tools),
-            context=context,
-        )
+def _shape(model: ServedModel, body: ChatRequest, exchange: Exchange, generation: Generation) -> ChatShape:
+    options = ChatOptions(
+        num_top=body.num_logprobs(),
+        with_token_ids=body.return_token_ids,
+        with_reasoning=body.include_reasoning,
+    )
+    response_id = f"chatcmpl-{exchange.request_id}"
+    return ChatShape(response_id, generation, options, model.name, model.tokenizer)
+
+
+def _request(model: ServedModel, body: ChatRequest, context: RequestContext, exchange: Exchange) -> GenerationRequest:
+    info, tools = model.info, body.tool_use()
+    return GenerationRequest(
+        request_id=command_id(exchange.request_id),
+        prompt=body.prompt(tools, model.tokenizer.chat_template),
+        sampling=body.sampling(info.sampling_defaults, info.vocab_size, body.num_logprobs()),
+        seed=body.seed,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        add_special_tokens=body.add_special_tokens,
+        stop=tuple(body.stop),
+        include_stop=body.include_stop_str_in_output,
+        skip_special_tokens=body.skip_special_tokens,
+        n=body.n,
+        cache_salt=exchange.client.cache_salt(body.cache_salt or ""),
+        whole=not body.stream,
+        output_rules=output_rules(model.output_format, tools),
+        context=context,
+    )

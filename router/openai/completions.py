@@ -15,14 +15,17 @@ from baton.router.http.event_stream import kept_alive
 from baton.router.http.exchange import Exchange
 from baton.router.http.headers import read_context, resumable
 from baton.router.inline_work import InlineWork, Pace
-from baton.router.limits import check_echo, check_model
+from baton.router.limits import check_echo
+from baton.router.model_info import ModelInfo
 from baton.router.openai.completion_shape import CompletionShape, PromptEcho
 from baton.router.openai.fields import STREAM_RULE, TRUE, GenerationFields
 from baton.router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
 from baton.router.openai.request_body import WHOLE, unless
 from baton.router.openai.response import ResponseShape, command_id, send_completions
 from baton.router.request_context import INT32_MAX, RequestContext
+from baton.router.served_model import ServedModel
 from baton.router.service import RouterService
+from baton.router.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
 EMPTY_OUTPUT_RULE = unless("max_tokens", {"anyOf": [{"type": "null"}, {"minimum": 1}]}, "echo", TRUE)
@@ -58,94 +61,101 @@ class CompletionsApi:
 
     async def complete(self, body: CompletionRequest, exchange: Exchange) -> None:
         """Generate the completions of each prompt and send the response."""
-        await self.respond(body, exchange, partial(self._shape, body, exchange))
+        model = self._service.models.named(body.model)
+        await self.respond(model, body, exchange, partial(_shape, model, body, exchange))
 
     async def respond(
-        self, body: CompletionRequest, exchange: Exchange, make_shape: MakeShape, timeout_s: float | None = None
+        self,
+        model: ServedModel,
+        body: CompletionRequest,
+        exchange: Exchange,
+        make_shape: MakeShape,
+        timeout_s: float | None = None,
     ) -> None:
         """Generate the completions of each prompt and send the response in the shape of the client's API.
 
         `timeout_s`: time limit of a request whose headers have none. None: the router's default.
         """
-        service = self._service
-        check_model(service.model.name, body.model)
-        context_len = service.pipeline.context_len()
+        config = self._service.config
         prompts: list[Prompt] = []
-        reading = read_prompts(body.prompt, service.config.max_choices, context_len)
+        reading = read_prompts(body.prompt, config.max_choices, model.pipeline.context_len())
         while (prompt := await self._inline.run_paced(lambda: next(reading, None))) is not None:
             prompts.append(prompt)
-        body.check(service.config, len(prompts))
+        body.check(config, len(prompts))
         client = exchange.client
-        default_timeout_s = service.config.default_timeout_s if timeout_s is None else timeout_s
+        default_timeout_s = config.default_timeout_s if timeout_s is None else timeout_s
         context = read_context(exchange.headers, body.user, body.priority, client, default_timeout_s)
         num_completions = len(prompts) * body.n
         async with (
             exchange.watch(),
             kept_alive(exchange, body.stream) as exchange,
             client.hold(num_completions),
-            service.admission.admit(num_completions, context),
+            model.admission.admit(num_completions, context),
         ):
-            await self._answer(body, prompts, context, exchange, make_shape)
+            await _answer(model, body, prompts, context, exchange, make_shape)
 
-    async def _answer(
-        self,
-        body: CompletionRequest,
-        prompts: list[Prompt],
-        context: RequestContext,
-        exchange: Exchange,
-        make_shape: MakeShape,
-    ) -> None:
-        service = self._service
-        request_id, cache_salt = command_id(exchange.request_id), exchange.client.cache_salt(body.cache_salt or "")
-        generations, pace = [], Pace()
-        common = completion_generation(self._service, body, context, cache_salt)
-        for place, prompt in enumerate(prompts):
-            request = replace(common, request_id=f"{request_id}-{place}", prompt=prompt)
-            generations.append(await service.pipeline.prepare(resumable(request, exchange.resumption, place)))
-            await pace.give_turn()
-        echoes = [await self._echo(body, *each) for each in zip(prompts, generations, strict=True)] if body.echo else []
-        check_echo((echo.text for echo in echoes), body.n)
-        body.prompt = None
-        prompts.clear()
-        exchange.forget_body()
-        shape = make_shape(generations, echoes)
-        await send_completions(exchange, service.pipeline, generations, body, shape)
 
-    def _shape(
-        self,
-        body: CompletionRequest,
-        exchange: Exchange,
-        generations: Sequence[Generation],
-        echoes: Sequence[PromptEcho],
-    ) -> CompletionShape:
-        return CompletionShape(
-            response_id=f"cmpl-{exchange.request_id}",
-            model=self._service.model.name,
-            generations=generations,
-            echoes=echoes,
-            num_completions=body.n,
-            num_top=body.logprobs,
-            with_prompt_logprobs=body.prompt_logprobs is not None,
-            with_token_ids=body.return_token_ids,
-            tokenizer=self._service.tokenizer,
-        )
+async def _answer(
+    model: ServedModel,
+    body: CompletionRequest,
+    prompts: list[Prompt],
+    context: RequestContext,
+    exchange: Exchange,
+    make_shape: MakeShape,
+) -> None:
+    request_id, cache_salt = command_id(exchange.request_id), exchange.client.cache_salt(body.cache_salt or "")
+    generations, pace = [], Pace()
+    common = completion_generation(model.info, body, context, cache_salt)
+    for place, prompt in enumerate(prompts):
+        request = replace(common, request_id=f"{request_id}-{place}", prompt=prompt)
+        generations.append(await model.pipeline.prepare(resumable(request, exchange.resumption, place)))
+        await pace.give_turn()
+    echoes: list[PromptEcho] = []
+    if body.echo:
+        echoes = [await _echo(model.tokenizer, body, *each) for each in zip(prompts, generations, strict=True)]
+    check_echo((echo.text for echo in echoes), body.n)
+    body.prompt = None
+    prompts.clear()
+    exchange.forget_body()
+    shape = make_shape(generations, echoes)
+    await send_completions(exchange, model.pipeline, generations, body, shape)
 
-    async def _echo(self, body: CompletionRequest, prompt: Prompt, generation: Generation) -> PromptEcho:
-        tokenizer, client = self._service.tokenizer, generation.request.context.fairness_key
-        text = prompt
-        if not isinstance(text, str):
-            text = await tokenizer.decode(generation.token_ids, body.skip_special_tokens, client)
-        offsets: Sequence[int] = ()
-        if body.logprobs is not None:
-            offsets = await tokenizer.text_offsets(generation.token_ids, body.skip_special_tokens, client)
-        return PromptEcho(text, generation.token_ids, offsets)
+
+def _shape(
+    model: ServedModel,
+    body: CompletionRequest,
+    exchange: Exchange,
+    generations: Sequence[Generation],
+    echoes: Sequence[PromptEcho],
+) -> CompletionShape:
+    return CompletionShape(
+        response_id=f"cmpl-{exchange.request_id}",
+        model=model.name,
+        generations=generations,
+        echoes=echoes,
+        num_completions=body.n,
+        num_top=body.logprobs,
+        with_prompt_logprobs=body.prompt_logprobs is not None,
+        with_token_ids=body.return_token_ids,
+        tokenizer=model.tokenizer,
+    )
+
+
+async def _echo(tokenizer: Tokenizer, body: CompletionRequest, prompt: Prompt, generation: Generation) -> PromptEcho:
+    client = generation.request.context.fairness_key
+    text = prompt
+    if not isinstance(text, str):
+        text = await tokenizer.decode(generation.token_ids, body.skip_special_tokens, client)
+    offsets: Sequence[int] = ()
+    if body.logprobs is not None:
+        offsets = await tokenizer.text_offsets(generation.token_ids, body.skip_special_tokens, client)
+    return PromptEcho(text, generation.token_ids, offsets)
 
 
 def completion_generation(
-    service: RouterService, body: CompletionRequest, context: RequestContext, cache_salt: str
+    model: ModelInfo, body: CompletionRequest, context: RequestContext, cache_salt: str
 ) -> GenerationRequest:
     """Return what the requests of all prompts share, without id and prompt. Raises InvalidRequest."""
-    model = service.model
     sampling = body.sampling(model.sampling_defaults, model.vocab_size, body.logprobs)
     if body.echo and body.logprobs is not None:
         sampling = replace(sampling, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))

@@ -7,7 +7,9 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from baton.router.anthropic import response_models as anthropic
+from baton.router.batches import response_models as batches
 from baton.router.embeddings.response import EmbeddingList
+from baton.router.files import response_models as files
 from baton.router.kserve import response_models as kserve
 from baton.router.openai import response_models as bodies
 from baton.router.openai.fields import COMPLETIONS, STOP_STRINGS
@@ -19,7 +21,8 @@ from baton.rpc.metrics_format import OPENMETRICS
 Json = dict[str, Any]
 PATH_PARAMETER = re.compile(r"{(\w+)}")
 
-JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
+JSON, EVENTS, TEXT, BYTES = "application/json", "text/event-stream", "text/plain", "application/octet-stream"
+FILE_CONTENT = "/v1/files/{file_id}/content"
 BODIES: Mapping[str, Any] = {
     "/v1/chat/completions": bodies.ChatCompletion,
     "/v1/completions": bodies.Completion,
@@ -30,6 +33,14 @@ BODIES: Mapping[str, Any] = {
     "/v1/responses/{response_id}": responses.ResponseBody,
     "DELETE /v1/responses/{response_id}": responses.DeletedResponse,
     "/v1/responses/{response_id}/input_items": responses.ItemList,
+    "POST /v1/files": files.FileObject,
+    "/v1/files": files.FileList,
+    "/v1/files/{file_id}": files.FileObject,
+    "DELETE /v1/files/{file_id}": files.DeletedFile,
+    "/v1/batches": batches.BatchObject,
+    "GET /v1/batches": batches.BatchList,
+    "/v1/batches/{batch_id}": batches.BatchObject,
+    "/v1/batches/{batch_id}/cancel": batches.BatchObject,
     "/tokenize": bodies.Tokenized,
     "/detokenize": bodies.Detokenized,
     "/v1/models": bodies.Models,
@@ -69,12 +80,23 @@ STORED_ERRORS: Mapping[int, str] = {
     429: "The API key has used up its limit; `retry-after` has the seconds to wait.",
     503: "The stored responses cannot be reached now.",
 }
+FILE_ERRORS: Mapping[int, str] = {
+    400: "A field or a query parameter is not as described, or there is no room for the file.",
+    404: "The file or batch does not exist, or not for this API key; or the server stores none.",
+    409: "A batch that has not ended needs the file.",
+    415: "The body has a content-encoding.",
+    429: "The API key has used up its limit, or there are too many uploads; `retry-after` has the seconds to wait.",
+    503: "The folder of the files cannot be used now.",
+}
 GET_ERRORS: Mapping[str, Mapping[int, str]] = {
     "/v1/models/{name}": {404: "The model does not exist."},
+    "/pools": {400: "The model is not named, but there are several.", 404: "The model does not exist."},
     "/ready": {503: "No request would be served now."},
     "/v1/responses/{response_id}": STORED_ERRORS,
     "/v1/responses/{response_id}/input_items": STORED_ERRORS,
     "/v1/responses/{response_id}/cancel": STORED_ERRORS,
+    **dict.fromkeys(("/v1/files", "/v1/files/{file_id}", FILE_CONTENT), FILE_ERRORS),
+    **dict.fromkeys(("/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"), FILE_ERRORS),
     "/v2/health/ready": {503: "No request would be served now."},
     **{path: MODEL_ERRORS for path in kserve.GETS if "{name}" in path},
     **{
@@ -92,8 +114,9 @@ class Description:
         """`posts`: the model of each path's request body."""
         self._gate = service.gate
         self._posts = posts
-        config, vocab_size = service.config, service.model.vocab_size
-        max_choices = min(config.max_choices, config.max_inflight)
+        config, vocab_size = service.config, max(model.info.vocab_size for model in service.models)
+        self._model_names = service.models.names
+        max_choices = config.max_completions
         self._bounds: Mapping[str, tuple[str, int]] = {  # by the title of a type
             TOKEN_ID: ("maximum", vocab_size - 1),
             COMPLETIONS: ("maximum", max_choices),
@@ -112,6 +135,8 @@ class Description:
         )
         known = {each: references[each, "validation"] for each in types}
         self._add_bounds(definitions["$defs"])
+        if len(self._model_names) > 1:
+            self._require_model(definitions["$defs"])
         schema["components"] = {
             "schemas": definitions["$defs"],
             "securitySchemes": {
@@ -128,8 +153,16 @@ class Description:
         for path in kserve.GETS:
             schema["paths"][path] = {"get": self._operation(path, known, GET_ERRORS.get(path, {}))}
         for path, model in self._posts.items():
-            schema["paths"][path] = {"post": self._post(path, model, known)}
+            schema["paths"].setdefault(path, {})["post"] = self._post(path, model, known)
         return schema
+
+    def _require_model(self, definitions: Json) -> None:
+        """Describe that requests name one of several models."""
+        for body in self._posts.values():
+            schema = definitions[body.__name__]
+            if "model" in schema["properties"]:
+                schema["properties"]["model"] = {"title": "Model", "enum": list(self._model_names)}
+                schema["required"] = ["model", *schema.get("required", ())]
 
     def _post(self, path: str, model: type[BaseModel], known: Mapping[Any, Json]) -> Json:
         return {
@@ -164,6 +197,8 @@ class Description:
     def _content(self, path: str, known: Mapping[Any, Json]) -> Json:
         if path == "/metrics":
             return {"content": {each: {"schema": {"type": "string"}} for each in (TEXT, OPENMETRICS)}}
+        if path == FILE_CONTENT:
+            return {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
         content: Json = {JSON: {"schema": known[BODIES[path]]}} if path in BODIES else {}
         if path in CHUNKS:
             content[EVENTS] = {

@@ -13,7 +13,7 @@ from starlette.routing import Match, Route
 
 from baton.engine.errors import EngineError, InvalidRequest
 from baton.engine.sampling.params import SamplingParams
-from baton.router.errors import Draining, FieldError, KeyLimitReached, Overloaded, RequestLost, ResumeFailed
+from baton.router.errors import Draining, FieldError, KeyLimitReached, Overloaded, RequestLost, ResumeFailed, WorkerLost
 from baton.router.openai.structured_output import GRAMMAR_FIELDS
 from baton.rpc.status import ServiceError, message_of, shortened, status_of
 
@@ -23,6 +23,7 @@ CODES: Mapping[int, str] = {401: "invalid_api_key", 404: "model_not_found"}  # O
 OWN_CODES: Mapping[type[Exception], str | int] = {Draining: "router_draining", ResumeFailed: "resume_failed"}
 TOOL_PARAMETERS = re.compile(r"tools\[\d+\]\.function\.parameters")
 RETRY_AFTER_S = "1"  # if there is no estimate
+WORKER_LOST = "x-baton-worker-lost"  # header of 503: workers failed while they ran the request
 NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}  # OpenAI's and Anthropic's clients retry other server errors
 
 
@@ -59,6 +60,8 @@ def error_response(error: Exception) -> Response:
         headers = NO_RETRY
     elif http_status in (429, 503):
         headers = {"retry-after": str(error.retry_after_s) if isinstance(error, Overloaded) else RETRY_AFTER_S}
+        if isinstance(error, WorkerLost):
+            headers = {**headers, WORKER_LOST: "true"}
     return _response(http_status, body, headers)
 
 

@@ -1,5 +1,7 @@
 """Routes for operators and monitoring: models, health, readiness, metrics, workers."""
 
+from collections.abc import Sequence
+from functools import partial
 from importlib import metadata
 
 import orjson
@@ -7,12 +9,13 @@ from fastapi import Request
 from starlette.responses import Response
 
 from baton.router.http.paced_response import PacedResponse
-from baton.router.limits import check_model
 from baton.router.openai.errors import RETRY_AFTER_S, error_body
+from baton.router.served_model import ServedModel
 from baton.router.service import RouterService
 from baton.router.shared_result import SharedResult
 from baton.router.workers.connection import ROLES, WorkerConnection
 from baton.router.workers.connection_state import ConnectionState
+from baton.router.workers.pool import WorkerPool
 
 
 class OperationsApi:
@@ -26,16 +29,15 @@ class OperationsApi:
         self._version = metadata.version("baton-serve")
         self._readiness = SharedResult(self._read_readiness)
         self._workers = SharedResult(self._read_workers)
-        self._pools = SharedResult(self._read_pools)
+        self._pools = {model.name: SharedResult(partial(_read_pools, model)) for model in service.models}
 
     async def models(self) -> Response:
-        """Return the list of the one served model."""
-        return _json({"object": "list", "data": [self._model()]})
+        """Return the list of the served models."""
+        return _json({"object": "list", "data": [_model(each) for each in self._service.models]})
 
     async def model(self, name: str) -> Response:
-        """Return the served model. Raises NotFound if it has another name."""
-        check_model(self._service.model.name, name)
-        return _json(self._model())
+        """Return a served model. Raises NotFound."""
+        return _json(_model(self._service.models.named(name)))
 
     async def health(self) -> Response:
         """Return 200: the process is alive."""
@@ -50,8 +52,7 @@ class OperationsApi:
         content = await self._readiness.get()
         if content is not None:
             return _json(content)
-        draining = self._service.admission.draining
-        message = "the router is shutting down" if draining else "no decode worker is ready"
+        message = "the router is shutting down" if self._service.draining else "no decode worker is ready"
         body = error_body(message, "service_unavailable_error", None, 503)
         return Response(orjson.dumps(body), 503, {"retry-after": RETRY_AFTER_S}, "application/json")
 
@@ -64,9 +65,13 @@ class OperationsApi:
         """Return the state of the router, of every worker and of supervised processes."""
         return self._page(await self._workers.get())
 
-    async def pools(self) -> Response:
-        """Return the router's report on its traffic and its workers, for autoscalers."""
-        return self._page((await self._pools.get()).encode())
+    async def pools(self, model: str | None = None) -> Response:
+        """Return the router's report on the traffic and the workers of a model, for autoscalers.
+
+        Raises NotFound, or FieldError if there are several models and the request names none.
+        """
+        name = self._service.models.named(model).name
+        return self._page((await self._pools[name].get()).encode())
 
     def _page(self, content: bytes, media_type: str = "application/json") -> Response:
         """Return a response whose size grows with the number of workers."""
@@ -75,78 +80,95 @@ class OperationsApi:
     async def _read_readiness(self) -> dict[str, object] | None:
         if not self._service.is_ready():
             return None
-        pool = self._service.pool
-        status = "degraded" if pool.is_degraded else "ready"
-        return {"status": status, "registry": "lost" if pool.view.error else "connected"}
-
-    async def _read_pools(self) -> str:
-        return self._service.reporter.text()
+        models = list(self._service.models)
+        is_degraded = self._service.models.is_degraded or not all(model.is_ready() for model in models)
+        is_lost = any(model.pool.view.error for model in models)
+        return {"status": "degraded" if is_degraded else "ready", "registry": "lost" if is_lost else "connected"}
 
     async def _read_workers(self) -> bytes:
-        service = self._service
+        service, models = self._service, list(self._service.models)
         router = {
-            "model": service.model.name,
+            "model": ", ".join(service.models.names),
             "policy": service.config.policy,
             "process": service.config.process,
             "ready": service.is_ready(),
-            "degraded": service.pool.is_degraded,
-            "unlearnt": service.pool.unlearnt,
-            "draining": service.admission.draining,
-            "inflight": service.admission.num_inflight,
-            "registry": self._registry(),
+            "degraded": service.models.is_degraded,
+            "unlearnt": [address for model in models for address in model.pool.unlearnt],
+            "draining": service.draining,
+            "inflight": service.models.num_inflight,
+            "registry": _registry([model.pool for model in models]),
+            "models": [_state(model) for model in models],
         }
-        workers = [self._worker(each) for each in service.pool.connections]
+        workers = [_worker(model.pool, each) for model in models for each in model.pool.connections]
         processes = [state.report() for state in service.processes.read()]
         return orjson.dumps({"router": router, "workers": workers, "processes": processes})
 
-    def _model(self) -> dict[str, object]:
-        model = self._service.model
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": model.created_s,
-            "owned_by": "baton",
-            "root": model.name,
-            "parent": None,
-            "max_model_len": self._service.pool.max_model_len(),
-        }
 
-    def _registry(self) -> dict[str, object]:
-        pool = self._service.pool
-        return {
-            "name": pool.registry.name,
-            "connected": pool.view.error is None,
-            "error": pool.view.error,
-            "members": len(pool.view.members) + len(pool.view.fixed),
-        }
+def _model(model: ServedModel) -> dict[str, object]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.info.created_s,
+        "owned_by": "baton",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.pool.max_model_len(),
+    }
 
-    def _worker(self, connection: WorkerConnection) -> dict[str, object]:
-        body: dict[str, object] = {
-            "address": connection.address,
-            "state": connection.state.value,
-            "listed": connection.is_listed,
-        }
-        description = connection.description
-        if description is None or connection.state is ConnectionState.CONNECTING:  # no load report yet
-            return {**body, "worker_id": None, "role": None, "last_error": connection.last_error}
-        load = connection.load.reported
-        fields = load.DESCRIPTOR.fields_by_name
-        return {
-            **body,
-            "worker_id": description.worker_id,
-            "role": ROLES[description.role].value,
-            "incarnation": description.incarnation,
-            "model": description.model,
-            "fingerprint": description.fingerprint,
-            "block_size": description.block_size,
-            "max_model_len": description.max_model_len,
-            "transport": description.transport,
-            "transports": sorted(description.pool.endpoints),
-            "cached_blocks": self._service.pool.index.num_blocks(description.incarnation),
-            "inflight": connection.load.num_own_requests,
-            "load": {name: getattr(load, name) for name in fields if name != "peer_transports"},
-            "peer_transports": dict(load.peer_transports),
-        }
+
+def _state(model: ServedModel) -> dict[str, object]:
+    """Return the state of one model, of which the router's is the sum."""
+    return {
+        "model": model.name,
+        "ready": model.is_ready(),
+        "degraded": model.pool.is_degraded,
+        "inflight": model.admission.num_inflight,
+        "waiting": model.admission.num_waiting,
+    }
+
+
+def _registry(pools: Sequence[WorkerPool]) -> dict[str, object]:
+    """Return the state of the registry. Each pool follows it for itself; a loss counts if one of them notices it."""
+    pool = next((each for each in pools if each.view.error), pools[0])
+    return {
+        "name": pool.registry.name,
+        "connected": pool.view.error is None,
+        "error": pool.view.error,
+        "members": len(pool.view.members) + len(pool.view.fixed),
+    }
+
+
+def _worker(pool: WorkerPool, connection: WorkerConnection) -> dict[str, object]:
+    body: dict[str, object] = {
+        "address": connection.address,
+        "state": connection.state.value,
+        "listed": connection.is_listed,
+    }
+    description = connection.description
+    if description is None or connection.state is ConnectionState.CONNECTING:  # no load report yet
+        return {**body, "worker_id": None, "role": None, "last_error": connection.last_error}
+    load = connection.load.reported
+    fields = load.DESCRIPTOR.fields_by_name
+    return {
+        **body,
+        "worker_id": description.worker_id,
+        "role": ROLES[description.role].value,
+        "incarnation": description.incarnation,
+        "model": description.model,
+        "fingerprint": description.fingerprint,
+        "block_size": description.block_size,
+        "max_model_len": description.max_model_len,
+        "transport": description.transport,
+        "transports": sorted(description.pool.endpoints),
+        "cached_blocks": pool.index.num_blocks(description.incarnation),
+        "inflight": connection.load.num_own_requests,
+        "load": {name: getattr(load, name) for name in fields if name != "peer_transports"},
+        "peer_transports": dict(load.peer_transports),
+    }
+
+
+async def _read_pools(model: ServedModel) -> str:
+    return model.reporter.text()
 
 
 def _json(body: object) -> Response:

@@ -33,6 +33,7 @@ class Usage:
         `with_reasoning`: the tokens of the model's reasoning are also counted separately.
         """
         self._num_prompt_tokens = num_prompt_tokens
+        self._num_seen = num_seen
         self._num_completion_tokens = num_seen
         self._num_charged = num_prompt_tokens + num_seen if num_seen else 0
         self._num_reasoning_tokens = 0
@@ -46,9 +47,15 @@ class Usage:
         if delta.served_by is not None and delta.index % num_completions == 0:
             self._cached_tokens.setdefault(delta.index // num_completions, cached_tokens(delta.served_by))
 
-    def charge_again(self, num_tokens: int) -> None:
-        """Charge again for tokens that the client was charged for, because they are recomputed."""
-        self._num_charged -= num_tokens
+    def charge_again(self, generations: Sequence[Generation]) -> None:
+        """Charge again for tokens of a resumed request that are recomputed, if the client was charged for them."""
+        if self._num_seen:
+            self._num_charged -= sum(generation.num_recomputed for generation in generations)
+
+    def add_unsent(self, generations: Sequence[Generation]) -> None:
+        """Count the output that was generated for a response that ends early, even if it is not sent."""
+        num_new = sum(each.generated.num_tokens - each.num_recomputed_output for each in generations)
+        self._num_completion_tokens = max(self._num_completion_tokens, self._num_seen + num_new)
 
     def uncharged(self) -> int:
         """Return the number of tokens since the last call, and count them as charged."""
@@ -135,7 +142,8 @@ async def send_completions(
     """Run the generations and send the response, with its headers once the workers are known.
 
     Returns when all is generated: the exchange delivers the rest to a lagging client.
-    The client is charged for the prompts at once, and for the output at the end, also after an error.
+    The client is charged for the prompts at once, and for the output at the end, also after an error. Then it is
+    charged for output that it does not get, too: that of a whole response, or of a resumed one before its position.
     """
     position = position_of(exchange.resumption, len(generations) * fields.n, fields.stream)
     num_seen = 0 if position is None else sum(position.counts)
@@ -147,7 +155,7 @@ async def send_completions(
     try:
         if position is not None:
             generations = await pipeline.recall.resumed(generations, position)
-            usage.charge_again(sum(generation.num_recomputed for generation in generations))
+            usage.charge_again(generations)
             for index, count in enumerate(position.counts):
                 if count:
                     shape.resume(index)
@@ -163,6 +171,9 @@ async def send_completions(
                 await _send_stream(exchange, deltas, usage, fields, shape, ids)
             else:
                 await _send_whole(exchange, deltas, usage, fields, shape)
+    except BaseException:
+        usage.add_unsent(generations)
+        raise
     finally:
         exchange.client.charge(usage.uncharged())
 

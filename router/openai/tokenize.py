@@ -12,7 +12,6 @@ from baton.router.generation import ChatPrompt
 from baton.router.http.exchange import Exchange
 from baton.router.http.headers import read_context
 from baton.router.inline_work import InlineWork
-from baton.router.limits import check_model
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
 from baton.router.openai.prompts import TOKEN_IDS_SCHEMA, read_token_ids
 from baton.router.openai.request_body import RequestBody
@@ -75,18 +74,17 @@ class TokenizeApi:
 
     async def tokenize(self, body: TokenizeRequest, exchange: Exchange) -> None:
         """Send the tokens of a text or of messages, the same as in a generation request."""
-        service = self._service
-        check_model(service.model.name, body.model)
+        model = self._service.models.named(body.model)
         client = exchange.client
-        context = read_context(exchange.headers, None, 0, client, service.config.default_timeout_s)
+        context = read_context(exchange.headers, None, 0, client, self._service.config.default_timeout_s)
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-        async with exchange.watch(), client.hold(1), service.admission.admit(1, context, generates=False):
+        async with exchange.watch(), client.hold(1), model.admission.admit(1, context, generates=False):
             cache_salt, key = client.cache_salt(""), context.fairness_key
-            tokens = await service.pipeline.tokenize(body.source(), special, cache_salt, key)
-            names = await service.tokenizer.token_names(tokens, key) if body.return_token_strs else None
+            tokens = await model.pipeline.tokenize(body.source(), special, cache_salt, key)
+            names = await model.tokenizer.token_names(tokens, key) if body.return_token_strs else None
             content: dict[str, object] = {
                 "count": len(tokens),
-                "max_model_len": service.pool.max_model_len(),  # None without a worker
+                "max_model_len": model.pool.max_model_len(),  # None without a worker
                 "tokens": tokens,
                 "token_strs": names,
             }
@@ -94,16 +92,15 @@ class TokenizeApi:
 
     async def detokenize(self, body: DetokenizeRequest, exchange: Exchange) -> None:
         """Send the text of tokens, including special ones."""
-        service = self._service
-        check_model(service.model.name, body.model)
-        limit = service.pipeline.context_len()
+        model = self._service.models.named(body.model)
+        limit = model.pipeline.context_len()
         if isinstance(body.tokens, list) and len(body.tokens) > limit:
             raise FieldError("tokens", f"tokens has {len(body.tokens)} ids, but a context has at most {limit}")
         client = exchange.client
-        context = read_context(exchange.headers, None, 0, client, service.config.default_timeout_s)
+        context = read_context(exchange.headers, None, 0, client, self._service.config.default_timeout_s)
         tokens = await self._inline.run_paced(lambda: read_token_ids(body.tokens, "tokens"))
-        if tokens and (min(tokens) < 0 or max(tokens) >= service.model.vocab_size):
-            raise FieldError("tokens", f"tokens has an id outside 0 to {service.model.vocab_size - 1}")
-        async with exchange.watch(), client.hold(1), service.admission.admit(1, context, generates=False):
-            text = await service.tokenizer.decode(tokens, False, context.fairness_key)
+        if tokens and (min(tokens) < 0 or max(tokens) >= model.info.vocab_size):
+            raise FieldError("tokens", f"tokens has an id outside 0 to {model.info.vocab_size - 1}")
+        async with exchange.watch(), client.hold(1), model.admission.admit(1, context, generates=False):
+            text = await model.tokenizer.decode(tokens, False, context.fairness_key)
             await exchange.respond(200, await asyncio.to_thread(orjson.dumps, {"prompt": text}))

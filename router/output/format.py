@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baton.router.config import RouterConfig
+from baton.router.model_options import ModelOptions
 from baton.router.parsing.base import OutputParser, Tool
 from baton.router.parsing.detect import detect
 from baton.router.parsing.formats import (
@@ -91,14 +91,15 @@ class OutputFormat:
 MAX_END_CHARS = 256  # of a prompt: the longest marker of reasoning, and white space behind it
 
 
-def find_output_format(config: RouterConfig, tokenizer: Tokenizer) -> OutputFormat:
+def find_output_format(options: ModelOptions, tokenizer: Tokenizer) -> OutputFormat:
     """Return the formats that the options name, otherwise those of the model's chat template. Logs them.
 
     Raises OptionError for formats that exclude each other.
     """
     found = detect(tokenizer.chat_template.source)
-    calls = _name("tool calls", config.tool_call_parser, found.tool_format, TOOL_FORMAT_NAMES)
-    reasoning = _name("reasoning", config.reasoning_parser, found.reasoning_format, REASONING_FORMAT_NAMES)
+    model = options.name
+    calls = _name(f"tool calls of {model}", options.tool_call_parser, found.tool_format, TOOL_FORMAT_NAMES)
+    reasoning = _name(f"reasoning of {model}", options.reasoning_parser, found.reasoning_format, REASONING_FORMAT_NAMES)
     try:
         texts = markers(calls, reasoning)
     except ValueError as error:

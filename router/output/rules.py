@@ -29,6 +29,7 @@ class ToolUse:
 
 
 NO_TOOLS = ToolUse()
+TOOL_CHARS = 256  # of a schema that takes as long as the rest of a tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class OutputRules:
 
     @property
     def num_schema_chars(self) -> int:
-        """Number of characters of the tools' schemas that a grammar would have."""
-        return sum(len(orjson.dumps(tool.parameters)) for tool in self.tools.offered)
+        """Number of characters of the tools' schemas that a grammar would have, and the equal of each tool in work."""
+        return sum(TOOL_CHARS + len(orjson.dumps(tool.parameters)) for tool in self.tools.offered)
 
     def reader(self, is_reasoning_open: bool | None) -> PartsReader:
         """Return a reader for the parts of one completion. `is_reasoning_open`: at the end of its prompt."""

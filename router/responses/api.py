@@ -7,7 +7,6 @@ from baton.router.errors import FieldError
 from baton.router.generation import Generation
 from baton.router.http.body_reader import BodyReader
 from baton.router.http.exchange import Exchange
-from baton.router.limits import check_model
 from baton.router.openai.chat import ChatApi, ChatRequest
 from baton.router.responses.conversation import (
     ConversationLoader,
@@ -54,7 +53,7 @@ class ResponsesApi:
     async def create(self, body: ResponseRequest, exchange: Exchange) -> None:
         """Generate a response, send it, and store it unless the request says otherwise."""
         service = self._service
-        check_model(service.model.name, body.model)
+        model = service.models.named(body.model)
         body.check()
         tenant, response_id = tenant_of(exchange.client.key), new_response_id()
         loader = ConversationLoader(service.response_store, self._off_reason, tenant, exchange.upload)
@@ -66,7 +65,7 @@ class ResponsesApi:
         prepared = await self._reader.convert(exchange, weight, partial(_prepare, body, records, stored_id))
         del records
         body.input = []
-        response = ResponseObject(response_id, body, service.model.name, store is not None)
+        response = ResponseObject(response_id, body, model.name, store is not None)
         shape: ResponsesShape | None = None
 
         def make_shape(generation: Generation) -> ResponsesShape:
@@ -74,7 +73,7 @@ class ResponsesApi:
             _check_logprobs(generation)
             num_top, with_reasoning = body.num_logprobs, body.include_reasoning
             shape = ResponsesShape(
-                response_id, response, generation, prepared.names, service.tokenizer, num_top, with_reasoning
+                response_id, response, generation, prepared.names, model.tokenizer, num_top, with_reasoning
             )
             return shape
 
@@ -82,7 +81,7 @@ class ResponsesApi:
             saver = ResponseSaver(store, tenant, response_id, body.previous_response_id, prepared.packed)
             exchange = StoringExchange(exchange, lambda: saver.save(None if shape is None else shape.result))
         try:
-            await self._chat.respond(prepared.chat, exchange, make_shape)
+            await self._chat.respond(model, prepared.chat, exchange, make_shape)
         except Exception as error:
             if (renamed := prepared.names.renamed(error)) is error:
                 raise

@@ -101,13 +101,19 @@ class Recall:
         """Return the generations of one request with the starts of their completions. Raises ResumeFailed."""
         outputs = await self._choose(generations, position)
         left = iter(zip(outputs, position.counts, strict=True))
-        return [
+        resumed = [
             replace(
                 generation,
                 starts=tuple(_start(generation, index, *next(left)) for index in range(generation.request.n)),
             )
             for generation in generations
         ]
+        for generation in resumed:
+            most = generation.sampling.max_tokens
+            for start in generation.starts:
+                if len(start.token_ids) < start.num_seen > most:
+                    raise self._failure(f"its position has {start.num_seen} tokens of a completion of at most {most}")
+        return resumed
 
     async def checked(
         self,

@@ -88,6 +88,7 @@ class WorkerConnection:
         self.reached_s = 0.0  # time of the first report of this incarnation, on the monotonic clock
         self.last_error = ""  # reason of the last disconnection
         self.is_listed = True  # the registry has the worker
+        self.is_elsewhere = False  # the worker serves another of the router's models, whose pool has the address
         self.has_snapshot = False  # the index has the content of the worker's cache
         self.losses: Counter[WorkerRole] = Counter()  # incarnations that ended while ready, by role
         self._state_since_s = 0.0  # monotonic time of the last report that changed the state
@@ -118,7 +119,7 @@ class WorkerConnection:
         return self.description is not None or not self.last_error
 
     async def run(self) -> None:
-        """Keep the connection until cancelled, or until the worker is given up."""
+        """Keep the connection until cancelled, until the worker is given up, or until another pool has its address."""
         backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         while not self._is_given_up():
             stranger = self._stranger
@@ -138,7 +139,7 @@ class WorkerConnection:
 
     def mark_listed(self, is_listed: bool) -> None:
         """Record whether the registry lists the worker."""
-        if self.is_listed and not is_listed and not self.is_stranger:
+        if self.is_listed and not is_listed and not self.is_stranger and not self.is_elsewhere:
             self._alone_since_s = asyncio.get_running_loop().time()
             logger.info("the worker at %s is not in the registry; it is kept while it can be reached", self.address)
         self.is_listed = is_listed
@@ -308,7 +309,7 @@ class WorkerConnection:
 
     def _is_given_up(self) -> bool:
         alone_s = asyncio.get_running_loop().time() - self._alone_since_s
-        return not self.is_listed and alone_s > GIVE_UP_S
+        return self.is_elsewhere or (not self.is_listed and alone_s > GIVE_UP_S)
 
 
 async def _run_to_first_error(streams: list[Coroutine[object, object, None]]) -> None:

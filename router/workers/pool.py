@@ -17,6 +17,7 @@ from baton.router.policy.cluster import ClusterSnapshot, WorkerRole, WorkerSnaps
 from baton.router.workers.connection import ROLES, WorkerConnection
 from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.stranger import AttemptSlots
+from baton.router.workers.worker_models import WorkerModels
 from baton.rpc.status import Unavailable
 from baton.rpc.tls import Plaintext, Security
 from baton.settings.names import NAME_RULE, is_name
@@ -55,8 +56,6 @@ def make_worker_index(connections: Iterable[WorkerConnection]) -> WorkerIndex:
 
 logger = logging.getLogger(__name__)
 
-MAX_SHOWN_MODELS = 20  # in a log line
-
 
 @dataclass(frozen=True, slots=True)
 class PrefixSource:
@@ -67,7 +66,7 @@ class PrefixSource:
 
 
 class WorkerPool:
-    """Connections to the workers, the index of their caches, and the blocks that these should have soon.
+    """Connections to the workers of a model, the index of their caches, and the blocks that these should have soon.
 
     The registry lists the workers. A worker that is no longer listed is removed only once its connection is lost, too:
     a live stream is better evidence than a missing lease.
@@ -80,13 +79,15 @@ class WorkerPool:
         router_id: str,
         watch_interval_ms: int,
         security: Security | None = None,
+        models: WorkerModels | None = None,
     ) -> None:
-        """`security` defaults to plaintext."""
+        """`security` defaults to plaintext. `models`: of the router; None: this one alone."""
         self.index = PrefixIndex()
         self.expected = ExpectedBlocks()  # not in the index yet
         self.registry = registry
         self.view = RegistryView()  # the registry's last list
         self._model_name = model_name
+        self._models = models or WorkerModels((model_name,))
         self.router_id = router_id
         self._watch_interval_ms = watch_interval_ms
         self._security: Security = security or Plaintext()
@@ -106,6 +107,7 @@ class WorkerPool:
         """Follow the registry and keep a connection to each worker, until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
+                self._models.watch(lambda: self._reconcile(self.view, tasks))
                 await self.registry.follow(lambda view: self._reconcile(view, tasks))
         finally:
             await self.registry.close()
@@ -242,13 +244,15 @@ class WorkerPool:
 
     def _reconcile(self, view: RegistryView, tasks: asyncio.TaskGroup) -> None:
         """Connect to new workers, and mark those that are no longer listed."""
-        self._log_other_models(view)
+        self._models.note({member.model for member in view.members})
         known = {member.incarnation for member in self.view.members}
         self.view = view
         members = [member for member in view.members if member.model == self._model_name]
-        listed = dict.fromkeys((*view.fixed, *(member.address for member in members)))
+        fixed = (address for address in view.fixed if self._models.at(address) == self._model_name)
+        listed = dict.fromkeys((*fixed, *(member.address for member in members)))
         renewed = {member.address for member in members if member.incarnation not in known}
         for connection in self.connections:
+            connection.is_elsewhere = connection.address not in listed and connection.address in view.fixed
             connection.mark_listed(connection.address in listed)
             # A new incarnation at an address that was never reached is a new worker, without past failures.
             is_renewed = connection.address in renewed and bool(connection.last_error)
@@ -285,7 +289,8 @@ class WorkerPool:
         if self._connections.get(connection.address) is not connection:
             return
         self._remove(connection)
-        logger.info("the worker at %s is removed: it is in no registry and unreachable", connection.address)
+        if not connection.is_elsewhere:
+            logger.info("the worker at %s is removed: it is in no registry and unreachable", connection.address)
 
     def _check(self, address: str, found: WorkerDescription) -> None:
         """Raise WorkerLost if this router must not use the worker: another may have taken over the address."""
@@ -298,8 +303,12 @@ class WorkerPool:
             reason = f"it has blocks of {found.block_size} and contexts of {found.max_model_len} tokens"
             is_used = False
         elif found.model != self._model_name:
-            # A fixed address was given to this router, which may serve the model under another name.
-            reason, is_used = f"it serves {found.model}, not {self._model_name}", address in self.view.fixed
+            reason, is_used = f"it serves {found.model}, not {self._models}", False
+            if address in self.view.fixed:
+                if self._models.move(address, found.model):
+                    raise WorkerLost(f"the worker at {address} serves {found.model}")
+                # A fixed address was given to this router, which may serve its model under another name.
+                is_used = len(self._models.names) == 1
         else:
             return
         if self._logged_incarnations.get(address) != found.incarnation:
@@ -307,17 +316,6 @@ class WorkerPool:
             logger.warning("the worker at %s is %s: %s", address, "used anyway" if is_used else "refused", reason)
         if not is_used:
             raise WorkerLost(f"the worker at {address} is refused: {reason}")
-
-    def _log_other_models(self, view: RegistryView) -> None:
-        """Log when the registry has workers of other models: otherwise a wrong name would be hard to find."""
-        others = {member.model for member in view.members} - {self._model_name}
-        if others - {member.model for member in self.view.members}:
-            names = ", ".join(sorted(others)[:MAX_SHOWN_MODELS])
-            logger.info(
-                "workers of other models are ignored: this router serves %s, not %s",
-                self._model_name,
-                names,
-            )
 
     def _current(self) -> WorkerIndex:
         if self._worker_index is None:

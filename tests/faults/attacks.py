@@ -120,6 +120,22 @@ async def slow_bodies(address: str, num_clients: int = 50, time_s: float = 3.0) 
     return Counter(await asyncio.gather(*(dribble() for _ in range(num_clients))))
 
 
+async def tiny_chunks(address: str, num_clients: int = 8, time_s: float = 3.0) -> None:
+    """Send bodies in chunks of a byte, as fast as the router reads them."""
+    part = b"1\r\nx\r\n" * (1 << 14)
+
+    async def send() -> None:
+        async with attacker(address) as connection:
+            with suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(time_s):
+                    chunked = head(0).replace(b"content-length: 0", b"transfer-encoding: chunked")
+                    await connection.send(chunked)
+                    while True:
+                        await connection.send(part)
+
+    await asyncio.gather(*(send() for _ in range(num_clients)))
+
+
 def poisons() -> Mapping[str, tuple[str, bytes]]:
     """Return bodies that take long to parse, to check, or to refuse: path and body by name."""
     chat = {
@@ -130,6 +146,12 @@ def poisons() -> Mapping[str, tuple[str, bytes]]:
         "unknown fields": {"messages": [MESSAGE], **{f"x{place}": [{}] * 400 for place in range(250)}},
         "invalid biases": {"messages": [MESSAGE], "logit_bias": {f"x{place}": "" for place in range(4096)}},
         "a field of lists": {"messages": [{**MESSAGE, "x": [[]] * 100_000}]},
+        "braces in a grammar": {"messages": [MESSAGE], "guided_grammar": 'root ::= "a" #' + "{" * 130_000},
+        "many tools": {
+            "messages": [MESSAGE],
+            "tools": [{"type": "function", "function": {"name": f"f{place}"}} for place in range(1024)],
+            "tool_choice": "required",
+        },
         "template options": {"messages": [MESSAGE], "chat_template_kwargs": {"x": [{"y": 1}] * 60_000}},
     }
     completions = {

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from tests.faults.attacks import aborted_uploads, poison_bodies, slow_bodies
+from tests.faults.attacks import aborted_uploads, poison_bodies, slow_bodies, tiny_chunks
 from tests.faults.chaos import Chaos
 from tests.faults.cluster import Cluster
 from tests.faults.faults import Scene, cut, kill, kill_draining, terminate
@@ -80,6 +80,7 @@ async def fill_redis_with_garbage(cluster: Cluster, rng: random.Random) -> None:
 ATTACKS = (
     Attack("aborts uploads", "client", _on_a_router(aborted_uploads)),
     Attack("sends bodies byte by byte", "client", _on_a_router(slow_bodies)),
+    Attack("sends chunks of a byte", "client", _on_a_router(tiny_chunks)),
     Attack("sends bodies that take long", "client", _on_a_router(poison_bodies), is_long=True),
     Attack("does not read", "client", leave_streams_unread),
     Attack("garbage", "redis", fill_redis_with_garbage, bad_links),

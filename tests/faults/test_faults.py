@@ -18,6 +18,7 @@ from tests.faults.row import Row
 SEED = 7
 NUM_CANCELS = 60
 NUM_LOSSES = 4
+MAX_ROUNDS = 5
 RARE = ("killed draining", "killed, disks full", "killed draining, streams resumed", "killed, with TCP and Redis")
 
 
@@ -113,9 +114,12 @@ async def test_streams_resume(with_resuming_clients: Chaos, fault: Fault) -> Non
 @pytest.mark.asyncio(loop_scope="module")
 async def test_routers_lost_in_turn_lose_no_stream(with_resuming_clients: Chaos) -> None:
     row = Row("router", "lost in turn", "")
-    await run_router_losses(with_resuming_clients, row, NUM_LOSSES, num_at_once=2)
-    assert row.is_clean, row.notes
-    assert row.tries == NUM_LOSSES
+    for _ in range(MAX_ROUNDS):
+        await run_router_losses(with_resuming_clients, row, NUM_LOSSES, num_at_once=2)
+        assert row.is_clean, row.notes
+        if row.disturbed:  # on a busy machine the streams may have stood elsewhere at each loss
+            break
+    assert row.tries % NUM_LOSSES == 0
     assert row.disturbed > 0
 
 

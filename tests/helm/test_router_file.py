@@ -1,5 +1,6 @@
 """The routers' file is what a router takes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,8 +34,27 @@ def test_the_router_accepts_its_file(case: str, tmp_path: Any) -> None:
         assert path is None or path.rpartition("/")[0] in mounts
 
 
+def test_further_models_reach_the_router(tmp_path: Path) -> None:
+    further = ["/models/org/other=org/other", "/models/third"]
+    objects = charts.render(charts.merged(charts.MODEL, {"router": {"config": {"alsoServe": further}}}))
+    file = tmp_path / "router.yaml"
+    file.write_text(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])
+    config = load(RouterConfig, file, {"registry": "redis://cache:6379/0"})
+    assert [model.name for model in config.models] == [config.model_name, "org/other", "third"]
+
+
 def test_the_slo_reaches_the_router() -> None:
     promised = {"targetTtftMs": 500, "targetTpotMs": 50.5, "trafficWindowS": 30}
     objects = charts.render(charts.merged(charts.MODEL, {"router": {"config": promised}}))
     told = yaml.safe_load(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])
     assert {snake(name): value for name, value in promised.items()}.items() <= told.items()
+
+
+def test_routers_share_the_claim_of_their_files() -> None:
+    objects = charts.render(charts.merged(charts.MODEL, {"router": {"files": {"existingClaim": "shared"}}}))
+    told = yaml.safe_load(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])
+    pod = charts.only(objects, "Deployment", "baton-router")["spec"]["template"]["spec"]
+    [mount] = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "files"]
+    [volume] = [each for each in pod["volumes"] if each["name"] == "files"]
+    assert mount == {"name": "files", "mountPath": told["files_dir"]}
+    assert volume["persistentVolumeClaim"] == {"claimName": "shared"}

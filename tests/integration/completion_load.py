@@ -24,11 +24,6 @@ async def complete(client: httpx.AsyncClient, index: int, max_tokens: int = MAX_
     return response
 
 
-def cached_tokens(response: httpx.Response) -> int:
-    """Return the number of cached prompt tokens."""
-    return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
-
-
 class CompletionLoad:
     """Clients that each request one completion after another; the first failure ends the load and is raised."""
 

@@ -15,8 +15,10 @@ class Column:
     right: bool = True
 
 
+MODEL = "model"  # column that is shown if the workers serve several
 COLUMNS = (
     Column("worker", right=False),
+    Column(MODEL, 7, right=False),
     Column("role", 6, right=False),
     Column("state", right=False),
     Column("address", 5, right=False),
@@ -69,7 +71,7 @@ class WorkerRow:
         failures = [value for value in (self.load("handover_failures"), self.load("checksum_failures")) if value]
         return [
             self.text("worker_id") or self.text("address"),  # a worker that was never reached has no id yet
-            *(self.text(name) for name in ("role", "state", "address")),
+            *(self.text(name) for name in (MODEL, "role", "state", "address")),
             *(self.load(name) for name in ("num_running", "num_waiting", "num_queued_tokens")),
             self.free_share(),
             self.text("cached_blocks"),
@@ -92,6 +94,8 @@ def status_table(rows: list[WorkerRow], width: int) -> Table:
     cells = [row.cells() for row in rows]
     widths = [max(len(column.title), *(len(line[i]) for line in cells), 0) for i, column in enumerate(COLUMNS)]
     shown = [i for i, column in enumerate(COLUMNS) if not column.drop_order or any(line[i] for line in cells)]
+    if len({row.text(MODEL) for row in rows if row.text(MODEL)}) < 2:
+        shown = [i for i in shown if COLUMNS[i].title != MODEL]
     for index in sorted((i for i in shown if COLUMNS[i].drop_order), key=lambda i: -COLUMNS[i].drop_order):
         if sum(widths[i] + GAP for i in shown) > width:
             shown.remove(index)

@@ -5,7 +5,16 @@ from collections.abc import Callable
 import rich_click as click
 
 PANELS = {
-    "Model": ("model", "served_model_name", "dtype", "quantization", "max_model_len", "device", "pooling"),
+    "Model": (
+        "model",
+        "served_model_name",
+        "also_serve",
+        "dtype",
+        "quantization",
+        "max_model_len",
+        "device",
+        "pooling",
+    ),
     "Workers": (
         *("role", "worker_id", "prefill", "decode", "colocated", "tensor_parallel", "prefill_tensor_parallel"),
         *("num_threads", "cores", "max_step_s", "orphan_timeout_s", "strict"),
@@ -27,7 +36,7 @@ PANELS = {
         *("protect_operations", "cors_origins", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"),
         *("max_body_bytes", "max_body_bytes_in_flight", "max_client_body_bytes_in_flight", "body_timeout_s"),
         *("max_choices", "max_stop", "default_timeout_s", "tool_call_parser", "reasoning_parser"),
-        *("response_store_ttl_s", "response_store_bytes"),
+        *("response_store_ttl_s", "response_store_bytes", "files_dir", "files_bytes", "batch_inflight"),
         *("max_request_unread_bytes", "max_key_unread_bytes", "max_unread_bytes"),
     ),
     "Routing": (

@@ -112,3 +112,20 @@ def test_dead_processes_are_listed_with_their_restarts() -> None:
     assert "decode-0: was killed by SIGKILL 4 s ago; is restarting" in lines
     assert "decode-1: was killed by SIGKILL 4 s ago, death 7 in a row; restarts in 12 s" in lines
     assert not any(line.startswith("router:") for line in lines)
+
+
+def test_several_models_have_a_line_each_and_a_column() -> None:
+    models = [
+        {"model": "tiny", "ready": True, "degraded": False, "inflight": 2},
+        {"model": "other", "ready": False, "degraded": False, "inflight": 1},
+    ]
+    named = [{**each, "model": model} for each, model in zip(WORKERS["workers"], ("tiny", "other"), strict=False)]
+    router = {**WORKERS["router"], "model": "tiny, other", "models": models}
+    result = status({"router": router, "workers": named}, "--once")
+    assert "model tiny, other  ready  inflight 3" in result.output
+    assert "\ntiny: ready  inflight 2\nother: inflight 1\n" in result.output
+    assert row(result.output, "prefill-0")[:3] == ["prefill-0", "tiny", "prefill"]
+    assert row(result.output, "decode-0")[:3] == ["decode-0", "other", "decode"]
+    one = status({"router": {**router, "models": models[:1]}, "workers": named[:1]}, "--once")
+    assert "tiny: " not in one.output
+    assert row(one.output, "prefill-0")[:2] == ["prefill-0", "prefill"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.doctor.cluster import check_router, choose_pairs
+from baton.doctor.cluster import check_router, choose_pairs, compared
 from baton.doctor.compare import compare
 from baton.doctor.finding import Level
 from baton.doctor.worker import ExaminedWorker
@@ -103,3 +103,15 @@ def test_router_state_becomes_findings() -> None:
     well: dict[str, object] = {"ready": True, "degraded": False, "model": "m", "registry": {"connected": True}}
     (finding,) = check_router("http://r", well, workers[:1])
     assert (finding.check, finding.level) == ("router", Level.OK)
+    models = [{"model": "m", "ready": True}, {"model": "n", "ready": False}]
+    (finding,) = check_router("http://r", {**well, "models": models}, workers[:1])
+    assert (finding.check, finding.found) == ("router-not-ready", "it accepts no requests for n")
+
+
+def test_workers_of_different_models_are_compared_with_their_own_kind() -> None:
+    workers = [worker("decode-0", model="m"), worker("decode-1", model="n", fingerprint="g")]
+    (section,) = compared(workers, ("m",))
+    assert "models-differ" in {finding.check for finding in section.findings}
+    sections = compared(workers, ("m", "n", "o"))
+    assert [each.about for each in sections] == ["workers of m compared", "workers of n compared"]
+    assert {finding.check for each in sections for finding in each.findings} == {"workers-alike"}

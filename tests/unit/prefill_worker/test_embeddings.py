@@ -13,6 +13,7 @@ from baton.prefill_worker.embeddings import MAX_INPUTS, EmbeddingService
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.malformed import RefuseMalformed
+from baton.rpc.peers import is_refusal
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
 from baton.worker.reporting import WorkerCounters
@@ -154,8 +155,9 @@ async def test_a_draining_worker_finishes_its_calls_and_takes_no_more(model: Pat
             await asyncio.sleep(0.001)
         draining = asyncio.ensure_future(worker.drain.run(TIMEOUT_S))
         await asyncio.sleep(0)
-        with pytest.raises(grpc.aio.AioRpcError, match="draining"):
+        with pytest.raises(grpc.aio.AioRpcError, match="draining") as caught:
             await worker.embed([[3]])
+        assert is_refusal(caught.value)
         assert len(await running) == 20
         assert await draining == 0
 

@@ -26,6 +26,9 @@ tls_server_name: {{ .Values.tls.internal.serverName }}
 ssl_certfile: /etc/baton/https/tls.crt
 ssl_keyfile: /etc/baton/https/tls.key
 {{- end }}
+{{- if .Values.router.files.existingClaim }}
+files_dir: /var/lib/baton/files
+{{- end }}
 {{- with fromYaml (include "baton.options" .Values.router.config) }}
 {{ toYaml . }}
 {{- end }}

@@ -1,5 +1,8 @@
 """Escapes of regular expressions."""
 
+import contextlib
+import time
+
 import pytest
 
 from baton.engine.errors import InvalidRequest
@@ -19,6 +22,27 @@ def test_escapes_that_would_be_read_as_letters_are_refused(escape: str) -> None:
             Grammar(GrammarKind.REGEX, pattern).validate()
         with pytest.raises(InvalidRequest, match=problem):
             schema_grammar({"type": "string", "pattern": pattern}).validate()
+
+
+@pytest.mark.parametrize("unit", ["{", "{1", "{1,", "{ ", "[", "(", "\\"])
+@pytest.mark.parametrize("kind", [GrammarKind.EBNF, GrammarKind.REGEX])
+def test_checks_take_linear_time(unit: str, kind: GrammarKind) -> None:
+    text = unit * ((8_000 if kind is GrammarKind.REGEX else 120_000) // len(unit))
+    started_s = time.thread_time()
+    with contextlib.suppress(InvalidRequest):
+        Grammar(kind, text).validate()
+    with contextlib.suppress(ValueError):
+        Grammar(kind, text).check()
+    assert time.thread_time() - started_s < 1
+
+
+def test_counts_with_many_digits_are_refused_wherever_they_are() -> None:
+    for text in ("a{1234567890}", "{ {a{1,1234567890}", "a{ 1234567890 ,}"):
+        for kind in (GrammarKind.EBNF, GrammarKind.REGEX):
+            with pytest.raises(
+                InvalidRequest, match=f"the count at character {text.rindex('{') + 1} has over 9 digits"
+            ):
+                Grammar(kind, text).validate()
 
 
 def test_a_backslash_at_the_end_is_refused() -> None:

@@ -200,3 +200,22 @@ def test_a_command_line_key_has_the_same_name_at_every_router() -> None:
     assert key == unnamed_key(hidden(hidden("secret")))
     assert key.digest == digest_of(b"secret")
     assert key.digest.hex()[:8] not in key.name
+
+
+def test_a_key_is_found_by_its_name_while_it_exists(tmp_path: Path) -> None:
+    keys = TestKeys(tmp_path)
+    old = keys.add("a", max_inflight=1)
+    keys.add("expired", expires="2020-01-01T00:00:00Z")
+    ring = Ring(keys)
+    found = ring.ring.named("a")
+    assert found is not None
+    assert found == ring.find(old)
+    assert ring.ring.named("expired") is None
+    assert ring.ring.named("b") is None
+    keys.remove("a")
+    new = keys.add("a", max_inflight=5)  # the same tenant has a new key
+    ring.now_s += 2
+    assert ring.ring.named("a") == ring.find(new) != found
+    keys.remove("a")
+    ring.now_s += 2
+    assert ring.ring.named("a") is None

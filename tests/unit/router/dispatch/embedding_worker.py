@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 
 from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.peers import refuse
 from tests.unit.router.scripted_worker import ScriptedWorker
 
 SIZE = 8
@@ -27,6 +28,7 @@ class EmbeddingWorker(ScriptedWorker, worker_pb2_grpc.EmbeddingsServicer):
         super().__init__(worker_id, role)
         self.calls: list[worker_pb2.EmbedRequest] = []
         self.refusals: list[grpc.StatusCode] = []  # of the next calls
+        self.num_drained = 0  # next calls that it refuses as it drains
         self.max_results: int | None = None  # of a call, which then fails with `failure`; None: all
         self.failure = grpc.StatusCode.UNAVAILABLE
         self.size = SIZE
@@ -46,6 +48,9 @@ class EmbeddingWorker(ScriptedWorker, worker_pb2_grpc.EmbeddingsServicer):
 
     async def Embed(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.EmbedEvent]:  # noqa: N802
         self.calls.append(request)
+        if self.num_drained:
+            self.num_drained -= 1
+            await refuse(context, "draining")
         if self.refusals:
             await context.abort(self.refusals.pop(0), "refused")
         yield worker_pb2.EmbedEvent()

@@ -86,6 +86,31 @@ async def test_retries_of_lost_workers_are_bounded(attempts: int) -> None:
         assert len(worker.calls) == 1  # the only worker is not asked again
 
 
+async def test_a_worker_is_asked_again_after_its_connection_was_cut() -> None:
+    worker = EmbeddingWorker()
+    worker.may_embed.clear()
+    async with running_router(worker, failover_timeout_s=10.0) as router:
+        request = asyncio.ensure_future(embed(router, INPUTS[:1]))
+        await until(lambda: len(worker.calls) == 1)
+        await worker.stop()
+        worker.num_lives -= 1  # the same incarnation returns
+        await worker.start()
+        worker.may_embed.set()
+        assert vectors(await request) == VECTORS[:1]
+        assert len(worker.calls) == 2
+
+
+async def test_drains_are_not_losses() -> None:
+    workers = [EmbeddingWorker(f"prefill-{place}") for place in range(5)]
+    async with running_router(*workers, failover_timeout_s=0.1) as router:
+        for worker in workers:
+            worker.num_drained = 1
+        response = await embed(router, INPUTS[:1])
+        status, text = error(response)
+        assert (status, text.endswith(": draining")) == (503, True)
+        assert response.headers.get("x-should-retry") != "false"
+
+
 @pytest.mark.parametrize(
     ("size", "code", "status"),
     [(7, None, 500), (8, grpc.StatusCode.INVALID_ARGUMENT, 400), (8, grpc.StatusCode.INTERNAL, 500)],

@@ -90,6 +90,7 @@ async def test_truncation_keeps_special_tokens(with_end: Tokenizer, side: str) -
         ({"a": 1}, {}, "input", "must be a string"),
         (["a"] * (MAX_INPUTS + 1), {}, "input", "2049 inputs, over the limit of 2048"),
         ("a", {"truncate_prompt_tokens": 21}, "truncate_prompt_tokens", "must be -1 or from 1 to"),
+        ("a " * 600_000, {"truncate_prompt_tokens": 5}, "input", "at most 1048576 can be truncated"),
         ("a", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "must be -1 or from 1 to"),
     ],
 )

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
+from baton.router.http import post_protocol
+from baton.router.http.parse_turns import SLICE_BYTES, ParseTurns
 from tests.unit.router.running_router import DEADLINE_S, RunningRouter, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
 
@@ -119,6 +121,50 @@ async def test_a_body_in_chunks_and_in_single_bytes() -> None:
                 await connection.writer.drain()
                 await asyncio.sleep(0)
             assert (await connection.answer())[0] == 200
+
+
+async def test_a_body_of_many_chunks_is_parsed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[int] = []
+    next_s = ParseTurns.next_s
+
+    def noted(self: ParseTurns, num_callbacks: int) -> float:
+        turns.append(num_callbacks)
+        return next_s(self, num_callbacks)
+
+    monkeypatch.setattr(ParseTurns, "next_s", noted)
+    body = BODY + b" " * 50_000
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    async with running_router(ScriptedWorker()) as router:
+        async with connected(router) as first, connected(router) as second:
+            for connection in (first, second):
+                connection.writer.write(request(chunks, transfer_encoding="chunked"))
+            for connection in (first, second):
+                assert (await connection.answer())[0] == 200
+                connection.writer.write(request())
+                assert (await connection.answer())[0] == 200
+        assert len(turns) >= 2 * len(chunks) // SLICE_BYTES - 2
+        assert max(turns) <= SLICE_BYTES // 6 + 1
+        turns.clear()
+        async with connected(router) as connection:
+            connection.writer.write(request(BODY + b" " * 500_000))
+            assert (await connection.answer())[0] == 200
+        assert not turns
+
+
+async def test_a_refused_body_does_not_keep_its_connection_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(post_protocol, "DISCARD_S", 0.05)
+    async with running_router(ScriptedWorker(), max_body_bytes=2000) as router, connected(router) as connection:
+        connection.writer.write(request(b"7d1\r\n" + b" " * 2001, transfer_encoding="chunked"))
+        assert (await connection.answer())[0] == 413
+        assert await connection.reader.read() == b""
+    monkeypatch.setattr(post_protocol, "DISCARD_S", 0.5)
+    async with running_router(ScriptedWorker(), max_body_bytes=2000) as router, connected(router) as connection:
+        connection.writer.write(request(b" " * 10, length=3000))
+        assert (await connection.answer())[0] == 413
+        connection.writer.write(b" " * 2990)
+        await asyncio.sleep(0.7)  # longer than the limit, which ends with the body
+        connection.writer.write(request())
+        assert (await connection.answer())[0] == 200
 
 
 async def test_a_body_over_the_limit_is_rejected_before_it_is_received() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from baton.router.config import RouterConfig
+from baton.router.model_options import ModelOptions
 from baton.router.output.format import OutputFormat, find_output_format
 from baton.router.text.tokenizer import Tokenizer
 from baton.settings.config_file import load
@@ -26,7 +27,7 @@ def qwen(tmp_path: Path) -> str:
 def found(model: str, **options: str) -> OutputFormat:
     tokenizer = Tokenizer(model)
     try:
-        return find_output_format(RouterConfig(model=model, **options), tokenizer)  # type: ignore[arg-type]  # texts
+        return find_output_format(ModelOptions(model, "model", **options), tokenizer)
     finally:
         tokenizer.close()
 
@@ -37,8 +38,8 @@ def test_formats_are_found_in_the_chat_template(qwen: str, caplog: pytest.LogCap
     assert (form.calls, form.reasoning) == ("hermes", "qwen3")
     assert form.markers == {4096 + place: marker for place, marker in enumerate(MARKERS)}
     assert form.special == frozenset(MARKERS)
-    assert "format of tool calls: hermes, found in the chat template" in caplog.text
-    assert "format of reasoning: qwen3, found in the chat template" in caplog.text
+    assert "format of tool calls of model: hermes, found in the chat template" in caplog.text
+    assert "format of reasoning of model: qwen3, found in the chat template" in caplog.text
 
 
 def test_options_take_precedence(qwen: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -46,8 +47,8 @@ def test_options_take_precedence(qwen: str, caplog: pytest.LogCaptureFixture) ->
         form = found(qwen, tool_call_parser="none", reasoning_parser="deepseek_r1")
     assert (form.calls, form.reasoning) == (None, "deepseek_r1")
     assert set(form.markers.values()) == {"<think>", "</think>"}
-    assert "format of tool calls: none, not parsed" in caplog.text
-    assert "format of reasoning: deepseek_r1, set by an option" in caplog.text
+    assert "format of tool calls of model: none, not parsed" in caplog.text
+    assert "format of reasoning of model: deepseek_r1, set by an option" in caplog.text
 
 
 def test_a_template_without_a_format_has_none() -> None:

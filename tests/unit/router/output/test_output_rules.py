@@ -11,6 +11,7 @@ from baton.router.errors import FieldError
 from baton.router.output.format import OutputFormat
 from baton.router.output.rules import NO_TOOLS, OutputRules, ToolUse, output_rules
 from baton.router.parsing.base import Content, Piece, Tool
+from baton.router.pipeline import INLINE_GRAMMAR_CHARS
 from tests.unit.engine.grammar_rig import EOS, backend, byte_tokenizer
 
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
@@ -50,6 +51,11 @@ def test_required_calls(compiler: XGrammarBackend) -> None:
     assert matching(compiler, rules.grammar(None, None), F, f"{F}\n{G}") == [F]
     rules = OutputRules(PLAIN, use(TOOLS[1], is_required=True))
     assert matching(compiler, rules.grammar(None, None), F, G) == [G]
+
+
+def test_many_tools_without_parameters_are_much_work() -> None:
+    rules = OutputRules(PLAIN, use(*[Tool(name=f"f{number}", parameters={}) for number in range(100)]))
+    assert rules.num_schema_chars > INLINE_GRAMMAR_CHARS
 
 
 def test_calls_of_strict_tools(compiler: XGrammarBackend) -> None:

@@ -281,8 +281,9 @@ async def test_recomputed_tokens_are_charged_again(tmp_path: Path, charges: list
 
         behind_five = position_behind(expected[:5])
         assert await charged(behind_five) == usage["total_tokens"]
-        assert await charged("3:00000000") == usage["prompt_tokens"] + 3, "of a client that makes its position up"
-        assert await charged("999999999:00000000") == usage["prompt_tokens"] + BODY["max_tokens"]
+        most = usage["prompt_tokens"] + BODY["max_tokens"]
+        assert most - 9 <= await charged("3:00000000") <= most, "of a client that makes its position up"
+        assert await charged("999999999:00000000") == 0, "nothing is computed"
         worker.remembered = [remembered(command, expected[:7])]
         assert await charged(behind_five) == usage["completion_tokens"] - 5
         worker.remembered = [remembered(command, expected, finish_reason=common_pb2.FINISH_REASON_LENGTH)]

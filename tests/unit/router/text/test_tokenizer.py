@@ -66,11 +66,11 @@ import asyncio, sys
 import baton.router.app
 from baton.router.config import RouterConfig
 from baton.router.service import make_service
-service = make_service(RouterConfig(model={MODEL!r}))
+tokenizer = make_service(RouterConfig(model={MODEL!r})).models.named(None).tokenizer
 prompt = [{{"role": "user", "content": "hi"}}]
-text = asyncio.run(service.tokenizer.render(prompt, True, False, {{}}))
-assert asyncio.run(service.tokenizer.encode(text, False))
-service.tokenizer.close()
+text = asyncio.run(tokenizer.render(prompt, True, False, {{}}))
+assert asyncio.run(tokenizer.encode(text, False))
+tokenizer.close()
 sys.exit("torch" in sys.modules)
 """
     root = Path(__file__).parents[4]

@@ -1,0 +1,195 @@
+"""The input of a batch: a request a line, checked before the first one runs."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import BinaryIO, TypeVar
+
+import orjson
+
+from baton.router.batches.record import BatchError
+from baton.router.files.disk import Disk
+from baton.router.http.json_parts import MAX_ELEMENTS, MAX_OBJECTS, count_parts
+
+MAX_LINES = 50_000  # as at OpenAI
+MAX_ERRORS = 100  # reported
+MAX_CUSTOM_ID_CHARS = 512
+MAX_SHOWN_CHARS = 64  # of a name in an error
+FIELDS = ("custom_id", "method", "url", "body")
+SLICE_S = 0.005  # of checks at once
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The place of one request in the input, and what the router needs to start it."""
+
+    custom_id: str
+    offset: int  # bytes
+    length: int  # bytes
+    num_completions: int  # 0: an embedding request
+    stream: bool
+    model: str = ""  # name of a served model; empty: the request names none of them
+
+
+@dataclass(slots=True)
+class BatchInput:
+    """The requests of a file, or what is wrong with them."""
+
+    lines: list[Line] = field(default_factory=list)
+    errors: list[BatchError] = field(default_factory=list)
+
+
+class InputReader:
+    """Reader of the inputs of all batches, one call at a time.
+
+    Parsing holds the GIL, which the event loop needs, so the reader pauses after it for as long as it took.
+    """
+
+    def __init__(
+        self, disk: Disk, max_line_bytes: int, context_len: Callable[[], int], models: Collection[str] = ()
+    ) -> None:
+        """`context_len`: returns the maximum tokens of a prompt, each of which may be an element of a list.
+
+        `models`: names of the served models.
+        """
+        self._disk = disk
+        self._max_line_bytes = max_line_bytes
+        self._context_len = context_len
+        self._models = frozenset(models)
+        self._turn = asyncio.Lock()
+
+    async def read(self, file: BinaryIO, endpoint: str) -> BatchInput:
+        """Check all lines of a file, and return where each is. Blank lines are ignored. Raises FolderLost."""
+        found = BatchInput()
+        checks = _check_lines(file, _Rules(endpoint, self._max_line_bytes, self._context_len(), self._models), found)
+        while await self._paced(lambda: _run_slice(checks)):
+            pass
+        return found
+
+    async def body(self, file: BinaryIO, line: Line) -> bytes:
+        """Return the body of a checked line. Raises FolderLost."""
+        return await self._paced(partial(_body, file, line))
+
+    async def _paced(self, work: Callable[[], T]) -> T:
+        async with self._turn:
+            result, worked_s = await self._disk.run_to_end(lambda: _timed(work))
+            if worked_s >= SLICE_S:
+                await asyncio.sleep(worked_s)
+            return result
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    begun_s = time.thread_time()
+    return work(), time.thread_time() - begun_s
+
+
+def _run_slice(checks: Iterator[None]) -> bool:
+    """Check lines for `SLICE_S`. Return whether more are left."""
+    end_s = time.monotonic() + SLICE_S
+    return any(time.monotonic() >= end_s for _ in checks)
+
+
+def _body(file: BinaryIO, line: Line) -> bytes:
+    file.seek(line.offset)
+    return orjson.dumps(orjson.loads(file.read(line.length))["body"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """Bounds on the lines of a batch."""
+
+    endpoint: str
+    max_line_bytes: int
+    max_elements: int
+    models: frozenset[str]
+
+
+def _check_lines(file: BinaryIO, rules: _Rules, found: BatchInput) -> Iterator[None]:
+    """Add what each line is to `found`, and yield after it."""
+    seen = set[str]()
+    for number, offset, text in _lines(file, rules.max_line_bytes):
+        yield
+        if len(text) <= rules.max_line_bytes and text.isspace():
+            continue
+        line = _check(number, offset, text, rules, seen)
+        if isinstance(line, BatchError):
+            found.errors.append(line)
+        else:
+            seen.add(line.custom_id)
+            found.lines.append(line)
+        if len(found.lines) > MAX_LINES:
+            found.errors.append(
+                BatchError("too_many_requests", f"The file has over {MAX_LINES} requests.", None, number)
+            )
+        if len(found.errors) >= MAX_ERRORS or len(found.lines) > MAX_LINES:
+            break
+    if not found.lines and not found.errors:
+        found.errors.append(BatchError("empty_file", "The file has no requests.", None, None))
+
+
+def _lines(file: BinaryIO, max_line_bytes: int) -> Iterator[tuple[int, int, bytes]]:
+    """Yield number, offset and text of each line. The last one may be too long, and is incomplete then."""
+    number = offset = 0
+    while text := file.readline(max_line_bytes + 1):
+        number += 1
+        yield number, offset, text
+        if len(text) > max_line_bytes:
+            return
+        offset += len(text)
+
+
+def _check(number: int, offset: int, text: bytes, rules: _Rules, seen: set[str]) -> Line | BatchError:
+    """Return the line, or the first problem of it."""
+
+    def error(code: str, message: str, param: str | None = None) -> BatchError:
+        return BatchError(code, message, param, number)
+
+    if len(text) > rules.max_line_bytes:
+        return error("line_too_long", f"This line has over {rules.max_line_bytes} bytes.")
+    max_elements = max(MAX_ELEMENTS, rules.max_elements)
+    parts = count_parts(text, MAX_OBJECTS, max_elements)
+    if parts.num_objects > MAX_OBJECTS or parts.num_elements > max_elements:
+        what = f"{MAX_OBJECTS} lists, objects and keys, or over {max_elements} elements of them"
+        return error("line_too_complex", f"This line has over {what}.")
+    try:
+        request = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return error("invalid_json_line", "This line is not parseable as valid JSON.")
+    if not isinstance(request, dict):
+        return error("invalid_json_line", "This line is no JSON object.")
+    for name in FIELDS:
+        if name not in request:
+            return error("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
+    unknown = next((name[:MAX_SHOWN_CHARS] for name in request if name not in FIELDS), None)
+    if unknown is not None:
+        return error("unknown_parameter", f"Unknown parameter: '{unknown}'.", unknown)
+    custom_id, body = request["custom_id"], request["body"]
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
+        text_rule = f"must be a string of 1 to {MAX_CUSTOM_ID_CHARS} characters"
+        return error("invalid_custom_id", f"The custom_id {text_rule}.", "custom_id")
+    if custom_id in seen:
+        shown = custom_id[:MAX_SHOWN_CHARS]
+        return error("duplicate_custom_id", f"The custom_id '{shown}' is used by an earlier line.", "custom_id")
+    if request["method"] != "POST":
+        return error("invalid_method", "The method must be POST.", "method")
+    if request["url"] != rules.endpoint:
+        return error("mismatched_url", f"The url must be the batch's endpoint, {rules.endpoint}.", "url")
+    if not isinstance(body, dict):
+        return error("invalid_body", "The body must be a JSON object.", "body")
+    model = body.get("model")
+    known = sys.intern(model) if isinstance(model, str) and model in rules.models else ""
+    return Line(custom_id, offset, len(text), num_completions(rules.endpoint, body), bool(body.get("stream")), known)
+
+
+def num_completions(endpoint: str, body: Mapping[str, object]) -> int:
+    """Return the completions of a request, at least 1; 0 for an embedding request. The body may be invalid."""
+    if endpoint == "/v1/embeddings":
+        return 0
+    n, prompt = body.get("n"), body.get("prompt")
+    num_prompts = len(prompt) if isinstance(prompt, list) and not isinstance(next(iter(prompt), 0), int) else 1
+    return num_prompts * (n if isinstance(n, int) and 0 < n < 1 << 16 else 1)

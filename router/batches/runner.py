@@ -1,0 +1,131 @@
+"""The batches that this router owns."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from baton.router.batches.folder import BatchFolder, Candidate, OwnedBatch
+from baton.router.batches.input import InputReader
+from baton.router.batches.line_run import LineRunner
+from baton.router.batches.metrics import BatchMetrics
+from baton.router.batches.record import BatchError
+from baton.router.batches.run import BatchParts, BatchRun
+from baton.router.batches.slots import Slots
+from baton.router.files.disk import FolderLost
+from baton.router.http.body_route import BodyRoute
+from baton.router.service import RouterService, shared_label
+
+logger = logging.getLogger(__name__)
+
+CLAIM_S = 0.5  # between two searches for batches without an owner
+SWEEP_S = 60.0  # between two deletions of expired files
+MAX_RUNNING, MAX_TENANT_RUNNING = 8, 2  # batches; others wait
+MAX_FAILURES = 5  # of one batch in a row, by errors of ours
+RETRY_S = 5.0
+
+
+class BatchRunner:
+    """Owner of the runs of batches in this process."""
+
+    def __init__(self, folder: BatchFolder, parts: BatchParts) -> None:
+        self._folder = folder
+        self._parts = parts
+        self._disk = parts.files.disk
+        self._running: dict[str, asyncio.Task[None]] = {}  # by batch id
+        self._tenants: Counter[str] = Counter()  # of the running batches
+        self._failures: Counter[str] = Counter()  # by batch id
+        parts.metrics.watch(lambda: len(self._running))
+
+    async def run(self) -> None:
+        """Run batches until cancelled. Batches in progress are then given up, for another router to continue."""
+        sweep_s = time.monotonic()
+        try:
+            while True:
+                try:
+                    await self._claim()
+                    if time.monotonic() >= sweep_s:
+                        sweep_s = time.monotonic() + SWEEP_S
+                        await self._disk.run(self._folder.sweep, uses_quota=True)
+                except Exception:
+                    logger.exception("the batches cannot be read; trying again")
+                    await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(CLAIM_S)
+        finally:
+            tasks = list(self._running.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _claim(self) -> None:
+        """Become the owner of batches that have none, the oldest first."""
+        known = frozenset(self._running)
+        for each in await self._disk.run(lambda: self._folder.candidates(known)):
+            if not self._has_room(each):
+                continue
+            try:
+                owned = await self._disk.run_to_end(partial(self._folder.own, each.tenant, each.batch_id), _release)
+            except (FolderLost, ValueError) as error:
+                logger.warning("%s cannot be read: %s", each.batch_id, error)
+                continue
+            if owned is not None:
+                self._tenants[owned.tenant] += 1
+                running = self._running[each.batch_id] = asyncio.create_task(self._run(owned), name=each.batch_id)
+                running.add_done_callback(partial(self._ended, owned))
+
+    def _has_room(self, candidate: Candidate) -> bool:
+        """Return whether a batch may run. Twice as many may, if they only have to be ended."""
+        times = 2 if candidate.must_end else 1
+        num_running, num_of_tenant = len(self._running), self._tenants[candidate.tenant]
+        return num_running < times * MAX_RUNNING and num_of_tenant < times * MAX_TENANT_RUNNING
+
+    async def _run(self, owned: OwnedBatch) -> None:
+        batch_id = owned.record.id
+        run = BatchRun(owned, self._parts)
+        try:
+            if self._failures[batch_id] < MAX_FAILURES:
+                await run.run()
+            else:
+                error = BatchError("server_error", "The server failed; its log has the reason.")
+                await run.fail(error, reads_input=self._failures[batch_id] == MAX_FAILURES)
+            del self._failures[batch_id]
+            logger.info("%s ended: %s", batch_id, owned.record.status)
+        except FolderLost as error:
+            logger.warning("%s is interrupted; trying again: %s", batch_id, error)
+            await asyncio.sleep(RETRY_S)
+        except Exception:
+            self._failures[batch_id] += 1
+            logger.exception("%s failed; trying again", batch_id)
+            await asyncio.sleep(RETRY_S)
+
+    def _ended(self, owned: OwnedBatch, running: asyncio.Task[None]) -> None:
+        """Give up a batch whose task has ended, or was cancelled before it began."""
+        owned.release()
+        del self._running[running.get_name()]
+        self._tenants -= Counter({owned.tenant: 1})
+
+
+def _release(owned: OwnedBatch | None) -> None:
+    if owned is not None:
+        owned.release()
+
+
+async def run_batches(service: RouterService, posts: Mapping[str, BodyRoute[Any]]) -> None:
+    """Run the batches of a router until cancelled; return at once if it stores none. `posts`: handlers by path."""
+    if service.files is None or service.batch_folder is None:
+        return
+    models = service.models
+    metrics = BatchMetrics(service.registry, shared_label(models.names))
+    max_inflight = max(1, service.config.batch_inflight // len(models.names))
+    slots = {model.name: Slots(model.admission, max_inflight, metrics) for model in models}
+    parts = BatchParts(
+        files=service.files,
+        lines=LineRunner(service.gate, posts),
+        inputs=InputReader(service.files.disk, service.config.max_body_bytes, models.context_len, models.names),
+        slots={"": slots[models.names[0]], **slots},
+        metrics=metrics,
+    )
+    await BatchRunner(service.batch_folder, parts).run()

@@ -1,0 +1,45 @@
+"""Options of one served model."""
+
+from dataclasses import dataclass
+
+from baton.router.parsing.formats import REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
+from baton.settings.values import OptionError, shown
+
+NO_PARSER = "none"
+TOOL_PARSERS = (*TOOL_FORMAT_NAMES, NO_PARSER)
+REASONING_PARSERS = (*REASONING_FORMAT_NAMES, NO_PARSER)
+PARSERS = {"tool_call_parser": TOOL_PARSERS, "reasoning_parser": REASONING_PARSERS}
+MODEL_FORM = "PATH, PATH=NAME or PATH=NAME;tool_call_parser=FORMAT;reasoning_parser=FORMAT"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Directory and name of a model, and the formats of its outputs."""
+
+    directory: str
+    name: str  # for clients
+    tool_call_parser: str | None = None  # None: found in the chat template
+    reasoning_parser: str | None = None  # the same
+
+
+def directory_name(directory: str) -> str:
+    """Return the last part of a directory's path: the default of the model's name."""
+    return directory.rstrip("/").rsplit("/", 1)[-1]
+
+
+def read_model_options(text: str) -> ModelOptions:
+    """Return the options in a text of `MODEL_FORM`. Raises OptionError."""
+    model, *settings = text.split(";")
+    directory, is_named, name = (part.strip() for part in model.partition("="))
+    if not directory.rstrip("/") or (is_named and not name):
+        raise OptionError(f"{shown(text)} is not {MODEL_FORM}")
+    parsers: dict[str, str] = {}
+    for setting in settings:
+        key, _, value = (part.strip() for part in setting.partition("="))
+        key = key.replace("-", "_")
+        if key not in PARSERS or key in parsers:
+            raise OptionError(f"{shown(text)} is not {MODEL_FORM}")
+        if value not in PARSERS[key]:
+            raise OptionError(f"{shown(text)}: {key} must be one of {', '.join(PARSERS[key])}")
+        parsers[key] = value
+    return ModelOptions(directory, name or directory_name(directory), **parsers)

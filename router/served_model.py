@@ -1,0 +1,121 @@
+"""One of the models that a router serves."""
+
+import uuid
+from dataclasses import dataclass
+
+from baton.membership.registry.factory import open_registry
+from baton.router.admission.admission import Admission
+from baton.router.admission.inflight_limit import AdmissionLimits
+from baton.router.admission.metrics import AdmissionMetrics
+from baton.router.admission.shared_places import SharedPlaces
+from baton.router.config import RouterConfig
+from baton.router.dispatch.dispatcher import Dispatcher, FailoverLimits
+from baton.router.dispatch.embedder import Embedder
+from baton.router.errors import NoWorker
+from baton.router.metrics.metrics import RouterMetrics
+from baton.router.metrics.pool_series import PoolSeries
+from baton.router.metrics.pools_report import PoolsReporter
+from baton.router.metrics.traffic import Arrivals
+from baton.router.metrics.worker_series import WorkerSeries
+from baton.router.model_info import ModelInfo, read_model_info
+from baton.router.model_options import ModelOptions
+from baton.router.output.format import OutputFormat, find_output_format
+from baton.router.pipeline import Pipeline
+from baton.router.policy.cluster import RoutedRequest
+from baton.router.policy.cost_model import CostModel
+from baton.router.policy.named_policies import make_policy
+from baton.router.policy.policy import Policy
+from baton.router.policy.targets import Targets
+from baton.router.text.tokenizer import Tokenizer
+from baton.router.workers.pool import WorkerPool
+from baton.router.workers.worker_models import WorkerModels
+from baton.rpc.tls import Security
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model with its tokenizer, its queue and its workers."""
+
+    info: ModelInfo
+    tokenizer: Tokenizer
+    output_format: OutputFormat  # of chat completions
+    pool: WorkerPool
+    policy: Policy
+    admission: Admission
+    metrics: RouterMetrics
+    pipeline: Pipeline
+    embedder: Embedder
+    reporter: PoolsReporter
+
+    @property
+    def name(self) -> str:
+        """The name for clients."""
+        return self.info.name
+
+    def is_ready(self) -> bool:
+        """Return whether a request would be served now."""
+        if self.admission.draining:
+            return False
+        try:
+            self.policy(RoutedRequest(1), self.pool.snapshot())
+        except NoWorker:
+            return self.embedder.is_ready  # without decode workers, only embeddings
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMaker:
+    """Makes the served models of a router from what they share."""
+
+    config: RouterConfig
+    security: Security
+    worker_models: WorkerModels
+    places: SharedPlaces | None  # None: the router serves one model
+
+    def make(self, options: ModelOptions) -> ServedModel:
+        """Read a model's files and construct its parts. Starts no task, but needs a running event loop."""
+        config = self.config
+        tokenizer = Tokenizer(options.directory)
+        info = read_model_info(options.directory, options.name)
+        router_id = f"router-{uuid.uuid4().hex[:12]}"  # of its own: each model has its own report in the registry
+        registry = open_registry(config.registry, config.workers)
+        interval_ms = config.watch_interval_ms
+        pool = WorkerPool(registry, info.name, router_id, interval_ms, self.security, self.worker_models)
+        metrics = RouterMetrics(info.name, config.traffic_window_s)
+        metrics.registry.register(WorkerSeries(pool, info.name))
+        metrics.registry.register(PoolSeries(pool, info.name))
+        targets = _targets(config)
+        policy = make_policy(config.policy, config.local_prefill_below, targets)
+        admission = self._admission(pool, metrics)
+        metrics.inflight.set_function(lambda: admission.num_inflight)
+        limits = FailoverLimits(config.failover_attempts, config.failover_timeout_s)
+        dispatcher = Dispatcher(pool, policy, limits, metrics)
+        return ServedModel(
+            info=info,
+            tokenizer=tokenizer,
+            output_format=find_output_format(options, tokenizer),
+            pool=pool,
+            policy=policy,
+            admission=admission,
+            metrics=metrics,
+            pipeline=Pipeline(info, tokenizer, pool, dispatcher, metrics),
+            embedder=Embedder(pool, CostModel(targets=targets), limits, metrics),
+            reporter=PoolsReporter(router_id, pool, admission, metrics),
+        )
+
+    def _admission(self, pool: WorkerPool, metrics: RouterMetrics) -> Admission:
+        config = self.config
+        limits = AdmissionLimits(
+            max_inflight=config.max_model_inflight,
+            max_queue=config.max_queue,
+            max_wait_s=config.max_queue_wait_s,
+            no_worker_timeout_s=config.failover_timeout_s,
+        )
+        arrivals = Arrivals(config.traffic_window_s)
+        own_metrics = AdmissionMetrics(metrics.registry, metrics.model_name)
+        return Admission(limits, pool, own_metrics, arrivals, places=self.places)
+
+
+def _targets(config: RouterConfig) -> Targets | None:
+    promised_s = config.promised_s()
+    return Targets(promised_s["ttft"], promised_s["tpot"]) if promised_s else None
