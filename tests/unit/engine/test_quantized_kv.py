@@ -54,7 +54,8 @@ def greedy(engine: Engine, name: str, prompt: list[int]) -> list[int]:
 def test_the_bundled_models_perplexity_hardly_changes(dtype: str, kv_dtype: str) -> None:
     usual = perplexity(dtype=dtype)
     assert usual < 200  # the model knows such texts
-    assert perplexity(dtype=dtype, kv_dtype=kv_dtype) == pytest.approx(usual, rel=0.01)
+    change = {"int8": 0.01, "fp8": 0.015}[kv_dtype]
+    assert perplexity(dtype=dtype, kv_dtype=kv_dtype) == pytest.approx(usual, rel=change)
 
 
 @pytest.mark.parametrize(
