@@ -180,7 +180,8 @@ async def test_thinking_of_a_template_that_begins_it(tmp_path: Path) -> None:
     (model / "chat_template.jinja").write_text(THINKING)
     flags = ("--dtype=float32", "--reasoning-parser=deepseek_r1", "--tool-call-parser=hermes", "--colocated=1")
     async with served(str(model), *flags) as url, connected(url) as client:
-        options: Any = {"model": "thinking", "messages": QUESTION, "max_tokens": 12, "extra_body": {"seed": 1}}
+        options: Any = {"model": "thinking", "messages": QUESTION, "max_tokens": 12}
+        options["extra_body"] = {"seed": 1, "ignore_eos": True}
         for config in ({"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}, anthropic.omit):
             whole = await client.messages.create(**options, thinking=config)
             kinds, final = await streamed(client, **options, thinking=config)
