@@ -227,15 +227,58 @@ def test_threads_whose_compilation_does_not_end_are_replaced_up_to_a_bound(
     monkeypatch.setattr(compiler_module, "WAIT_TIMEOUT_S", 1.0)
     compiler = GrammarCompiler(lambda: partly_held, NoTrial, VOCAB_SIZE, timeout_s=0.2)
     for number in range(5):  # occupies two threads, and then those that replace them
-        assert compiler.compile(grammar(f"{2 * number}")).exception(TIMEOUT_S)
-        held_up = compiler.compile(grammar(f"{2 * number + 1}")).exception(TIMEOUT_S)
+        assert compiler.compile(grammar(f"{2 * number}"), tenant=f"{number}").exception(TIMEOUT_S)
+        held_up = compiler.compile(grammar(f"{2 * number + 1}"), tenant="quick").exception(TIMEOUT_S)
         assert (held_up is None) == (number < 4)
     partly_held.may_compile.set()
+    assert compiler.compile(grammar("11")).result(TIMEOUT_S)
+
+
+def test_a_tenant_has_one_cheap_grammar_compiled_and_two_threads_replaced(
+    partly_held: PartlyHeldBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler_module, "WAIT_TIMEOUT_S", 1.0)
+    compiler = GrammarCompiler(lambda: partly_held, NoTrial, VOCAB_SIZE, timeout_s=0.2)
+    endless = [compiler.compile(grammar(f"{2 * number}"), tenant="a") for number in range(6)]
+    assert compiler.compile(grammar("1"), tenant="b").result(TIMEOUT_S)
+    errors = [str(each.exception(TIMEOUT_S)) for each in endless]
+    assert ["still being compiled" in error for error in errors] == [True] * 3 + [False] * 3
+    assert isinstance(compiler.compile(grammar("3"), tenant="a").exception(TIMEOUT_S), QueueFull)  # no thread is its
+    assert compiler.compile(grammar("3"), tenant="b").result(TIMEOUT_S)
+
+
+def test_a_thread_is_replaced_once_another_ends(held: HeldBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    gates = {"1": threading.Event(), "2": threading.Event()}
+
+    class GatedBackend(HeldBackend):
+        def compile(self, grammar: Grammar) -> AllowsToken:
+            assert gates.get(grammar.source, held.may_compile).wait(TIMEOUT_S)
+            return AllowsToken(grammar.source)
+
+    held.may_compile.set()
+    monkeypatch.setattr(compiler_module, "MAX_REPLACED_OF_TENANT", 1)
+    compiler = GrammarCompiler(GatedBackend, NoTrial, VOCAB_SIZE, timeout_s=0.2)
+    for source in ("1", "2"):
+        assert compiler.compile(grammar(source), tenant="a").exception(TIMEOUT_S)
+    waits = compiler.compile(grammar("3"), tenant="a")
+    assert compiler.compile(grammar("4"), tenant="b").result(TIMEOUT_S)
+    assert not waits.done()
+    gates["1"].set()
+    assert waits.result(TIMEOUT_S)
+    gates["2"].set()
+
+
+def test_the_timer_of_the_wait_does_not_stop_that_of_the_compile(held: HeldBackend) -> None:
+    compiler = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE, timeout_s=0.2)
+    compiler.compile(grammar("1"), tenant="a")
+    [(key, entry)] = compiler._entries.items()
+    while entry not in compiler._compiling:
+        time.sleep(0.001)
+    compiler._fail(key, entry, QueueFull("no thread in time"))  # as its timer does at this moment
     deadline_s = time.monotonic() + TIMEOUT_S
-    while compiler._num_replaced:
+    while not entry.is_replaced:
         assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-    assert compiler.compile(grammar("9")).result(TIMEOUT_S)
+        time.sleep(0.001)
 
 
 class HeldTrial(NoTrial):
@@ -272,7 +315,7 @@ def test_compiled_grammars_have_a_largest_size(held: HeldBackend, monkeypatch: p
 
 def test_grammars_in_use_are_bounded_without_the_cache(held: HeldBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler_module, "MAX_CACHE_BYTES", 0)
-    monkeypatch.setattr(compiler_module, "MAX_EVICTED_BYTES", 3000)
+    monkeypatch.setattr(compiler_module, "MAX_USED_BYTES", 4000)
     held.may_compile.set()
     compiler = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE)
 
@@ -283,15 +326,38 @@ def test_grammars_in_use_are_bounded_without_the_cache(held: HeldBackend, monkey
         assert isinstance(error, QueueFull)
         return None
 
-    used = [compiled("1", "a"), compiled("2", "a")]
+    used = [compiled(source, "a") for source in ("1", "2", "3")]
     assert all(used)
-    assert compiled("3", "a") is None  # half of it
-    used += [compiled("3", "b"), compiled("4", "c")]
+    assert compiled("4", "a") is None  # over half of it
+    used += [compiled(source, "b") for source in ("5", "6")]
+    assert all(used)  # over all of it
+    assert compiled("7", "b")
+    assert compiled("7", "c")
+    used += [compiled("8", "c")]
     assert all(used)
-    assert compiled("5", "d") is None
+    assert compiled("9", "b") is None  # over a third
+    assert compiled("9", "c")
     used.clear()
     gc.collect()
-    assert compiled("5", "a")
+    assert compiled("4", "a")
+
+
+def test_compiles_count_as_large_grammars(held: HeldBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_module, "MAX_CACHE_BYTES", 0)
+    monkeypatch.setattr(compiler_module, "MAX_COMPILED_BYTES", 2000)
+    monkeypatch.setattr(compiler_module, "MAX_USED_BYTES", 4000)
+    compiler = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE)
+    held.may_compile.set()
+    used = compiler.compile(grammar("1"), tenant="a").result(TIMEOUT_S)
+    held.may_compile.clear()
+    running = compiler.compile(grammar(EXPENSIVE), tenant="a")
+    while not compiler._compiling:
+        time.sleep(0.001)
+    assert isinstance(compiler.compile(grammar("2"), tenant="a").exception(TIMEOUT_S), QueueFull)
+    other = compiler.compile(grammar("3"), tenant="b")
+    held.may_compile.set()
+    assert all(each.result(TIMEOUT_S) for each in (running, other))
+    assert used
 
 
 def test_only_requests_with_the_same_salt_share_a_grammar(held: HeldBackend) -> None:
