@@ -162,7 +162,6 @@ def test_requests_that_wait_for_a_mask_of_their_tenant_are_woken_at_its_end(back
     wait_until(lambda: masks.may_sample(held) and masks.may_sample(waits))
     masks.begin([held])
     wait_until(lambda: bool(masks._threads._running))
-    del held, request  # before its mask is late
     assert not masks.may_sample(waits)
     masks.listen(woken.set)
     backend.gate.set()

@@ -6,7 +6,8 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.grammar import trial as trial_module
-from baton.engine.grammar.cost import MAX_COUNT, MAX_JSON_CHARS, MAX_OPTIONAL, MAX_TEXT_COST, is_cheap
+from baton.engine.grammar.cost import MAX_COUNT, MAX_JSON_CHARS, MAX_OPTIONAL, MAX_TEXT_COST, is_cheap, is_surely_cheap
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.grammar.trial import ProcessTrial, Trials
 from baton.engine.grammar.trial_process import MAX_WALK_TOKENS, NUM_REPEATS, walk
@@ -196,26 +197,104 @@ def excluding(number: int) -> Grammar:
     return Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": part}))
 
 
+def tag_grammar(part: dict[str, object]) -> Grammar:
+    return Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": part}))
+
+
+def array_of(schemas: list[dict[str, object]]) -> Grammar:
+    return schema_grammar({"type": "array", "prefixItems": schemas, "items": False})
+
+
+def integers(number: int, num_values: int) -> Grammar:
+    """Integers whose multiples the compiler lists."""
+    return schema_grammar({"anyOf": [
+        {"type": "integer", "multipleOf": 1, "minimum": place, "maximum": place + num_values - 1}
+        for place in range(number)
+    ]})  # fmt: skip
+
+
+def texts(number: int) -> Grammar:
+    schemas: list[dict[str, object]] = [
+        {"type": "string", "minLength": place % MAX_COUNT, "maxLength": MAX_COUNT} for place in range(number)
+    ]
+    return array_of(schemas)
+
+
+def arrays(number: int) -> Grammar:
+    schemas: list[dict[str, object]] = [
+        {"type": "array", "items": {"type": "string"}, "minItems": place % MAX_COUNT, "maxItems": MAX_COUNT}
+        for place in range(number)
+    ]
+    return array_of(schemas)
+
+
+def multiples(number: int) -> Grammar:
+    return array_of([{"type": "integer", "multipleOf": MAX_COUNT - place % 2} for place in range(number)])
+
+
+def repeats(number: int) -> Grammar:
+    part: dict[str, object] = {"type": "const_string", "value": "a"}
+    for _ in range(number):
+        part = {"type": "repeat", "min": 0, "max": MAX_COUNT, "content": {
+            "type": "tag", "begin": "a", "content": part, "end": ""}}  # fmt: skip
+    return tag_grammar(part)
+
+
+def sought(name: str, number: int) -> Grammar:
+    """A tag with a number of texts at which free text ends."""
+    words = [f"{place:03}q" for place in range(number)]
+    if name == "rules":
+        rules = [[word, {"type": "const_string", "value": "x"}] for word in words]
+        return tag_grammar({"type": "dispatch", "rules": rules, "loop": True})
+    if name == "triggers":
+        tags = [{"type": "tag", "begin": word, "content": {"type": "any_text"}, "end": "q"} for word in words]
+        return tag_grammar({"type": "triggered_tags", "triggers": words, "tags": tags})
+    return tag_grammar({"type": "tag", "begin": "a", "content": {"type": "any_text"}, "end": words})
+
+
+SERIES: list[Callable[[int], Grammar]] = [
+    texts, arrays, multiples, lambda number: integers(number, 512), lambda number: integers(1, 256 * number),
+    repeats, *(partial(sought, name) for name in ("rules", "triggers", "end")),
+]  # fmt: skip
+
+
 def cheap_at_its_bounds(rng: random.Random) -> Grammar:
     """A random grammar that is just cheap."""
-    kind = rng.choice(["regex", "schema"])
+    kind = rng.choice(["regex", "schema", "number"])
+    if kind == "number":
+        make = rng.choice(SERIES)
+        return make(next(number for number in range(1, 100) if not is_cheap(make(number + 1))))
     unit = rng.choice(["[a-z]?", "(a|ab)?", ".?", r"\w?", "(.*a)", "[a-z]*"])
     if kind == "regex":
         count = rng.choice([1, 2])
         return Grammar(GrammarKind.REGEX, f"({unit * ((MAX_TEXT_COST // count - 10) // len(unit))}){{1,{count}}}")
     leaf: dict[str, object] = {f"p{i}": {"type": "string"} for i in range(MAX_OPTIONAL)}
-    leaf |= {f"q{i}": {"type": "string", "pattern": unit * (MAX_TEXT_COST // len(unit))} for i in range(4)}
+    leaf |= {
+        f"q{i}": {"type": "string", "pattern": unit * (MAX_TEXT_COST // len(unit))} for i in range(rng.randint(0, 4))
+    }
     schema: dict[str, object] = {
         "type": "array",
         "items": {"type": "object", "properties": leaf, "required": [name for name in leaf if name[0] == "q"]},
     }
-    while len(json.dumps(schema)) < MAX_JSON_CHARS // 3:
-        least = rng.randint(0, MAX_COUNT)
-        schema = {"anyOf": [schema, {"type": "array", "items": {}, "minItems": least, "maxItems": MAX_COUNT}]}
-    return schema_grammar(schema)
+    while True:
+        bounds = {"minItems": rng.randint(0, MAX_COUNT), "maxItems": MAX_COUNT}
+        larger = {"anyOf": [schema, {"type": "array", "items": {}, **bounds}]}
+        if not is_cheap(schema_grammar(larger)):
+            return schema_grammar(schema)
+        schema = larger
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("make", SERIES)
+def test_what_has_many_parts_is_cheap_in_small_numbers_alone(tmp_path: Path, make: Callable[[int], Grammar]) -> None:
+    number = next(number for number in range(1, 100) if not is_cheap(make(number)))
+    assert number > 2
+    assert not is_cheap(make(60))
+    started_s = time.thread_time()
+    backend(tmp_path).compile(make(number - 1))
+    assert time.thread_time() - started_s < 5
+
+
+@pytest.mark.parametrize("seed", range(24))
 def test_cheap_grammars_compile_soon(tmp_path: Path, seed: int) -> None:
     grammar = cheap_at_its_bounds(random.Random(seed))
     xgrammar = backend(tmp_path)
@@ -232,6 +311,9 @@ def test_cheap_grammars_compile_soon(tmp_path: Path, seed: int) -> None:
     ENDLESS, LARGE, optional_properties(MAX_OPTIONAL + 1), WORD,
     schema_grammar({"properties": {f"p{i}": {"type": "null"} for i in range(500)}, "required": ["p0"] * 500}),
     schema_grammar({"type": "string", "maxLength": MAX_COUNT + 1}),
+    schema_grammar({"type": "integer", "multipleOf": 1, "minimum": 0}), integers(200, 9999), texts(280),
+    sought("rules", 300),
+    tag_grammar({"type": "tag", "begin": "a", "content": {"type": "any_text"}, "end": "b" * 4000}),
     schema_grammar({"anyOf": [{"type": "string", "pattern": "^a{1,200}$"}]}),
     schema_grammar({"type": "object", "patternProperties": {"^a{1,200}$": {"type": "null"}}}),
     schema_grammar({"type": "string", "pattern": "[{9999999999999999}]" * 2}),
@@ -266,9 +348,21 @@ def test_what_may_be_expensive_is_tried(grammar: Grammar) -> None:
         "type": "star", "content": {"type": "const_string", "value": "a"}}})),
     schema_grammar({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(50)},
                     "required": [f"p{i}" for i in range(50)]}),
+    schema_grammar({"type": "object", "required": [f"p{i}" for i in range(50)], "properties": {
+        f"p{i}": {"type": "array", "maxItems": 20, "items": {"type": "string", "minLength": 1, "maxLength": 20}}
+        if i < 5 else {"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 100} if i < 10
+        else {"type": "string", "pattern": "^[a-z]{2}$"} if i < 12 else {"type": "number"} for i in range(50)}}),
+    tag_grammar({"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [
+        {"type": "tag", "begin": f'<tool_call>{{"name": "tool{i}", "arguments": ', "end": "}</tool_call>",
+         "content": {"type": "json_schema", "json_schema": {"type": "object"}}} for i in range(20)]}),
 ])  # fmt: skip
 def test_usual_grammars_are_not_tried(grammar: Grammar) -> None:
     assert is_cheap(grammar)
+
+
+def test_a_number_that_is_too_large_is_not_surely_cheap() -> None:
+    schema = {"type": "integer", "multipleOf": 1, "minimum": -(10**400), "maximum": 10**400}
+    assert not is_surely_cheap(schema_grammar(schema))
 
 
 def test_nothing_starts_after_the_end(tmp_path: Path) -> None:
