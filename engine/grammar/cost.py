@@ -124,8 +124,11 @@ def _range_cost(schema: dict[str, object]) -> float:
     high = [bound for name in UPPER if isinstance(bound := schema.get(name), int | float)]
     if not low and not high:
         return 0
-    num_values = max(high) - min(low) + 1 if low and high else inf
-    return max(0, num_values) * MAX_TEXTS_COST / MAX_RANGES
+    try:
+        num_values = max(high) - min(low) + 1 if low and high else inf
+    except OverflowError:  # one of them is no float
+        return inf
+    return max(0, num_values) * MAX_TEXTS_COST / MAX_RANGES if num_values <= MAX_RANGES else inf
 
 
 def _member_cost(name: str, value: object) -> float:

@@ -188,3 +188,9 @@ def test_usual_grammars_are_not_tried(grammar: Grammar) -> None:
 def test_a_number_that_is_too_large_is_not_surely_cheap() -> None:
     schema = {"type": "integer", "multipleOf": 1, "minimum": -(10**400), "maximum": 10**400}
     assert not is_surely_cheap(schema_grammar(schema))
+
+
+@pytest.mark.parametrize("bounds", [(-(10**400), 10**400), (-1e308, 10**400), (-1e308, 1e308)])
+def test_huge_ranges_are_expensive(bounds: tuple[float, float]) -> None:
+    low, high = bounds
+    assert not is_cheap(schema_grammar({"type": "integer", "multipleOf": 1, "minimum": low, "maximum": high}))
