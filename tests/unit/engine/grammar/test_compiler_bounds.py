@@ -60,7 +60,7 @@ def test_threads_whose_compilation_does_not_end_are_replaced_up_to_a_bound(
 def test_a_tenant_has_one_cheap_grammar_compiled_and_two_threads_replaced(
     partly_held: PartlyHeldBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler_module, "WAIT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(compiler_module, "WAIT_TIMEOUT_S", 2.0)
     compiler = GrammarCompiler(lambda: partly_held, NoTrial, VOCAB_SIZE, timeout_s=0.2)
     endless = [compiler.compile(grammar(f"{2 * number}"), tenant="a") for number in range(6)]
     assert compiler.compile(grammar("1"), tenant="b").result(TIMEOUT_S)
@@ -80,7 +80,7 @@ def test_a_thread_is_replaced_once_another_ends(held: HeldBackend, monkeypatch: 
 
     held.may_compile.set()
     monkeypatch.setattr(compiler_module, "MAX_REPLACED_OF_TENANT", 1)
-    compiler = GrammarCompiler(GatedBackend, NoTrial, VOCAB_SIZE, timeout_s=0.2)
+    compiler = GrammarCompiler(GatedBackend, NoTrial, VOCAB_SIZE, timeout_s=0.5)
     for source in ("1", "2"):
         assert compiler.compile(grammar(source), tenant="a").exception(TIMEOUT_S)
     waits = compiler.compile(grammar("3"), tenant="a")
@@ -149,19 +149,28 @@ def test_grammars_in_use_are_bounded_without_the_cache(held: HeldBackend, monkey
         assert isinstance(error, QueueFull)
         return None
 
+    def settle() -> None:  # the threads of timers that were stopped refer to grammars until they end
+        gc.collect()
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while len(compiler._alive) > len(used):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+
     used = [compiled(source, "a") for source in ("1", "2", "3")]
     assert all(used)
     assert compiled("4", "a") is None  # over half of it
     used += [compiled(source, "b") for source in ("5", "6")]
     assert all(used)  # over all of it
     assert compiled("7", "b")
+    settle()
     assert compiled("7", "c")
+    settle()
     used += [compiled("8", "c")]
     assert all(used)
     assert compiled("9", "b") is None  # over a third
     assert compiled("9", "c")
     used.clear()
-    gc.collect()
+    settle()
     assert compiled("4", "a")
 
 
