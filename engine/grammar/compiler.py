@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager
@@ -31,13 +31,15 @@ from baton.extras import XGRAMMAR
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 2
+MAX_CHEAP = 1  # grammars of a tenant that are compiled at the same time
 NUM_EXPENSIVE_THREADS = 3
-MAX_EXPENSIVE = 2  # grammars of a tenant that are compiled at the same time
+MAX_EXPENSIVE = 2  # the same for those that may be expensive
 MAX_REPLACED = 4  # threads whose compile goes on after its requests have failed
+MAX_REPLACED_OF_TENANT = 2
 MAX_WAITING = 128  # grammars, half of them of one tenant
 MAX_CACHE_BYTES = 256 << 20
 MAX_COMPILED_BYTES = 128 << 20  # of one grammar
-MAX_EVICTED_BYTES = 512 << 20  # of grammars that running requests use, but for which the cache has no room
+MAX_USED_BYTES = 512 << 20  # of grammars that running requests use, but for which the cache has no room
 MAX_CACHED = 1024  # grammars, those that failed included
 COMPILE_TIMEOUT_S = 30.0
 WAIT_TIMEOUT_S = 60.0  # for a thread
@@ -54,15 +56,17 @@ class ReadyGrammar:
     tenant: str  # that asked for it first
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Entry:
     """A grammar in the cache, which may not be compiled yet."""
 
     ready: "Future[ReadyGrammar]"
     tenant: str = ""  # that asked for it first
+    compiled: ReadyGrammar | None = None
     timer: threading.Timer | None = None
     num_bytes: int = 0  # of the source, and of the compiled grammar once it exists
-    thread_id: int | None = None  # that compiles it in this process
+    thread_id: int = 0  # that compiles it in this process
+    is_overdue: bool = False  # it still has a thread, although its requests have failed
     is_replaced: bool = False  # its thread
 
     def start_timer(self, timeout_s: float, expire: Callable[[], None]) -> None:
@@ -73,9 +77,10 @@ class _Entry:
         self.timer.start()
 
     def stop_timer(self) -> None:
-        """Stop the timer, if any."""
-        if self.timer is not None:
-            self.timer.cancel()
+        """Stop the timer, if any. It refers to this entry, and so to a grammar that may be large."""
+        timer, self.timer = self.timer, None
+        if timer is not None:
+            timer.cancel()
 
 
 _Key = tuple[str, Grammar]  # with the cache salt
@@ -96,15 +101,15 @@ class GrammarCompiler:
         self._trials = Trials(make_trial)
         self.num_words = -(-vocab_size // 32)  # int32 elements of a mask
         self._timeout_s = timeout_s
-        self._threads = DaemonThreads("grammar compiler", NUM_THREADS, MAX_WAITING)
+        self._threads = DaemonThreads("grammar compiler", NUM_THREADS, MAX_WAITING, MAX_CHEAP)
         self._expensive = DaemonThreads("compiler of large grammars", NUM_EXPENSIVE_THREADS, MAX_WAITING, MAX_EXPENSIVE)
         self._lock = threading.Lock()  # guards everything below
         self._backend_lock = threading.Lock()
         self._backend: GrammarBackend | None = None
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()  # least recently used first
         self._num_bytes = 0
-        self._num_replaced = 0
-        self._evicted: WeakSet[ReadyGrammar] = WeakSet()  # from the cache; requests still use them
+        self._compiling: dict[_Entry, DaemonThreads] = {}  # what the threads compile
+        self._alive: WeakSet[ReadyGrammar] = WeakSet()  # in the cache, or used by requests
         self.counters = GrammarCounters()
 
     @property
@@ -180,10 +185,12 @@ class GrammarCompiler:
             return
         _, grammar = key
         backend = self._shared_backend()
-        self._check_room(entry.tenant)
-        try:
+        with self._lock:
+            self._check_room(entry.tenant)
             entry.thread_id = threading.get_ident()
-            entry.start_timer(self._timeout_s, lambda: self._expire(key, entry, threads))
+            self._compiling[entry] = threads
+        try:
+            entry.start_timer(self._timeout_s, lambda: self._expire(key, entry))
             started_at_s = time.monotonic()
             compiled = backend.compile(grammar)
             if compiled.num_bytes > MAX_COMPILED_BYTES:
@@ -194,16 +201,23 @@ class GrammarCompiler:
         finally:
             entry.stop_timer()
             with self._lock:
-                entry.thread_id = None
-                self._num_replaced -= entry.is_replaced
+                del self._compiling[entry]
+                self._replace_overdue()
 
     def _check_room(self, tenant: str) -> None:
-        """Raise QueueFull if grammars that the cache has no room for take too much memory with running requests."""
-        with self._lock:
-            evicted = list(self._evicted)
-        of_tenant = sum(each.compiled.num_bytes for each in evicted if each.tenant == tenant)
-        in_all = sum(each.compiled.num_bytes for each in evicted)
-        if in_all > MAX_EVICTED_BYTES or of_tenant > MAX_EVICTED_BYTES / 2:
+        """Raise QueueFull if a tenant's grammars take more than its share of memory beside the cache.
+
+        The share is half, or if all take too much, an equal part. Each compile counts as a grammar of the largest size.
+        """
+        used = Counter({tenant: 0})
+        for entry in self._compiling:
+            used[entry.tenant] += MAX_COMPILED_BYTES
+        cached = {entry.compiled for entry in self._entries.values()}
+        for ready in self._alive:
+            if ready not in cached:
+                used[ready.tenant] += ready.compiled.num_bytes
+        num_shares = max(2, len(used)) if used.total() > MAX_USED_BYTES else 2
+        if used[tenant] > MAX_USED_BYTES / num_shares:
             raise QueueFull("the compiled grammars of running requests take too much memory; try again later")
 
     @contextmanager
@@ -212,19 +226,30 @@ class GrammarCompiler:
         try:
             yield
         except EngineError as error:
+            entry.stop_timer()
             self._fail(key, entry, error)
         except Exception:  # a fault of the library or of this code, not of the request
             logger.exception("a grammar could not be compiled")
+            entry.stop_timer()
             self._fail(key, entry, EngineError("a grammar could not be compiled"))
 
-    def _expire(self, key: _Key, entry: _Entry, threads: DaemonThreads) -> None:
+    def _expire(self, key: _Key, entry: _Entry) -> None:
         """Fail the requests whose grammar is still being compiled, and replace the thread. Called by the timer."""
-        with self._lock:
-            if entry.thread_id is not None and self._num_replaced < MAX_REPLACED:
-                entry.is_replaced = True
-                self._num_replaced += 1
-                threads.replace(entry.thread_id)
         self._fail(key, entry, QueueFull("the grammar is still being compiled; try again later"))
+        with self._lock:
+            entry.is_overdue = True
+            self._replace_overdue()
+
+    def _replace_overdue(self) -> None:
+        """Replace threads whose compile takes too long, as far as the bounds allow."""
+        num_replaced = Counter(entry.tenant for entry in self._compiling if entry.is_replaced)
+        for entry, threads in self._compiling.items():
+            if not entry.is_overdue or entry.is_replaced or num_replaced.total() >= MAX_REPLACED:
+                continue
+            if num_replaced[entry.tenant] < MAX_REPLACED_OF_TENANT:
+                threads.replace(entry.thread_id)
+                entry.is_replaced = True
+                num_replaced[entry.tenant] += 1
 
     def _shared_backend(self) -> GrammarBackend:
         with self._backend_lock:
@@ -252,11 +277,13 @@ class GrammarCompiler:
         with self._lock:
             self.counters.num_compiles += 1
             self.counters.compile_s += duration_s
+            self._alive.add(ready)
             if self._entries.get(key) is entry:
+                entry.compiled = ready
                 entry.num_bytes += ready.compiled.num_bytes
                 self._num_bytes += ready.compiled.num_bytes
             elif key not in self._entries:
-                late = _Entry(Future(), num_bytes=entry.num_bytes + ready.compiled.num_bytes)
+                late = _Entry(Future(), compiled=ready, num_bytes=entry.num_bytes + ready.compiled.num_bytes)
                 late.ready.set_result(ready)
                 self._add(key, late)
         _resolve(entry, ready)
@@ -264,8 +291,10 @@ class GrammarCompiler:
             self._evict()
 
     def _fail(self, key: _Key, entry: _Entry, error: EngineError) -> None:
-        """Fail the waiting requests. An invalid grammar stays in the cache, so that it is not compiled again."""
-        entry.stop_timer()
+        """Fail the waiting requests. An invalid grammar stays in the cache, so that it is not compiled again.
+
+        On a timer, the compile may have begun and started another one, which has to run on.
+        """
         with self._lock:
             if not isinstance(error, InvalidRequest) and self._entries.get(key) is entry:
                 del self._entries[key]
@@ -287,8 +316,6 @@ class GrammarCompiler:
             if entry.ready.done():
                 del self._entries[key]
                 self._num_bytes -= entry.num_bytes
-                if entry.ready.exception() is None:
-                    self._evicted.add(entry.ready.result())
 
 
 def _check(grammar: Grammar) -> None:

@@ -9,18 +9,23 @@ from baton.engine.grammar.grammar import Grammar, GrammarKind
 
 MAX_JSON_CHARS = 16 << 10
 MAX_CHOICE_CHARS = 1 << 10
-MAX_EXCLUDED_CHARS = 128  # of all texts that free text excludes: the time grows with the cube of their number
+MAX_SOUGHT_CHARS = 128  # of all texts that free text excludes or ends at: the time grows with the cube of their number
 MAX_TEXT_COST = 48  # of a regular expression: characters times counts of repetitions
 MAX_TEXTS_COST = 192  # of all in a schema
-MAX_COUNT = 32
+MAX_COUNT = 32  # of a length or number; the sum of a schema's is bounded by MAX_TEXTS_COST
+MAX_RANGES = 8192  # of all integers with multipleOf and bounds, together: the compiler tries each number
 MAX_OPTIONAL = 16  # optional properties of an object
 REPETITION = re.compile(r"\{([0-9 ]*),?([0-9 ]*)\}")
 ITEM = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{[^}]*\}|.", re.DOTALL)  # escape, class, count, or character
 REPEATING_TAGS = ("star", "plus", "repeat")
 SIMPLE_TAGS = ("const_string", "tag", "json_schema")
-COUNTS = frozenset({
-    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "multipleOf", "min", "max",
-})  # fmt: skip
+COUNT_COSTS = {
+    "minLength": 1, "maxLength": 1, "minProperties": 1, "maxProperties": 1, "min": 2, "max": 2,
+    "minItems": 1 / 4, "maxItems": 1 / 4, "multipleOf": 1 / 4,
+}  # fmt: skip
+SOUGHT = frozenset({"excludes", "rules", "triggers", "end"})  # members with lists of such texts
+LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+END_COST = 1 / 16  # of a character of a single end
 FORMAT_COST = 12  # of `format`, a regular expression in the compiler
 
 
@@ -49,7 +54,7 @@ def is_surely_cheap(grammar: Grammar) -> bool:
     """Return `is_cheap` for a grammar that may be invalid; False then."""
     try:
         return is_cheap(grammar)
-    except (ValueError, RecursionError, AttributeError, TypeError):
+    except (ValueError, RecursionError, AttributeError, TypeError, OverflowError):
         return False
 
 
@@ -99,6 +104,8 @@ def _costs(value: object) -> Iterator[float]:
                 yield inf
         if value.get("type") in REPEATING_TAGS and not _is_simple(value.get("content")):
             yield inf
+        if "multipleOf" in value:
+            yield _range_cost(value)
         for name, inner in value.items():
             yield _member_cost(name, inner)
             yield from _costs(inner)
@@ -111,14 +118,29 @@ def _is_simple(content: object) -> bool:
     return content.get("value") != "" and content.get("begin") != ""
 
 
-def _member_cost(name: str, value: object) -> float:
-    if name in COUNTS and isinstance(value, int | float) and value > MAX_COUNT:
+def _range_cost(schema: dict[str, object]) -> float:
+    """Return the cost of the numbers between a schema's bounds; infinite if there is only one."""
+    low = [bound for name in LOWER if isinstance(bound := schema.get(name), int | float)]
+    high = [bound for name in UPPER if isinstance(bound := schema.get(name), int | float)]
+    if not low and not high:
+        return 0
+    try:
+        num_values = max(high) - min(low) + 1 if low and high else inf
+    except OverflowError:  # one of them is no float
         return inf
+    return max(0, num_values) * MAX_TEXTS_COST / MAX_RANGES if num_values <= MAX_RANGES else inf
+
+
+def _member_cost(name: str, value: object) -> float:
+    if name in COUNT_COSTS and isinstance(value, int | float):
+        return max(0, value) * COUNT_COSTS[name] if value <= MAX_COUNT else inf
     if name == "grammar":
         return inf
-    if name == "excludes" and isinstance(value, list):
-        num_chars = sum(len(each) for each in value if isinstance(each, str))
-        return num_chars * MAX_TEXTS_COST / MAX_EXCLUDED_CHARS
+    if name in SOUGHT and isinstance(value, list):
+        texts = (each[0] if isinstance(each, list) and each else each for each in value)  # a rule begins with its text
+        return sum(len(each) for each in texts if isinstance(each, str)) * MAX_TEXTS_COST / MAX_SOUGHT_CHARS
+    if name == "end" and isinstance(value, str):
+        return len(value) * END_COST
     if name == "patternProperties" and isinstance(value, dict):
         return sum(map(_pattern_cost, value))
     if name == "pattern" and isinstance(value, str):

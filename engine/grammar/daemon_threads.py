@@ -21,7 +21,7 @@ class DaemonThreads:
     """
 
     def __init__(self, name: str, num_threads: int, max_queued: int, max_running: float = inf) -> None:
-        """max_queued: an owner may have half of it. max_running: of one owner."""
+        """max_queued: an owner may have half of it. max_running: of one owner, on threads that are not replaced."""
         self._name = name
         self._num_threads = num_threads
         self._max_queued = max_queued
@@ -30,6 +30,7 @@ class DaemonThreads:
         self._queues: dict[str, deque[Job]] = {}  # by owner, in the order of their turns; none is empty
         self._num_queued = 0
         self._num_running: Counter[str] = Counter()  # by owner
+        self._owners: dict[int, str] = {}  # of the running jobs, by the id of the thread
         self._num_alive = 0  # except for those replaced
         self._num_started = 0
         self._replaced: set[int] = set()  # their ids
@@ -40,25 +41,26 @@ class DaemonThreads:
             queue = self._queues.get(owner, deque())
             if self._num_queued >= self._max_queued or len(queue) >= self._max_queued // 2:
                 raise QueueFull(f"too many jobs of {self._name} are waiting; try again later")
+            if self._num_alive < self._num_threads:
+                self._start()
             queue.append(job)
             self._queues[owner] = queue
             self._num_queued += 1
-            if self._num_alive < self._num_threads:
-                self._start()
             self._changed.notify()
 
     def replace(self, thread_id: int) -> None:
         """Start a thread in place of one with a running job, which ends after it. The caller bounds the number."""
         with self._changed:
-            self._replaced.add(thread_id)
-            self._num_alive -= 1
             self._start()
+            self._num_alive -= 1
+            self._replaced.add(thread_id)
+            self._changed.notify()  # a job of the owner may run now
 
     def _start(self) -> None:
         name = f"{self._name}-{self._num_started}"
+        threading.Thread(target=self._run, name=name, daemon=True).start()
         self._num_alive += 1
         self._num_started += 1
-        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def _run(self) -> None:
         is_replaced = False
@@ -74,13 +76,15 @@ class DaemonThreads:
             del job  # it must not keep its request alive until the next one
             with self._changed:
                 self._num_running -= Counter([owner])  # without the owners that have none left
+                del self._owners[threading.get_ident()]
                 is_replaced = threading.get_ident() in self._replaced
                 self._replaced.discard(threading.get_ident())
                 self._changed.notify()  # a job of the owner may run now
 
     def _next_owner(self) -> str | None:
-        owner = min(self._queues, key=self._num_running.__getitem__, default=None)
-        return None if owner is None or self._num_running[owner] >= self._max_running else owner
+        num_replaced = Counter(self._owners[thread_id] for thread_id in self._replaced)
+        free = (each for each in self._queues if self._num_running[each] - num_replaced[each] < self._max_running)
+        return min(free, key=self._num_running.__getitem__, default=None)
 
     def _take(self, owner: str) -> Job:
         queue = self._queues.pop(owner)
@@ -89,4 +93,5 @@ class DaemonThreads:
             self._queues[owner] = queue  # behind the others
         self._num_queued -= 1
         self._num_running[owner] += 1
+        self._owners[threading.get_ident()] = owner
         return job

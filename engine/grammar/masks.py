@@ -244,8 +244,13 @@ class GrammarMasks:
                 self._refuse(state, problem)
             elif problem is not None:
                 self._fail(state, problem)
-        if not fill.is_awaited or fill.is_late or problem is not None:
+        if not fill.is_awaited or fill.is_late or problem is not None or self._holds_up_others(state):
             self._wake()
+
+    def _holds_up_others(self, state: GrammarState) -> bool:
+        """Return whether other requests wait for the thread of their tenant's expensive masks."""
+        waiting = (each for each in self._states.values() if each.waiting_since_s is not None and not each.is_cheap)
+        return not state.is_cheap and any(each.tenant == state.tenant for each in waiting)
 
     def _check_later(self) -> None:
         if self._timer is None:

@@ -1,6 +1,7 @@
 """Threads that fill masks, and bounds on those that are occupied by masks that take long."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from threading import Condition
 
@@ -13,7 +14,7 @@ NUM_SLOW_THREADS = 2
 MAX_JOBS = 4096
 MIN_ROWS_PER_JOB = 4
 MAX_REPLACED = 8  # threads whose mask goes on after its request has failed
-MAX_LONG = 4  # long masks of a tenant, from which on its requests start no others
+MAX_LONG = 4  # long masks of a tenant, from which on its requests start no others; as many of its are replaced
 MAX_LONG_EXPENSIVE = 2  # the same for requests whose grammars are not cheap
 
 
@@ -110,10 +111,14 @@ class MaskThreads:
             self._running.remove(fill)
             self._long.add(fill)
             fill.phase, fill.state.fill = Phase.DROPPED, None
+        num_replaced = Counter(fill.state.tenant for fill in self._long if fill.is_replaced)
         for fill in self._long:
-            if fill.phase is Phase.DROPPED and not fill.is_replaced and not self.is_full:
-                fill.is_replaced = True
+            if fill.phase is not Phase.DROPPED or fill.is_replaced or self.is_full:
+                continue
+            if num_replaced[fill.state.tenant] < MAX_LONG:
                 self._threads_of(fill).replace(fill.thread_id)
+                fill.is_replaced = True
+                num_replaced[fill.state.tenant] += 1
         return overdue
 
     def _threads_of(self, fill: MaskFill) -> DaemonThreads:

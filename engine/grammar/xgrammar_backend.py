@@ -42,13 +42,14 @@ class Vocabulary:
         token_bytes = TokenBytes(tokenizer)
         # Bytes of each token id; empty for special tokens, which are not part of a text, and for ids without a token.
         self.texts = [b"" if place in self.special else token_bytes[place] for place in range(vocab_size)]
+        # The first of several with the same text.
+        self._ids = {text: vocab_size - 1 - place for place, text in enumerate(reversed(self.texts)) if text}
 
     def token_id(self, text: str) -> int | None:
         """Return the id of a token by its text, special or not; None if there is none."""
         if text in self._added:
             return self._added[text]
-        wanted = text.encode()
-        return next((token_id for token_id, each in enumerate(self.texts) if each and each == wanted), None)
+        return self._ids.get(text.encode())
 
 
 class XGrammarBackend:

@@ -61,9 +61,13 @@ class OutputFormat:
         """Return whether the end of a prompt leaves the reasoning open (True) or closed; None: it does not say."""
         return is_reasoning_open(self.reasoning, prompt[-MAX_END_CHARS:])
 
-    def parser(self, tools: Sequence[Tool], is_open: bool | None) -> OutputParser:
-        """Return a parser of one completion; without tools, calls are content. `is_open`: see `is_reasoning_open`."""
-        return make_parser(self.calls if tools else None, self.reasoning, tools, self.single_tokens, is_open)
+    def parser(self, tools: Sequence[Tool], is_open: bool | None, has_grammar: bool = False) -> OutputParser:
+        """Return a parser of one completion; without tools, calls are content. `is_open`: see `is_reasoning_open`.
+
+        A grammar asks for the text of a marker that is no special token, so that the model may also spell it.
+        """
+        single_tokens = self.special if has_grammar else self.single_tokens
+        return make_parser(self.calls if tools else None, self.reasoning, tools, single_tokens, is_open)
 
     def calls_format(
         self, tools: Sequence[Tool], required: bool, parallel: bool, is_open: bool | None, content: Format | None

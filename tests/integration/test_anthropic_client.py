@@ -174,6 +174,7 @@ async def test_schemas_that_cannot_be_enforced_are_named(api: anthropic.AsyncAnt
         await api.messages.create(**{**FORCED, "model": "claude"})
 
 
+@pytest.mark.slow
 async def test_thinking_of_a_template_that_begins_it(tmp_path: Path) -> None:
     model = tmp_path / "thinking"
     shutil.copytree(BUNDLED, model)

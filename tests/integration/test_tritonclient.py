@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import pytest
 import pytest_asyncio
 
 from benchmarks.server import free_port, served
@@ -63,6 +64,7 @@ async def test_inferences_with_tritons_client(cluster: Cluster) -> None:
     await asyncio.wait_for(wait_idle(cluster.url), TIMEOUT_S)  # cancelled requests leave nothing behind
 
 
+@pytest.mark.slow
 async def test_a_stream_continues_on_another_worker_with_the_same_text(cluster: Cluster) -> None:
     options = {"max_tokens": 1500, "temperature": 1, "seed": 11, "ignore_eos": True}
     same = await cluster.completion(**options)

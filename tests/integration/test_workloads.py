@@ -196,6 +196,12 @@ async def test_one_engine_prefills_for_another_and_decodes(tmp_path: Path) -> No
                 assert generation.token_ids == expected[: len(generation.token_ids)]
 
         await asyncio.gather(*(decode_there(number) for number in range(9)), *(prefill_there() for _ in range(4)))
+        # Whatever these did: nine that start together outgrow the pool, which forces preemption.
+        greedy = SamplingParams(temperature=0, max_tokens=110, ignore_eos=True)
+        crowd = [[rng.randrange(3, VOCAB_SIZE) for _ in range(20)] for _ in range(9)]
+        crowded = await asyncio.gather(*(run_one(other, (prompt, greedy), None, 0) for prompt in crowd))
+        for prompt, generation in zip(crowd, crowded, strict=True):
+            assert generation.token_ids == oracle.greedy(prompt, greedy.max_tokens)
         decode_load, both_load = await asyncio.gather(decode.wait_idle(), both.wait_idle())
         assert both_load.num_preemptions > 0, "the pool was meant to be too small"
         assert both_load.num_prefills == 0

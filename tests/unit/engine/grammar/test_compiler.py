@@ -1,6 +1,5 @@
 """The cache of compiled grammars, and the bounds on compiling."""
 
-import gc
 import sys
 import threading
 import time
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.grammar import compiler as compiler_module
-from baton.engine.grammar.compiler import GrammarCompiler, ReadyGrammar
+from baton.engine.grammar.compiler import GrammarCompiler
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 from tests.unit.engine.grammar_rig import NoTrial
 
@@ -204,94 +203,6 @@ def test_a_first_mask_that_takes_too_long_refuses_its_grammar(
         error = compiler.compile(grammar("1")).exception(TIMEOUT_S)
         assert "less ambiguous" in str(error)
     assert held.compiled == ["1"]
-
-
-class PartlyHeldBackend(HeldBackend):
-    """Holds even numbers until it is released, and compiles odd ones."""
-
-    def compile(self, grammar: Grammar) -> AllowsToken:
-        return super().compile(grammar) if int(grammar.source) % 2 == 0 else AllowsToken(grammar.source)
-
-
-@pytest.fixture
-def partly_held() -> Iterator[PartlyHeldBackend]:
-    backend = PartlyHeldBackend()
-    yield backend
-    backend.may_compile.set()
-
-
-def test_threads_whose_compilation_does_not_end_are_replaced_up_to_a_bound(
-    partly_held: PartlyHeldBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiler_module, "MAX_REPLACED", 3)
-    monkeypatch.setattr(compiler_module, "WAIT_TIMEOUT_S", 1.0)
-    compiler = GrammarCompiler(lambda: partly_held, NoTrial, VOCAB_SIZE, timeout_s=0.2)
-    for number in range(5):  # occupies two threads, and then those that replace them
-        assert compiler.compile(grammar(f"{2 * number}")).exception(TIMEOUT_S)
-        held_up = compiler.compile(grammar(f"{2 * number + 1}")).exception(TIMEOUT_S)
-        assert (held_up is None) == (number < 4)
-    partly_held.may_compile.set()
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while compiler._num_replaced:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-    assert compiler.compile(grammar("9")).result(TIMEOUT_S)
-
-
-class HeldTrial(NoTrial):
-    """Tries until it is released."""
-
-    def __init__(self, may_end: threading.Event) -> None:
-        self._may_end = may_end
-
-    def run(self, grammar: Grammar, timeout_s: float) -> None:
-        assert self._may_end.wait(TIMEOUT_S)
-
-
-def test_expensive_grammars_of_a_tenant_hold_up_neither_cheap_ones_nor_those_of_another(held: HeldBackend) -> None:
-    held.may_compile.set()
-    may_end = [threading.Event(), threading.Event(), threading.Event()]
-    trials = map(HeldTrial, may_end)
-    compiler = GrammarCompiler(lambda: held, lambda: next(trials), VOCAB_SIZE)
-    waiting = [compiler.compile(grammar(EXPENSIVE + digit), tenant="a") for digit in "123"]
-    may_end[2].set()
-    assert compiler.compile(grammar("1"), tenant="a").result(TIMEOUT_S)
-    assert compiler.compile(grammar(EXPENSIVE + "4"), tenant="b").exception(TIMEOUT_S) is None
-    assert not any(each.done() for each in waiting)
-    may_end[0].set()
-    may_end[1].set()
-    assert [each.exception(TIMEOUT_S) for each in waiting] == [None] * 3
-
-
-def test_compiled_grammars_have_a_largest_size(held: HeldBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_module, "MAX_COMPILED_BYTES", 999)
-    held.may_compile.set()
-    compiler = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE)
-    assert "simplify it" in str(compiler.compile(grammar("1")).exception(TIMEOUT_S))
-
-
-def test_grammars_in_use_are_bounded_without_the_cache(held: HeldBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_module, "MAX_CACHE_BYTES", 0)
-    monkeypatch.setattr(compiler_module, "MAX_EVICTED_BYTES", 3000)
-    held.may_compile.set()
-    compiler = GrammarCompiler(lambda: held, NoTrial, VOCAB_SIZE)
-
-    def compiled(source: str, tenant: str) -> ReadyGrammar | None:
-        ready = compiler.compile(grammar(source), tenant=tenant)
-        if (error := ready.exception(TIMEOUT_S)) is None:
-            return ready.result()
-        assert isinstance(error, QueueFull)
-        return None
-
-    used = [compiled("1", "a"), compiled("2", "a")]
-    assert all(used)
-    assert compiled("3", "a") is None  # half of it
-    used += [compiled("3", "b"), compiled("4", "c")]
-    assert all(used)
-    assert compiled("5", "d") is None
-    used.clear()
-    gc.collect()
-    assert compiled("5", "a")
 
 
 def test_only_requests_with_the_same_salt_share_a_grammar(held: HeldBackend) -> None:

@@ -90,6 +90,26 @@ def test_an_owner_leaves_threads_to_others(jobs: HeldJobs) -> None:
     assert jobs.started.empty()
 
 
+def test_a_replaced_job_counts_as_none_of_its_owner(jobs: HeldJobs) -> None:
+    threads = DaemonThreads("tests", 2, 10, max_running=1)
+    for name in ("a1", "a2", "b1"):
+        threads.submit(jobs.make(name), name[0])
+    thread_ids = dict(jobs.started.get(timeout=TIMEOUT_S) for _ in range(2))
+    assert thread_ids.keys() == {"a1", "b1"}
+    threads.replace(thread_ids["a1"])
+    assert jobs.next() == "a2"
+
+
+def test_a_thread_that_does_not_start_is_not_counted(jobs: HeldJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = DaemonThreads("tests", 1, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda _: [].pop())
+        with pytest.raises(IndexError):
+            threads.submit(jobs.make("fails"))
+    threads.submit(jobs.make("later"))
+    assert jobs.next() == "later"
+
+
 def test_a_replaced_thread_ends_after_its_job(jobs: HeldJobs) -> None:
     threads = DaemonThreads("tests", 1, 10)
     threads.submit(jobs.make("stuck"))

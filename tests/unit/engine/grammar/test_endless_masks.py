@@ -12,6 +12,7 @@ from baton.engine.errors import InvalidRequest, QueueFull
 from baton.engine.grammar import masks as masks_module
 from baton.engine.grammar import threads as threads_module
 from baton.engine.grammar.grammar import Grammar, GrammarKind
+from baton.engine.grammar.mask_fill import Phase
 from baton.engine.grammar.masks import GrammarMasks
 from baton.engine.request import Request
 from tests.unit.engine.grammar.test_masks import (
@@ -134,6 +135,26 @@ def test_a_thread_is_replaced_as_soon_as_the_bound_allows_it(
     assert sorted(fill.is_replaced for fill in masks._threads._long) == [False, True]
     first_gate.set()
     wait_until(lambda: [fill.is_replaced for fill in masks._threads._long] == [True])
+
+
+def test_a_tenant_does_not_take_all_replacements(busy_backend: BusyBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads_module, "MAX_THREADS", 8)
+    monkeypatch.setattr(threads_module.os, "sched_getaffinity", lambda _: range(16))
+    monkeypatch.setattr(threads_module, "MAX_LONG", 3)
+    masks = make_masks(busy_backend)
+    requests = [make_request(f"{i}", f"{i * '0'}1", [1]) for i in range(32)]
+    for request in requests:
+        masks.enter(request)
+    wait_until(lambda: all(map(masks.may_sample, requests)))
+    masks.begin(requests)  # on all threads
+
+    def count_replaced() -> int | None:
+        with masks._changed:
+            dropped = [fill.is_replaced for fill in masks._threads._long if fill.phase is Phase.DROPPED]
+        return sum(dropped) if len(dropped) == 8 else None
+
+    wait_until(lambda: count_replaced() is not None)
+    assert count_replaced() == 3
 
 
 def test_slow_masks_of_a_tenant_take_turns_with_those_of_another(

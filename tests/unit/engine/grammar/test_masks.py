@@ -154,6 +154,21 @@ def test_a_late_mask_costs_its_own_request_a_step_and_the_others_one_wait(
     assert step(masks, [held]) == [3]
 
 
+def test_requests_that_wait_for_a_mask_of_their_tenant_are_woken_at_its_end(backend: CountingBackend) -> None:
+    masks, woken, ebnf = make_masks(backend), threading.Event(), GrammarKind.EBNF
+    held, waits = make_request("held", 1, [1], ebnf), make_request("waits", 99, kind=ebnf)
+    for request in (held, waits):
+        masks.enter(request)
+    wait_until(lambda: masks.may_sample(held) and masks.may_sample(waits))
+    masks.begin([held])
+    wait_until(lambda: bool(masks._threads._running))
+    assert not masks.may_sample(waits)
+    masks.listen(woken.set)
+    backend.gate.set()
+    assert woken.wait(TIMEOUT_S)
+    assert masks.may_sample(waits)
+
+
 def test_stuck_threads_stop_the_masks_of_others_but_not_the_steps(backend: CountingBackend) -> None:
     masks = make_masks(backend)
     held = [make_request(f"{i}", 1, [1]) for i in range(20)]

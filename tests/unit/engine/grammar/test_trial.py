@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import threading
 import time
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.grammar import trial as trial_module
-from baton.engine.grammar.cost import MAX_COUNT, MAX_JSON_CHARS, MAX_OPTIONAL, MAX_TEXT_COST, is_cheap
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.grammar.trial import ProcessTrial, Trials
 from baton.engine.grammar.trial_process import MAX_WALK_TOKENS, NUM_REPEATS, walk
@@ -188,87 +186,6 @@ def test_a_process_that_ends_by_itself_is_gone(trial: ProcessTrial, directory: P
         assert time.monotonic() < end_s
         time.sleep(0.01)
     trial.run(WORD, TIMEOUT_S)
-
-
-def excluding(number: int) -> Grammar:
-    words = [f"{place:020}" for place in range(number)]
-    part = {"type": "any_text", "excludes": words}
-    return Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": part}))
-
-
-def cheap_at_its_bounds(rng: random.Random) -> Grammar:
-    """A random grammar that is just cheap."""
-    kind = rng.choice(["regex", "schema"])
-    unit = rng.choice(["[a-z]?", "(a|ab)?", ".?", r"\w?", "(.*a)", "[a-z]*"])
-    if kind == "regex":
-        count = rng.choice([1, 2])
-        return Grammar(GrammarKind.REGEX, f"({unit * ((MAX_TEXT_COST // count - 10) // len(unit))}){{1,{count}}}")
-    leaf: dict[str, object] = {f"p{i}": {"type": "string"} for i in range(MAX_OPTIONAL)}
-    leaf |= {f"q{i}": {"type": "string", "pattern": unit * (MAX_TEXT_COST // len(unit))} for i in range(4)}
-    schema: dict[str, object] = {
-        "type": "array",
-        "items": {"type": "object", "properties": leaf, "required": [name for name in leaf if name[0] == "q"]},
-    }
-    while len(json.dumps(schema)) < MAX_JSON_CHARS // 3:
-        least = rng.randint(0, MAX_COUNT)
-        schema = {"anyOf": [schema, {"type": "array", "items": {}, "minItems": least, "maxItems": MAX_COUNT}]}
-    return schema_grammar(schema)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_cheap_grammars_compile_soon(tmp_path: Path, seed: int) -> None:
-    grammar = cheap_at_its_bounds(random.Random(seed))
-    xgrammar = backend(tmp_path)
-    assert is_cheap(grammar)
-    started_s = time.thread_time()
-    try:
-        xgrammar.compile(grammar)
-    except InvalidRequest:
-        return
-    assert time.thread_time() - started_s < 5
-
-
-@pytest.mark.parametrize("grammar", [
-    ENDLESS, LARGE, optional_properties(MAX_OPTIONAL + 1), WORD,
-    schema_grammar({"properties": {f"p{i}": {"type": "null"} for i in range(500)}, "required": ["p0"] * 500}),
-    schema_grammar({"type": "string", "maxLength": MAX_COUNT + 1}),
-    schema_grammar({"anyOf": [{"type": "string", "pattern": "^a{1,200}$"}]}),
-    schema_grammar({"type": "object", "patternProperties": {"^a{1,200}$": {"type": "null"}}}),
-    schema_grammar({"type": "string", "pattern": "[{9999999999999999}]" * 2}),
-    *(Grammar(GrammarKind.REGEX, text) for text in (
-        "(a*)*", "(a?b)+", "((a{2})b){1,}", "(([(]|a+)(b))*", "((a*))*", "((|.)(|.))*", "(a||b)+", "((a|))*")),
-    Grammar(GrammarKind.REGEX, "a" + "{9999999999999999}" * 2), Grammar(GrammarKind.REGEX, f"a{{{'9' * 5000}}}"),
-    schema_grammar({"description": "x" * MAX_JSON_CHARS}),
-    excluding(7), Grammar(GrammarKind.CHOICE, json.dumps(["x" * 600, "y" * 600])),
-    Grammar(GrammarKind.EBNF, 'root ::= "a"'),
-    Grammar(GrammarKind.EBNF, 'root ::= "a"{1,99}'),
-    Grammar(GrammarKind.EBNF, f'root ::= "{"a" * MAX_TEXT_COST}"'),
-    Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": {
-        "type": "repeat", "min": 0, "max": 1000, "content": {"type": "const_string", "value": "a"}}})),
-    Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": {
-        "type": "star", "content": {"type": "plus", "content": {"type": "regex", "pattern": ".?"}}}})),
-    *(Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": {
-        "type": "star", "content": content}})) for content in (
-        {"type": "const_string", "value": ""},
-        {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": ""})),
-    Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": {
-        "type": "grammar", "grammar": 'root ::= "a"{1,99}'}})),
-])  # fmt: skip
-def test_what_may_be_expensive_is_tried(grammar: Grammar) -> None:
-    assert not is_cheap(grammar)
-
-
-@pytest.mark.parametrize("grammar", [
-    Grammar(GrammarKind.JSON_OBJECT), Grammar(GrammarKind.CHOICE, '["a", "b"]'), Grammar(GrammarKind.REGEX, "[0-9]{4}"),
-    *(Grammar(GrammarKind.REGEX, text) for text in (
-        "(a*)b*", "(a+)?", "(ab[*])*", r"(a\*)+", "(a*b){2}", ")*(", "(a|b)*", "((a)(b|c))+")),
-    Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps({"type": "structural_tag", "format": {
-        "type": "star", "content": {"type": "const_string", "value": "a"}}})),
-    schema_grammar({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(50)},
-                    "required": [f"p{i}" for i in range(50)]}),
-])  # fmt: skip
-def test_usual_grammars_are_not_tried(grammar: Grammar) -> None:
-    assert is_cheap(grammar)
 
 
 def test_nothing_starts_after_the_end(tmp_path: Path) -> None:

@@ -158,9 +158,27 @@ def test_optional_arguments_of_python_calls_take_linear_space() -> None:
 def test_calls_that_were_not_offered_are_content() -> None:
     rules = output_rules(OutputFormat("openai", "openai_gptoss", {}), NO_TOOLS)
     assert rules is not None
-    reader = rules.reader(None)
+    reader = rules.reader(None, has_grammar=False)
     text = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>'
     reader.hold(Piece(text))
     parts = [*reader.release(len(text)), *reader.flush()]
     assert "".join(part.text for part in parts if isinstance(part, Content)) == '{"x": 1}'
     assert reader.num_calls == 0
+
+
+@pytest.mark.parametrize(
+    ("has_grammar", "is_special", "num_calls"), [(True, False, 1), (False, False, 0), (True, True, 0)]
+)
+def test_a_marker_that_is_spelled_counts_if_a_grammar_asks_for_its_text(
+    has_grammar: bool, is_special: bool, num_calls: int
+) -> None:
+    marks = {7: "<tool_call>", 8: "</tool_call>"}
+    form = OutputFormat("hermes", None, marks, frozenset(marks.values()) if is_special else frozenset())
+    reader = OutputRules(form, use(*TOOLS, is_required=True)).reader(None, has_grammar)
+    for text in ("<", "tool_call>\n", '{"name": "f", "arguments": {"age": 5}}', "\n"):
+        reader.hold(Piece(text))
+    reader.hold(Piece("</tool_call>", "</tool_call>"))
+    parts = [*reader.release(len(F)), *reader.flush()]
+    assert reader.num_calls == num_calls
+    content = "".join(part.text for part in parts if isinstance(part, Content))
+    assert content == ("" if num_calls else F)
