@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel, Field
+from tokenizers import Tokenizer
 
 from benchmarks.server import served
 
@@ -154,17 +155,19 @@ async def test_a_response_format_with_tools_allows_content_or_calls(api: openai.
         name: str
         age: int
 
-    async def completed(question: str) -> Any:
+    async def completed(question: str, **more: Any) -> Any:
         messages: Any = [{"role": "user", "content": question}]
         strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
         options: Any = {**FORCED, "messages": messages, "tools": [strict], "temperature": 0}
-        completion = await api.chat.completions.parse(**options, response_format=Answer, parallel_tool_calls=False)
-        return completion.choices[0].message
+        options |= {"response_format": Answer, "parallel_tool_calls": False, **more}
+        return (await api.chat.completions.parse(**options)).choices[0].message
 
     called = await completed("What is the weather in Oslo?")
     assert called.parsed is None
     assert called.tool_calls
-    answered = await completed("Extract name and age as JSON: Anna is 42 years old.")
+    tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    biases = {str(tokenizer.token_to_id(text)): -100 for text in ("<tool_call>", "<")}  # it would rather call
+    answered = await completed("Extract name and age as JSON: Anna is 42 years old.", logit_bias=biases)
     assert answered.parsed == Answer(name="Anna", age=42)
     assert not answered.tool_calls
 
