@@ -1,6 +1,6 @@
 """Compiled grammars: a cache by content in front of a bounded number of compiling threads.
 
-Grammars that may be expensive have threads of their own, and no tenant takes all of those.
+Grammars that may be expensive have separate threads, of which one tenant never takes all.
 """
 
 import logging
@@ -205,7 +205,7 @@ class GrammarCompiler:
                 self._replace_overdue()
 
     def _check_room(self, tenant: str) -> None:
-        """Raise QueueFull if a tenant's grammars take more than its share of memory beside the cache.
+        """Raise QueueFull if a tenant's grammars outside the cache exceed its share of the memory for them.
 
         The share is half, or if all take too much, an equal part. Each compile counts as a grammar of the largest size.
         """

@@ -11,7 +11,7 @@ The life of a request here:
 4. It holds room for its completions until its last token is generated, whether or not its client has read it
    (`UnreadOutput`).
 
-Each model of a router has an admission of its own, which shares the router's places with those of the others
+Each model of a router has its own admission, which shares the router's places with those of the others
 (`SharedPlaces`).
 """
 

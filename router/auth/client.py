@@ -46,7 +46,7 @@ class Client:
 
     @property
     def tenant_id(self) -> str:
-        """What workers know the tenant by, whatever salt a request has; "" for anonymous clients."""
+        """Id of the tenant at workers, the same for every salt of a request; "" for anonymous clients."""
         if self.key is None:
             return ""
         return digest_of(self.key.tenant.encode()).hex() if self.tenant is None else self.tenant.salt("")

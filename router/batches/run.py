@@ -53,7 +53,7 @@ class BatchFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchParts:
-    """What the batches of a router share."""
+    """The parts that the batches of a router share."""
 
     files: FileStore
     lines: LineRunner
