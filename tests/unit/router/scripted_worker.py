@@ -28,6 +28,18 @@ def scripted(output: Sequence[int], num_prompt_tokens: int) -> Script:
     return lambda token_ids, _: output[min(len(token_ids) - num_prompt_tokens, len(output) - 1)]
 
 
+def scripted_turn(output: Sequence[int], header: Sequence[int]) -> Script:
+    """Return a script: these tokens after the last header of a turn, then the last one; any tokens without a turn."""
+
+    def script(token_ids: Sequence[int], sampling: common_pb2.SamplingParams) -> int:
+        if header[0] not in token_ids:
+            return hashed_token(token_ids, sampling)
+        begin = len(token_ids) - 1 - token_ids[::-1].index(header[0]) + len(header)
+        return output[min(len(token_ids) - begin, len(output) - 1)]
+
+    return script
+
+
 class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServicer):
     """A worker; `restart` begins a new incarnation at the same address."""
 

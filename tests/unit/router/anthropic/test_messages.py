@@ -18,7 +18,7 @@ from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.openai.test_tool_responses import ARGUMENTS, END, PARSERS, SAID, THOUGHT
 from tests.unit.router.openai.test_tool_responses import OUTPUT as THINKING_OUTPUT
 from tests.unit.router.running_router import RunningRouter, running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.scripted_worker import ScriptedWorker, scripted_turn
 
 MODEL = "bundled_model"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -39,8 +39,8 @@ async def connected(router: RunningRouter, **options: Any) -> AsyncIterator[anth
 async def writing(worker: ScriptedWorker, router: RunningRouter, text: str) -> int:
     """Let the worker write a text after any prompt, and return the number of its tokens, the end included."""
     tokens = [*(await router.http.post("/tokenize", json={"prompt": text})).json()["tokens"], END]
-    num_prompt = (await router.http.post("/tokenize", json={"messages": HELLO})).json()["count"]
-    worker.script = lambda token_ids, _: tokens[min(len(token_ids) - num_prompt, len(tokens) - 1)]
+    header = (await router.http.post("/tokenize", json={"prompt": "<|im_start|>assistant\n"})).json()["tokens"]
+    worker.script = scripted_turn(tokens, header)
     worker.end_token = END
     return len(tokens)
 
@@ -60,7 +60,7 @@ async def test_a_whole_message_and_its_stream_have_the_same_content() -> None:
     worker = ScriptedWorker()
     async with running_router(worker, **PARSERS) as router, connected(router) as client:
         num_tokens = await writing(worker, router, THINKING_OUTPUT)
-        options: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 200, "tools": TOOLS}
+        options: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 150, "tools": TOOLS}
         options |= {"extra_headers": {"x-request-id": "mine"}, "extra_body": {"seed": 5}}
         whole = await client.messages.create(**options)
         thinking, text, *calls = whole.content
@@ -93,7 +93,7 @@ async def test_the_events_of_a_stream() -> None:
     worker = ScriptedWorker()
     async with running_router(worker, **PARSERS) as router:
         await writing(worker, router, THINKING_OUTPUT)
-        body = {**BODY, "max_tokens": 200, "tools": TOOLS, "stream": True}
+        body = {**BODY, "max_tokens": 150, "tools": TOOLS, "stream": True}
         text = (await router.http.post(MESSAGES, json=body)).text
         block = ["content_block_start", "content_block_delta", "content_block_stop"]
         assert names(text) == ["message_start", "ping", *block * 4, "message_delta", "message_stop"]
@@ -179,7 +179,7 @@ def check(answer: httpx.Response, status: int, kind: str, message: str) -> None:
 
 async def test_errors_of_requests() -> None:
     invalid = "invalid_request_error"
-    async with running_router(ScriptedWorker(), max_body_bytes=20_000, max_stop=2) as router:
+    async with running_router(ScriptedWorker(), max_body_bytes=20_000, max_stop=2, tool_call_parser="none") as router:
         http, json = router.http, {"content-type": "application/json"}
         cases: list[tuple[dict[str, Any], int, str, str]] = [
             ({}, 400, invalid, "messages: Field required"),

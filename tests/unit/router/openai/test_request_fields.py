@@ -211,7 +211,7 @@ async def test_a_context_overflow_has_openais_code() -> None:
             (COMPLETIONS, {"prompt": "a", "max_tokens": 256}, "257 tokens (1 input tokens and 256 in the output)"),
             (COMPLETIONS, {"prompt": "a", "min_tokens": 300}, "the context leaves 255 tokens"),
             (CHAT, {"messages": [{"role": "user", "content": "a b" * 300}]}, "Please reduce the length of the input."),
-            (CHAT, {"messages": [{"role": "user", "content": "a" * 5889}]}, "5888 characters"),
+            (CHAT, {"messages": [{"role": "user", "content": "a" * 5633}]}, "5632 characters"),
         ]
         for path, body, message in cases:
             answer = await router.http.post(path, json=body)
@@ -264,7 +264,7 @@ async def test_both_paths_to_a_route_reject_the_same() -> None:
         {"messages": HELLO, "regexp": "a"},
         {"messages": HELLO, "temperature": 3},
         {"messages": [{"role": "robot", "content": "a"}]},
-        {"messages": [{"role": "user", "content": "a" * 5889}]},
+        {"messages": [{"role": "user", "content": "a" * 5633}]},
     ]
     async with running_router(ScriptedWorker()) as router:
         for body in bodies:

@@ -7,7 +7,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.unit.router.running_router import RunningRouter, running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.scripted_worker import ScriptedWorker, scripted_turn
 
 MODEL_NAME = "bundled_model"
 CHAT = "/v1/chat/completions"
@@ -27,8 +27,8 @@ OUTPUT = f"<think>\n{THOUGHT}\n</think>\n\n{SAID}{CALLS}"
 async def writing(worker: ScriptedWorker, router: RunningRouter, text: str) -> int:
     """Let the worker write a text, and return the number of its tokens, the end included."""
     tokens = [*(await router.http.post("/tokenize", json={"prompt": text})).json()["tokens"], END]
-    num_prompt = (await router.http.post("/tokenize", json={"messages": HELLO})).json()["count"]
-    worker.script = lambda token_ids, _: tokens[min(len(token_ids) - num_prompt, len(tokens) - 1)]
+    header = (await router.http.post("/tokenize", json={"prompt": "<|im_start|>assistant\n"})).json()["tokens"]
+    worker.script = scripted_turn(tokens, header)
     worker.end_token = END
     return len(tokens)
 
@@ -234,7 +234,7 @@ async def test_a_resumed_stream_continues_with_the_same_events(text: str) -> Non
 
 
 async def test_a_router_without_a_parser_refuses_tools() -> None:
-    async with running_router(ScriptedWorker()) as router:
+    async with running_router(ScriptedWorker(), tool_call_parser="none") as router:
         for choice in ("auto", "required", None):
             body = {"messages": HELLO, "tools": TOOLS, "tool_choice": choice}
             error = (await router.http.post(CHAT, json=body)).json()["error"]

@@ -14,7 +14,7 @@ from tests.redis_server import redis_server
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.pools import member_of
 from tests.unit.router.running_router import RunningRouter, running_router, until, wait_workers
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.scripted_worker import ScriptedWorker, scripted_turn
 
 MODEL = "bundled_model"
 PATH = "/v1/responses"
@@ -31,11 +31,10 @@ OUTPUT = f"<think>\n{THOUGHT}\n</think>\n\n{SAID}\n{CALLS}"
 
 
 async def writing(worker: ScriptedWorker, router: RunningRouter, text: str) -> int:
-    """Let the worker write a text for the prompt "What time?", and return the number of its tokens."""
+    """Let the worker write a text after any prompt, and return the number of its tokens."""
     tokens = [*(await router.http.post("/tokenize", json={"prompt": text})).json()["tokens"], END]
-    messages = [{"role": "user", "content": "What time?"}]
-    num_prompt = (await router.http.post("/tokenize", json={"messages": messages})).json()["count"]
-    worker.script = lambda token_ids, _: tokens[min(len(token_ids) - num_prompt, len(tokens) - 1)]
+    header = (await router.http.post("/tokenize", json={"prompt": "<|im_start|>assistant\n"})).json()["tokens"]
+    worker.script = scripted_turn(tokens, header)
     worker.end_token = END
     return len(tokens)
 
