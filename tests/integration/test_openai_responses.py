@@ -140,7 +140,8 @@ async def test_reasoning_is_an_item_and_events(tmp_path: Path) -> None:
         served(str(model), *flags) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
-        options: Any = {**OPTIONS, "model": "thinking", "max_output_tokens": 12, "extra_body": {"seed": 1}}
+        options: Any = {**OPTIONS, "model": "thinking", "max_output_tokens": 12}
+        options["extra_body"] = {"seed": 1, "min_tokens": 12}
         whole = await client.responses.create(**options)
         [item] = whole.output
         assert item.type == "reasoning"
