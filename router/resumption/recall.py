@@ -8,7 +8,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from itertools import islice, product
 
@@ -21,7 +21,8 @@ from baton.router.resumption.resumption import CompletionStart, OutputTally, Pos
 from baton.router.workers.pool import WorkerPool
 
 RECALL_TIMEOUT_S = 1.0  # of all workers together: a stopped worker must not delay the client
-MAX_HELD_BYTES = 64 << 20  # of deltas of completions that wait until the others reach the client's position
+MAX_HELD_BYTES = 64 << 20  # of one request: deltas of completions that wait until all reach the client's position
+MAX_ALL_HELD_BYTES = 256 << 20  # of all requests of a model in a router process
 MAX_COMBINATIONS = 16  # of outputs of several completions that are compared with a position
 TURN_TOKENS = 1 << 14  # of outputs that are compared in one turn of the event loop
 COMPLETE = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
@@ -82,6 +83,35 @@ class Candidates:
         return sorted(self._by_checksum.items(), key=lambda each: each[1].num_tokens, reverse=True)
 
 
+@dataclass(slots=True)
+class HeldBytes:
+    """Size in memory of the held deltas of all requests."""
+
+    count: int = 0
+
+
+class HeldDeltas:
+    """Deltas of one request that wait until all of its completions reach the client's position."""
+
+    def __init__(self, all_bytes: HeldBytes) -> None:
+        self.num_bytes = 0
+        self._all_bytes = all_bytes
+        self._deltas: list[CompletionDelta] = []
+
+    def add(self, delta: CompletionDelta) -> None:
+        """Hold a delta."""
+        num_bytes = DELTA_BYTES + delta.num_bytes
+        self.num_bytes += num_bytes
+        self._all_bytes.count += num_bytes
+        self._deltas.append(delta)
+
+    def close(self) -> list[CompletionDelta]:
+        """Return the deltas, and hold none."""
+        self._all_bytes.count -= self.num_bytes
+        deltas, self._deltas, self.num_bytes = self._deltas, [], 0
+        return deltas
+
+
 class Recall:
     """Finds the positions at which resumed requests continue."""
 
@@ -91,11 +121,14 @@ class Recall:
         metrics: RouterMetrics,
         timeout_s: float = RECALL_TIMEOUT_S,
         max_held_bytes: int = MAX_HELD_BYTES,
+        max_all_held_bytes: int = MAX_ALL_HELD_BYTES,
     ) -> None:
         self._pool = pool
         self._metrics = metrics
         self._timeout_s = timeout_s
         self._max_held_bytes = max_held_bytes
+        self._max_all_held_bytes = max_all_held_bytes
+        self.held_bytes = HeldBytes()
 
     async def resumed(self, generations: Sequence[Generation], position: Position) -> list[Generation]:
         """Return the generations of one request with the starts of their completions. Raises ResumeFailed."""
@@ -126,11 +159,12 @@ class Recall:
 
         Raises ResumeFailed if the output differs from the client's, or if too much would be buffered until then.
         """
-        held: list[CompletionDelta] = []
-        num_held_bytes = 0
+        held = HeldDeltas(self.held_bytes)
         num_reasoning_tokens = Counter[int]()  # by completion, of deltas that are not held
         is_checked = False
-        async with aclosing(deltas):
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(aclosing(deltas))
+            stack.callback(held.close)
             async for delta in deltas:
                 if is_checked:
                     delta.num_reasoning_tokens += num_reasoning_tokens.pop(delta.index, 0)
@@ -141,18 +175,18 @@ class Recall:
                     num_reasoning_tokens[delta.index] += delta.num_reasoning_tokens
                 else:
                     delta.num_reasoning_tokens += num_reasoning_tokens.pop(delta.index, 0)
-                    held.append(delta)
-                    num_held_bytes += DELTA_BYTES + delta.num_bytes
+                    held.add(delta)
                 if tally.has_reached(position):
                     if not tally.is_at(position):
                         break
                     is_checked = True
                     self._metrics.requests_resumed(_how(generations)).inc()
-                    for each in held:
+                    for each in held.close():
                         yield each
-                    held.clear()
-                elif num_held_bytes > self._max_held_bytes:
+                elif held.num_bytes > self._max_held_bytes:
                     raise self._failure("its completions are too far apart to be generated again together")
+                elif self.held_bytes.count > self._max_all_held_bytes:
+                    raise self._failure("too many resumed requests are generated again; try again later")
         if not is_checked:
             raise self._failure("the regenerated output differs from the client's")
 

@@ -17,7 +17,7 @@ from baton.router.errors import ResumeFailed
 from baton.router.generation import CompletionDelta, Generation, GenerationRequest
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.resumption import resumption
-from baton.router.resumption.recall import MAX_COMBINATIONS, TURN_TOKENS, Recall
+from baton.router.resumption.recall import MAX_COMBINATIONS, TURN_TOKENS, HeldDeltas, Recall
 from baton.router.resumption.resumption import OutputTally, Position
 from baton.router.workers.pool import WorkerPool
 
@@ -56,6 +56,23 @@ async def test_output_buffered_for_a_position_is_bounded() -> None:
     assert await _num_deltas(1_000_000, 0, 5) == 2 * NUM_AHEAD - 5
     with pytest.raises(ResumeFailed, match="too far apart"):
         await _num_deltas(10_000, 0, 5)
+
+
+async def test_output_buffered_for_all_requests_is_bounded() -> None:
+    recall = Recall(cast(WorkerPool, None), RouterMetrics("model", 60), max_all_held_bytes=600_000)
+
+    def checked() -> AsyncGenerator[CompletionDelta, None]:
+        return recall.checked(_news((0, 5)), _position(0, 5), [GENERATION], OutputTally(2))
+
+    held = HeldDeltas(recall.held_bytes)
+    for _ in range(NUM_AHEAD):
+        held.add(CompletionDelta(0, token_ids=[7]))
+    with pytest.raises(ResumeFailed, match="too many resumed requests"):
+        [delta async for delta in checked()]
+    held.close()
+    assert recall.held_bytes.count == 0
+    async for _ in checked():
+        assert recall.held_bytes.count == 0  # once the position is reached
 
 
 PROMPT = [1, 2, 3]
