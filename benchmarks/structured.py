@@ -4,7 +4,9 @@
     python -m benchmarks.structured [--json FILE] [--repeats N] [--only SYSTEMS]
 
 A random model with the shape of Qwen3-0.6B, greedy. A wave is a number of requests started at once; each generates the
-same number of tokens, so that only the cost of a token differs. The waves of all rows of all systems are interleaved.
+same number of tokens, so that only the cost of a token differs. A bias forbids white space, with which random weights
+would fill their objects, unlike trained ones. The waves of all rows of all systems are interleaved. Baton runs as a
+prefill and a decode worker, and as one worker that does both, like vLLM.
 
 - free: no grammar.
 - schema: objects of numbers, enumerations and booleans under short names; a schema in which little is forced.
@@ -28,6 +30,7 @@ from statistics import median
 import click
 import httpx
 import orjson
+from tokenizers import Tokenizer
 
 from baton.engine.checkpoint.model_config import read_model_config
 from benchmarks.engines.checkpoint import DENSE, ensure_checkpoint
@@ -37,7 +40,7 @@ from benchmarks.report import Report
 from benchmarks.server import free_port, served
 
 CACHE = Path.home() / ".cache" / "baton" / "engines"
-BATON, PEER = "baton", "vllm"
+BATON, COLOCATED, PEER = "baton", "baton colocated", "vllm"
 FREE, SCHEMA, LONG_NAMES = "free", "schema", "long names"
 NUM_REQUESTS, PROMPT_LEN, NUM_TOKENS = 8, 64, 128
 FIRST_WORD = 300  # token ids from here on are words
@@ -95,9 +98,11 @@ class Stream:
 class Client:
     """Client of one server with OpenAI's API."""
 
-    def __init__(self, http: httpx.AsyncClient, vocab_size: int) -> None:
+    def __init__(self, http: httpx.AsyncClient, vocab_size: int, spaces: Sequence[int]) -> None:
+        """spaces: tokens of white space."""
         self._http = http
         self._vocab_size = vocab_size
+        self._bias = {str(token_id): -100 for token_id in spaces}
         self._rng = random.Random(0)
 
     async def wave(self, schema: dict[str, object] | None) -> tuple[list[Stream], float]:
@@ -127,6 +132,7 @@ class Client:
             "prompt": [self._rng.randrange(FIRST_WORD, self._vocab_size) for _ in range(PROMPT_LEN)],
             "max_tokens": num_tokens,
             "temperature": 0,
+            "logit_bias": self._bias,
             "stream": True,
             "return_token_ids": True,
             **({"ignore_eos": True} if schema is None else {"structured_outputs": {"json": schema}}),
@@ -149,6 +155,13 @@ class Client:
 async def baton(model: Path) -> AsyncIterator[str]:
     """Serve the model with a prefill and a decode worker; yields the URL."""
     async with served(str(model), "--prefill", "1", "--decode", "1", "--served-model-name", "model") as url:
+        yield url
+
+
+@asynccontextmanager
+async def colocated(model: Path) -> AsyncIterator[str]:
+    """Serve the model with one worker that prefills and decodes; yields the URL."""
+    async with served(str(model), "--colocated", "1", "--served-model-name", "model") as url:
         yield url
 
 
@@ -191,7 +204,7 @@ async def _is_healthy(http: httpx.AsyncClient) -> bool:
         return False
 
 
-SYSTEMS = {BATON: baton, PEER: vllm}
+SYSTEMS = {BATON: baton, COLOCATED: colocated, PEER: vllm}
 
 
 @dataclass(slots=True)
@@ -209,14 +222,14 @@ class Samples:
 async def measure(names: Sequence[str], repeats: int, speeds: Report, delays: Report) -> None:
     """Fill both tables."""
     model = ensure_checkpoint(DENSE, CACHE / "models")
-    vocab_size, numbers = read_model_config(model).vocab_size, count()
+    vocab_size, spaces, numbers = read_model_config(model).vocab_size, _spaces(model), count()
     async with AsyncExitStack() as stack:
         clients = {}
         for name in names:
             url = await stack.enter_async_context(SYSTEMS[name](model))
             limits = httpx.Limits(max_connections=NUM_REQUESTS)
             http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits, trust_env=False)
-            clients[name] = Client(await stack.enter_async_context(http), vocab_size)
+            clients[name] = Client(await stack.enter_async_context(http), vocab_size, spaces)
         fast = {(name, output): Samples() for name in names for output in SCHEMAS}
         slow = {(name, is_new): Samples() for name in names for is_new in (False, True)}
         for repeat in range(repeats + 1):  # the first is a warm-up
@@ -246,6 +259,12 @@ def _add_rows(
         more = f"new schema, {NUM_PROPERTIES} properties" if is_new else "no grammar"
         ratio = samples.tpot_ms(99) / slow[name, False].tpot_ms(99)
         delays.add(name, more, samples.tpot_ms(50), samples.tpot_ms(99), gap_ms, ratio)
+
+
+def _spaces(model: Path) -> list[int]:
+    """Return the tokens of white space."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    return [place for place in range(tokenizer.get_vocab_size()) if tokenizer.decode([place]).isspace()]
 
 
 def _names(context: click.Context, parameter: click.Parameter, value: str) -> list[str]:
