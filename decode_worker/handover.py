@@ -233,9 +233,10 @@ class Handover:
         self._num_announced = max(self._num_announced, num_announced)
 
     def _take_prompt_logprobs(self, positions: Sequence[common_pb2.PositionLogprobs]) -> None:
-        self._num_prompt_logprobs += len(positions)
-        if self._num_prompt_logprobs > self._max_prompt_logprobs:
+        num_sent = self._num_prompt_logprobs + len(positions)
+        if num_sent > self._max_prompt_logprobs:
             raise PeerRefused(f"the prefill worker sent more than {self._max_prompt_logprobs} prompt logprobs")
+        self._num_prompt_logprobs = num_sent
         self._listener.on_prompt_logprobs(positions)
 
     def _take_token(self, first: worker_pb2.FirstToken) -> None:

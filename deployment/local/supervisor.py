@@ -161,7 +161,8 @@ class Supervisor:
             delay_s = self._policy.delay_s(deaths.in_a_row)
             self._listener(Died(self.spec.name, life.end, delay_s, deaths.in_a_row))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay_s)
+                async with asyncio.timeout(delay_s):
+                    await self._stopping.wait()
 
     async def _live(self, num: int) -> Life:
         try:
@@ -254,7 +255,8 @@ class Supervisor:
         if self._child is not None:
             self._child.terminate()
         try:
-            await asyncio.wait_for(self._ended.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._ended.wait()
         except TimeoutError:
             self.kill()
             await self._ended.wait()

@@ -83,7 +83,8 @@ class ReplicaChild:
         """Let it drain and end (SIGTERM), and kill it after `timeout_s`."""
         self._child.terminate()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._child.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._child.wait()
         await self.kill()
 
     async def kill(self) -> None:

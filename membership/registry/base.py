@@ -159,7 +159,8 @@ async def first_view(registry: Registry, timeout_s: float) -> RegistryView:
 
     following = asyncio.create_task(registry.follow(listen))
     try:
-        return await asyncio.wait_for(first, timeout_s)
+        async with asyncio.timeout(timeout_s):
+            return await first
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

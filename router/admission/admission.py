@@ -159,7 +159,8 @@ class Admission:
     async def wait_idle(self, timeout_s: float) -> bool:
         """Return True once no request is in flight or waits, False after the timeout."""
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True

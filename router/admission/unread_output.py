@@ -124,7 +124,8 @@ class UnreadOutput:
     async def wait_delivered(self, timeout_s: float) -> bool:
         """Return True once no client lags, False after the timeout."""
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True

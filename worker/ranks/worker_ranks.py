@@ -123,7 +123,8 @@ class WorkerRanks:
     async def _end_lost(self, rank: int, error: PeerLost) -> None:
         process = self._processes[rank]
         with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), SELF_END_TIMEOUT_S)  # its own exit reason is more precise
+            async with asyncio.timeout(SELF_END_TIMEOUT_S):
+                await process.wait()  # its own exit reason is more precise
         self._fail(str(error))
         process.kill()
 
@@ -150,7 +151,8 @@ class WorkerRanks:
 async def _end(process: ChildProcess) -> None:
     """Wait for a process to exit; kill it after the timeout."""
     try:
-        await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
+        async with asyncio.timeout(END_TIMEOUT_S):
+            await process.wait()
     except TimeoutError:
         process.kill()
         await process.wait()
