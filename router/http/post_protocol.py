@@ -168,7 +168,6 @@ class PostProtocol(HttpToolsProtocol):
         """asyncio: data arrived."""
         if self._is_over:
             return
-        self._unset_keepalive_if_required()
         if self._paced is not None and self._paced.is_waiting:  # reading has been resumed for another reason
             self._paced.add(data)
             self.flow.pause_reading()
@@ -197,6 +196,7 @@ class PostProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _parse_slice(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
         self._num_head_bytes += len(data)
         self._num_read += len(data)
         try:
@@ -329,10 +329,10 @@ class PostProtocol(HttpToolsProtocol):
             self._discarding.cancel()
         if isinstance(self.cycle, PostExchange):
             self.cycle.end_body()
-            if self.cycle.response_complete and not self.cycle.keep_alive:
-                self._close()
         else:
             super().on_message_complete()
+        if self.cycle.response_complete:  # of a refused request
+            self._end_soon(self.timeout_keep_alive) if self.cycle.keep_alive else self._close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio: the connection has ended."""

@@ -252,3 +252,30 @@ async def test_a_stalled_upload_is_disconnected(monkeypatch: pytest.MonkeyPatch)
                     assert (await connection.answer())[0] == 413
                     connection.writer.write(b" ")
                 assert await connection.reader.read() == b""
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions?over=asgi"])
+async def test_a_large_request_waits_longer_for_its_response_than_an_idle_connection_may(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("baton.router.http.server.KEEP_ALIVE_S", 0.2)
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    async with running_router(worker) as router:
+        large = BODY.replace(b"{", b"{" + b" " * 100_000, 1)
+        headers = {"content-type": "application/json"}
+        asked = asyncio.ensure_future(router.http.post(path, content=large, headers=headers))
+        await until(lambda: worker.commands)
+        await asyncio.sleep(0.6)
+        assert not asked.done()
+        worker.go_on.set()
+        assert (await asked).status_code == 200
+
+
+async def test_a_refused_upload_ends_as_an_idle_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.router.http.server.KEEP_ALIVE_S", 0.2)
+    async with running_router(ScriptedWorker(), max_body_bytes=2000) as router, connected(router) as connection:
+        connection.writer.write(request(BODY, length=40_000))
+        assert (await connection.answer())[0] == 413
+        connection.writer.write(b" " * (40_000 - len(BODY)))
+        assert await connection.reader.read() == b""
