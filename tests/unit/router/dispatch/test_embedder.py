@@ -162,6 +162,19 @@ async def test_tokens_count_for_the_api_key(tmp_path: Path) -> None:
         assert (await embed(router)).status_code == 401
 
 
+async def test_requests_wait_for_workers_for_embeddings_alone() -> None:
+    worker = EmbeddingWorker()
+    worker.may_embed.clear()
+    async with running_router(worker, max_inflight=2, failover_timeout_s=0.1) as router:
+        requests = [asyncio.create_task(embed(router)) for _ in range(5)]
+        async with asyncio.timeout(10):
+            while await metric(router, "router_waiting") < 3:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)  # longer than requests wait without a worker
+        worker.may_embed.set()
+        assert [vectors(response) for response in await asyncio.gather(*requests)] == [VECTORS] * 5
+
+
 async def test_deployments_that_make_no_embeddings() -> None:
     async with running_router(ScriptedWorker()) as router:
         assert error(await embed(router))[0] == 503
