@@ -93,6 +93,7 @@ logger = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.0005  # a thread that parses a large body yields the GIL to the event loop this often, if it can
 WORKERS_TIMEOUT_S = 2.0  # maximum wait for the workers' state before the first request is accepted
 POLL_S = 0.01
+BATCHES_END_S = 10.0  # maximum wait for the batches' last writes
 MAX_CALLS = 1024  # concurrent calls of one gRPC connection, including Health.Watch calls, which need no key
 
 
@@ -137,7 +138,7 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
         http = asyncio.create_task(http_server.serve([listener]), name="HTTP server")
         await _wait_or_fail((http, *pools), http_server.listening.wait())
         batches = asyncio.create_task(run_batches(service, http_app.posts), name="batches")
-        stack.push_async_callback(_cancel, batches)
+        stack.push_async_callback(_cancel, batches, BATCHES_END_S)
         if garbage is not None:
             collecting = asyncio.create_task(garbage.run(lambda: not service.models.num_inflight), name="garbage")
             stack.push_async_callback(_cancel, collecting)
@@ -149,7 +150,7 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
         try:
             await _wait_or_fail((http, *pools), stopping.wait())
             end_s = time.monotonic() + config.drain_timeout_s
-            await _cancel(batches)  # another router continues the batches
+            batches.cancel()  # another router continues the batches; a hung disk must not keep the listeners open
             await health_servicer.enter_graceful_shutdown()
             grpc_end = asyncio.create_task(grpc_server.stop(config.drain_timeout_s + STOP_GRACE_S), name="gRPC server")
             stack.push_async_callback(_cancel, grpc_end)  # it waits for all calls, Health.Watch included
@@ -234,6 +235,12 @@ async def _drain(service: RouterService, timeout_s: float) -> None:
         logger.warning("%d bytes of output were not read by clients within the drain timeout", service.unread.num_bytes)
 
 
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+async def _cancel(task: asyncio.Task[None], timeout_s: float | None = None) -> None:
+    """Cancel a task, unless it was, and wait for its end. `timeout_s`: maximum wait; None: until it ends."""
+    if not task.cancelling():
+        task.cancel()
+    ended, _ = await asyncio.wait((task,), timeout=timeout_s)
+    if not ended:
+        logger.warning("the %s have not ended within %g s", task.get_name(), timeout_s)
+    elif not task.cancelled():
+        task.exception()  # retrieved

@@ -43,6 +43,7 @@ class _Waiter(Ticket):
     admitted: asyncio.Future[None]
     since_s: float  # when it was queued
     is_deferred: bool
+    generates: bool
     is_queued: bool = True
 
 
@@ -76,7 +77,7 @@ class Admission:
         self._places = places
         if places is not None:
             places.join(self)
-        metrics.watch(lambda: self.num_waiting, lambda: self._limit_at(self._clock()))
+        metrics.watch(lambda: self.num_waiting, lambda: self._limit_at(self._clock(), generates=False))
 
     @property
     def num_waiting(self) -> int:
@@ -86,7 +87,7 @@ class Admission:
     @property
     def num_seqs(self) -> int:
         """Sequences that the workers run at once."""
-        self._limit_at(self._clock())
+        self._limit_at(self._clock(), generates=True)
         return self._limit.num_seqs
 
     @property
@@ -98,12 +99,12 @@ class Admission:
     def admit(self, num_completions: int, context: RequestContext, generates: bool = True) -> "Admitted":
         """Return a context manager that waits for the request's turn and holds room for its completions.
 
-        `num_completions`: at most `max_inflight`. `generates`: the time in the context is a sample of the workers'
-        speed. Entering it raises Draining, Overloaded, DeadlineExceeded or NoWorker.
+        `num_completions`: at most `max_inflight`. `generates`: it needs decode workers, and the time in the context is
+        a sample of their speed. Entering it raises Draining, Overloaded, DeadlineExceeded or NoWorker.
         """
         return Admitted(self, num_completions, context, generates)
 
-    async def enter(self, num_completions: int, context: RequestContext) -> float:
+    async def enter(self, num_completions: int, context: RequestContext, generates: bool) -> float:
         """Wait for the request's turn and return the time of its admission; see `admit`."""
         if self.draining:
             self._metrics.refused(Refusal.DRAINING)
@@ -113,12 +114,12 @@ class Admission:
         if left_s <= 0:
             self._metrics.refused(Refusal.EXPIRED)
             raise exceeded("was being received")
-        if self._fits(num_completions, now_s) and not (self.num_waiting and self._limit.has_worker):
+        if self._fits(num_completions, now_s, generates) and not (self._limit.has_worker(generates) and self._advances):
             self._take(num_completions, context.is_deferred)
             self._press(context.is_deferred)
             return now_s
-        turn = asyncio.get_running_loop().create_future()
-        ticket = _Waiter(num_completions, context.priority, context.fairness_key, turn, now_s, context.is_deferred)
+        turn, key = asyncio.get_running_loop().create_future(), context.fairness_key
+        ticket = _Waiter(num_completions, context.priority, key, turn, now_s, context.is_deferred, generates)
         self._refuse_late(ticket, now_s, left_s)
         self._make_room(ticket, now_s)
         await self._wait(ticket, now_s, left_s)
@@ -146,7 +147,8 @@ class Admission:
             if head.admitted.done():  # cancelled; its own task has not run yet
                 self._remove(head)
                 continue
-            if not self._fits(head.num_completions, now_s) or not self._limit.has_worker:
+            fits = self._fits(head.num_completions, now_s, head.generates)
+            if not fits or not self._limit.has_worker(head.generates):
                 return
             self._queue.take(head)
             head.is_queued = False
@@ -165,23 +167,28 @@ class Admission:
             return False
         return True
 
-    def _limit_at(self, now_s: float) -> int:
+    @property
+    def _advances(self) -> bool:
+        """Whether requests wait, and there is a worker for the one at the head of the queue."""
+        return self.num_waiting > 0 and self._limit.has_worker(self._queue.head().generates)
+
+    def _limit_at(self, now_s: float, generates: bool) -> int:
         """Return the limit of completions in flight.
 
         Completions beyond the workers' capacity wait at the workers: no more of them than end within `max_wait_s`.
         """
         if self._limits.max_wait_s is None:
-            return self._limit.at(now_s)
+            return self._limit.at(now_s, generates)
         rate = self._rate.per_s(now_s, self.num_inflight)
-        return self._limit.at(now_s) if rate is None else self._limit.at(now_s, rate * self._limits.max_wait_s)
+        return self._limit.at(now_s, generates, math.inf if rate is None else rate * self._limits.max_wait_s)
 
-    def _fits(self, num_completions: int, now_s: float) -> bool:
+    def _fits(self, num_completions: int, now_s: float, generates: bool) -> bool:
         """Return whether a request may be admitted now.
 
         A large request may exceed the limit, so that the workers need not run empty first. Some of its completions
         then wait at the workers.
         """
-        if self.num_inflight >= self._limit_at(now_s):
+        if self.num_inflight >= self._limit_at(now_s, generates):
             return False
         if self._places is not None:
             return num_completions <= self._places.num_free(self)
@@ -225,8 +232,9 @@ class Admission:
         if not displaced:
             self._metrics.refused(Refusal.QUEUE_FULL)
             raise Overloaded(
-                f"no room for {ticket.num_completions} more: {self.num_inflight} completions are in progress (limit: "
-                f"{self._limit_at(now_s)}) and {self.num_waiting} wait (limit: {self._limits.max_queue})",
+                f"no room for {ticket.num_completions} more: {self.num_inflight} completions are in progress "
+                f"(limit: {self._limit_at(now_s, ticket.generates)}) and {self.num_waiting} wait (limit: "
+                f"{self._limits.max_queue})",
                 retry_after_s,
             )
         text = "the queue is full, and a more urgent request or another client's displaced this one"
@@ -238,7 +246,7 @@ class Admission:
         rate = self._rate.per_s(now_s, self.num_inflight)
         if rate is None:
             return None
-        num_free = max(0, self._limit_at(now_s) - self.num_inflight)
+        num_free = max(0, self._limit_at(now_s, ticket.generates) - self.num_inflight)
         return max(0, self._queue.num_ahead(ticket) + ticket.num_completions - num_free) / rate
 
     async def _wait(self, ticket: _Waiter, now_s: float, left_s: float) -> None:
@@ -260,9 +268,8 @@ class Admission:
                 self._remove(ticket)
                 self.serve(self._clock())
             elif not ticket.admitted.cancelled() and ticket.admitted.exception() is None:
-                self.leave(
-                    ticket.num_completions, self._clock(), is_deferred=ticket.is_deferred
-                )  # admitted in the same iteration of the event loop
+                now_s = self._clock()  # admitted in the same iteration of the event loop
+                self.leave(ticket.num_completions, now_s, ticket.generates, ticket.is_deferred)
             raise
         finally:
             for timer in timers:
@@ -301,13 +308,16 @@ class Admission:
                 return
             now_s = self._clock()
             self._limit.refresh(now_s)
-            if self._limit.no_worker_s(now_s) >= self._limits.no_worker_timeout_s:
-                self._fail_all(NoWorker("no decode worker is ready"), Refusal.NO_WORKER)
+            for generates, needed in ((True, "decode worker"), (False, "worker")):
+                if self._limit.no_worker_s(now_s, generates) >= self._limits.no_worker_timeout_s:
+                    self._fail_all(NoWorker(f"no {needed} is ready"), Refusal.NO_WORKER, (generates,))
             self.serve(now_s)
 
-    def _fail_all(self, error: Unavailable, reason: Refusal) -> None:
+    def _fail_all(self, error: Unavailable, reason: Refusal, kinds: tuple[bool, ...] = (True, False)) -> None:
+        """Fail all waiting requests; `kinds`: values of `generates`."""
         for ticket in self._queue.tickets():
-            self._fail(ticket, error, reason)
+            if ticket.generates in kinds:
+                self._fail(ticket, error, reason)
         self.serve(self._clock())
 
 
@@ -325,7 +335,7 @@ class Admitted:
     async def __aenter__(self) -> None:
         if self._generates and not self._context.is_deferred and not self._admission.draining:
             self._arrival = self._admission.arrivals.add(self._num_completions)
-        self._admitted_s = await self._admission.enter(self._num_completions, self._context)
+        self._admitted_s = await self._admission.enter(self._num_completions, self._context, self._generates)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

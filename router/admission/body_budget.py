@@ -1,8 +1,8 @@
 """Bounds on the bytes of request bodies in the router's memory.
 
 Bytes are counted as they arrive, regardless of `content-length`, until the prompt has been parsed. Compressed bodies
-count with their decompressed size. A gRPC message counts from its arrival to the end of its call. Clients are API
-keys; without keys, addresses.
+count with their decompressed size. A gRPC message counts from its arrival to the end of its call, and the tokens of an
+embedding request count to its end. Clients are API keys; without keys, addresses.
 """
 
 from ipaddress import IPv6Address, IPv6Network
@@ -100,12 +100,18 @@ class Upload:
             self._has_slot = False
             self._client.end_upload()
 
-    def release(self) -> None:
-        """Return the slot and the bytes, once the body has been freed."""
+    def release(self, num_kept: int = 0) -> None:
+        """Return the slot and the bytes, once the body has been freed.
+
+        `num_kept`: bytes that the request holds instead of the body and that count from now on. Raises Overloaded, and
+        returns no bytes, if there is no room for so many.
+        """
         self.end()
-        if self._num_bytes:
-            self._budget.give_back(self.holder, self._num_bytes)
-            self._num_bytes = 0
+        if num_kept > self._num_bytes:
+            self.add(num_kept - self._num_bytes)
+        elif num_kept < self._num_bytes:
+            self._budget.give_back(self.holder, self._num_bytes - num_kept)
+            self._num_bytes = num_kept
 
 
 def _network(address: str) -> str:

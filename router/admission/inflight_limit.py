@@ -12,7 +12,7 @@ class AdmissionLimits:
     max_inflight: int  # completions
     max_queue: int  # completions; 0: no queue
     max_wait_s: float | None = None  # of any request in the queue; None: no limit
-    no_worker_timeout_s: float = 30.0  # maximum wait while there is no decode worker
+    no_worker_timeout_s: float = 30.0  # maximum wait while there is no worker for the request
 
 
 SPAN_S = 10.0  # busy time over which the rate is averaged, with exponential decay
@@ -85,57 +85,84 @@ class Capacity(Protocol):
         """
         ...
 
+    def num_embedding_seqs(self) -> int | None:
+        """Return the same for the prefill workers that make embeddings."""
+        ...
+
     async def wait_change(self, timeout_s: float) -> None:
         """Wait until a worker joins or leaves, or for the timeout. Raises Unavailable once the router ends."""
         ...
 
 
+@dataclass(slots=True)
+class _Workers:
+    """The workers that some requests need, at the last refresh."""
+
+    num_seqs: int | None = None  # as in `Capacity`
+    missing_since_s: float | None = None  # None: one is ready
+
+    def update(self, num_seqs: int | None, now_s: float) -> None:
+        """Set the capacity."""
+        self.num_seqs = num_seqs
+        if num_seqs != 0:
+            self.missing_since_s = None
+        elif self.missing_since_s is None:
+            self.missing_since_s = now_s
+
+
 class InflightLimit:
-    """The limit, from a cached capacity of the workers: there may be a thousand of them."""
+    """The limit, from a cached capacity of the workers: there may be a thousand of them.
+
+    Requests that generate need decode workers. Other ones, such as those for embeddings, share the places of decode
+    workers; in a pool without any, the workers that make embeddings have places for them.
+    """
 
     def __init__(self, max_inflight: int, capacity: Capacity) -> None:
         self.max_inflight = max_inflight  # upper bound, whatever the workers' capacity
         self._capacity = capacity
-        self._num_seqs: int | None = None
+        self._generating, self._others = _Workers(), _Workers()
         self._refreshed_s = -math.inf
-        self._no_worker_since_s: float | None = None
 
-    def at(self, now_s: float, max_margin: float = math.inf) -> int:
+    def at(self, now_s: float, generates: bool, max_margin: float = math.inf) -> int:
         """Return the completions in flight beyond which further ones wait.
 
         Without a worker, or if one does not report its capacity, the limit is `max_inflight`: requests are admitted
-        and fail at once. `max_margin`: maximum completions beyond the workers' capacity.
+        and fail at once. `generates`: of requests that generate. `max_margin`: maximum completions beyond the workers'
+        capacity.
         """
         if now_s - self._refreshed_s > REFRESH_INTERVAL_S:
             self.refresh(now_s)
-        if not self._num_seqs:
+        num_seqs = self._needed(generates).num_seqs
+        if not num_seqs:
             return self.max_inflight
-        margin = min(max(MIN_MARGIN, self._num_seqs // MARGIN_DIVISOR), max_margin)
-        return min(self.max_inflight, self._num_seqs + int(margin))
+        margin = min(max(MIN_MARGIN, num_seqs // MARGIN_DIVISOR), max_margin)
+        return min(self.max_inflight, num_seqs + int(margin))
 
     def refresh(self, now_s: float) -> None:
         """Read the capacity of the workers again."""
         self._refreshed_s = now_s
-        self._num_seqs = self._capacity.num_seqs()
-        if self._num_seqs != 0:
-            self._no_worker_since_s = None
-        elif self._no_worker_since_s is None:
-            self._no_worker_since_s = now_s
+        num_seqs = self._capacity.num_seqs()
+        self._generating.update(num_seqs, now_s)
+        self._others.update(self._capacity.num_embedding_seqs() if num_seqs == 0 else num_seqs, now_s)
 
     @property
     def num_seqs(self) -> int:
         """Sequences that the decode workers run at once; `max_inflight` if it is lower or a worker reports none."""
-        return self.max_inflight if self._num_seqs is None else min(self._num_seqs, self.max_inflight)
+        num_seqs = self._generating.num_seqs
+        return self.max_inflight if num_seqs is None else min(num_seqs, self.max_inflight)
 
-    @property
-    def has_worker(self) -> bool:
-        """Whether some worker was ready at the last refresh."""
-        return self._num_seqs != 0
+    def has_worker(self, generates: bool) -> bool:
+        """Return whether some worker for a request was ready at the last refresh; `generates`: as for `at`."""
+        return self._needed(generates).num_seqs != 0
 
-    def no_worker_s(self, now_s: float) -> float:
-        """Return the seconds for which no worker has been ready."""
-        return 0.0 if self._no_worker_since_s is None else now_s - self._no_worker_since_s
+    def no_worker_s(self, now_s: float, generates: bool) -> float:
+        """Return the seconds for which no worker for a request has been ready."""
+        since_s = self._needed(generates).missing_since_s
+        return 0.0 if since_s is None else now_s - since_s
 
     async def wait_change(self) -> None:
         """Wait until a worker joins or leaves or a refresh is due. Raises Unavailable once the router ends."""
         await self._capacity.wait_change(REFRESH_INTERVAL_S)
+
+    def _needed(self, generates: bool) -> _Workers:
+        return self._generating if generates else self._others

@@ -28,15 +28,19 @@ def tool_id(call: CallStart, ids: CallIds) -> str:
     return call_id if call.call_id is not None else PREFIX + call_id.removeprefix(CHAT_PREFIX)
 
 
-def tool_input(arguments: str) -> Json:
-    """Return the object that the arguments of a call are; other texts under the key `INVALID_JSON`."""
+def tool_input(arguments: str) -> Json | orjson.Fragment:
+    """Return the object that the arguments of a call are; other texts under the key `INVALID_JSON`.
+
+    The object is as the model wrote it, and as a stream has it: no number is rounded, and objects that are nested too
+    deeply for the encoder are sent, too.
+    """
     if not arguments.strip():
         return {}
     try:
         value = orjson.loads(arguments)
     except orjson.JSONDecodeError:
         value = None
-    return value if isinstance(value, dict) else {INVALID_JSON: arguments}
+    return orjson.Fragment(arguments.strip()) if isinstance(value, dict) else {INVALID_JSON: arguments}
 
 
 class Signature:

@@ -58,7 +58,7 @@ class EmbeddingJob:
     """A request for embeddings, tokenised."""
 
     request_id: str
-    inputs: Sequence[list[int]]  # token ids
+    inputs: Sequence[Sequence[int]]  # token ids
     family: EmbeddingFamily
     params: PoolingParams
     cache_salt: str

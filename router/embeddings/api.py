@@ -14,7 +14,7 @@ from baton.router.admission.deadline import result_within
 from baton.router.dispatch.embedder import EmbeddingJob
 from baton.router.embeddings.request import EmbeddingRequest, Input, read_inputs
 from baton.router.embeddings.response import encoded, max_bytes
-from baton.router.embeddings.tokens import InputTokenizer
+from baton.router.embeddings.tokens import InputTokenizer, held_bytes
 from baton.router.errors import FieldError
 from baton.router.http.exchange import Exchange
 from baton.router.http.headers import DECODE, PLAN, read_context
@@ -75,7 +75,7 @@ class EmbeddingsApi:
         tokens = await bounds.tokens(body, inputs, cache_salt, context.fairness_key)
         body.input = None
         inputs.clear()
-        exchange.forget_body()
+        exchange.forget_body(held_bytes(tokens))
         num_tokens = sum(map(len, tokens))
         exchange.client.charge(num_tokens)
         job = EmbeddingJob(

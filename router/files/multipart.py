@@ -7,7 +7,9 @@ from email.message import Message
 from baton.router.errors import FieldError
 
 MAX_BOUNDARY_CHARS = 70  # RFC 2046
+MAX_CONTENT_TYPE_CHARS = 256
 MAX_PART_HEAD_BYTES = 8 << 10
+MAX_SEMICOLONS = 16  # of a part's headers: `email.message` takes quadratic time for more of them
 MAX_PARTS = 16
 MAX_OUTSIDE_BYTES = 64 << 10  # in front of the first part and after the last one
 
@@ -29,6 +31,8 @@ class PartData:
 
 def boundary_of(content_type: str) -> bytes:
     """Return the boundary that a content type declares. Raises FieldError."""
+    if len(content_type) > MAX_CONTENT_TYPE_CHARS:
+        raise FieldError("file", f"the content-type of the body is over the limit of {MAX_CONTENT_TYPE_CHARS} bytes")
     message = Message()
     message["content-type"] = content_type
     boundary = message.get_param("boundary")
@@ -115,6 +119,8 @@ class MultipartParser:
 
 
 def _begin(head: bytes) -> PartBegin:
+    if head.count(b";") > MAX_SEMICOLONS:
+        raise FieldError("file", f"the headers of a part have over {MAX_SEMICOLONS} semicolons; rename the file")
     message = Message()
     for line in head.split(b"\r\n"):
         name, _, value = line.partition(b":")

@@ -16,7 +16,7 @@ MakeMessage = Callable[[CompletionDelta], Message | None]
 
 
 class MessageSink(Protocol):
-    """Where messages are written: the context of a call, or a share of it."""
+    """Where messages are written: the context of a call."""
 
     async def write(self, message: Any, /) -> None:
         """Write a message. Waits until gRPC accepts it."""
@@ -29,8 +29,17 @@ class ResponseWriter:
     A context manager: it fails with SlowClient if the client reads too slowly or leaves too much output unread.
     """
 
-    def __init__(self, sink: MessageSink, total: UnreadOutput, request_id: str, key: str | None) -> None:
+    def __init__(
+        self,
+        sink: MessageSink,
+        total: UnreadOutput,
+        request_id: str,
+        key: str | None,
+        turn: asyncio.Lock | None = None,
+    ) -> None:
+        """`turn`: held for each message, by one of the writers that share the sink; None: there is no other one."""
         self._sink = sink
+        self._turn = turn or asyncio.Lock()
         self._total = total
         self._request_id = request_id
         self._share = total.begin(request_id, key, self._over_bound)
@@ -93,12 +102,15 @@ class ResponseWriter:
                     await self._write_one(response)
 
     async def _write_one(self, response: Message) -> None:
-        """Write a message. As gRPC reports no progress within it, its timeout is its size at the minimum rate."""
+        """Write a message in its turn.
+
+        As gRPC reports no progress within it, its timeout is its size at the minimum rate.
+        """
         self._num_sending = response.ByteSize()
         self._share.update(self._num_sending, self._merged.num_bytes)
         timeout_s = unread.STALL_S + self._num_sending / unread.LEAST_BYTES_PER_S
         try:
-            async with asyncio.timeout(timeout_s):
+            async with self._turn, asyncio.timeout(timeout_s):
                 await self._sink.write(response)
         except TimeoutError:
             self._total.stalled(self._request_id)

@@ -60,8 +60,11 @@ class Exchange(Protocol):
         """Return the body. Raises HTTPException (413) for a larger one before it is buffered, or ClientGone."""
         ...
 
-    def forget_body(self) -> None:
-        """Free the body and release its bytes in the budget, once the prompt has been tokenised."""
+    def forget_body(self, num_kept: int = 0) -> None:
+        """Free the body and release its bytes in the budget, once the prompt has been tokenised.
+
+        `num_kept`: bytes of tokens that the request holds instead and that count until it ends. Raises Overloaded.
+        """
         ...
 
     def watch(self) -> AbstractAsyncContextManager[object]:

@@ -45,9 +45,9 @@ class ForwardedExchange:
         """Return the body."""
         return await self._exchange.read(max_bytes)
 
-    def forget_body(self) -> None:
+    def forget_body(self, num_kept: int = 0) -> None:
         """Free the body."""
-        self._exchange.forget_body()
+        self._exchange.forget_body(num_kept)
 
     def watch(self) -> AbstractAsyncContextManager[object]:
         """Return a context in which the current task fails with ClientGone if the client disconnects."""

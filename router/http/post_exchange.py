@@ -140,11 +140,11 @@ class PostExchange(RequestResponseCycle):
             self._cancelled = True
             self._task.cancel()
 
-    def forget_body(self) -> None:
-        """Free the body and release its bytes in the budget."""
+    def forget_body(self, num_kept: int = 0) -> None:
+        """Free the body and release its bytes in the budget but `num_kept`. Raises Overloaded."""
         self.body = bytearray()
         if self.upload is not None:
-            self.upload.release()
+            self.upload.release(num_kept)
 
     async def read(self, max_bytes: int) -> bytearray:
         """Return the body. Raises the error of a refused request, or ClientGone."""

@@ -11,7 +11,7 @@ from baton.router.grpc.call import abort, client_of, counted
 from baton.router.kserve.errors import error_text
 from baton.router.kserve.metadata import Metadata
 from baton.router.kserve.run import Context, Run
-from baton.router.kserve.stream import SharedSink, StreamedRequest
+from baton.router.kserve.stream import StreamedRequest
 from baton.router.service import RouterService
 
 T = TypeVar("T")
@@ -93,11 +93,11 @@ class KServeService(GRPCInferenceServiceServicer):
 
         Cancelling the call cancels the completions of all its requests at the workers.
         """
-        places, sink = asyncio.Semaphore(MAX_STREAM_REQUESTS), SharedSink(context)
+        places, turn = asyncio.Semaphore(MAX_STREAM_REQUESTS), asyncio.Lock()
 
         async def serve(request: pb.ModelInferRequest) -> None:
             try:
-                await StreamedRequest(self._service, request, context, sink).serve(client)
+                await StreamedRequest(self._service, request, context, turn).serve(client)
             finally:
                 places.release()
 

@@ -17,37 +17,27 @@ from baton.router.kserve.tensors import OutputTensor
 from baton.router.service import RouterService
 
 
-class SharedSink:
-    """The responses of a stream, written one at a time."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._lock = asyncio.Lock()
-
-    async def write(self, message: ModelStreamInferResponse, /) -> None:
-        """Write a message. Waits until gRPC accepts it."""
-        async with self._lock:
-            await self._context.write(message)
-
-
 class StreamedRequest:
     """One request of a stream.
 
     Each of its responses says whether it is the last. The last one has outputs, or is empty if the client wants that.
     """
 
-    def __init__(self, service: RouterService, request: ModelInferRequest, context: Context, sink: SharedSink) -> None:
+    def __init__(
+        self, service: RouterService, request: ModelInferRequest, context: Context, turn: asyncio.Lock
+    ) -> None:
+        """`turn`: of the stream's requests to write a response."""
         self._service = service
         self._request = request
         self._context = context
-        self._sink = sink
+        self._turn = turn
         self._run = Run(service, request, context)
         self._wants_final = WANTS_FINAL in request.parameters and request.parameters[WANTS_FINAL].bool_param
 
     async def serve(self, client: Client) -> None:
         """Write all responses; an error is one of them. Raises SlowClient."""
         unread, command_id = self._service.unread, self._run.command_id
-        async with ResponseWriter(self._sink, unread, command_id, client.fairness_key) as writer:
+        async with ResponseWriter(self._context, unread, command_id, client.fairness_key, self._turn) as writer:
             try:
                 with REQUEST_PANICS:
                     client.begin()

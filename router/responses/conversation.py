@@ -133,10 +133,15 @@ class ConversationLoader:
     async def _referenced(self, items: Sequence[InputItem]) -> Mapping[str, bytes]:
         """Return the records of the responses to whose items the items refer, by the responses' ids."""
         found: dict[str, bytes] = {}
+        wanted: set[str] = set()
         for place, item in enumerate(items):
             if not isinstance(item, ReferenceItem):
                 continue
             field = _reference_field(place)
+            if item.id in wanted:  # each reference is replaced by the item, which was counted once
+                text = f"Duplicate item found with id '{item.id[:128]}'. Remove duplicate items from your input."
+                raise FieldError(field, text)
+            wanted.add(item.id)
             store = self._needed(field)
             response_id = _response_of(item.id)
             if response_id is None:

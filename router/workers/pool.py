@@ -198,12 +198,19 @@ class WorkerPool:
 
         A draining worker counts with the requests that it still runs for this router.
         """
+        return self._num_seqs(lambda found: ROLES[found.role] is not WorkerRole.PREFILL)
+
+    def num_embedding_seqs(self) -> int | None:
+        """Return the same sum for prefill workers that make embeddings."""
+        return self._num_seqs(lambda found: ROLES[found.role] is WorkerRole.PREFILL and found.HasField("pooling"))
+
+    def _num_seqs(self, counts: Callable[[WorkerDescription], bool]) -> int | None:
         num_seqs, num_ready = 0, 0
         for connection in self.reached:
             description = connection.description
             if description is None or connection.state is ConnectionState.CONNECTING:
                 continue
-            if ROLES[description.role] is WorkerRole.PREFILL:
+            if not counts(description):
                 continue
             if connection.state.is_draining:
                 num_seqs += connection.load.num_own_requests

@@ -16,9 +16,10 @@ local function record_of(of, response) return base .. ':' .. of .. ':' .. respon
 local function index_of(of) return index .. ':' .. of end
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
--- The order of use is kept when the clock goes back a little, for example on another node after a failover.
+-- The order of use is kept when the clock goes back, for example on another node after a failover: with the smaller
+-- time, the latest records would be the first ones to make room.
 local last_us = tonumber(redis.pcall('ZRANGE', index, -1, -1, 'WITHSCORES')[2])
-if last_us and last_us >= now_us and last_us < now_us + 60000000 then now_us = last_us + 1 end
+if last_us and last_us >= now_us and last_us < now_us + ttl_ms * 1000 then now_us = last_us + 1 end
 local function member_of(of, response, num_bytes)
     return string.format('%s:%s:%.0f', of, response, num_bytes + __OVERHEAD__)
 end

@@ -17,15 +17,19 @@ from baton.rpc.status import Unavailable
 
 
 class Workers:
-    """Workers that run this many sequences at once."""
+    """Decode workers and workers for embeddings that run this many sequences at once."""
 
-    def __init__(self, num_seqs: int | None = None) -> None:
+    def __init__(self, num_seqs: int | None = None, num_embedding_seqs: int | None = 0) -> None:
         self.num = num_seqs
+        self.num_embedding = num_embedding_seqs
         self.changed = asyncio.Event()
         self.ended: Unavailable | None = None
 
     def num_seqs(self) -> int | None:
         return self.num
+
+    def num_embedding_seqs(self) -> int | None:
+        return self.num_embedding
 
     async def wait_change(self, timeout_s: float) -> None:
         if self.ended is not None:
@@ -36,8 +40,8 @@ class Workers:
             return
         self.changed.clear()
 
-    def become(self, num_seqs: int | None) -> None:
-        self.num = num_seqs
+    def become(self, num_seqs: int | None, num_embedding_seqs: int | None = 0) -> None:
+        self.num, self.num_embedding = num_seqs, num_embedding_seqs
         self.changed.set()
 
 
@@ -72,6 +76,7 @@ class Rig:
         key: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
+        generates: bool = True,
     ) -> asyncio.Task[None]:
         """Start a request that runs until `end`."""
         deadline_s = None if timeout_s is None else self.now_s + timeout_s
@@ -79,7 +84,7 @@ class Rig:
         self._ends[name] = asyncio.Event()
 
         async def request() -> None:
-            async with self.admission.admit(num_completions, context):
+            async with self.admission.admit(num_completions, context, generates):
                 self.order.append(name)
                 await self._ends[name].wait()
 

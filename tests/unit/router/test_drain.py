@@ -1,6 +1,8 @@
 """The drain of a router."""
 
 import asyncio
+import threading
+from pathlib import Path
 
 import grpc
 import httpx
@@ -9,6 +11,10 @@ import pytest
 
 from baton.protos.router_pb2 import GenerateRequest
 from baton.protos.router_pb2_grpc import InferenceStub
+from baton.router.app import _cancel
+from baton.router.batches.folder import OwnedBatch
+from baton.router.files.disk import settled
+from tests.unit.router.batches.batch_client import chat_line, start
 from tests.unit.router.running_router import RunningRouter, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
 
@@ -77,6 +83,43 @@ async def test_clients_get_an_error_at_the_drain_timeout(num_prompts: int) -> No
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             [response async for response in call]
         assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, error["message"])
+
+
+async def test_a_hung_disk_of_a_batch_keeps_no_listener_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_hung, goes_on, save = threading.Event(), threading.Event(), OwnedBatch.save
+
+    def hang(owned: OwnedBatch, *, durable: bool = True) -> None:
+        is_hung.set()
+        goes_on.wait()
+        save(owned, durable=durable)
+
+    monkeypatch.setattr(OwnedBatch, "save", hang)
+    async with running_router(ScriptedWorker(), files_dir=str(tmp_path)) as router:
+        try:
+            await start(router.openai, [chat_line("a")])
+            await until(is_hung.is_set)
+            router.stopping.set()
+            async with asyncio.timeout(5):
+                while not await is_refused(router.url):
+                    await asyncio.sleep(0.005)
+        finally:
+            goes_on.set()
+
+
+async def test_the_wait_for_a_task_that_does_not_end_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    goes_on = asyncio.Event()
+
+    async def write() -> None:
+        await settled(asyncio.create_task(goes_on.wait()))
+
+    batches = asyncio.create_task(write(), name="batches")
+    await asyncio.sleep(0)
+    await _cancel(batches, 0.01)
+    assert "the batches have not ended within 0.01 s" in caplog.text
+    goes_on.set()
+    await _cancel(batches)
+    assert batches.cancelled()
+    assert batches.cancelling() == 1  # a second cancellation would break off its last writes
 
 
 async def test_a_request_that_waits_for_a_worker_fails_at_the_end() -> None:

@@ -144,6 +144,53 @@ async def test_waiting_requests_fail_if_no_worker_comes_back() -> None:
     await asyncio.gather(*tasks[:9])
 
 
+async def test_without_decode_workers_the_workers_for_embeddings_serve_the_queue() -> None:
+    rig = Rig(max_inflight=100, workers=Workers(0, 2), no_worker_timeout_s=30.0)
+    tasks = [rig.send(str(place), generates=False) for place in range(12)]
+    await settle()
+    assert (len(rig.order), rig.metric("router_capacity")) == (10, 10)
+    rig.now_s += 31.0
+    generating = rig.send("generating")
+    await settle()
+    assert rig.order[10:] == ["generating"]  # the pipeline refuses it
+    rig.end("generating", "0")
+    await generating
+    await until(lambda: rig.order[11:] == ["10"])  # the oldest one that waits
+    later = rig.send("later", generates=False)
+    rig.workers.become(0, 0)
+    await until(lambda: not rig.workers.changed.is_set())
+    await settle()
+    assert rig.admission.num_waiting == 2
+    rig.now_s += 31.0
+    rig.workers.changed.set()
+    for task in (tasks[11], later):
+        with pytest.raises(NoWorker, match="no worker is ready"):
+            await asyncio.wait_for(task, 10)
+    rig.end(*rig.order)
+    await asyncio.gather(*tasks[:11])
+
+
+async def test_requests_that_wait_for_a_decode_worker_keep_no_embeddings_waiting_for_long() -> None:
+    rig = Rig(max_inflight=100, workers=Workers(1, 1), no_worker_timeout_s=30.0)
+    tasks = [rig.send(str(place)) for place in range(10)]
+    embeddings = [rig.send("queued", generates=False)]
+    await settle()
+    rig.workers.become(0, 1)
+    await until(lambda: not rig.workers.changed.is_set())
+    rig.end(*rig.order)
+    await settle()
+    embeddings.append(rig.send("overtaking", generates=False))
+    await settle()
+    assert rig.order[9:] == ["overtaking"]
+    rig.now_s += 31.0
+    rig.workers.changed.set()
+    await until(lambda: rig.order[10:] == ["queued"])
+    with pytest.raises(NoWorker, match="no decode worker"):
+        await tasks[9]
+    rig.end(*rig.order)
+    await asyncio.gather(*tasks[:9], *embeddings)
+
+
 async def test_draining_ends_once_waiting_requests_have_been_served() -> None:
     rig = Rig(max_inflight=1)
     tasks = [rig.send("first"), rig.send("second")]

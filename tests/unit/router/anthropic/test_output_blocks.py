@@ -1,5 +1,6 @@
 """Content blocks: a stream has those of the whole message, however its parts are divided and merged."""
 
+import json
 import random
 from collections.abc import Sequence
 
@@ -32,6 +33,12 @@ PARTS: Sequence[OutputPart] = [
     CallArguments(0, ' \n{"city": "Os'), CallArguments(0, 'lo", "n": [1, {"a": "}"}]}'), CallEnd(0, True),
     CallStart(1, "clock", "functions.clock:1"), CallEnd(1, False), Reasoning("Hm."), Content("Done."),
 ]  # fmt: skip
+
+
+def whole_blocks(parts: Sequence[OutputPart], display: ThinkingDisplay) -> list[dict[str, object]]:
+    """Return the blocks that a client reads."""
+    blocks: list[dict[str, object]] = json.loads(orjson.dumps(content_blocks(parts, ids(), display)))
+    return blocks
 
 
 def ids() -> CallIds:
@@ -80,7 +87,7 @@ def divided(parts: Sequence[OutputPart], choose: random.Random) -> list[list[Out
 
 @pytest.mark.parametrize("display", ["summarized", "omitted", "hidden"])
 def test_a_stream_has_the_blocks_of_the_whole_message(display: ThinkingDisplay) -> None:
-    whole = content_blocks(PARTS, ids(), display)
+    whole = whole_blocks(PARTS, display)
     for seed in range(20):
         stream = BlockStream(ids(), display)
         events = b"".join(
@@ -90,7 +97,7 @@ def test_a_stream_has_the_blocks_of_the_whole_message(display: ThinkingDisplay) 
 
 
 def test_the_blocks() -> None:
-    thought, text, weather, clock, later, done = content_blocks(PARTS, ids(), "summarized")
+    thought, text, weather, clock, later, done = whole_blocks(PARTS, "summarized")
     assert (thought["type"], thought["thinking"]) == ("thinking", "Let me see: Ö, \n<x>")
     assert thought["signature"] != later["signature"]
     assert text == {"type": "text", "text": "I look."}
@@ -119,7 +126,22 @@ def test_an_input_that_is_no_json_object_is_a_text(text: str) -> None:
 
 
 def test_no_arguments_are_an_empty_input() -> None:
-    assert tool_input("") == tool_input(" \n") == tool_input("{}") == {}
+    assert tool_input("") == tool_input(" \n") == {}
+    assert orjson.dumps(tool_input(" {}\n")) == b"{}"
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"id": 123456789012345678901234567890, "x": 0.10}', '{"a": ' + "[" * 1000 + "]" * 1000 + "}"]
+)
+def test_a_call_has_the_object_that_the_model_wrote(arguments: str) -> None:
+    parts = [CallStart(0, "clock"), CallArguments(0, arguments), CallEnd(0, True)]
+    whole = orjson.dumps(content_blocks(parts, ids(), "summarized"))
+    assert whole.endswith(b'"name":"clock","input":%b}]' % arguments.encode())
+
+
+def test_an_object_that_is_nested_too_deeply_to_be_checked_is_a_text() -> None:
+    text = '{"a": ' + "[" * 2000 + "]" * 2000 + "}"
+    assert tool_input(text) == {INVALID_JSON: text}
 
 
 def test_an_empty_output_has_no_blocks() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from baton.protos import worker_pb2
 from baton.router.dispatch.embedder import divided
+from baton.router.embeddings.tokens import held_bytes
 from tests.unit.router.api_keys import TestKeys
 from tests.unit.router.dispatch.embedding_worker import EmbeddingWorker, vector_of
 from tests.unit.router.running_router import RunningRouter, running_router, until
@@ -160,6 +161,39 @@ async def test_tokens_count_for_the_api_key(tmp_path: Path) -> None:
         assert response.status_code == 429
         assert response.json()["error"]["type"] == "tokens"
         assert (await embed(router)).status_code == 401
+
+
+async def test_requests_wait_for_workers_for_embeddings_alone() -> None:
+    worker = EmbeddingWorker()
+    worker.may_embed.clear()
+    async with running_router(worker, max_inflight=2, failover_timeout_s=0.1) as router:
+        requests = [asyncio.create_task(embed(router)) for _ in range(5)]
+        async with asyncio.timeout(10):
+            while await metric(router, "router_waiting") < 3:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)  # longer than requests wait without a worker
+        worker.may_embed.set()
+        assert [vectors(response) for response in await asyncio.gather(*requests)] == [VECTORS] * 5
+
+
+async def test_tokens_count_as_the_body_does_until_the_response() -> None:
+    worker = EmbeddingWorker()
+    worker.may_embed.clear()
+    inputs = [[1000 + place, *range(300, 549)] for place in range(1000)]
+    options: dict[str, Any] = {"max_body_bytes": 2 << 20, "max_client_body_bytes_in_flight": 5 << 20}
+    async with running_router(worker, **options) as router:
+        requests = [asyncio.create_task(embed(router, inputs)) for _ in range(2)]
+        async with asyncio.timeout(10):
+            while await metric(router, "router_body_bytes") != 2 * held_bytes(inputs):
+                await asyncio.sleep(0.01)
+        code, text = error(await embed(router, inputs))
+        assert (code, "over the limit of 5242880 bytes" in text) == (429, True)
+        requests[0].cancel()
+        worker.may_embed.set()
+        assert len(vectors(await requests[1])) == len(inputs)
+        async with asyncio.timeout(10):
+            while await metric(router, "router_body_bytes"):
+                await asyncio.sleep(0.01)
 
 
 async def test_deployments_that_make_no_embeddings() -> None:

@@ -46,7 +46,7 @@ def body(given: object = "text", **fields: object) -> EmbeddingRequest:
 async def tokens(tokenizer: Tokenizer, given: object, **fields: object) -> list[list[int]]:
     request = body(given, **fields)
     bounds = InputTokenizer(tokenizer, 4096, CONTEXT)
-    return await bounds.tokens(request, read_inputs(request.input), "", "")
+    return [list(each) for each in await bounds.tokens(request, read_inputs(request.input), "", "")]
 
 
 async def test_texts_end_with_the_post_processors_token(with_end: Tokenizer) -> None:

@@ -1,6 +1,7 @@
 """The parser of multipart/form-data: however a body is cut into chunks, the parts are the same."""
 
 import random
+import time
 from contextlib import suppress
 
 import httpx
@@ -45,7 +46,8 @@ def test_a_body_of_httpx_in_any_chunks(seed: int) -> None:
     [
         (b"--b\r\nx: y\r\n\r\n", "content-disposition"),
         (b"--b\r\ncontent-disposition: form-data\r\n\r\n", "content-disposition"),
-        (b"--b\r\n" + b"x" * 9000, "headers of a part"),
+        (b"--b\r\n" + b"x" * 9000, "headers of a part are over"),
+        (b'--b\r\ncontent-disposition: form-data; name="' + b";" * 8000 + b'"\r\n\r\n', "over 16 semicolons"),
         (b"--bxy", "follows a boundary"),
         (b"--b\r\ncontent-disposition: form-data; name=a\r\n\r\n\r\n" * 17, "over 16 parts"),
     ],
@@ -72,6 +74,18 @@ def test_bytes_outside_of_the_parts_are_bounded(first: bytes) -> None:
     assert len(parts(parser, [first, b"x" * (MAX_OUTSIDE_BYTES // 2)])) == bool(first)
     with pytest.raises(FieldError, match="outside of its parts"):
         parts(parser, [b"x" * 1000] * (MAX_OUTSIDE_BYTES // 1000))
+
+
+def test_headers_are_parsed_in_little_time() -> None:
+    disposition = b'content-disposition: form-data; name="file"; filename="%b"' % (b";" * 14)
+    [(name, filename, _)] = parts(MultipartParser(b"b"), [b"--b\r\n%b\r\n\r\n" % disposition])
+    assert (name, filename) == ("file", ";" * 14)
+    begun_s = time.thread_time()
+    with pytest.raises(FieldError, match="content-type of the body is over the limit of 256"):
+        boundary_of(f'multipart/form-data; boundary="{";" * 30_000}')
+    with pytest.raises(FieldError):
+        parts(MultipartParser(b"b"), [b'--b\r\ncontent-disposition: form-data; name="%b"\r\n\r\n' % (b";" * 8000)])
+    assert time.thread_time() - begun_s < 0.02
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "multipart/form-data", f"multipart/form-data; boundary={'x' * 71}"])

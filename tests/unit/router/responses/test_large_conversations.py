@@ -120,3 +120,13 @@ async def test_a_conversation_of_too_many_bytes_however_it_is_referred_to() -> N
         error = (await stored(router, references[1:], 400, previous_response_id=first["id"]))["error"]
         assert (error["param"], str(MAX_JSON_BYTES) in error["message"]) == ("input[0].id", True)
         await stored(router, references[:1])
+
+
+async def test_an_item_is_referred_to_once() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        first = await stored(router, [thought(1000), thought(1000)])
+        references = [{"type": "item_reference", "id": f"rs_{first['id'][5:]}i{place}"} for place in (0, 1)]
+        await stored(router, references)
+        error = (await stored(router, [*references, references[0]], 400))["error"]
+        assert error["param"] == "input[2].id"
+        assert f"Duplicate item found with id '{references[0]['id']}'" in error["message"]

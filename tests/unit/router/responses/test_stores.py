@@ -171,6 +171,21 @@ async def test_both_stores_do_the_same(tmp_path: Path) -> None:
             assert all([await client.pttl(key) > 0 for key in await client.keys("*")])
 
 
+async def test_the_oldest_make_room_after_redis_clock_went_back(tmp_path: Path) -> None:
+    names = [f"r{place}" for place in range(6)]
+    async with redis_server(tmp_path) as server, Redis(host=HOST, port=server.port) as client:
+        store = RedisStore(parse_registry_url(server.url), LIMITS)
+        for name in names:
+            await store.put(ME, name, Record(None, CONTENT))
+        for key in ("baton:{default}:responses", f"baton:{{default}}:responses:{ME}"):  # as if by a clock ahead
+            scores = dict(await client.zrange(key, 0, -1, withscores=True))
+            await client.zadd(key, {member: score + LIMITS.ttl_s / 2 * 1e6 for member, score in scores.items()})
+        for name in ("a", "b", "c"):
+            await store.put(ME, name, Record(None, CONTENT))
+        assert await ids(store, *names, "a", "b", "c") == [*names[3:], "a", "b", "c"]
+        await store.close()
+
+
 async def test_redis_holds_something_else(tmp_path: Path) -> None:
     async with redis_server(tmp_path) as server, Redis(host=HOST, port=server.port) as client:
         store = RedisStore(parse_registry_url(server.url), LIMITS)
