@@ -72,7 +72,7 @@ def test_the_command_runs_stages_and_stores_their_results(tmp_path: Path) -> Non
     for stage in stages.values():
         assert stage["ok"]
         assert stage["finished"]
-        assert stage["findings"]
+        assert stage["num_findings"]
         assert stage["machine"]["gpu"] == "none"
     assert "models: right" in done.stdout
 
