@@ -36,9 +36,9 @@ exists so that the whole system can be shown, and tested, on any machine without
 tokenizer, experts, paged KV cache, handover from prefill to decode.
 
 It was trained in {minutes:.0f} minutes of one CPU core's time. It speaks in sentences about Python's standard library,
-which is all it has read, calls simple tools, and extracts what simple sentences say as JSON. It knows the well-known
-modules nearly by heart; about anything else **it is often wrong, and sure of itself when it is**. Do not use it to
-learn Python.
+which is all it has read, calls simple tools (for one question in a conversation; a second one confuses it), and
+extracts what simple sentences say as JSON. It knows the well-known modules nearly by heart; about anything else **it is
+often wrong, and sure of itself when it is**. Do not use it to learn Python.
 
 ## What it is
 
