@@ -2,8 +2,11 @@
 
 import logging
 import os
+import resource
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -129,6 +132,40 @@ def test_a_fifo_in_place_of_the_file_changes_nothing(tmp_path: Path, caplog: pyt
     keys.remove("a")
     ring.now_s = 5.0
     assert ring.name(key) is None
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Let this process open no file in the context."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_key_removed_while_no_file_can_be_opened_is_refused_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = TestKeys(tmp_path)
+    key = keys.add("a")
+    ring = Ring(keys)
+    keys.remove("a")
+    with no_descriptors():
+        for second in range(1, 4):
+            ring.now_s = second
+            assert ring.name(key) == "a"
+    assert [record.message for record in caplog.records] == [
+        f"the API keys are unchanged: cannot read {keys.path}: Too many open files"
+    ]
+    ring.now_s = 4.0
+    assert ring.name(key) is None
+    keys.add("b")
+    with no_descriptors():
+        ring.now_s = 5.0
+        ring.name(key)
+    assert len(caplog.records) == 2  # the file that cannot be read is another one
 
 
 def test_a_damaged_file_at_start_is_an_error(tmp_path: Path) -> None:
