@@ -179,9 +179,9 @@ class KeyRing:
                 logger.error("the API keys are unchanged: %s", error)
 
     def _take(self, keys: Iterable[ApiKey]) -> None:
-        """Replace the file's keys. The counts of a key continue under its name."""
+        """Replace the file's keys. The counts of a key continue under its name, also if a version lacks the key."""
         by_digest = {key.digest: key for key in (*self._keys, *keys)}
-        meters: dict[str, KeyMeter] = {}
+        meters = {name: meter for name, meter in self._meters.items() if meter.is_used}
         for key in by_digest.values():
             if not key.is_metered and key.name not in self._meters:
                 continue

@@ -215,6 +215,36 @@ def test_counts_continue_after_the_file_is_reloaded(tmp_path: Path) -> None:
     client.begin()
 
 
+async def test_counts_continue_if_one_version_of_the_file_lacks_the_key(tmp_path: Path) -> None:
+    keys = TestKeys(tmp_path)
+    key = keys.add("a", max_inflight=1, requests_per_minute=1)
+    complete = keys.path.read_text()
+    ring = Ring(keys)
+
+    def lose_and_restore() -> Client:
+        keys.replace("keys: []")
+        ring.now_s += 1
+        assert ring.find(key) is None
+        keys.replace(complete)
+        ring.now_s += 1
+        client = ring.find(key)
+        assert client is not None
+        return client
+
+    client = ring.find(key)
+    assert client is not None
+    async with client.hold(1):
+        with pytest.raises(KeyLimitReached, match="1 completions in flight"):
+            await lose_and_restore().hold(1).__aenter__()
+    client = lose_and_restore()
+    async with client.hold(1):
+        client.begin()
+    with pytest.raises(KeyLimitReached, match="used up its 1 requests"):
+        lose_and_restore().begin()
+    ring.now_s += 60
+    lose_and_restore().begin()
+
+
 def test_salts_differ_between_tenants_and_agree_within_scopes(tmp_path: Path) -> None:
     keys = TestKeys(tmp_path)
     given = [keys.add("a"), keys.add("b", cache_salt="team"), keys.add("c", cache_salt="team"), keys.add("team")]
