@@ -84,6 +84,7 @@ class Engine:
         self.blocks = BlockManager(len(self.pool), config.block_size, config.enable_prefix_caching)
         self.scheduler = Scheduler(config, self.blocks, self.finish_rule, self.grammars.may_sample)
         if group is not None:
+            group.join(self.fingerprint)
             group.form()
         self.group = group
         self.lockstep = Lockstep(group) if group is not None else None

@@ -103,6 +103,7 @@ MAX_CHANNELS = 256  # kept, in addition to those used within SOON_S: an idle one
 IDLE_S = 600.0  # a channel unused for this long is closed
 SOON_S = 60.0  # a channel used within this time may be about to carry a call and stays open
 CHECK_INTERVAL_S = 10.0  # between two checks for unused channels
+VERSION_INTERVAL_S = 1.0  # between two checks for new certificates, which start a thread and wait for it
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -135,7 +136,7 @@ class Channels:
         self._channels: dict[str, CountedChannel] = {}
         self._replaced: list[CountedChannel] = []  # have old certificates, but may still have open calls
         self._closing: set[asyncio.Task[None]] = set()
-        self._next_check_s = 0.0  # event loop's clock
+        self._next_check_s = self._next_version_s = 0.0  # event loop's clock
 
     def get(self, address: str) -> grpc.aio.Channel:
         """Return the channel to host:port, for calls that begin within SOON_S; call again for later ones."""
@@ -143,10 +144,9 @@ class Channels:
         if now_s >= self._next_check_s:
             self._next_check_s = now_s + CHECK_INTERVAL_S
             self._close_unused()
-        if self._version != self._security.version:
-            self._version = self._security.version
-            self._replaced += self._channels.values()
-            self._channels.clear()
+        if now_s >= self._next_version_s:
+            self._next_version_s = now_s + VERSION_INTERVAL_S
+            self._replace_old(self._security.version)
         if address not in self._channels:
             self._channels[address] = CountedChannel(self._security.channel(address))
         channel = self._channels[address]
@@ -160,6 +160,13 @@ class Channels:
         self._replaced.clear()
         self._channels.clear()
         await asyncio.gather(*self._closing)
+
+    def _replace_old(self, version: int) -> None:
+        """Have later calls use new channels if the certificates are of another version."""
+        if self._version != version:
+            self._version = version
+            self._replaced += self._channels.values()
+            self._channels.clear()
 
     def _close_unused(self) -> None:
         """Close replaced channels without calls, those unused for too long, and those above MAX_CHANNELS."""

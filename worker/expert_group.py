@@ -9,11 +9,9 @@ import grpc
 import torch
 
 from baton.engine.checkpoint.model_config import read_model_config
-from baton.engine.checkpoint.weights_hash import weights_revision
 from baton.engine.engine import Engine
 from baton.engine.experts.group import BalanceSettings, ExpertGroup
 from baton.engine.experts.nixl_dispatch import check_nixl
-from baton.engine.kv.fingerprint import compatibility_fingerprint
 from baton.engine.kv.layout import torch_dtype
 from baton.engine.parallel.group_view import GroupView
 from baton.membership.rendezvous.epoch import Life
@@ -46,7 +44,8 @@ class WorkerGroup:
         )
         device = torch.device(config.engine.device)
         min_ranks = min(config.min_expert_ranks, config.group_size)
-        self.experts = ExpertGroup(member, config.host, device, balance, _nixl_hidden(config, device), min_ranks)
+        nixl_hidden = _nixl_hidden(config, device)
+        self.experts = ExpertGroup(member, config.host, device, balance, nixl_hidden, min_ranks, _rules(config))
         self._call: Callable[[Callable[[Engine], None]], object] | None = None
         self._queued: set[tuple[int, int]] = set()  # wakes that the engine has not taken: epoch and round
 
@@ -112,8 +111,7 @@ async def joined(
     uds = None if config.uds is None else f"{config.uds}.group"
     address = listen(server, security, config.host, config.group_port, uds)
     life = Life(config.worker_id, incarnation, address)
-    fingerprint = await asyncio.to_thread(_fingerprint, config)
-    place = Place(config.group, life, fingerprint, config.group_size)
+    place = Place(config.group, life, config.group_size)
     member = GroupMember(rendezvous_address(config.rendezvous, config.registry), place, security, channels)
     group = WorkerGroup(config, member)
     member.listen(group.on_view)
@@ -137,11 +135,8 @@ def _nixl_hidden(config: WorkerConfig, device: torch.device) -> int | None:
     return model.hidden_size
 
 
-def _fingerprint(config: WorkerConfig) -> str:
-    """Return a fingerprint that ranks share if their experts are interchangeable and their placement rules equal."""
-    directory, engine = Path(config.engine.model), config.engine
-    model = read_model_config(directory, engine.dtype)
+def _rules(config: WorkerConfig) -> str:
+    """Return the settings by which ranks place experts and talk to each other, which must be equal on all of them."""
     balance = f"{config.enable_eplb}/{config.num_redundant_experts}/{config.eplb_step_interval}"
-    rules = f"{balance}/{config.eplb_num_nodes}/{config.all2all_backend}/{config.min_expert_ranks}"
-    fingerprint = compatibility_fingerprint(directory, model, engine.block_size, weights_revision(directory))
-    return f"{fingerprint}/{PROTOCOL_VERSION}/{rules}"
+    others = f"{config.eplb_num_nodes}/{config.all2all_backend}/{config.min_expert_ranks}"
+    return f"{PROTOCOL_VERSION}/{balance}/{others}"

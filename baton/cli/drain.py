@@ -12,14 +12,13 @@ from baton.cli.options.server import key_flag, url_flag
 from baton.cli.options.tls_flags import tls_flags
 from baton.cli.options.worker_addresses import (
     KnownWorker,
-    at_host,
     call_each,
     check_target,
     host_flags,
+    host_workers,
     named,
-    registry_of,
-    registry_workers,
     report,
+    report_none,
     router_workers,
 )
 from baton.protos.worker_pb2 import DrainRequest
@@ -55,6 +54,7 @@ def command(
     worker: str | None,
     host: str | None,
     registry_file: Path | None,
+    missing_ok: bool,
     timeout_s: float | None,
     force: bool,
     https: ssl.SSLContext | None,
@@ -64,24 +64,24 @@ def command(
 
     No request is lost: requests that do not finish in time migrate to other workers together with their KV. `baton
     undrain` puts a drained worker back into service. Exits with status 3, without draining, if no other worker of the
-    role accepts requests.
+    role accepts requests. With --host, fails if the registry lists no worker there, which may still serve if it cannot
+    reach the registry; --missing-ok is for hosts that may have none.
 
     \b
     Examples:
     $ baton drain decode-0
     $ baton drain 10.0.0.5:7000 --timeout-s 60
     """
-    check_target(worker, host, registry_file)
+    check_target(worker, host, registry_file, missing_ok)
     if host is not None and registry_file is not None:
-        workers = asyncio.run(registry_workers(registry_of(registry_file)))
-        found = at_host(workers, host)
+        workers, found = asyncio.run(host_workers(registry_file, host))
+        if not found:
+            report_none(registry_file, host, missing_ok)
+            return
     else:
         assert worker is not None  # one of the two is given
         workers = router_workers(connect(url, READ_TIMEOUT_S, api_key, https), url)
         found = named(workers, worker, url)
-    if not found:
-        click.echo(f"there is no worker at {host}")
-        return
     if not force:
         check_others_serve(workers, found.values())
     request = DrainRequest(timeout_s=timeout_s or 0.0)

@@ -12,14 +12,13 @@ from baton.cli.options.https_flags import https_flags
 from baton.cli.options.server import key_flag, url_flag
 from baton.cli.options.tls_flags import tls_flags
 from baton.cli.options.worker_addresses import (
-    at_host,
     call_each,
     check_target,
     host_flags,
+    host_workers,
     named,
-    registry_of,
-    registry_workers,
     report,
+    report_none,
     router_workers,
 )
 from baton.protos.worker_pb2 import UndrainRequest
@@ -43,6 +42,7 @@ def command(
     worker: str | None,
     host: str | None,
     registry_file: Path | None,
+    missing_ok: bool,
     https: ssl.SSLContext | None,
     security: Security,
 ) -> None:
@@ -51,15 +51,15 @@ def command(
     Undraining a worker that is in service is not an error. A drain in progress is cancelled; requests that have
     migrated to other workers stay there. A worker that is shutting down cannot be undrained.
     """
-    check_target(worker, host, registry_file)
+    check_target(worker, host, registry_file, missing_ok)
     if host is not None and registry_file is not None:
-        found = at_host(asyncio.run(registry_workers(registry_of(registry_file))), host)
+        _, found = asyncio.run(host_workers(registry_file, host))
+        if not found:
+            report_none(registry_file, host, missing_ok)
+            return
     else:
         assert worker is not None  # one of the two is given
         found = named(router_workers(connect(url, TIMEOUT_S, api_key, https), url), worker, url)
-    if not found:
-        click.echo(f"there is no worker at {host}")
-        return
 
     def undrain(channel: grpc.aio.Channel) -> Awaitable[object]:
         return WorkerStub(channel).Undrain(UndrainRequest(), timeout=TIMEOUT_S)

@@ -86,12 +86,6 @@ class WeightsHash:
         return digest.hexdigest()
 
 
-def weights_revision(directory: Path) -> str:
-    """Hash a checkpoint's weights and wait for the result. Raises InvalidCheckpoint."""
-    with WeightsHash(directory) as weights_hash:
-        return weights_hash.revision()
-
-
 def _check(path: Path, before: FileState, now: FileState) -> None:
     if now != before:
         raise InvalidCheckpoint(f"{path} changed while it was read; restart once it no longer changes")

@@ -61,12 +61,15 @@ class ExpertGroup:
         balance: BalanceSettings | None = None,
         nixl_hidden: int | None = None,
         fewest_ranks: int = 1,
+        rules: str = "",
     ) -> None:
         """Create the group without forming it.
 
         host: address of this rank's interface; nixl_hidden: hidden size if `nixl_ep` is used, otherwise None;
-        fewest_ranks: with fewer ranks nothing is computed, since they might lack the memory for all experts.
+        fewest_ranks: with fewer ranks nothing is computed, since they might lack the memory for all experts;
+        rules: settings that all ranks must share, as a part of the fingerprint with which this rank joins.
         """
+        self._rules = rules
         self._nixl_hidden = nixl_hidden
         self._link: NixlLink | None = None
         self.membership = membership
@@ -89,6 +92,10 @@ class ExpertGroup:
         self._num_expert_groups = reader.num_groups
         self.layers.append(ExpertLayer(self.ranks, reader, num_experts, self._device))
         return self.layers[-1]
+
+    def join(self, fingerprint: str) -> None:
+        """Announce that this rank has loaded everything but the experts. fingerprint: of what it has loaded."""
+        self.membership.join(f"{fingerprint}/{self._rules}")
 
     def form(self) -> None:
         """Join the newest epoch, retrying with later ones, until every expert has a slot. Raises EngineEnded."""

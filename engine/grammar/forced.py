@@ -36,8 +36,10 @@ class ForcedTokens:
         if len(text) < 2:
             return None
         text = text[:MAX_CHARS]
-        if text in self._cache:
-            return self._cache.get(text)
+        try:
+            return self._cache[text]  # one look: another thread may evict the text at any time
+        except KeyError:
+            pass
         token = self._find(text)
         self._cache[text] = token
         if len(self._cache) > MAX_CACHED:

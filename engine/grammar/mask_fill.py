@@ -113,6 +113,10 @@ class GrammarState:
         if self.waiting_since_s is None:
             self.waiting_since_s = time.monotonic()
 
+    def has_waited(self, duration_s: float) -> bool:
+        """Return whether the request waits for its mask, and has for longer than `duration_s`."""
+        return self.waiting_since_s is not None and time.monotonic() - self.waiting_since_s > duration_s
+
     def lacks_mask(self, request: Request) -> bool:
         """Return whether the mask of the next token can be filled and was not started."""
         is_idle = self.position is not None and self.error is None and self.fill is None

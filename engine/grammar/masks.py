@@ -14,13 +14,12 @@
    and cache salt, now and later. The thread cannot be interrupted, so that another one replaces it until the mask is
    filled. While a tenant has several such masks, its other requests start no masks of grammars that are not cheap.
 7. A request that was not sampled for MAX_WAIT_S because its mask was missing fails with QueueFull: another worker may
-   continue it.
+   continue it. It does not fail if only the engine's next step is missing, as while another rank hangs.
 8. If matchers take too much memory, the requests with the largest ones fail.
 """
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -129,7 +128,7 @@ class GrammarMasks:
             if state.num_masked == request.num_output_tokens:
                 return True
             if self._may_await(state, request):
-                if not state.num_missed:
+                if not state.num_missed or state.has_waited(MAX_WAIT_S):  # in the latter case for the engine's step
                     state.waiting_since_s = None
                 return True
             state.note_wait()
@@ -269,9 +268,10 @@ class GrammarMasks:
                 self._refuse(fill.state, SlowMask(fill.cpu_s))
             for state in self._memory.check(self._states.values()):
                 self._fail(state, ValueError("matching it takes too much memory; make it simpler or less ambiguous"))
-            waiting = [(state, state.waiting_since_s) for state in self._states.values() if state.waiting_since_s]
-            for state, since_s in waiting:
-                if time.monotonic() - since_s > MAX_WAIT_S:
+            waiting = [state for state in self._states.values() if state.waiting_since_s is not None]
+            for state in waiting:
+                is_held_up = state.fill is not None or not self._threads.may_await(state)
+                if is_held_up and state.has_waited(MAX_WAIT_S):
                     self._fail(state, QueueFull("masks of other requests occupy the threads; try again later"))
             if waiting or self._threads.needs_check or self._memory.num_large_bytes:
                 self._check_later()

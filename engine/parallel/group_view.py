@@ -23,8 +23,11 @@ class Membership(Protocol):
         """Newest known epoch, 0 before the first. If it is newer than the engine's, the engine must re-form."""
         ...
 
-    def join(self) -> None:
-        """Announce that this rank has loaded and may become a member; idempotent."""
+    def join(self, fingerprint: str) -> None:
+        """Announce that this rank has loaded and may become a member; idempotent.
+
+        fingerprint: equal on ranks that can be members of one group.
+        """
         ...
 
     def wait(self, seen: GroupView | None, timeout_s: float) -> GroupView | None:

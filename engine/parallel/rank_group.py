@@ -95,7 +95,6 @@ class RankGroup:
 
         Raises EngineEnded if this rank has left for good.
         """
-        self._membership.join()
         seen: GroupView | None = None
         began_s = time.monotonic()
         while not self._has_left:

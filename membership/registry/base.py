@@ -8,6 +8,8 @@ from typing import Protocol
 from baton.process.errors import PlainError
 from baton.settings.names import Role
 
+LONGEST_PAUSE_S = 2.0  # after this a Redis that restarted empty has all workers again
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:

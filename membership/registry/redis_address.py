@@ -12,9 +12,9 @@ from typing import Any, cast
 import orjson
 from redis.exceptions import ResponseError
 
-from baton.membership.registry.base import PlaceTaken, RegistryLost
+from baton.membership.registry.base import LONGEST_PAUSE_S, PlaceTaken, RegistryLost
 from baton.membership.registry.redis_client import REDIS_ERRORS, RedisConnections, done
-from baton.membership.registry.redis_lease import FIRST_BACKOFF_S, LAST_BACKOFF_S, LONGEST_PAUSE_S, RENEWALS
+from baton.membership.registry.redis_lease import FIRST_BACKOFF_S, LAST_BACKOFF_S, RENEWALS
 from baton.membership.registry.redis_texts import is_wrong_type
 from baton.rpc.backoff import Backoff
 from baton.settings.names import is_host_port

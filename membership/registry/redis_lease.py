@@ -6,7 +6,7 @@ import math
 import time
 from contextlib import suppress
 
-from baton.membership.registry.base import LeaseLapsed, Member
+from baton.membership.registry.base import LONGEST_PAUSE_S, LeaseLapsed, Member
 from baton.membership.registry.redis_client import REDIS_ERRORS
 from baton.membership.registry.redis_store import RedisStore
 from baton.rpc.backoff import Backoff
@@ -17,7 +17,6 @@ FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
 RENEWALS = 4  # per lease: this many may fail before it lapses
 LONGEST_LOOK_S = 0.25  # between two looks at the clock
-LONGEST_PAUSE_S = 2.0  # after this a Redis that restarted empty has all workers again
 
 
 class RedisLease:

@@ -4,7 +4,8 @@ The first epoch begins when the group has reached its size. After that, every ch
 shortly afterwards with the members of that moment; so does a member's report that the current epoch is broken.
 
 A rendezvous that has just started has no state. Members that join again send their newest epoch, which it adopts, and
-it waits for that epoch's members. If all return in time, nothing has changed, and no new epoch begins.
+it waits for that epoch's members. If all return in time, nothing has changed, and no new epoch begins. New members of
+another fingerprint or size that joined ahead of them are refused.
 """
 
 import asyncio
@@ -54,7 +55,9 @@ class Group:
         elif old is not None:
             old.close(Refused(grpc.StatusCode.ABORTED, "the member has joined again over another stream"))
         self._fingerprint, self._size = join.fingerprint, join.size
-        session = self._sessions[join.life.name] = MemberSession(join.life, self._loop.time())
+        session = self._sessions[join.life.name] = MemberSession(
+            join.life, self._loop.time(), knows_epoch=join.last_epoch is not None
+        )
         if join.last_epoch is not None:
             self._adopt(join.last_epoch)
         if self._epoch is not None and join.life in self._epoch.lives:
@@ -117,22 +120,29 @@ class Group:
             session.close(Refused(grpc.StatusCode.UNAVAILABLE, "the rendezvous is shutting down"))
 
     def _check(self, join: Join) -> None:
-        """Raise Refused if the member does not match the others."""
-        precondition = grpc.StatusCode.FAILED_PRECONDITION
+        """Raise Refused if the member does not match the others. New members yield to one of an epoch: remove them."""
         if join.life.incarnation in self._replaced:
             raise _replaced(join.life)
-        others = self._sessions.keys() - {join.life.name}
-        if not others:
-            return
-        if len(others) >= self._settings.max_members:
+        others = [session for name, session in self._sessions.items() if name != join.life.name]
+        ours, theirs = (join.fingerprint, join.size), (self._fingerprint, self._size)
+        if others and ours != theirs:
+            if join.last_epoch is None or self._epoch is not None or any(other.knows_epoch for other in others):
+                raise self._mismatch(ours, theirs)
+            for other in others:
+                self.remove(other, self._mismatch(theirs, ours))
+        elif len(others) >= self._settings.max_members:
             limit = self._settings.max_members
             raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"group {self._name} is full with {limit} members")
-        if join.fingerprint != self._fingerprint:
-            text = f"the fingerprint is {join.fingerprint}, that of group {self._name} is {self._fingerprint}"
-            raise Refused(precondition, f"{text}: model, dtype or layout differ; use another group")
-        if join.size != self._size:
-            text = f"the size is {join.size}, that of group {self._name} is {self._size}"
-            raise Refused(precondition, f"{text}; all members need the same size")
+
+    def _mismatch(self, member: tuple[str, int], group: tuple[str, int]) -> Refused:
+        """Return the refusal of a member whose fingerprint and size are not the group's."""
+        (fingerprint, size), (group_fingerprint, group_size) = member, group
+        if fingerprint != group_fingerprint:
+            text = f"the fingerprint is {fingerprint}, that of group {self._name} is {group_fingerprint}"
+            end = "model, dtype or layout differ; use another group"
+            return Refused(grpc.StatusCode.FAILED_PRECONDITION, f"{text}: {end}")
+        text = f"the size is {size}, that of group {self._name} is {group_size}; all members need the same size"
+        return Refused(grpc.StatusCode.FAILED_PRECONDITION, text)
 
     def _adopt(self, known: Epoch) -> None:
         """Adopt an epoch that a member knows if ours is older, or none."""

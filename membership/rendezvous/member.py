@@ -55,7 +55,6 @@ class Place:
 
     group: str
     life: Life
-    fingerprint: str
     size: int  # members with which the group begins
 
 
@@ -73,6 +72,7 @@ class GroupMember:
         self._loop = asyncio.get_running_loop()
         self._rendezvous = rendezvous
         self._place = place
+        self._fingerprint = ""  # known once the rank has loaded
         self._security = security
         self._epoch: Epoch | None = None
         self._newest = NewestView()
@@ -87,14 +87,15 @@ class GroupMember:
         """Call `listener` with each newer view, on the event loop."""
         self._listener = listener
 
-    def join(self) -> None:
-        """Begin to join unless already begun; callable from any thread."""
-        self._post(self.start)
+    def join(self, fingerprint: str) -> None:
+        """Begin to join unless already begun; callable from any thread. See Membership."""
+        self._post(self.start, fingerprint)
 
-    def start(self) -> None:
+    def start(self, fingerprint: str) -> None:
         """Begin to join unless already begun; on the event loop."""
         if self._run is not None or self._is_leaving:
             return
+        self._fingerprint = fingerprint
         self._run = asyncio.create_task(self._keep(), name="group member")
 
     async def leave(self) -> None:
@@ -191,7 +192,7 @@ class GroupMember:
         return group_pb2.JoinGroup(
             group=place.group,
             life=life_to_proto(place.life),
-            fingerprint=place.fingerprint,
+            fingerprint=self._fingerprint,
             size=place.size,
             last_epoch=None if self._epoch is None else epoch_to_proto(self._epoch),
         )

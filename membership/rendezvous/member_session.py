@@ -11,8 +11,10 @@ from baton.protos import group_pb2
 class MemberSession:
     """The next message to a member: only the newest epoch, never a queue of them."""
 
-    def __init__(self, life: Life, now_s: float) -> None:
+    def __init__(self, life: Life, now_s: float, knows_epoch: bool = False) -> None:
+        """`knows_epoch`: whether the member joined with an epoch."""
         self.life = life
+        self.knows_epoch = knows_epoch
         self.heartbeat_at_s = now_s  # time of the last heartbeat, by the event loop's clock
         self.end: Refused | None = None  # why the session was closed
         self._is_closed = False

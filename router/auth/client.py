@@ -10,7 +10,7 @@ from types import TracebackType
 from baton.router.auth.api_key import ApiKey, digest_of
 from baton.router.auth.cache_secret import CacheSecret, Tenant
 from baton.router.auth.key_meter import NOTHING, KeyMeter
-from baton.router.auth.keys_file import InvalidKeysFile, KeysFile
+from baton.router.auth.keys_file import InvalidKeysFile, KeysFile, Signature
 from baton.router.request_context import INT32_MAX
 from baton.rpc.background_check import BackgroundCheck
 from baton.rpc.status import Unauthenticated
@@ -107,7 +107,7 @@ class KeyRing:
 
     Each lookup checks the file for changes, at most once a second, so a removed key is refused within a second. The
     lookup waits for the check up to `background_check.MAX_WAIT_S`: a thousand keys take some 100 ms, once per change.
-    If the file's file system hangs, the keys are unchanged until it responds.
+    If the file's file system hangs or the file cannot be read, the keys are unchanged until it can be.
     """
 
     def __init__(
@@ -129,6 +129,7 @@ class KeyRing:
         self._clients: dict[bytes, Client] = {}
         self._digests: dict[str, bytes] = {}  # by the keys' names
         self._checked_s = clock()
+        self._logged: tuple[Signature | None, str] | None = None  # file and error; None: the last read succeeded
         self._in_file: Sequence[ApiKey] = [] if file is None else file.read()  # replaced by the check's thread
         self._in_use: Sequence[ApiKey] = self._in_file  # the version in `_clients`
         self._take(self._in_file)
@@ -168,15 +169,19 @@ class KeyRing:
         """Read the file if it has changed. An invalid file leaves the keys unchanged. Called in the check's thread."""
         if not file.has_changed():
             return
+        signature = file.signature()
         try:
             self._in_file = file.read()
+            self._logged = None
         except InvalidKeysFile as error:
-            logger.error("the API keys are unchanged: %s", error)
+            if self._logged != (signature, str(error)):  # a file that cannot be opened is tried again at each check
+                self._logged = (signature, str(error))
+                logger.error("the API keys are unchanged: %s", error)
 
     def _take(self, keys: Iterable[ApiKey]) -> None:
-        """Replace the file's keys. The counts of a key continue under its name."""
+        """Replace the file's keys. The counts of a key continue under its name, also if a version lacks the key."""
         by_digest = {key.digest: key for key in (*self._keys, *keys)}
-        meters: dict[str, KeyMeter] = {}
+        meters = {name: meter for name, meter in self._meters.items() if meter.is_used}
         for key in by_digest.values():
             if not key.is_metered and key.name not in self._meters:
                 continue

@@ -67,6 +67,13 @@ class KeyMeter:
             elif bucket is None or bucket.per_minute != per_minute:
                 self._buckets[kind] = RateBucket(per_minute, self._clock())
 
+    @property
+    def is_used(self) -> bool:
+        """Whether the counts differ from those of a new meter."""
+        now_s = self._clock()
+        is_drawn = any(bucket.level(now_s) < bucket.per_minute for bucket in self._buckets.values())
+        return is_drawn or self._num_inflight > 0 or self._num_uploads > 0
+
     def begin(self) -> None:
         """Count a request. Raises KeyLimitReached if the key has used up a rate."""
         if not self._buckets:

@@ -60,30 +60,33 @@ Signature = tuple[int, int, int, int]
 
 
 class KeysFile:
-    """The path of the file, and the signature of the last version that was read."""
+    """The path of the file, and the signature of the last version that was read, whether valid or not."""
 
     def __init__(self, path: str) -> None:
         """Read nothing yet."""
         self.path = Path(path)
-        self._signature: Signature | None = None
+        self._read: Signature | None = None  # None: nothing yet
 
     def has_changed(self) -> bool:
-        """Return whether the file has changed since the last `read`; a deleted file has changed too."""
-        return self._stat() != self._signature
+        """Return whether the file is not the version of the last `read` that could open it."""
+        return self.signature() != self._read
 
     def read(self) -> list[ApiKey]:
-        """Read the keys. Raises InvalidKeysFile; an invalid file counts as read, too, unless it can be read later."""
+        """Read the keys. Raises InvalidKeysFile.
+
+        A file that cannot be opened still counts as changed: the cause, such as its mode or a lack of file descriptors,
+        may end without a change of the signature.
+        """
         try:
             with open_regular(self.path) as file:
-                self._signature = _signature(os.fstat(file.fileno()))
+                signature = _signature(os.fstat(file.fileno()))
                 text = file.read()
         except OSError as error:
-            if not isinstance(error, BlockingIOError):  # that one has a lease, which its holder will release
-                self._signature = self._stat()
             raise InvalidKeysFile(f"cannot read {self.path}: {error.strerror}") from None
+        self._read = signature
         return read_keys(text, str(self.path))
 
-    def _stat(self) -> Signature | None:
+    def signature(self) -> Signature | None:
         """Return the current signature of the file; None if there is none."""
         try:
             return _signature(self.path.stat())

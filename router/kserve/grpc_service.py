@@ -97,12 +97,11 @@ class KServeService(GRPCInferenceServiceServicer):
 
         async def serve(request: pb.ModelInferRequest) -> None:
             try:
-                await StreamedRequest(self._service, request, context, turn).serve(client)
+                await StreamedRequest(self._service, request, context, turn).serve()
             finally:
                 places.release()
 
         try:
-            client = client_of(self._service, context)
             async with asyncio.TaskGroup() as group:
                 async for request in requests:
                     await places.acquire()

@@ -7,7 +7,7 @@ from baton.protos.open_inference_pb2 import ModelInferRequest, ModelInferRespons
 from baton.router.auth.client import Client
 from baton.router.errors import REQUEST_PANICS
 from baton.router.generation import CompletionDelta, Generation
-from baton.router.grpc.call import counted
+from baton.router.grpc.call import client_of, counted
 from baton.router.grpc.response_writer import ResponseWriter
 from baton.router.kserve.errors import error_text
 from baton.router.kserve.inference import Inference
@@ -15,6 +15,7 @@ from baton.router.kserve.messages import IS_FINAL, WANTS_FINAL
 from baton.router.kserve.run import Context, Receive, Run
 from baton.router.kserve.tensors import OutputTensor
 from baton.router.service import RouterService
+from baton.rpc.status import Unauthenticated
 
 
 class StreamedRequest:
@@ -34,10 +35,15 @@ class StreamedRequest:
         self._run = Run(service, request, context)
         self._wants_final = WANTS_FINAL in request.parameters and request.parameters[WANTS_FINAL].bool_param
 
-    async def serve(self, client: Client) -> None:
+    async def serve(self) -> None:
         """Write all responses; an error is one of them. Raises SlowClient."""
-        unread, command_id = self._service.unread, self._run.command_id
-        async with ResponseWriter(self._context, unread, command_id, client.fairness_key, self._turn) as writer:
+        try:
+            client = client_of(self._service, self._context)  # a stream may outlive its key
+        except Unauthenticated as error:
+            async with self._writer(key=None) as writer:
+                await writer.send(self._failure(error))
+            return
+        async with self._writer(client.fairness_key) as writer:
             try:
                 with REQUEST_PANICS:
                     client.begin()
@@ -45,6 +51,9 @@ class StreamedRequest:
                         await self._serve(client, writer)
             except Exception as error:
                 await writer.send(self._failure(error))
+
+    def _writer(self, key: str | None) -> ResponseWriter:
+        return ResponseWriter(self._context, self._service.unread, self._run.command_id, key, self._turn)
 
     async def _serve(self, client: Client, writer: ResponseWriter) -> None:
         inference = await self._run.read(may_stream=True)

@@ -27,11 +27,16 @@ async def test_all_workers_of_a_host_are_drained_and_no_others(tmp_path: Path) -
         file = tmp_path / "url"
         file.write_text(f"{server.url}\n")
         where = ("--registry-file", str(file), "--timeout-s", "1")
-        assert await drain("--host", "127.0.0.1", *where) == (0, "there is no worker at 127.0.0.1\n")
+        status, output = await drain("--host", "127.0.0.1", *where)
+        assert status == 1
+        assert f"the registry of {file} lists no worker at 127.0.0.1; a worker that cannot reach" in " ".join(
+            output.split()
+        )
         await start_workers(stack, server.url, tmp_path, "prefill", "decode")
         client = await stack.enter_async_context(registry_router(server.url, MODEL, tmp_path))
         await wait_ready_workers(client, "prefill-0", "decode-1")
-        assert await drain("--host", "127.0.0.9", *where) == (0, "there is no worker at 127.0.0.9\n")
+        none = f"the registry of {file} lists no worker at 127.0.0.9\n"
+        assert await drain("--host", "127.0.0.9", "--missing-ok", *where) == (0, none)
         await complete(client)
         status, output = await drain("--host", "127.0.0.1", *where)
         assert status == 3
@@ -59,6 +64,7 @@ async def test_all_workers_of_a_host_are_drained_and_no_others(tmp_path: Path) -
         (("--host", "127.0.0.1"), "--host and --registry-file must be given together"),
         (("decode-0", "--host", "127.0.0.1", "--registry-file", __file__), "give either one WORKER"),
         (("--host", "127.0.0.1", "--registry-file", __file__), "Error"),
+        (("decode-0", "--missing-ok"), "--missing-ok needs --host"),
     ],
 )
 async def test_conflicting_options_are_reported(options: tuple[str, ...], words: str) -> None:

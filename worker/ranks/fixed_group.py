@@ -35,7 +35,7 @@ class FixedGroup:
         """Epoch of the newest view; see Membership."""
         return self._newest.epoch
 
-    def join(self) -> None:
+    def join(self, fingerprint: str) -> None:
         """Do nothing: a rank is a member from the start."""
 
     def wait(self, seen: GroupView | None, timeout_s: float) -> GroupView | None:

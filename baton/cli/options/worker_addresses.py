@@ -10,13 +10,14 @@ import click
 import grpc
 import httpx
 
-from baton.membership.registry.base import Registry, first_view
+from baton.membership.registry.base import LONGEST_PAUSE_S, Registry, first_view
 from baton.membership.registry.factory import open_registry
 from baton.rpc.router_client import ServerError, check, json_body, unreachable
 from baton.rpc.tls import Security
 from baton.settings.values import OptionError
 
 REGISTRY_TIMEOUT_S = 10.0
+RETURN_S = LONGEST_PAUSE_S + 0.5  # until workers have registered again at a Redis that restarted empty
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
@@ -32,20 +33,24 @@ class KnownWorker:
 
 
 def host_flags(verb: str) -> Callable[[Command], Command]:
-    """Add --host and --registry-file to a click command."""
+    """Add --host, --registry-file and --missing-ok to a click command."""
 
     def add(command: Command) -> Command:
         path = click.Path(exists=True, dir_okay=False, path_type=Path)
         file_help = "With --host: file with the URL of the registry (redis://...)."
         command = click.option("--registry-file", type=path, help=file_help)(command)
+        missing_help = "With --host: succeed if the registry lists no worker there."
+        command = click.option("--missing-ok", is_flag=True, help=missing_help)(command)
         host_help = f"{verb} all workers that the registry lists at this address, instead of WORKER."
         return click.option("--host", help=host_help)(command)
 
     return add
 
 
-def check_target(worker: str | None, host: str | None, registry_file: Path | None) -> None:
+def check_target(worker: str | None, host: str | None, registry_file: Path | None, missing_ok: bool) -> None:
     """Raise UsageError unless the flags name either a worker or a host."""
+    if missing_ok and host is None:
+        raise click.UsageError("--missing-ok needs --host")
     if (host is None) != (registry_file is None):
         raise click.UsageError("--host and --registry-file must be given together")
     if (worker is None) == (host is None):
@@ -88,6 +93,27 @@ def at_host(workers: Sequence[KnownWorker], host: str) -> dict[str, str]:
     """Return the addresses of the workers at a host, keyed by `id@address`."""
     found = [each for each in workers if each.address.rpartition(":")[0].strip("[]") == host]
     return {f"{each.name}@{each.address}": each.address for each in found}
+
+
+async def host_workers(file: Path, host: str) -> tuple[list[KnownWorker], dict[str, str]]:
+    """Return all workers that the registry of a file lists, and the addresses of those at a host as `at_host`.
+
+    If there are none at the host, the registry is read a second time, because one that has just restarted empty has all
+    workers again after a pause. Raises ClickException.
+    """
+    workers = await registry_workers(registry_of(file))
+    if not at_host(workers, host):
+        await asyncio.sleep(RETURN_S)
+        workers = await registry_workers(registry_of(file))
+    return workers, at_host(workers, host)
+
+
+def report_none(file: Path, host: str, missing_ok: bool) -> None:
+    """Print that no worker is listed at a host. Raises ClickException unless `missing_ok`."""
+    text = f"the registry of {file} lists no worker at {host}"
+    if not missing_ok:
+        raise click.ClickException(f"{text}; a worker that cannot reach the registry may still serve there")
+    click.echo(text)
 
 
 def registry_of(file: Path) -> Registry:

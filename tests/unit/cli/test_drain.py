@@ -1,9 +1,15 @@
-"""Drains that are refused."""
+"""Drains that are refused, and the workers of a host."""
+
+from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
 from baton.cli.drain import LastWorker, check_others_serve
-from baton.cli.options.worker_addresses import KnownWorker
+from baton.cli.options.worker_addresses import KnownWorker, host_workers
+from baton.membership.registry.factory import open_registry
+from tests.redis_server import HOST, redis_server
+from tests.unit.membership.registry.registry_members import following, kept, make_member
 
 
 def worker(name: str, takes_requests: bool = True, model: str = "m") -> KnownWorker:
@@ -41,3 +47,18 @@ def test_drain_refuses_the_last_worker_of_a_role(
 
 def test_a_worker_that_no_longer_serves_may_be_drained_again() -> None:
     check_others_serve([worker("decode-0", takes_requests=False)], ["decode-0:1"])
+
+
+async def test_workers_are_found_that_a_restarted_registry_does_not_list_yet(tmp_path: Path) -> None:
+    file, member = tmp_path / "url", make_member(address="10.0.0.1:7000")
+    async with redis_server(tmp_path / "redis") as server:
+        file.write_text(server.url)
+        registry = open_registry(server.url)
+        async with following(registry) as views, kept(registry.lease(member, 10)):
+            await views.until_members(member)
+            async with Redis(host=HOST, port=server.port) as client:
+                await client.flushall()
+            workers, found = await host_workers(file, "10.0.0.1")
+        await registry.close()
+    assert [each.name for each in workers] == ["decode-0"]
+    assert found == {"decode-0@10.0.0.1:7000": "10.0.0.1:7000"}

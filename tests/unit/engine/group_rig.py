@@ -53,6 +53,7 @@ class Member:
     def __init__(self, group: Group, name: str) -> None:
         self._group = group
         self.name = name
+        self.fingerprint = ""
         self.on_join: Callable[[], None] = lambda: None  # the tests set the members
 
     @property
@@ -71,7 +72,8 @@ class Member:
             return None
         return GroupView(group.epoch, group.members, group.members.index(self.name), group.store)
 
-    def join(self) -> None:
+    def join(self, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
         self.on_join()
 
     def publish_store(self, epoch: int, address: str) -> None:

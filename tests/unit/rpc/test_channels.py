@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from baton.rpc.peers import Channels
-from baton.rpc.tls import MutualTls
+from baton.rpc.tls import MutualTls, Plaintext
 from tests.unit.rpc.test_tls import request, serving, write
 
 HealthWatch = grpc.aio.UnaryStreamCall[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
@@ -34,6 +34,7 @@ async def workers() -> AsyncIterator[list[str]]:
 @pytest.fixture
 async def channels(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Channels]:
     """Yield channels that check for unused ones on every `get`, without the grace of SOON_S."""
+    monkeypatch.setattr("baton.rpc.peers.VERSION_INTERVAL_S", 0.0)
     monkeypatch.setattr("baton.rpc.peers.CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr("baton.rpc.peers.SOON_S", 0.0)
     channels = Channels()
@@ -167,3 +168,27 @@ async def test_a_replaced_channel_is_closed_after_its_last_call(
                     break  # closed
         await request(secured.get(address))
     await secured.close()
+
+
+class CountedSecurity(Plaintext):
+    """Plaintext that counts how often its version is read."""
+
+    def __init__(self) -> None:
+        self.num_reads = 0
+
+    @property
+    def version(self) -> int:  # type: ignore[override]  # an attribute of the base class
+        """Count the read."""
+        self.num_reads += 1
+        return 0
+
+
+async def test_one_check_of_the_certificates_serves_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.rpc.peers.VERSION_INTERVAL_S", 60.0)
+    security = CountedSecurity()
+    channels = Channels(security)
+    num_before = security.num_reads
+    for _ in range(100):
+        channels.get("127.0.0.1:1")
+    assert security.num_reads == num_before + 1
+    await channels.close()

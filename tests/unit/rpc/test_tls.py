@@ -86,7 +86,8 @@ async def test_a_server_must_have_the_expected_name(tmp_path: Path) -> None:
         assert await is_refused(client, address)
 
 
-async def test_replaced_files_apply_to_new_connections_only(tmp_path: Path) -> None:
+async def test_replaced_files_apply_to_new_connections_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.rpc.peers.VERSION_INTERVAL_S", 0.0)
     old, new = trustme.CA(), trustme.CA()
     server, client = (MutualTls(write(tmp_path / name, old)) for name in ("server", "client"))
     channels = Channels(client)

@@ -1,12 +1,21 @@
-"""Wakes on their way to a worker's engine: bounded, whatever a peer sends while the engine is busy."""
+"""A worker in a group: the weights with which it joins, and a bounded number of wakes on their way to its engine."""
 
 import asyncio
+import shutil
+from pathlib import Path
 
 import grpc
 import pytest
 
-from baton.worker.expert_group import MAX_QUEUED_WAKES
-from tests.unit.membership.rendezvous.rendezvous_rig import until
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.errors import EngineEnded
+from baton.rpc.peers import Channels
+from baton.rpc.tls import Plaintext
+from baton.worker.config import WorkerConfig
+from baton.worker.expert_group import MAX_QUEUED_WAKES, joined
+from tests.checkpoints import make_checkpoint
+from tests.unit.membership.rendezvous.rendezvous_rig import Stream, life, rendezvous, until
 from tests.unit.worker.busy_member import busy_member
 
 MOST = (1 << 64) - 1
@@ -55,3 +64,30 @@ async def test_a_newer_epoch_reaches_an_engine_with_a_full_queue() -> None:
         member.group.member.report_broken(epoch, "the test wants a newer epoch")
         await until(lambda: member.group.member.epoch > epoch)
         assert member.engine.take_calls()[-1] == (member.group.member.epoch, 0)
+
+
+async def test_a_worker_joins_with_the_weights_that_it_has_loaded(tmp_path: Path) -> None:
+    """Also if they were replaced while it started."""
+    model, new = (make_checkpoint("mixtral", tmp_path / f"{seed}", seed) for seed in (0, 1))
+    engine_config = EngineConfig(model=str(model), kv_cache_memory_bytes=1 << 21, num_threads=1)
+    channels = Channels()
+    async with rendezvous() as (service, address):
+        config = WorkerConfig(
+            role="decode", worker_id="a", engine=engine_config, expert_parallel=2, rendezvous=address, group="g"
+        )
+        async with joined(config, "1", Plaintext(), channels) as group:
+            assert group is not None
+            shutil.rmtree(model)
+            new.rename(model)
+            loading = asyncio.create_task(asyncio.to_thread(Engine, engine_config, group=group.experts))
+            await until(lambda: service.num_members or loading.done())
+            async with grpc.aio.insecure_channel(address) as channel:
+                other = Stream(channel)
+                await other.join(life=life("b"), size=2, fingerprint="other")
+                _, details = await other.refusal()
+            group.leave_engine()
+            with pytest.raises(EngineEnded):
+                await loading
+    await channels.close()
+    fingerprint = (await asyncio.to_thread(Engine, engine_config)).fingerprint
+    assert f"that of group g is {fingerprint}/" in details

@@ -100,7 +100,7 @@ template:
           - sh
           - -c
           - >-
-            baton drain --force --registry-file /etc/baton/registry/url --host "$POD_IP"
+            baton drain --force --missing-ok --registry-file /etc/baton/registry/url --host "$POD_IP"
             --timeout-s {{ $root.Values.drainTimeoutSeconds }}
             {{- if $root.Values.tls.internal.enabled }}
             --tls-cert /etc/baton/tls/tls.crt --tls-key /etc/baton/tls/tls.key

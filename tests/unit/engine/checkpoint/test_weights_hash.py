@@ -12,7 +12,7 @@ import pytest
 
 from baton.engine.checkpoint import file_hashes
 from baton.engine.checkpoint.file_hashes import FileHashes, FileState
-from baton.engine.checkpoint.weights_hash import WeightsHash, weights_revision
+from baton.engine.checkpoint.weights_hash import WeightsHash
 from baton.engine.errors import EngineEnded, InvalidCheckpoint
 from tests.checkpoints import make_checkpoint
 
@@ -37,15 +37,20 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_hashes, "SETTLED_NS", 0)
 
 
+def _revision(directory: Path) -> str:
+    with WeightsHash(directory) as weights_hash:
+        return weights_hash.revision()
+
+
 def test_the_revision_depends_only_on_the_bytes(sharded: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(sharded, tmp_path / "copy", copy_function=shutil.copyfile)
-    assert weights_revision(copy) == weights_revision(sharded)
+    assert _revision(copy) == _revision(sharded)
     assert len(list(copy.glob("*.safetensors"))) > 2
-    found = {weights_revision(sharded)}
+    found = {_revision(sharded)}
     for path in copy.glob("*.safetensors"):
         content = path.read_bytes()
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        found.add(weights_revision(copy))
+        found.add(_revision(copy))
     assert len(found) == 1 + len(list(copy.glob("*.safetensors")))
 
 

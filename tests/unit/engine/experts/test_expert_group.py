@@ -114,12 +114,13 @@ def test_a_rank_joins_once_all_weights_but_its_experts_are_loaded(mixtral: Path)
     rig = Group()
     rig.set_members("rank-0")
     member = Member(rig, "rank-0")
-    group = ExpertGroup(member, HOST, CPU)
+    group = ExpertGroup(member, HOST, CPU, rules="rules")
     num_layers: list[int] = []
     member.on_join = lambda: num_layers.append(len(group.layers))
     engine = Engine(EngineConfig(model=str(mixtral), kv_cache_memory_bytes=1 << 21, num_threads=1), group=group)
     engine.close()
     assert num_layers == [3]
+    assert member.fingerprint == f"{engine.fingerprint}/rules"
 
 
 def test_many_tokens_go_only_to_the_ranks_of_their_experts(mixtral: Path, groups: Groups) -> None:

@@ -1,6 +1,7 @@
 """Forced tokens: appended without a step each, and the same as those that masks alone would give."""
 
 import json
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -146,3 +147,18 @@ def test_a_token_that_the_text_does_not_begin_with_is_not_forced() -> None:
     forced = ForcedTokens(tokenizer, [b"a", b"b", b"c", b"ab", b" a", b" "])
     assert tokenizer.encode("ac").ids == [4, 2]
     assert forced.first("ac") is None
+
+
+class EvictingCache(OrderedDict[str, ForcedToken | None]):
+    """A cache from which another thread evicts each text right after it was looked up."""
+
+    def __contains__(self, text: object) -> bool:
+        found = super().__contains__(text)
+        self.clear()
+        return found
+
+
+def test_a_text_that_another_thread_evicts_keeps_its_token() -> None:
+    forced = ForcedTokens(merging_tokenizer(), [b"a", b"b", b"c", b"ab", b" a", b" "])
+    forced._cache = EvictingCache()
+    assert [forced.first("abc") for _ in range(4)] == [ForcedToken(3, 2)] * 4

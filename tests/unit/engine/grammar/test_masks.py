@@ -302,3 +302,28 @@ def test_a_step_with_many_masks_goes_on_at_its_deadline_and_no_request_starves(m
                 request.token_ids.append(token_id)
         lengths = [request.num_output_tokens for request in requests]
         assert max(lengths) - min(lengths) <= 2  # in turn, although each is ready for its next mask at once
+
+
+def test_a_request_does_not_fail_because_the_engine_takes_no_steps(
+    backend: CountingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks_module, "CHECK_S", 0.01)
+    masks = make_masks(backend)
+    held = [make_request(f"held {number}", 1, [1]) for number in range(masks._threads.num_threads)]
+    waits = make_request("waits", 99, [1])
+    for request in (*held, waits):
+        masks.enter(request)
+    wait_until(lambda: all(map(masks.may_sample, (*held, waits))))
+    for request in held:
+        masks.begin([request])
+    wait_until(lambda: len(masks._threads._running) == len(held))
+    assert step(masks, [waits]) == [None]  # queued behind the others
+    backend.gate.set()
+    wait_until(lambda: masks._threads.is_idle)
+    monkeypatch.setattr(masks_module, "MAX_WAIT_S", 0.05)
+    state = masks._states[waits]
+    wait_until(lambda: state.has_waited(0.5) or masks.has_failures)
+    assert masks.take_failures() == []
+    assert masks.may_sample(waits)
+    assert state.waiting_since_s is None  # the wait for the engine is over, and so does not count in its next step
+    assert sample(masks, waits) == 2

@@ -61,10 +61,10 @@ class Members:
 
     def join(self, name: str, size: int, group: str = "g", life: str = "1", fingerprint: str = "f") -> GroupMember:
         """Return a started member."""
-        place = Place(group, Life(name, life, "127.0.0.1:1"), fingerprint, size)
+        place = Place(group, Life(name, life, "127.0.0.1:1"), size)
         member = GroupMember(FixedAddress(self.address), place, Plaintext(), self.channels)
         self._all.append(member)
-        member.start()
+        member.start(fingerprint)
         return member
 
     async def close(self) -> None:

@@ -1,13 +1,14 @@
-"""The start of a group's epochs when the rendezvous itself was delayed."""
+"""A group's members and epochs when the rendezvous itself was delayed or has restarted."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from baton.membership.rendezvous.config import RendezvousSettings
 from baton.membership.rendezvous.epoch import Epoch, epoch_from_proto, epoch_to_proto
 from baton.membership.rendezvous.group import Group
-from baton.membership.rendezvous.join import read_join
+from baton.membership.rendezvous.join import Refused, read_join
 from baton.membership.rendezvous.member_session import MemberSession
 from tests.unit.membership.rendezvous.rendezvous_rig import join_message, life
 
@@ -15,8 +16,8 @@ SETTINGS = RendezvousSettings(timeout_s=0.4, return_s=0.5)
 SETTLED_S = 0.2  # enough for an epoch without a wait to begin
 
 
-def admit(group: Group, name: str, last: Epoch | None = None) -> MemberSession:
-    message = join_message(life=life(name), size=2).join
+def admit(group: Group, name: str, last: Epoch | None = None, **fields: object) -> MemberSession:
+    message = join_message(**{"life": life(name), "size": 2, **fields}).join
     if last is not None:
         message.last_epoch.CopyFrom(epoch_to_proto(last))
     return group.admit(read_join(message, SETTINGS))
@@ -77,6 +78,47 @@ async def test_a_member_that_does_not_return_is_removed() -> None:
     epoch = await shown(stayed)
     assert asyncio.get_running_loop().time() - begun_s > 0.4
     assert (epoch.number, epoch.lives) == (first.number + 1, (stayed.life,))
+    group.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"fingerprint": "other"}, "the fingerprint is other, that of group g is f: model"),
+        ({"size": 3}, "the size is 3, that of group g is 2"),
+    ],
+)
+async def test_new_members_that_do_not_match_yield_to_members_of_an_epoch(fields: dict[str, object], text: str) -> None:
+    """After a restart of the rendezvous, in whatever order its clients join."""
+    before = Group("g", SETTINGS)
+    admit(before, "b")
+    known = await shown(admit(before, "a"))
+    before.close()
+    group = Group("g", SETTINGS)
+    intruder = admit(group, "c", **fields)
+    returned = [admit(group, "a", known), admit(group, "b", known)]
+    assert text in str(intruder.end)
+    assert [await shown(session) for session in returned] == [known, known]
+    with pytest.raises(Refused, match=text.split(",")[0]):
+        admit(group, "c", **fields)
+    with pytest.raises(Refused, match=text.split(",")[0]):
+        admit(group, "d", replace(known, number=known.number + 1), **fields)
+    assert group.num_members == 2
+    group.close()
+
+
+async def test_members_of_an_epoch_do_not_yield_to_each_other() -> None:
+    """A group without an epoch whose members know epochs that are too old."""
+    group = Group("g", SETTINGS)
+    gone, last = admit(group, "a"), admit(group, "b")
+    old = await shown(last)
+    group.remove(gone)
+    newest = await shown(last)
+    group.remove(last)
+    stayed = admit(group, "a", old)
+    with pytest.raises(Refused, match="the fingerprint is other"):
+        admit(group, "c", newest, fingerprint="other")
+    assert stayed.end is None
     group.close()
 
 

@@ -51,9 +51,9 @@ async def test_a_wake_reaches_all_others_of_the_newest_epoch() -> None:
     channels = Channels(Plaintext())
     async with rendezvous() as (_, address), sleeper("a") as a, sleeper("b") as b, sleeper("c") as c:
         place = FixedAddress(address)
-        members = [GroupMember(place, Place("g", each.life, "f", 3), Plaintext(), channels) for each in (a, b, c)]
+        members = [GroupMember(place, Place("g", each.life, 3), Plaintext(), channels) for each in (a, b, c)]
         for member in members:
-            member.start()
+            member.start("f")
         epoch = await wait_all(members, ["a", "b", "c"])
         await asyncio.to_thread(members[1].wake, epoch, 7)  # as an engine does
         await until(lambda: a.received == c.received == [(epoch, 7)])

@@ -2,8 +2,11 @@
 
 import logging
 import os
+import resource
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -131,6 +134,40 @@ def test_a_fifo_in_place_of_the_file_changes_nothing(tmp_path: Path, caplog: pyt
     assert ring.name(key) is None
 
 
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Let this process open no file in the context."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_key_removed_while_no_file_can_be_opened_is_refused_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = TestKeys(tmp_path)
+    key = keys.add("a")
+    ring = Ring(keys)
+    keys.remove("a")
+    with no_descriptors():
+        for second in range(1, 4):
+            ring.now_s = second
+            assert ring.name(key) == "a"
+    assert [record.message for record in caplog.records] == [
+        f"the API keys are unchanged: cannot read {keys.path}: Too many open files"
+    ]
+    ring.now_s = 4.0
+    assert ring.name(key) is None
+    keys.add("b")
+    with no_descriptors():
+        ring.now_s = 5.0
+        ring.name(key)
+    assert len(caplog.records) == 2  # the file that cannot be read is another one
+
+
 def test_a_damaged_file_at_start_is_an_error(tmp_path: Path) -> None:
     keys = TestKeys(tmp_path)
     keys.replace("keys: [")
@@ -176,6 +213,36 @@ def test_counts_continue_after_the_file_is_reloaded(tmp_path: Path) -> None:
     client = ring.find(key)
     assert client is not None
     client.begin()
+
+
+async def test_counts_continue_if_one_version_of_the_file_lacks_the_key(tmp_path: Path) -> None:
+    keys = TestKeys(tmp_path)
+    key = keys.add("a", max_inflight=1, requests_per_minute=1)
+    complete = keys.path.read_text()
+    ring = Ring(keys)
+
+    def lose_and_restore() -> Client:
+        keys.replace("keys: []")
+        ring.now_s += 1
+        assert ring.find(key) is None
+        keys.replace(complete)
+        ring.now_s += 1
+        client = ring.find(key)
+        assert client is not None
+        return client
+
+    client = ring.find(key)
+    assert client is not None
+    async with client.hold(1):
+        with pytest.raises(KeyLimitReached, match="1 completions in flight"):
+            await lose_and_restore().hold(1).__aenter__()
+    client = lose_and_restore()
+    async with client.hold(1):
+        client.begin()
+    with pytest.raises(KeyLimitReached, match="used up its 1 requests"):
+        lose_and_restore().begin()
+    ring.now_s += 60
+    lose_and_restore().begin()
 
 
 def test_salts_differ_between_tenants_and_agree_within_scopes(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,7 +12,6 @@ import pytest
 from baton.protos import open_inference_pb2 as pb
 from baton.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from baton.router.kserve import grpc_service
-from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.http.test_uploads import held_bytes, until_held
 from tests.unit.router.running_router import RunningRouter, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
@@ -282,41 +280,6 @@ async def test_metadata() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await method(request)
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-async def test_only_health_needs_no_key(tmp_path: Path) -> None:
-    keys = TestKeys(tmp_path)
-    key = keys.add("mine")
-    async with running_router(ScriptedWorker(), api_keys_file=str(keys.path)) as router, stub_of(router) as stub:
-        assert (await stub.ServerLive(pb.ServerLiveRequest())).live
-        assert (await stub.ServerReady(pb.ServerReadyRequest())).ready
-        calls = [
-            stub.ServerMetadata(pb.ServerMetadataRequest()),
-            stub.ModelReady(pb.ModelReadyRequest(name="bundled_model")),
-            stub.ModelInfer(infer_request()),
-        ]
-        for call in calls:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await read_stream(stub, infer_request())
-        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        metadata = tuple(bearer(key).items())
-        assert tensors(await stub.ModelInfer(infer_request(), metadata=metadata))["text_output"]
-
-
-async def test_the_limit_of_a_key_is_an_error_of_the_request(tmp_path: Path) -> None:
-    keys = TestKeys(tmp_path)
-    key = keys.add("mine", requests_per_minute=1)
-    async with running_router(ScriptedWorker(), api_keys_file=str(keys.path)) as router, stub_of(router) as stub:
-        call = stub.ModelStreamInfer(metadata=tuple(bearer(key).items()))
-        for name in ("a", "b"):
-            await call.write(infer_request(name))
-        await call.done_writing()
-        errors = {each.infer_response.id: each.error_message async for each in call}
-        assert sorted(map(bool, errors.values())) == [False, True]
-        assert "try again in" in "".join(errors.values())
 
 
 async def test_a_malformed_message_ends_the_stream() -> None:
