@@ -1,6 +1,7 @@
 """The input of a batch: a request a line, checked before the first one runs."""
 
 import asyncio
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,6 +21,7 @@ MAX_CUSTOM_ID_CHARS = 512
 MAX_SHOWN_CHARS = 64  # of a name in an error
 FIELDS = ("custom_id", "method", "url", "body")
 SLICE_S = 0.005  # of checks at once
+TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)  # a string or a bracket of a JSON text
 
 T = TypeVar("T")
 
@@ -96,7 +98,28 @@ def _run_slice(checks: Iterator[None]) -> bool:
 
 def _body(file: BinaryIO, line: Line) -> bytes:
     file.seek(line.offset)
-    return orjson.dumps(orjson.loads(file.read(line.length))["body"])
+    text = file.read(line.length)
+    try:
+        return orjson.dumps(orjson.loads(text)["body"])
+    except TypeError:
+        return _raw_body(text)
+
+
+def _raw_body(text: bytes) -> bytes:
+    """Return the body of a checked line as the client wrote it: orjson parses more levels than it can write."""
+    depth, start, name, body = 0, 0, "", b""
+    for token in TOKEN.finditer(text):
+        match token[0]:
+            case b"[" | b"{":
+                depth += 1
+                start = token.start() if depth == 2 else start
+            case b"]" | b"}":
+                depth -= 1
+                if depth == 1 and name == "body":
+                    body = text[start : token.end()]  # the last one, if the key is repeated
+            case string if depth == 1:
+                name = orjson.loads(string)  # a key or its value; in front of a bracket always a key
+    return body
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,3 +289,18 @@ def test_a_page_describes_its_own_items_alone() -> None:
     page = PAGES.body({"limit": "2", "after": "7"}, [Item(f"{number}") for number in range(10)])
     assert (page["data"], page["has_more"]) == ([{"id": "6"}, {"id": "5"}], True)
     assert described == ["6", "5"]
+
+
+async def test_a_deeply_nested_body_is_an_error_of_its_request_alone(tmp_path: Path) -> None:
+    async with running_router(ScriptedWorker(), files_dir=str(tmp_path)) as router:
+        deep: Any = []
+        for _ in range(300):
+            deep = [deep]
+        line = chat_line("deep", stop=deep)
+        single = await router.http.post(CHAT, json=line["body"])
+        batch = await ended(router.openai, await start(router.openai, [line, chat_line("a")]))
+        assert batch.status == "completed"
+        assert list(await results(router.openai, batch.output_file_id)) == ["a"]
+        [error] = (await results(router.openai, batch.error_file_id)).values()
+        assert error["response"]["status_code"] == single.status_code == 400
+        assert error["response"]["body"] == single.json()

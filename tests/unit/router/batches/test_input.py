@@ -129,3 +129,15 @@ async def test_bodies_are_read_one_at_a_time_and_apart_from_the_event_loop(
     assert [loads(each) for each in bodies] == [{"prompt": f"{number}"} for number in range(9)]
     assert threading.main_thread() not in file.threads
     assert most == 1
+
+
+async def test_a_body_with_more_levels_than_orjson_writes_is_the_clients(disk: Disk) -> None:
+    deep = "[" * 300 + "]" * 300
+    body = '{"prompt": "\\"}]\\\\", "é": %s, "body": {"body": 1}}' % deep
+    with pytest.raises(TypeError):
+        orjson.dumps(orjson.loads(body))
+    text = '{"body": {"a": [1]}, "custom_id": "body", "b\\u006fdy" : %s, "url": "%s", "method": "POST"}' % (body, URL)
+    file = io.BytesIO(text.encode())
+    found = await reader(disk, 10_000).read(file, URL)
+    assert found.errors == []
+    assert (await reader(disk).body(file, found.lines[0])).decode() == body
