@@ -124,8 +124,14 @@ async def run_batches(service: RouterService, posts: Mapping[str, BodyRoute[Any]
     parts = BatchParts(
         files=service.files,
         lines=LineRunner(service.gate, posts),
-        inputs=InputReader(service.files.disk, service.config.max_body_bytes, models.context_len, models.names),
-        slots={"": slots[models.names[0]], **slots},
+        inputs=InputReader(
+            service.files.disk,
+            service.config.max_body_bytes,
+            models.context_len,
+            models.names,
+            max_completions=service.config.max_completions,
+        ),
+        slots=slots,
         metrics=metrics,
     )
     await BatchRunner(service.batch_folder, parts).run()

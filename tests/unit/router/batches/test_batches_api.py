@@ -304,3 +304,35 @@ async def test_a_deeply_nested_body_is_an_error_of_its_request_alone(tmp_path: P
         [error] = (await results(router.openai, batch.error_file_id)).values()
         assert error["response"]["status_code"] == single.status_code == 400
         assert error["response"]["body"] == single.json()
+
+
+async def test_no_request_starts_with_a_key_that_was_removed_while_it_waited(tmp_path: Path) -> None:
+    keys = TestKeys(tmp_path)
+    one = keys.add("one")
+    keys.add("other")
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    options: Any = {"files_dir": str(tmp_path / "files"), "api_keys_file": str(keys.path), "batch_inflight": 1}
+    async with running_router(worker, **options) as router, keyed(router, one) as (client,):
+        await start(client, [chat_line(f"{number}") for number in range(3)])
+        await until(lambda: len(worker.commands) == 1)
+        await asyncio.sleep(0.3)  # the second one waits for room
+        keys.remove("one")
+        await asyncio.sleep(1.2)  # the key file is read once a second
+        worker.go_on.set()
+        await until(lambda: bool(list((tmp_path / "files" / "tenants").glob("*/batches/ended/*"))))
+        assert len(worker.commands) == 1
+
+
+async def test_requests_over_the_limit_of_completions_get_their_errors_while_others_run(tmp_path: Path) -> None:
+    worker = ScriptedWorker()
+    async with running_router(worker, files_dir=str(tmp_path)) as router:
+        worker.go_on.clear()
+        body = chat_line("single")["body"]
+        single = asyncio.create_task(router.http.post(CHAT, json=body))
+        await until(lambda: len(worker.commands) == 1)
+        batch = await ended(router.openai, await start(router.openai, [chat_line("large", n=5000)]))
+        errors = await results(router.openai, batch.error_file_id)
+        assert {name: each["response"]["status_code"] for name, each in errors.items()} == {"large": 400}
+        worker.go_on.set()
+        assert (await single).status_code == 200

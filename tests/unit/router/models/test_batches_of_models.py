@@ -37,3 +37,15 @@ async def test_a_batch_without_workers_does_not_keep_one_of_another_model_waitin
         await first.start()
         await until(lambda: bool(first.commands))
         assert (await ended(router.openai, blocked)).status == "completed"
+
+
+async def test_requests_without_a_model_get_their_errors_while_no_worker_is_ready(tmp_path: Path) -> None:
+    first, other = ScriptedWorker(), other_worker()
+    async with two_models(tmp_path, first, other, files_dir=str(tmp_path / "files")) as router:
+        await first.stop()
+        await wait_workers(router.http, 1)
+        lines = [chat_line("a", model="nothing"), chat_line("b", model=None), chat_line("c", model=OTHER)]
+        batch = await ended(router.openai, await start(router.openai, lines))
+        assert list(await results(router.openai, batch.output_file_id)) == ["c"]
+        errors = await results(router.openai, batch.error_file_id)
+        assert {name: each["response"]["status_code"] for name, each in errors.items()} == {"a": 404, "b": 400}
