@@ -29,7 +29,7 @@ from baton.router.batches.results import publish, result_sizes
 from baton.router.batches.slots import Slots
 from baton.router.files.errors import UnknownId
 from baton.router.files.folder import new_file_id
-from baton.router.files.record import tenant_of
+from baton.router.files.record import TenantId, tenant_of
 from baton.router.files.store import FileStore
 from baton.rpc.status import Unauthenticated
 
@@ -82,6 +82,11 @@ class BatchRun:
         self._waits_since_s = 0.0  # on the loop's clock
         self._num_bytes = 0  # see `MAX_BYTES`
         self._num_counted = 0  # bytes of the journal that count for the quota
+
+    @property
+    def tenant(self) -> TenantId:
+        """Tenant of the batch."""
+        return self._owned.tenant
 
     @property
     def stuck_line(self) -> Line | None:

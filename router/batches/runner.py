@@ -1,4 +1,8 @@
-"""The batches that this router owns."""
+"""The batches that this router owns.
+
+Few batches run at once; the others wait for a place. A batch that is stuck, because its model has no room, gives its
+place up if another batch needs it. It is parked: no router owns it, until its model has room.
+"""
 
 import asyncio
 import logging
@@ -9,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from baton.router.batches.folder import BatchFolder, Candidate, OwnedBatch
-from baton.router.batches.input import InputReader
+from baton.router.batches.input import InputReader, Line
 from baton.router.batches.line_run import LineRunner
 from baton.router.batches.metrics import BatchMetrics
 from baton.router.batches.record import BatchError
@@ -36,6 +40,8 @@ class BatchRunner:
         self._parts = parts
         self._disk = parts.files.disk
         self._running: dict[str, asyncio.Task[None]] = {}  # by batch id
+        self._runs: dict[str, BatchRun] = {}  # of the running batches, by batch id
+        self._parked: dict[str, Line] = {}  # the requests that wait for room, by batch id
         self._tenants: Counter[str] = Counter()  # of the running batches
         self._failures: Counter[str] = Counter()  # by batch id
         parts.metrics.watch(lambda: len(self._running))
@@ -63,8 +69,14 @@ class BatchRunner:
     async def _claim(self) -> None:
         """Become the owner of batches that have none, the oldest first."""
         known = frozenset(self._running)
-        for each in await self._disk.run(lambda: self._folder.candidates(known)):
+        candidates = await self._disk.run(lambda: self._folder.candidates(known))
+        ids = known.union(each.batch_id for each in candidates)
+        self._parked = {batch_id: line for batch_id, line in self._parked.items() if batch_id in ids}
+        for each in candidates:
+            if self._is_parked(each):
+                continue
             if not self._has_room(each):
+                self._park_one(each)
                 continue
             try:
                 owned = await self._disk.run_to_end(partial(self._folder.own, each.tenant, each.batch_id), _release)
@@ -72,6 +84,7 @@ class BatchRunner:
                 logger.warning("%s cannot be read: %s", each.batch_id, error)
                 continue
             if owned is not None:
+                self._parked.pop(each.batch_id, None)
                 self._tenants[owned.tenant] += 1
                 running = self._running[each.batch_id] = asyncio.create_task(self._run(owned), name=each.batch_id)
                 running.add_done_callback(partial(self._ended, owned))
@@ -82,9 +95,27 @@ class BatchRunner:
         num_running, num_of_tenant = len(self._running), self._tenants[candidate.tenant]
         return num_running < times * MAX_RUNNING and num_of_tenant < times * MAX_TENANT_RUNNING
 
+    def _is_parked(self, candidate: Candidate) -> bool:
+        """Return whether a batch still waits for room on its model. One that only has to be ended does not."""
+        line = self._parked.get(candidate.batch_id)
+        if line is None or candidate.must_end:
+            return False
+        return not self._parts.slots[line.model].has_room(min(1, line.num_completions))
+
+    def _park_one(self, candidate: Candidate) -> None:
+        """End the run of a stuck batch, if there is one whose place the candidate may take at the next search."""
+        is_any = self._tenants[candidate.tenant] < MAX_TENANT_RUNNING
+        for batch_id, run in self._runs.items():
+            line = run.stuck_line
+            if line and (is_any or run.tenant == candidate.tenant) and self._running[batch_id].cancelling() == 0:
+                self._parked[batch_id] = line
+                self._running[batch_id].cancel()
+                logger.info("%s waits for room on %s, and another batch takes its place", batch_id, line.model)
+                return
+
     async def _run(self, owned: OwnedBatch) -> None:
         batch_id = owned.record.id
-        run = BatchRun(owned, self._parts)
+        run = self._runs[batch_id] = BatchRun(owned, self._parts)
         try:
             if self._failures[batch_id] < MAX_FAILURES:
                 await run.run()
@@ -105,6 +136,7 @@ class BatchRunner:
         """Give up a batch whose task has ended, or was cancelled before it began."""
         owned.release()
         del self._running[running.get_name()]
+        self._runs.pop(running.get_name(), None)
         self._tenants -= Counter({owned.tenant: 1})
 
 
