@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,13 +20,14 @@ from baton.router.batches.metrics import BatchMetrics
 from baton.router.batches.record import BatchError
 from baton.router.batches.run import BatchParts, BatchRun
 from baton.router.batches.slots import Slots
-from baton.router.files.disk import FolderLost
+from baton.router.files.disk import Disk, FolderLost
 from baton.router.http.body_route import BodyRoute
 from baton.router.service import RouterService, shared_label
 
 logger = logging.getLogger(__name__)
 
 CLAIM_S = 0.5  # between two searches for batches without an owner
+SEARCH_PAUSES = 20  # a search takes at most 1/20 of a CPU: there may be thousands of batches
 SWEEP_S = 60.0  # between two deletions of expired files
 MAX_RUNNING, MAX_TENANT_RUNNING = 8, 2  # batches; others wait
 MAX_FAILURES = 5  # of one batch in a row, by errors of ours
@@ -44,6 +46,7 @@ class BatchRunner:
         self._parked: dict[str, Line] = {}  # the requests that wait for room, by batch id
         self._tenants: Counter[str] = Counter()  # of the running batches
         self._failures: Counter[str] = Counter()  # by batch id
+        self._search_s = 0.0  # CPU time of the last search
         parts.metrics.watch(lambda: len(self._running))
 
     async def run(self) -> None:
@@ -59,7 +62,7 @@ class BatchRunner:
                 except Exception:
                     logger.exception("the batches cannot be read; trying again")
                     await asyncio.sleep(RETRY_S)
-                await asyncio.sleep(CLAIM_S)
+                await asyncio.sleep(max(CLAIM_S, SEARCH_PAUSES * self._search_s))
         finally:
             tasks = list(self._running.values())
             for task in tasks:
@@ -69,7 +72,12 @@ class BatchRunner:
     async def _claim(self) -> None:
         """Become the owner of batches that have none, the oldest first."""
         known = frozenset(self._running)
-        candidates = await self._disk.run(lambda: self._folder.candidates(known))
+
+        def search() -> tuple[list[Candidate], float]:
+            begun_s = time.thread_time()
+            return self._folder.candidates(known), time.thread_time() - begun_s
+
+        candidates, self._search_s = await self._disk.run(search)
         ids = known.union(each.batch_id for each in candidates)
         self._parked = {batch_id: line for batch_id, line in self._parked.items() if batch_id in ids}
         for each in candidates:
@@ -153,11 +161,12 @@ async def run_batches(service: RouterService, posts: Mapping[str, BodyRoute[Any]
     metrics = BatchMetrics(service.registry, shared_label(models.names))
     max_inflight = max(1, service.config.batch_inflight // len(models.names))
     slots = {model.name: Slots(model.admission, max_inflight, metrics) for model in models}
+    files = replace(service.files, disk=Disk("batches"))  # threads of their own: clients may read many files
     parts = BatchParts(
-        files=service.files,
+        files=files,
         lines=LineRunner(service.gate, posts),
         inputs=InputReader(
-            service.files.disk,
+            files.disk,
             service.config.max_body_bytes,
             models.context_len,
             models.names,
@@ -166,4 +175,7 @@ async def run_batches(service: RouterService, posts: Mapping[str, BodyRoute[Any]
         slots=slots,
         metrics=metrics,
     )
-    await BatchRunner(service.batch_folder, parts).run()
+    try:
+        await BatchRunner(service.batch_folder, parts).run()
+    finally:
+        files.disk.close()

@@ -1,6 +1,7 @@
 """Files and batches through the real client, over real HTTP."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from openai import AsyncOpenAI
 from baton.router.auth.api_key import digest_of
 from baton.router.batches.api import PAGES
 from baton.router.batches.record import BatchError, BatchRecord, new_batch_id
+from baton.router.files.disk import MAX_WAITING
+from baton.router.files.folder import FileFolder
 from baton.router.files.record import tenant_of
 from tests.unit.router.api_keys import TestKeys
 from tests.unit.router.batches.batch_client import CHAT, chat_line, ended, results, start
@@ -336,3 +339,24 @@ async def test_requests_over_the_limit_of_completions_get_their_errors_while_oth
         assert {name: each["response"]["status_code"] for name, each in errors.items()} == {"large": 400}
         worker.go_on.set()
         assert (await single).status_code == 200
+
+
+async def test_reads_of_files_that_hang_do_not_interrupt_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_read, worker = threading.Event(), ScriptedWorker()
+    async with running_router(worker, files_dir=str(tmp_path)) as router:
+        worker.go_on.clear()
+        batch = await start(router.openai, [chat_line(f"{number}") for number in range(3)])
+        await until(lambda: len(worker.commands) == 3)
+        monkeypatch.setattr(FileFolder, "find", lambda *_: may_read.wait(30))
+        path = f"/v1/files/{batch.input_file_id}"
+        reads = [asyncio.create_task(router.http.get(path)) for _ in range(MAX_WAITING + 10)]
+        await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+        assert {each.result().status_code for each in reads if each.done()} == {503}
+        worker.go_on.set()
+        await until(lambda: bool(list(tmp_path.glob("tenants/*/batches/ended/*"))))
+        monkeypatch.undo()
+        may_read.set()
+        await asyncio.gather(*reads, return_exceptions=True)
+        assert (await ended(router.openai, batch)).status == "completed"
