@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 from baton.router.auth.api_key import digest_of
 from baton.router.batches.api import PAGES
 from baton.router.batches.record import BatchError, BatchRecord, new_batch_id
-from baton.router.files.disk import MAX_WAITING
+from baton.router.files import disk as disk_module
 from baton.router.files.folder import FileFolder
 from baton.router.files.record import tenant_of
 from tests.unit.router.api_keys import TestKeys
@@ -349,9 +349,10 @@ async def test_reads_of_files_that_hang_do_not_interrupt_a_batch(
         worker.go_on.clear()
         batch = await start(router.openai, [chat_line(f"{number}") for number in range(3)])
         await until(lambda: len(worker.commands) == 3)
+        monkeypatch.setattr(disk_module, "MAX_WAITING", 20)
         monkeypatch.setattr(FileFolder, "find", lambda *_: may_read.wait(30))
         path = f"/v1/files/{batch.input_file_id}"
-        reads = [asyncio.create_task(router.http.get(path)) for _ in range(MAX_WAITING + 10)]
+        reads = [asyncio.create_task(router.http.get(path)) for _ in range(30)]
         await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
         assert {each.result().status_code for each in reads if each.done()} == {503}
         worker.go_on.set()
