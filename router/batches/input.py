@@ -1,6 +1,7 @@
 """The input of a batch: a request a line, checked before the first one runs."""
 
 import asyncio
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,6 +21,7 @@ MAX_CUSTOM_ID_CHARS = 512
 MAX_SHOWN_CHARS = 64  # of a name in an error
 FIELDS = ("custom_id", "method", "url", "body")
 SLICE_S = 0.005  # of checks at once
+TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)  # a string or a bracket of a JSON text
 
 T = TypeVar("T")
 
@@ -31,9 +33,9 @@ class Line:
     custom_id: str
     offset: int  # bytes
     length: int  # bytes
-    num_completions: int  # 0: an embedding request
+    num_completions: int  # 0: an embedding request; 1: also of a request with more than may be
     stream: bool
-    model: str = ""  # name of a served model; empty: the request names none of them
+    model: str = ""  # name of the served model; empty: no model runs the request, which gets an error
 
 
 @dataclass(slots=True)
@@ -51,22 +53,30 @@ class InputReader:
     """
 
     def __init__(
-        self, disk: Disk, max_line_bytes: int, context_len: Callable[[], int], models: Collection[str] = ()
+        self,
+        disk: Disk,
+        max_line_bytes: int,
+        context_len: Callable[[], int],
+        models: Collection[str] = (),
+        *,
+        max_completions: int,
     ) -> None:
         """`context_len`: returns the maximum tokens of a prompt, each of which may be an element of a list.
 
-        `models`: names of the served models.
+        `models`: names of the served models. `max_completions`: of one request; one with more gets an error.
         """
         self._disk = disk
         self._max_line_bytes = max_line_bytes
         self._context_len = context_len
         self._models = frozenset(models)
+        self._max_completions = max_completions
         self._turn = asyncio.Lock()
 
     async def read(self, file: BinaryIO, endpoint: str) -> BatchInput:
         """Check all lines of a file, and return where each is. Blank lines are ignored. Raises FolderLost."""
         found = BatchInput()
-        checks = _check_lines(file, _Rules(endpoint, self._max_line_bytes, self._context_len(), self._models), found)
+        rules = _Rules(endpoint, self._max_line_bytes, self._context_len(), self._models, self._max_completions)
+        checks = _check_lines(file, rules, found)
         while await self._paced(lambda: _run_slice(checks)):
             pass
         return found
@@ -96,7 +106,28 @@ def _run_slice(checks: Iterator[None]) -> bool:
 
 def _body(file: BinaryIO, line: Line) -> bytes:
     file.seek(line.offset)
-    return orjson.dumps(orjson.loads(file.read(line.length))["body"])
+    text = file.read(line.length)
+    try:
+        return orjson.dumps(orjson.loads(text)["body"])
+    except TypeError:
+        return _raw_body(text)
+
+
+def _raw_body(text: bytes) -> bytes:
+    """Return the body of a checked line as the client wrote it: orjson parses more levels than it can write."""
+    depth, start, name, body = 0, 0, "", b""
+    for token in TOKEN.finditer(text):
+        match token[0]:
+            case b"[" | b"{":
+                depth += 1
+                start = token.start() if depth == 2 else start
+            case b"]" | b"}":
+                depth -= 1
+                if depth == 1 and name == "body":
+                    body = text[start : token.end()]  # the last one, if the key is repeated
+            case string if depth == 1:
+                name = orjson.loads(string)  # a key or its value; in front of a bracket always a key
+    return body
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +138,19 @@ class _Rules:
     max_line_bytes: int
     max_elements: int
     models: frozenset[str]
+    max_completions: int
+
+    def model(self, body: Mapping[str, object]) -> str:
+        """Return the name of the model that runs a request; empty if none does. It need not name a single one."""
+        name = body.get("model")
+        if not name and len(self.models) == 1:
+            (name,) = self.models
+        return sys.intern(name) if isinstance(name, str) and name in self.models else ""
+
+    def num_completions(self, body: Mapping[str, object]) -> int:
+        """Return the completions that a request needs room for; it may be invalid."""
+        num = num_completions(self.endpoint, body)
+        return num if num <= self.max_completions else 1
 
 
 def _check_lines(file: BinaryIO, rules: _Rules, found: BatchInput) -> Iterator[None]:
@@ -181,9 +225,8 @@ def _check(number: int, offset: int, text: bytes, rules: _Rules, seen: set[str])
         return error("mismatched_url", f"The url must be the batch's endpoint, {rules.endpoint}.", "url")
     if not isinstance(body, dict):
         return error("invalid_body", "The body must be a JSON object.", "body")
-    model = body.get("model")
-    known = sys.intern(model) if isinstance(model, str) and model in rules.models else ""
-    return Line(custom_id, offset, len(text), num_completions(rules.endpoint, body), bool(body.get("stream")), known)
+    stream = bool(body.get("stream"))
+    return Line(custom_id, offset, len(text), rules.num_completions(body), stream, rules.model(body))
 
 
 def num_completions(endpoint: str, body: Mapping[str, object]) -> int:

@@ -186,7 +186,8 @@ def _recover(path: Path, ids: set[str], progress: Progress) -> None:
                 break
             if progress.has(custom_id):
                 repeats.append(end)
-            ids.add(custom_id)
+            else:
+                ids.add(custom_id)
             end += len(line)
         file.truncate(end)
         os.fsync(file.fileno())

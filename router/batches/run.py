@@ -12,29 +12,31 @@ import asyncio
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from baton.router.batches.exchange import LineExchange
 from baton.router.batches.folder import OwnedBatch
 from baton.router.batches.input import InputReader, Line
-from baton.router.batches.journal import CONTENT, ERRORS, OUTPUT, Journal, LineResult, not_run
+from baton.router.batches.journal import Journal, LineResult, not_run
 from baton.router.batches.line_run import RETRIED, LineRunner
 from baton.router.batches.metrics import BatchMetrics
 from baton.router.batches.record import BatchError, Outcome
+from baton.router.batches.results import publish, result_sizes
 from baton.router.batches.slots import Slots
 from baton.router.files.errors import UnknownId
 from baton.router.files.folder import new_file_id
-from baton.router.files.record import FileRecord, tenant_of
+from baton.router.files.record import TenantId, tenant_of
 from baton.router.files.store import FileStore
 from baton.rpc.status import Unauthenticated
 
 WATCH_S = 1.0  # between two checks for a reason to stop, and between two stores of the counts
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.25, 30.0
 MAX_BYTES = 32 << 20  # of lines and responses of requests without a written result; a larger line is alone
+STUCK_S = 5.0  # of a wait for room, after which a batch that runs no request may give up its place
 NUM_WRITTEN = 1000  # results of requests that were not run, written together
 LONE_LOSSES, MAX_LOSSES = 2, 3  # of workers: after so many a request runs alone, and its 503 is its result
 NO_ROOM = BatchError(
@@ -58,7 +60,7 @@ class BatchParts:
     files: FileStore
     lines: LineRunner
     inputs: InputReader
-    slots: Mapping[str, Slots]  # by model; "": of requests that name none
+    slots: Mapping[str, Slots]  # by model
     metrics: BatchMetrics
 
 
@@ -76,8 +78,23 @@ class BatchRun:
         self._backoff_s = MIN_BACKOFF_S
         self._inflight: dict[asyncio.Task[None], asyncio.Task[LineExchange]] = {}  # by the tasks that await them
         self._losses: Counter[str] = Counter()  # of workers, by the custom ids of pending and running requests
+        self._waiting: Line | None = None  # for room
+        self._waits_since_s = 0.0  # on the loop's clock
         self._num_bytes = 0  # see `MAX_BYTES`
         self._num_counted = 0  # bytes of the journal that count for the quota
+
+    @property
+    def tenant(self) -> TenantId:
+        """Tenant of the batch."""
+        return self._owned.tenant
+
+    @property
+    def stuck_line(self) -> Line | None:
+        """The request that has waited for room for `STUCK_S`, while no other of this batch or on its model runs."""
+        line, now_s = self._waiting, asyncio.get_running_loop().time()
+        if line is None or now_s < self._waits_since_s + STUCK_S or self._parts.slots[line.model].has_any:
+            return None
+        return None if any(not each.done() for each in self._inflight) else line
 
     async def run(self) -> None:
         """Run the batch to its end. Raises FolderLost."""
@@ -213,10 +230,29 @@ class BatchRun:
 
     async def _start(self, file: BinaryIO, line: Line, journal: Journal) -> None:
         """Start a request once there is room. Raises BatchFailed without its key."""
-        endpoint, lines = self._record.endpoint, self._parts.lines
         body = await self._parts.inputs.body(file, line)
+        work = partial(self._work, line, body)
+        del body  # the exchange frees it once the request has been parsed
+        slots = self._parts.slots.get(line.model)
+        if slots is None:
+            request = asyncio.create_task(work())
+        else:
+            self._waiting, self._waits_since_s = line, asyncio.get_running_loop().time()
+            try:
+                is_alone = self._losses[line.custom_id] >= LONE_LOSSES
+                request = await slots.start(line.num_completions, work, is_alone=is_alone)
+            finally:
+                self._waiting = None
+        del work
+        self._num_bytes += line.length
+        self._inflight[asyncio.create_task(self._finish_line(line, request, journal))] = request
+        if slots is None:
+            await asyncio.wait([request])  # one at a time
+
+    def _work(self, line: Line, body: bytes) -> Coroutine[Any, Any, LineExchange]:
+        """Return the request of the client as it is now. Raises BatchFailed without its key."""
         try:
-            client = lines.client(self._record.key_name)
+            client = self._parts.lines.client(self._record.key_name)
         except Unauthenticated:
             name = self._record.key_name
             text = f"The API key '{name}', which created the batch, is no longer valid."
@@ -226,13 +262,7 @@ class BatchRun:
         if tenant_of(client.key) != self._owned.tenant:
             text = f"The API key '{self._record.key_name}', which created the batch, belongs to another tenant now."
             raise BatchFailed(BatchError("invalid_api_key", text))
-        work = lines.run(endpoint, LineExchange(client, body), line.stream)
-        del body  # the exchange frees it once the request has been parsed
-        is_alone = self._losses[line.custom_id] >= LONE_LOSSES
-        slots = self._parts.slots[line.model]
-        request = await slots.start(line.num_completions, work, is_alone=is_alone)
-        self._num_bytes += line.length
-        self._inflight[asyncio.create_task(self._finish_line(line, request, journal))] = request
+        return self._parts.lines.run(self._record.endpoint, LineExchange(client, body), line.stream)
 
     async def _finish_line(self, line: Line, request: asyncio.Task[LineExchange], journal: Journal) -> None:
         """Write the result of a request, or make it pending again."""
@@ -309,34 +339,11 @@ class BatchRun:
         record = self._record
         assert record.outcome is not None
         if record.finalizing_at is None:  # the status may be a final one: `OwnedBatch.end` stores it before it moves
-            sizes = await self._disk.run(self._sizes)
+            sizes = await self._disk.run(lambda: result_sizes(self._owned))
             record.output_file_id, record.error_file_id = (new_file_id() if each else None for each in sizes)
             record.status, record.finalizing_at = "finalizing", int(time.time())
             await self._disk.run_to_end(self._owned.save)
-        await self._disk.run_to_end(self._publish, uses_quota=True)
+        await self._disk.run_to_end(lambda: publish(self._owned, self._parts.files.folder), uses_quota=True)
         record.end(record.outcome, int(time.time()))
         await self._disk.run_to_end(self._owned.end)
         self._parts.metrics.ended(record.status)
-
-    def _sizes(self) -> list[int]:
-        """Return the bytes of the output and of the errors; 0 without any."""
-        paths = [self._owned.folder / name / CONTENT for name in (OUTPUT, ERRORS)]
-        return [path.stat().st_size if path.exists() else 0 for path in paths]
-
-    def _publish(self) -> None:
-        record, folder = self._record, self._parts.files.folder
-        self._owned.check_owner()
-        for name, file_id in ((OUTPUT, record.output_file_id), (ERRORS, record.error_file_id)):
-            path = self._owned.folder / name
-            if file_id is None or not path.exists():
-                continue  # empty, or published by an earlier attempt
-            now_s = int(time.time())
-            file = FileRecord(
-                id=file_id,
-                filename=f"{record.id}_{name}.jsonl",
-                purpose="batch_output",
-                num_bytes=(path / CONTENT).stat().st_size,
-                created_at=now_s,
-                expires_at=None if record.output_expires_s is None else now_s + record.output_expires_s,
-            )
-            folder.adopt(self._owned.tenant, path, file)

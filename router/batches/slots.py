@@ -4,10 +4,15 @@ A request of a batch starts only if no other waits in the router and workers hav
 free. While interactive requests are in flight, batches take a small share: the more requests a worker has, the longer
 are its steps, and the later the first tokens. When interactive requests need more than batches leave, the requests of
 batches that started last are cancelled. They give their places back at once, and run again later.
+
+Batches take turns. A request that has the turn waits until those of batches that run have ended. If it still has no
+room, because it needs much while interactive requests are in flight, it lets the others pass for as long as it had the
+turn. So neither does it block them for long, nor do they keep it from the room that interactive requests leave.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from baton.router.admission.admission import Admission
@@ -17,6 +22,7 @@ POLL_S = 0.02  # until room that interactive requests leave is noticed
 YIELD_S = 0.5  # pause after a cancellation: further requests would soon be cancelled, too
 RESERVE_DIVISOR = 8  # 1/8 of the workers' sequences stays free
 SHARE_DIVISOR = 4  # batches take 1/4 of the sequences while interactive requests are in flight
+TURN_S = 5.0  # for which a request keeps the turn while no other of batches runs
 SHARED_S = 1.0  # from the last one in flight until batches take more
 MAX_EMBEDDINGS = 4  # embedding requests, which need no sequence of a decode worker
 
@@ -40,23 +46,40 @@ class Slots:
         admission.on_pressure = self._give_back
 
     async def start(
-        self, num_completions: int, work: Coroutine[Any, Any, T], *, is_alone: bool = False
+        self, num_completions: int, work: Callable[[], Coroutine[Any, Any, T]], *, is_alone: bool = False
     ) -> asyncio.Task[T]:
-        """Wait for room, in turn with other batches, and start `work`; 0 completions: an embedding request.
+        """Wait for room, in turn with other batches, and start `work()`; 0 completions: an embedding request.
 
-        `is_alone`: no other request of a batch runs meanwhile. Interactive requests may cancel the task.
+        `is_alone`: no other request of a batch runs meanwhile. Interactive requests may cancel the task. Raises what
+        the call of `work` raises.
         """
-        try:
+
+        def may_start() -> bool:
+            return self.has_room(num_completions) and not (is_alone and self.has_any)
+
+        loop = asyncio.get_running_loop()
+        while True:
             async with self._turn:
-                while (is_alone and self._has_any) or not self._has_room(num_completions):
-                    self._ended.clear()
-                    try:
-                        await asyncio.wait_for(self._ended.wait(), POLL_S)
-                    except TimeoutError:
-                        continue
-        except BaseException:
-            work.close()
-            raise
+                begun_s = idle_since_s = loop.time()
+                while not may_start() and loop.time() < idle_since_s + TURN_S:
+                    await self._wait_change()
+                    if self.has_any:
+                        idle_since_s = loop.time()
+                if may_start():
+                    return self._begin(num_completions, work(), is_alone)
+            passes_until_s = 2 * loop.time() - begun_s
+            while not may_start() and loop.time() < passes_until_s:
+                await self._wait_change()
+            if may_start():
+                return self._begin(num_completions, work(), is_alone)
+
+    async def _wait_change(self) -> None:
+        """Wait until a request of a batch ends, or for `POLL_S`."""
+        self._ended.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), POLL_S)
+
+    def _begin(self, num_completions: int, work: Coroutine[Any, Any, T], is_alone: bool) -> asyncio.Task[T]:
         self._is_alone = is_alone
         task = asyncio.create_task(work)
         if num_completions:
@@ -67,17 +90,18 @@ class Slots:
         return task
 
     @property
-    def _has_any(self) -> bool:
+    def has_any(self) -> bool:
+        """Whether requests of batches run."""
         return bool(self._running or self._num_embeddings)
 
-    def _has_room(self, num_completions: int) -> bool:
+    def has_room(self, num_completions: int) -> bool:
         """Return whether a request may start. One that is larger than the limits may start alone."""
         admission, now_s = self._admission, asyncio.get_running_loop().time()
         if admission.num_inflight > admission.num_deferred:
             self._shared_until_s = now_s + SHARED_S
         if now_s < self._paused_until_s or admission.num_waiting or admission.draining:
             return False
-        if self._is_alone and self._has_any:
+        if self._is_alone and self.has_any:
             return False
         if not num_completions:
             return self._num_embeddings < MAX_EMBEDDINGS

@@ -49,8 +49,9 @@ class _Threads:
 class Disk:
     """Owns the threads in which files are read and written."""
 
-    def __init__(self) -> None:
-        self._threads, self._locking = _Threads("files"), _Threads("files-quota")
+    def __init__(self, name: str = "files") -> None:
+        """`name`: of the threads."""
+        self._threads, self._locking = _Threads(name), _Threads(f"{name}-quota")
 
     async def run(self, work: Callable[[], T], *, uses_quota: bool = False) -> T:
         """Return the result of `work`, which runs to its end also if the caller is cancelled.

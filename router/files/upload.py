@@ -28,7 +28,10 @@ class Upload:
         self._unwritten = bytearray()
 
     async def receive(self, body: AsyncIterator[bytes], num_bytes: int) -> FileRecord:
-        """Store the file of a body, which has about `num_bytes` if that is not 0. Raises FieldError or FolderLost."""
+        """Store the file of a body, which has about `num_bytes` if that is not 0. Raises FieldError or FolderLost.
+
+        A cancelled caller waits for the threads that use the file, which is closed then.
+        """
         disk = self._files.disk
         incoming = await disk.run(lambda: self._files.folder.begin(self._tenant, num_bytes), uses_quota=True)
         try:
@@ -40,7 +43,7 @@ class Upload:
             expires_s = self._check()
             await self._write(incoming)
             filename = self._filename or ""
-            return await disk.run(lambda: incoming.commit(filename, PURPOSE, expires_s), uses_quota=True)
+            return await disk.run_to_end(lambda: incoming.commit(filename, PURPOSE, expires_s), uses_quota=True)
         except BaseException:
             await disk.run(incoming.abort, uses_quota=True)
             raise
@@ -68,7 +71,7 @@ class Upload:
     async def _write(self, incoming: IncomingFile) -> None:
         data, self._unwritten = bytes(self._unwritten), bytearray()
         if data:
-            await self._files.disk.run(lambda: incoming.write(data), uses_quota=True)
+            await self._files.disk.run_to_end(lambda: incoming.write(data), uses_quota=True)
 
     def _check(self) -> int | None:
         """Return the seconds until the file expires. Raises FieldError if a field is missing or invalid."""

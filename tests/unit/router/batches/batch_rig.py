@@ -73,7 +73,7 @@ class BatchRig:
 
     def inputs(self, max_line_bytes: int = 10_000) -> InputReader:
         """Return a reader of inputs."""
-        return InputReader(self.disk, max_line_bytes, lambda: 4096)
+        return InputReader(self.disk, max_line_bytes, lambda: 4096, max_completions=16)
 
     def gate(self, *keys: ApiKey) -> Gate:
         """Return the gate of these keys."""

@@ -1,6 +1,7 @@
 """Files and batches through the real client, over real HTTP."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from openai import AsyncOpenAI
 from baton.router.auth.api_key import digest_of
 from baton.router.batches.api import PAGES
 from baton.router.batches.record import BatchError, BatchRecord, new_batch_id
+from baton.router.files import disk as disk_module
+from baton.router.files.folder import FileFolder
 from baton.router.files.record import tenant_of
 from tests.unit.router.api_keys import TestKeys
 from tests.unit.router.batches.batch_client import CHAT, chat_line, ended, results, start
@@ -289,3 +292,72 @@ def test_a_page_describes_its_own_items_alone() -> None:
     page = PAGES.body({"limit": "2", "after": "7"}, [Item(f"{number}") for number in range(10)])
     assert (page["data"], page["has_more"]) == ([{"id": "6"}, {"id": "5"}], True)
     assert described == ["6", "5"]
+
+
+async def test_a_deeply_nested_body_is_an_error_of_its_request_alone(tmp_path: Path) -> None:
+    async with running_router(ScriptedWorker(), files_dir=str(tmp_path)) as router:
+        deep: Any = []
+        for _ in range(300):
+            deep = [deep]
+        line = chat_line("deep", stop=deep)
+        single = await router.http.post(CHAT, json=line["body"])
+        batch = await ended(router.openai, await start(router.openai, [line, chat_line("a")]))
+        assert batch.status == "completed"
+        assert list(await results(router.openai, batch.output_file_id)) == ["a"]
+        [error] = (await results(router.openai, batch.error_file_id)).values()
+        assert error["response"]["status_code"] == single.status_code == 400
+        assert error["response"]["body"] == single.json()
+
+
+async def test_no_request_starts_with_a_key_that_was_removed_while_it_waited(tmp_path: Path) -> None:
+    keys = TestKeys(tmp_path)
+    one = keys.add("one")
+    keys.add("other")
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    options: Any = {"files_dir": str(tmp_path / "files"), "api_keys_file": str(keys.path), "batch_inflight": 1}
+    async with running_router(worker, **options) as router, keyed(router, one) as (client,):
+        await start(client, [chat_line(f"{number}") for number in range(3)])
+        await until(lambda: len(worker.commands) == 1)
+        await asyncio.sleep(0.3)  # the second one waits for room
+        keys.remove("one")
+        await asyncio.sleep(1.2)  # the key file is read once a second
+        worker.go_on.set()
+        await until(lambda: bool(list((tmp_path / "files" / "tenants").glob("*/batches/ended/*"))))
+        assert len(worker.commands) == 1
+
+
+async def test_requests_over_the_limit_of_completions_get_their_errors_while_others_run(tmp_path: Path) -> None:
+    worker = ScriptedWorker()
+    async with running_router(worker, files_dir=str(tmp_path)) as router:
+        worker.go_on.clear()
+        body = chat_line("single")["body"]
+        single = asyncio.create_task(router.http.post(CHAT, json=body))
+        await until(lambda: len(worker.commands) == 1)
+        batch = await ended(router.openai, await start(router.openai, [chat_line("large", n=5000)]))
+        errors = await results(router.openai, batch.error_file_id)
+        assert {name: each["response"]["status_code"] for name, each in errors.items()} == {"large": 400}
+        worker.go_on.set()
+        assert (await single).status_code == 200
+
+
+async def test_reads_of_files_that_hang_do_not_interrupt_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_read, worker = threading.Event(), ScriptedWorker()
+    async with running_router(worker, files_dir=str(tmp_path)) as router:
+        worker.go_on.clear()
+        batch = await start(router.openai, [chat_line(f"{number}") for number in range(3)])
+        await until(lambda: len(worker.commands) == 3)
+        monkeypatch.setattr(disk_module, "MAX_WAITING", 20)
+        monkeypatch.setattr(FileFolder, "find", lambda *_: may_read.wait(30))
+        path = f"/v1/files/{batch.input_file_id}"
+        reads = [asyncio.create_task(router.http.get(path)) for _ in range(30)]
+        await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+        assert {each.result().status_code for each in reads if each.done()} == {503}
+        worker.go_on.set()
+        await until(lambda: bool(list(tmp_path.glob("tenants/*/batches/ended/*"))))
+        monkeypatch.undo()
+        may_read.set()
+        await asyncio.gather(*reads, return_exceptions=True)
+        assert (await ended(router.openai, batch)).status == "completed"

@@ -29,7 +29,7 @@ def disk() -> Iterator[Disk]:
 
 
 def reader(disk: Disk, max_line_bytes: int = 1000) -> InputReader:
-    return InputReader(disk, max_line_bytes, lambda: 4096)
+    return InputReader(disk, max_line_bytes, lambda: 4096, max_completions=8)
 
 
 async def test_each_line_is_found_again(disk: Disk) -> None:
@@ -129,3 +129,40 @@ async def test_bodies_are_read_one_at_a_time_and_apart_from_the_event_loop(
     assert [loads(each) for each in bodies] == [{"prompt": f"{number}"} for number in range(9)]
     assert threading.main_thread() not in file.threads
     assert most == 1
+
+
+async def test_a_body_with_more_levels_than_orjson_writes_is_the_clients(disk: Disk) -> None:
+    deep = "[" * 300 + "]" * 300
+    body = '{"prompt": "\\"}]\\\\", "é": DEEP, "body": {"body": 1}}'.replace("DEEP", deep)
+    with pytest.raises(TypeError):
+        orjson.dumps(orjson.loads(body))
+    text = '{"body": {"a": [1]}, "custom_id": "body", "b\\u006fdy" : BODY, "url": "/v1/completions", "method": "POST"}'
+    text = text.replace("BODY", body)
+    file = io.BytesIO(text.encode())
+    found = await reader(disk, 10_000).read(file, URL)
+    assert found.errors == []
+    assert (await reader(disk).body(file, found.lines[0])).decode() == body
+
+
+async def test_a_line_with_too_many_completions_takes_the_room_of_one(disk: Disk) -> None:
+    bodies: list[dict[str, object]] = [
+        {"n": 8}, {"prompt": ["a"] * 4, "n": 2}, {"n": 9}, {"n": 5000}, {"prompt": ["a"] * 500}, {"prompt": [1] * 500}
+    ]  # fmt: skip
+    lines = [
+        json.dumps({"custom_id": f"{number}", "method": "POST", "url": URL, "body": body})
+        for number, body in enumerate(bodies)
+    ]
+    found = await reader(disk, 10_000).read(io.BytesIO("\n".join(lines).encode()), URL)
+    assert [each.num_completions for each in found.lines] == [8, 8, 1, 1, 1, 1]
+
+
+async def test_a_line_without_a_model_is_of_the_only_one(disk: Disk) -> None:
+    bodies: list[dict[str, object]] = [{"model": "a"}, {}, {"model": ""}, {"model": "b"}, {"model": ["a"]}]
+    lines = [
+        json.dumps({"custom_id": f"{number}", "method": "POST", "url": URL, "body": body})
+        for number, body in enumerate(bodies)
+    ]
+    text = "\n".join(lines).encode()
+    for names, expected in ((["a"], ["a", "a", "a", "", ""]), (["a", "c"], ["a", "", "", "", ""])):
+        inputs = InputReader(disk, 1000, lambda: 4096, names, max_completions=8)
+        assert [each.model for each in (await inputs.read(io.BytesIO(text), URL)).lines] == expected

@@ -82,6 +82,23 @@ async def test_a_torn_journal_goes_on_where_it_is_whole(tmp_path: Path, seed: in
     disk.close()
 
 
+async def test_a_repeated_result_is_removed_and_counts_once(tmp_path: Path) -> None:
+    disk = Disk()
+    journal = Journal(folder(tmp_path), disk, owns)
+    for number in range(6):
+        await journal.append(result(number))
+    await journal.close()
+    with (tmp_path / "errors" / "content").open("ab") as errors:  # another owner's results of the same requests
+        for number in (0, 1, 2):
+            errors.write(LineResult(f"line {number}", 400, "id", b"{}").encoded())
+    again = Journal(tmp_path, disk, owns)
+    assert again.progress.succeeded == {f"line {number}" for number in range(1, 5)}
+    assert again.progress.failed == {"line 0", "line 5"}
+    assert sorted(ids(tmp_path)) == [f"line {number}" for number in range(6)]
+    await again.close()
+    disk.close()
+
+
 async def test_after_a_failed_write_nothing_is_written(tmp_path: Path) -> None:
     disk = Disk()
     (folder(tmp_path) / "output" / "content").symlink_to("/dev/full")

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from baton.router.auth.api_key import digest_of
 from baton.router.batches import folder as folder_module
 from baton.router.batches import journal as journal_module
 from baton.router.batches import run as run_module
-from baton.router.batches.folder import ENDED, OwnedBatch
+from baton.router.batches import runner as runner_module
+from baton.router.batches.folder import ENDED, Candidate, OwnedBatch
 from baton.router.batches.journal import JournalPart, Progress
 from baton.router.batches.line_run import LineRunner
 from baton.router.batches.record import BatchError
@@ -206,3 +208,24 @@ async def test_responses_that_are_not_written_are_bounded(tmp_path: Path, monkey
         assert num_served < 40
         may_write.set()
         assert (await running).num_completed == 200
+
+
+async def test_searches_take_a_small_part_of_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_searches = 0
+
+    def search(_known: object) -> list[Candidate]:
+        nonlocal num_searches
+        num_searches += 1
+        end_s = time.thread_time() + 0.1
+        while time.thread_time() < end_s:
+            pass
+        return []
+
+    monkeypatch.setattr(runner_module, "CLAIM_S", 0.01)
+    async with batch_rig(tmp_path) as rig:
+        monkeypatch.setattr(rig.batches, "candidates", search)
+        running = asyncio.create_task(rig.runner.run())
+        await asyncio.sleep(1.5)
+        running.cancel()
+        await asyncio.wait([running])
+        assert num_searches == 1

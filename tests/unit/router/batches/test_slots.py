@@ -1,10 +1,12 @@
 """Requests of batches take what interactive ones leave, and give it back."""
 
 import asyncio
+import random
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.router.batches import slots as slots_module
 from baton.router.batches.metrics import BatchMetrics
 from baton.router.batches.slots import Slots
 from baton.router.request_context import INT32_MAX, RequestContext
@@ -32,7 +34,7 @@ class BatchRig:
 
     async def drive(self, count: int) -> None:
         for _ in range(count):
-            self.started.append(await self.slots.start(1, self.work()))
+            self.started.append(await self.slots.start(1, self.work))
 
     @property
     def num_running(self) -> int:
@@ -72,9 +74,9 @@ async def test_a_request_larger_than_the_share_starts_alone() -> None:
     batch = BatchRig()
     batch.rig.send("0")
     await settle()
-    large = await asyncio.wait_for(batch.slots.start(SHARE + 2, batch.work()), 5)
+    large = await asyncio.wait_for(batch.slots.start(SHARE + 2, batch.work), 5)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(batch.slots.start(1, batch.work()), 0.1)
+        await asyncio.wait_for(batch.slots.start(1, batch.work), 0.1)
     batch.may_end.set()
     await large
 
@@ -128,3 +130,33 @@ async def test_the_number_in_flight_is_bounded() -> None:
     await asyncio.wait_for(alone.drive(1), 5)
     alone.may_end.set()
     await asyncio.gather(*alone.started)
+
+
+async def test_a_request_that_needs_all_sequences_neither_blocks_the_others_nor_starves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slots_module, "TURN_S", 0.3)
+    batch, rng, num_ended = BatchRig(), random.Random(0), 0
+    batch.rig.send("0")
+    await settle()
+
+    async def work() -> None:
+        nonlocal num_ended
+        await asyncio.sleep(rng.uniform(0.05, 0.2))  # so that some always run
+        num_ended += 1
+
+    async def drive() -> None:
+        while True:
+            await batch.slots.start(1, work)
+
+    large = asyncio.create_task(batch.slots.start(NUM_SEQS + 4, batch.work))
+    await settle()
+    driving = asyncio.create_task(drive())
+    await until(lambda: num_ended > 50)
+    assert not large.done()
+    batch.rig.end("0")
+    await asyncio.wait_for(large, 5)  # although others would always like to start
+    batch.may_end.set()
+    driving.cancel()
+    await asyncio.gather(driving, await large, return_exceptions=True)
+    await until(lambda: not batch.slots.has_any)
