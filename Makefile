@@ -74,6 +74,7 @@ fuzz: setup
 
 lint: setup
 	$(BIN)/ruff check .
+	@! git grep -n 'asyncio\.wait_for(' -- '*.py' ':!tests' # until Python 3.12 it may lose a cancellation
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports

@@ -189,7 +189,8 @@ class BatchRun:
         """
         while not stopping.is_set():
             try:
-                await asyncio.wait_for(stopping.wait(), WATCH_S)
+                async with asyncio.timeout(WATCH_S):
+                    await stopping.wait()
             except TimeoutError:
                 if (outcome := await self._stop_reason(journal)) is not None:
                     return outcome

@@ -77,7 +77,8 @@ class Slots:
         """Wait until a request of a batch ends, or for `POLL_S`."""
         self._ended.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._ended.wait(), POLL_S)
+            async with asyncio.timeout(POLL_S):
+                await self._ended.wait()
 
     def _begin(self, num_completions: int, work: Coroutine[Any, Any, T], is_alone: bool) -> asyncio.Task[T]:
         self._is_alone = is_alone

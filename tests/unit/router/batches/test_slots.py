@@ -160,3 +160,18 @@ async def test_a_request_that_needs_all_sequences_neither_blocks_the_others_nor_
     driving.cancel()
     await asyncio.gather(driving, await large, return_exceptions=True)
     await until(lambda: not batch.slots.has_any)
+
+
+@pytest.mark.parametrize("num_turns", range(6))
+async def test_a_cancellation_just_after_a_request_has_ended_is_not_lost(num_turns: int) -> None:
+    batch = BatchRig(max_inflight=1)
+    driving = asyncio.create_task(batch.drive(50))
+    await until(lambda: batch.num_running == 1)
+    await asyncio.sleep(0.03)  # the next one waits for room
+    batch.may_end.set()
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    driving.cancel()
+    await asyncio.wait((driving,), timeout=5)
+    assert driving.cancelled()
+    await asyncio.gather(*batch.started, return_exceptions=True)
