@@ -66,6 +66,18 @@ def test_content_and_reasoning_are_in_the_output_in_its_order(data: st.DataObjec
             assert all(char in characters for char in part.text if char != "\n")
 
 
+def _is_fast(text: str, size: int, tool: str) -> bool:
+    """Return whether an output takes less than a second, or less than three times as long as half of it."""
+    whole_s = _parse_s(text, size, tool)
+    return whole_s < 1 or whole_s < 3 * _parse_s(text[: len(text) // 2], size, tool)
+
+
+def _parse_s(text: str, size: int, tool: str) -> float:
+    started_s = time.thread_time()
+    parse(pieces_of(text, frozenset(), size), tool, None, TOOLS)
+    return time.thread_time() - started_s
+
+
 @pytest.mark.parametrize("tool", TOOL_FORMAT_NAMES)
 def test_adversarial_outputs_take_linear_time(tool: str) -> None:
     known = sorted(markers(tool, None))
@@ -74,9 +86,7 @@ def test_adversarial_outputs_take_linear_time(tool: str) -> None:
     texts = [start + unit * (8_000 // len(unit)) for start in starts for unit in repeated]
     for text in random.Random(0).sample(texts, 12):
         for size in (1, len(text)):
-            started_s = time.thread_time()
-            parse(pieces_of(text, frozenset(), size), tool, None, TOOLS)
-            assert time.thread_time() - started_s < 1  # quadratic ones take several seconds
+            assert any(_is_fast(text, size, tool) for _ in range(3))  # a busy machine may double the time of one try
 
 
 def test_a_megabyte_takes_a_second() -> None:

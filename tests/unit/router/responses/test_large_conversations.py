@@ -69,7 +69,8 @@ async def test_large_conversations_are_read_one_at_a_time_like_large_bodies(monk
         small, large = await stored(router, []), await stored(router, [thought(3 * MIB)])
         calls.threads.clear()
         await stored(router, [], previous_response_id=small["id"])
-        assert calls.threads == {threading.main_thread().name: 1}
+        assert calls.threads.total() == 1
+        assert calls.threads.keys() <= {threading.main_thread().name, "bodies_0"}  # a thread if the turn was used up
         calls.threads.clear()
         continued = [stored(router, [], previous_response_id=large["id"], store=False) for _ in range(3)]
         referring = stored(router, [{"type": "item_reference", "id": f"rs_{large['id'][5:]}i0"}])
