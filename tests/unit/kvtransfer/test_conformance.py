@@ -166,6 +166,7 @@ async def test_wrong_blocks_are_refused(backend: str, monkeypatch: pytest.Monkey
         assert holds(cluster.pool, 63, 1, 31)
 
 
+@pytest.mark.slow
 @every_process_backend
 async def test_thousands_of_reads_leak_nothing(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(6)

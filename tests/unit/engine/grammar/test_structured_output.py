@@ -21,6 +21,7 @@ from baton.engine.outputs import StepOutput
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import make_checkpoint
+from tests.marks import slow_case
 from tests.unit.engine.grammar_rig import EOS, VOCAB_SIZE, byte_tokenizer, schema_grammar, steps
 
 SCHEMA = {
@@ -214,7 +215,7 @@ def test_a_grammar_with_ignore_eos_is_refused_at_once(model: Path) -> None:
     assert not engine.has_work
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("async_scheduling", [slow_case(False), True])
 def test_the_loop_steps_while_grammars_compile_and_with_steps_launched_ahead(
     model: Path, async_scheduling: bool
 ) -> None:

@@ -55,6 +55,7 @@ async def sentinel_of(master: RedisServer, directory: Path) -> AsyncIterator[Red
         await sentinel.kill()
 
 
+@pytest.mark.slow
 async def test_a_registry_behind_sentinels_survives_a_failover(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         master = await stack.enter_async_context(redis_server(tmp_path / "master"))
