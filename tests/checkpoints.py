@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from baton.engine.checkpoint.weights_hash import WeightsHash
+
 VOCAB_SIZE = 320
 
 _ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -146,3 +148,9 @@ def _randomise(model: torch.nn.Module) -> None:
                 tensor.uniform_(-0.3, 0.3)
             elif name.endswith(".bias"):
                 tensor.uniform_(-0.5, 0.5)
+
+
+def weights_revision(directory: Path) -> str:
+    """Hash a checkpoint's weights."""
+    with WeightsHash(directory) as weights_hash:
+        return weights_hash.revision()

@@ -14,7 +14,7 @@ from baton.engine.checkpoint import file_hashes
 from baton.engine.checkpoint.file_hashes import FileHashes, FileState
 from baton.engine.checkpoint.weights_hash import WeightsHash
 from baton.engine.errors import EngineEnded, InvalidCheckpoint
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, weights_revision
 
 HASH = "0123456789abcdef" * 2
 
@@ -37,20 +37,15 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_hashes, "SETTLED_NS", 0)
 
 
-def _revision(directory: Path) -> str:
-    with WeightsHash(directory) as weights_hash:
-        return weights_hash.revision()
-
-
 def test_the_revision_depends_only_on_the_bytes(sharded: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(sharded, tmp_path / "copy", copy_function=shutil.copyfile)
-    assert _revision(copy) == _revision(sharded)
+    assert weights_revision(copy) == weights_revision(sharded)
     assert len(list(copy.glob("*.safetensors"))) > 2
-    found = {_revision(sharded)}
+    found = {weights_revision(sharded)}
     for path in copy.glob("*.safetensors"):
         content = path.read_bytes()
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        found.add(_revision(copy))
+        found.add(weights_revision(copy))
     assert len(found) == 1 + len(list(copy.glob("*.safetensors")))
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.checkpoint.tensor_index import read_tensors
-from baton.engine.checkpoint.weights_hash import weights_revision
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import InvalidCheckpoint
 from baton.engine.kv import fingerprint
 from baton.engine.kv.fingerprint import compatibility_fingerprint
+from tests.checkpoints import weights_revision
 
 BUNDLED = Path(__file__).parents[4] / "baton" / "bundled_model"
 REVISION = "a revision"

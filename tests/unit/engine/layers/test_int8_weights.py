@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from baton.engine.checkpoint.model_config import read_model_config
-from baton.engine.checkpoint.weights_hash import WeightsHash
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import UnsupportedModel
@@ -15,7 +14,7 @@ from baton.engine.kv.fingerprint import compatibility_fingerprint
 from baton.engine.layers.int8_weight import Int8PanelWeight, Int8Weight, check_quantization, int8_weight
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.panel_weight import can_have_panels
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint, weights_revision
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.perplexity import BUNDLED, logits_of, perplexity
 
@@ -103,17 +102,12 @@ def test_panel_and_plain_weights_agree() -> None:
     torch.testing.assert_close(ours(x), Int8Weight(weight)(x), rtol=2**-6, atol=2**-6)  # Int8Weight rounds twice
 
 
-def _revision(directory: Path) -> str:
-    with WeightsHash(directory) as weights_hash:
-        return weights_hash.revision()
-
-
 def test_the_quantization_option_selects_int8_weights(model: Path) -> None:
     tokens = random_tokens(50, 3)
     engine = Engine(EngineConfig(model=str(model), quantization="int8", kv_cache_memory_bytes=1 << 21))
     plain = PagedModel(model, quantization="int8")
     plain_config = read_model_config(model, "auto")
-    assert engine.fingerprint != compatibility_fingerprint(model, plain_config, 16, _revision(model))
+    assert engine.fingerprint != compatibility_fingerprint(model, plain_config, 16, weights_revision(model))
     batch = plain.batch(["a"], [tokens])
     expected = plain.model.forward(batch, plain.pool.clone())
     assert torch.equal(engine.runner.model.forward(batch, plain.pool), expected)
