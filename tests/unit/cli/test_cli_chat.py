@@ -1,5 +1,6 @@
 """`baton chat` against a real HTTP server."""
 
+import gc
 import json
 import signal
 import threading
@@ -194,9 +195,14 @@ def test_without_a_server_the_error_says_what_to_do() -> None:
 
 @pytest.fixture
 def _handled_sigint() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt even if the tests run in a shell's background, which ignores it."""
+    """SIGINT raises KeyboardInterrupt even if the tests run in a shell's background, which ignores it.
+
+    There is no garbage collection meanwhile: hypothesis adds a callback to it, in which the exception would be ignored.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()
     yield
+    gc.enable()
     signal.signal(signal.SIGINT, before)
 
 
