@@ -60,7 +60,7 @@ def step(masks: GrammarMasks, requests: list[Request], token_id: int) -> None:
 
 
 def test_the_request_with_the_largest_matcher_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_memory, "MAX_STATE_BYTES", 64 * MIB)
+    monkeypatch.setattr(state_memory, "MAX_STATE_BYTES", 16 * MIB)
     xgrammar, token_id = backend(tmp_path), byte_tokenizer().token_to_id("a")
     xgrammar.compile(WORD)
     masks = GrammarMasks(GrammarCompiler(lambda: xgrammar, NoTrial, VOCAB_SIZE), frozenset({EOS}))
@@ -71,15 +71,16 @@ def test_the_request_with_the_largest_matcher_fails(tmp_path: Path, monkeypatch:
     for request in requests:
         masks.enter(request)
     ambiguous, word = requests
-    wait_until(lambda: step(masks, requests, token_id) is None and masks.has_failures)
+    wait_until(lambda: step(masks, requests, token_id) is None and word.num_output_tokens > 20)
+    wait_until(lambda: step(masks, [ambiguous], token_id) is None and masks.has_failures)
     [(failed, error)] = masks.take_failures()
     assert failed is ambiguous
     assert isinstance(error, InvalidRequest)
     assert str(error) == "grammar: matching it takes too much memory; make it simpler or less ambiguous"
     assert 300 < ambiguous.num_output_tokens < 3000
-    end = word.num_output_tokens + 100
+    end = word.num_output_tokens + 50  # few, as even a usual matcher may count as large while the other one is freed
     wait_until(lambda: step(masks, requests, token_id) is None and (word.num_output_tokens > end or masks.has_failures))
-    assert not masks.has_failures
+    assert not masks.take_failures()
 
 
 def state_with(matched_bytes: float, num_tokens: int) -> GrammarState:
