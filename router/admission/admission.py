@@ -147,8 +147,7 @@ class Admission:
             if head.admitted.done():  # cancelled; its own task has not run yet
                 self._remove(head)
                 continue
-            fits = self._fits(head.num_completions, now_s, head.generates)
-            if not fits or not self._limit.has_worker(head.generates):
+            if not (self._fits(head.num_completions, now_s, head.generates) and self._limit.has_worker(head.generates)):
                 return
             self._queue.take(head)
             head.is_queued = False

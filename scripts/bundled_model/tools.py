@@ -1,4 +1,4 @@
-"""Tools, questions that they answer, and records that a sentence tells; all made up."""
+"""Invented tools with questions that they answer, and records with sentences that state them."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -132,7 +132,7 @@ TOOLS = (
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Fields of a record, and sentences that tell them."""
+    """Fields of a record, and sentences that state them."""
 
     fields: Mapping[str, Parameter]
     sentences: Sequence[str]
