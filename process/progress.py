@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 HEARTBEAT_S = 0.25
 MIN_INTERVAL_S = 0.1  # between two loading messages
 FINAL_WRITE_TIMEOUT_S = 5.0  # for `ready` and `failed` while the pipe is full
-MAX_MESSAGE_CHARS = 2000  # of a failure; keeps a line below PIPE_BUF, so that it is written atomically
+MAX_MESSAGE_CHARS = 2000  # of a failure
+MAX_MESSAGE_BYTES = select.PIPE_BUF - 100  # of a failure as JSON: a line below PIPE_BUF is written atomically
 
 
 class ProgressError(ValueError):
@@ -73,7 +74,10 @@ class ProgressReporter:
 
     def failed(self, message: str) -> None:
         """Report why the process cannot serve."""
-        self._write({"stage": "failed", "message": message[:MAX_MESSAGE_CHARS]}, timeout_s=FINAL_WRITE_TIMEOUT_S)
+        text = message[:MAX_MESSAGE_CHARS]
+        while len(json.dumps(text)) > MAX_MESSAGE_BYTES:
+            text = text[: len(text) // 2]
+        self._write({"stage": "failed", "message": text}, timeout_s=FINAL_WRITE_TIMEOUT_S)
 
     async def send_heartbeats(self) -> None:
         """Send heartbeats from the event loop until cancelled."""

@@ -20,6 +20,7 @@ from baton.router.batches.metrics import BatchMetrics
 from baton.router.batches.record import BatchError
 from baton.router.batches.run import BatchParts, BatchRun
 from baton.router.batches.slots import Slots
+from baton.router.dispatch.embedder import Embedder
 from baton.router.files.disk import Disk, FolderLost
 from baton.router.http.body_route import BodyRoute
 from baton.router.service import RouterService, shared_label
@@ -153,6 +154,10 @@ def _release(owned: OwnedBatch | None) -> None:
         owned.release()
 
 
+def _may_embed(embedder: Embedder) -> bool:
+    return embedder.is_ready
+
+
 async def run_batches(service: RouterService, posts: Mapping[str, BodyRoute[Any]]) -> None:
     """Run the batches of a router until cancelled; return at once if it stores none. `posts`: handlers by path."""
     if service.files is None or service.batch_folder is None:
@@ -160,7 +165,10 @@ async def run_batches(service: RouterService, posts: Mapping[str, BodyRoute[Any]
     models = service.models
     metrics = BatchMetrics(service.registry, shared_label(models.names))
     max_inflight = max(1, service.config.batch_inflight // len(models.names))
-    slots = {model.name: Slots(model.admission, max_inflight, metrics) for model in models}
+    slots = {
+        model.name: Slots(model.admission, max_inflight, metrics, partial(_may_embed, model.embedder))
+        for model in models
+    }
     files = replace(service.files, disk=Disk("batches"))  # threads of their own: clients may read many files
     parts = BatchParts(
         files=files,

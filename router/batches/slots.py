@@ -32,9 +32,12 @@ T = TypeVar("T")
 class Slots:
     """The requests of batches in flight."""
 
-    def __init__(self, admission: Admission, max_inflight: int, metrics: BatchMetrics) -> None:
-        """`max_inflight`: maximum completions."""
+    def __init__(
+        self, admission: Admission, max_inflight: int, metrics: BatchMetrics, may_embed: Callable[[], bool]
+    ) -> None:
+        """`max_inflight`: maximum completions; `may_embed`: whether a worker makes embeddings now."""
         self._admission = admission
+        self._may_embed = may_embed
         self._max_inflight = max_inflight
         self._metrics = metrics
         self._running: dict[asyncio.Task[Any], int] = {}  # completions, in order of their start
@@ -105,7 +108,7 @@ class Slots:
         if self._is_alone and self.has_any:
             return False
         if not num_completions:
-            return self._num_embeddings < MAX_EMBEDDINGS
+            return self._num_embeddings < MAX_EMBEDDINGS and self._may_embed()
         num_own, num_seqs = sum(self._running.values()), admission.num_seqs
         num_used = num_own + admission.num_inflight - admission.num_deferred
         reserve = max(1, num_seqs // RESERVE_DIVISOR) if num_seqs > 1 else 0

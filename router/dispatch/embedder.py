@@ -10,20 +10,19 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakValueDictionary
 
 import grpc
 
 from baton.engine.errors import QueueFull
-from baton.engine.pooling.config import PoolingParams
 from baton.kvtransfer.errors import TransferError
 from baton.protos.worker_pb2 import Embedding, EmbedInput, EmbedRequest
 from baton.protos.worker_pb2_grpc import EmbeddingsStub
 from baton.router.admission.turns import Turns
-from baton.router.dispatch.attempt import Losses, RetryBudget
+from baton.router.dispatch.attempt import RetryBudget
 from baton.router.dispatch.dispatcher import FIRST_BACKOFF_S, LAST_BACKOFF_S, FailoverLimits
+from baton.router.dispatch.embedding_job import EmbeddingBatch, EmbeddingJob, divided
 from baton.router.errors import Draining, NoWorker, WorkerLost
 from baton.router.generation import PromptHashes
 from baton.router.metrics.metrics import RouterMetrics
@@ -45,46 +44,14 @@ BATCHES_PER_WORKER = 2  # into which the inputs of a request are divided at leas
 MAX_REQUEST_BATCHES = 64  # of a request at workers, or waiting for their turn there
 WORKER_ROUNDS = 2  # batch sizes of an engine that this router keeps at a worker
 NUM_SEQS = 64  # batch size of an engine, for workers that do not report it
+REFUSED_S = 0.5  # after a refusal by a worker that drains, until it is asked again if it takes requests
+MAX_REFUSALS = 5  # of a batch by one worker that seems to take requests
 SILENCE_S = 15.0  # without an event, after which a worker is lost: a keep-alive follows every quarter of a second
 FLOAT_BYTES = 4
 FIRST_NUMBER = 1 << 62  # first number of an embedding command in load reports; those of completions begin at 1
 LOST_CODES = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.FAILED_PRECONDITION}
 )  # the last one: it has restarted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingJob:
-    """A request for embeddings, tokenised."""
-
-    request_id: str
-    inputs: Sequence[Sequence[int]]  # token ids
-    family: EmbeddingFamily
-    params: PoolingParams
-    cache_salt: str
-    context: RequestContext
-
-    @property
-    def size(self) -> int:
-        """Dimensions of the embeddings."""
-        return self.params.dimensions or self.family.pooling.size
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Inputs that are not computed yet, over all attempts."""
-
-    left: list[int]  # indices
-    hashes: dict[int, PromptHashes]  # by index
-    attempt: int = 0  # earlier attempts
-    num_failures: int = 0  # earlier attempts in which a worker was lost, or took no requests
-    losses: Losses = field(default_factory=Losses)
-    excluded: set[str] = field(default_factory=set)  # incarnations that refused it, as they take no requests
-    lost: dict[str, grpc.aio.Channel | None] = field(default_factory=dict)  # by incarnation, its channel that broke
-    busy: set[str] = field(default_factory=set)  # incarnations that refused it and may still be full
-    refused_s: float | None = None  # event loop time of the first refusal
-    backoff: Backoff | None = None  # None: has not waited for room yet
-    failure: Exception | None = None  # of the last attempt
 
 
 class Embedder:
@@ -154,16 +121,17 @@ class Embedder:
             if not ending.done():
                 ending.set_exception(error)
 
-    def _batches(self, job: EmbeddingJob) -> list[_Batch]:
+    def _batches(self, job: EmbeddingJob) -> list[EmbeddingBatch]:
         workers = job.family.workers(self._pool.snapshot())
         step_tokens = max((worker.max_num_batched_tokens for worker in workers), default=0) or STEP_TOKENS
         most = -(-len(job.inputs) // (BATCHES_PER_WORKER * max(1, len(workers))))
         places = divided([len(each) for each in job.inputs], min(most, MAX_BATCH_INPUTS), BATCH_STEPS * step_tokens)
         return [
-            _Batch(each, {place: PromptHashes(job.inputs[place], job.cache_salt) for place in each}) for each in places
+            EmbeddingBatch(each, {place: PromptHashes(job.inputs[place], job.cache_salt) for place in each})
+            for each in places
         ]
 
-    async def _run(self, job: EmbeddingJob, batch: _Batch, results: list[bytes]) -> None:
+    async def _run(self, job: EmbeddingJob, batch: EmbeddingBatch, results: list[bytes]) -> None:
         """Compute a batch, in as many attempts as needed."""
         self._budget.note_request()
         while batch.left:
@@ -177,13 +145,14 @@ class Embedder:
                 self._metrics.failovers.inc()
                 logger.warning("%s is retried: %s", job.request_id, error)
 
-    async def _choose(self, job: EmbeddingJob, batch: _Batch) -> tuple[WorkerSnapshot, RoutedRequest]:
+    async def _choose(self, job: EmbeddingJob, batch: EmbeddingBatch) -> tuple[WorkerSnapshot, RoutedRequest]:
         """Return the worker for the next attempt. A retry waits for one; the first attempt fails at once."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + (self._limits.timeout_s if batch.attempt else 0.0)
         longest = max(len(job.inputs[place]) for place in batch.left)
         while True:
-            unusable = batch.excluded | batch.busy | self._still_lost(batch)
+            refusing = {each for each, until_s in batch.refused_until_s.items() if loop.time() < until_s}
+            unusable = refusing | batch.busy | self._still_lost(batch)
             cluster = self._pool.snapshot().without(frozenset(unusable))
             routed = self._routed(job, batch, cluster)
             try:
@@ -192,9 +161,9 @@ class Embedder:
                 left_s = deadline_s - loop.time()
                 if left_s <= 0:
                     raise batch.failure or error from error
-                await self._pool.wait_change(left_s)
+                await self._pool.wait_change(min(left_s, REFUSED_S) if refusing else left_s)
 
-    def _still_lost(self, batch: _Batch) -> set[str]:
+    def _still_lost(self, batch: EmbeddingBatch) -> set[str]:
         """Return the incarnations that the batch lost and the router has not connected to again since."""
         connections = {incarnation: self._pool.connection(incarnation) for incarnation in batch.lost}
         return {
@@ -203,7 +172,7 @@ class Embedder:
             if connection is None or connection.channel in (None, batch.lost[incarnation])
         }
 
-    def _routed(self, job: EmbeddingJob, batch: _Batch, cluster: ClusterSnapshot) -> RoutedRequest:
+    def _routed(self, job: EmbeddingJob, batch: EmbeddingBatch, cluster: ClusterSnapshot) -> RoutedRequest:
         """Return the batch as one prompt: the sums of its tokens and of what each worker has cached."""
         cached: dict[str, int] = {}
         for place in () if job.family.pooling.needs_all_tokens else batch.left:
@@ -214,7 +183,12 @@ class Embedder:
         return RoutedRequest(sum(len(job.inputs[place]) for place in batch.left), cached)
 
     async def _attempt(
-        self, job: EmbeddingJob, batch: _Batch, worker: WorkerSnapshot, routed: RoutedRequest, results: list[bytes]
+        self,
+        job: EmbeddingJob,
+        batch: EmbeddingBatch,
+        worker: WorkerSnapshot,
+        routed: RoutedRequest,
+        results: list[bytes],
     ) -> None:
         """Compute the rest of a batch at a worker. Raises WorkerLost or the worker's error."""
         connection = self._pool.connection(worker.incarnation)
@@ -230,6 +204,8 @@ class Embedder:
                 channel = connection.channel
                 if channel is None or self._pool.connection(worker.incarnation) is not connection:
                     raise WorkerLost(f"worker {worker.worker_id} was lost")
+                if connection.snapshot() is None:
+                    raise Unavailable(f"worker {worker.worker_id}: draining")
                 message = _message(job, batch, worker, self._pool.router_id, number)
                 await self._call(channel, message, job, batch, worker, results)
         except WorkerLost:
@@ -250,7 +226,7 @@ class Embedder:
         channel: grpc.aio.Channel,
         message: EmbedRequest,
         job: EmbeddingJob,
-        batch: _Batch,
+        batch: EmbeddingBatch,
         worker: WorkerSnapshot,
         results: list[bytes],
     ) -> None:
@@ -278,7 +254,7 @@ class Embedder:
     def _take(
         self,
         job: EmbeddingJob,
-        batch: _Batch,
+        batch: EmbeddingBatch,
         places: Sequence[int],
         embedding: Embedding,
         worker: WorkerSnapshot,
@@ -293,20 +269,25 @@ class Embedder:
         results[place] = embedding.vector
         self._metrics.input_embedded(len(job.inputs[place]), embedding.num_cached_tokens)
 
-    async def _take_failure(self, batch: _Batch, worker: WorkerSnapshot, error: QueueFull | Unavailable) -> None:
+    async def _take_failure(
+        self, batch: EmbeddingBatch, worker: WorkerSnapshot, error: QueueFull | Unavailable
+    ) -> None:
         """Wait until a batch may be retried. Raises the error if it must not be."""
         batch.attempt += 1
         batch.failure = error
-        if not isinstance(error, QueueFull):
+        now_s = asyncio.get_running_loop().time()
+        if isinstance(error, WorkerLost):
             batch.num_failures += 1
-            if isinstance(error, WorkerLost):
-                batch.losses.note(len(batch.left))
-            else:
-                batch.excluded.add(worker.incarnation)
+            batch.losses.note(len(batch.left))
             if batch.num_failures > self._limits.attempts:
                 raise batch.losses.last_error(error, batch.num_failures) from error
             return
-        now_s = asyncio.get_running_loop().time()
+        if isinstance(error, Unavailable):  # it drains
+            batch.refusals[worker.incarnation] += 1
+            batch.refused_until_s[worker.incarnation] = now_s + REFUSED_S
+            if batch.refusals[worker.incarnation] >= MAX_REFUSALS:
+                raise error
+            return
         batch.refused_s = now_s if batch.refused_s is None else batch.refused_s
         if now_s > batch.refused_s + self._limits.timeout_s:
             raise error
@@ -319,7 +300,9 @@ class Embedder:
         batch.busy.clear()
 
 
-def _message(job: EmbeddingJob, batch: _Batch, worker: WorkerSnapshot, router_id: str, number: int) -> EmbedRequest:
+def _message(
+    job: EmbeddingJob, batch: EmbeddingBatch, worker: WorkerSnapshot, router_id: str, number: int
+) -> EmbedRequest:
     message = EmbedRequest(
         request_id=job.request_id,
         inputs=[EmbedInput(token_ids=job.inputs[place]) for place in batch.left],
@@ -335,16 +318,3 @@ def _message(job: EmbeddingJob, batch: _Batch, worker: WorkerSnapshot, router_id
     if job.params.normalizes is not None:
         message.normalizes = job.params.normalizes
     return message
-
-
-def divided(lengths: Sequence[int], max_inputs: int, max_tokens: int) -> list[list[int]]:
-    """Divide inputs into batches of consecutive ones; returns their places. A longer input forms a batch alone."""
-    batches: list[list[int]] = []
-    num_tokens = 0
-    for place, length in enumerate(lengths):
-        if not batches or len(batches[-1]) == max_inputs or num_tokens + length > max_tokens:
-            batches.append([])
-            num_tokens = 0
-        batches[-1].append(place)
-        num_tokens += length
-    return batches

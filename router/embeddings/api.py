@@ -11,7 +11,7 @@ import time
 
 from baton.engine.pooling.config import PoolingParams
 from baton.router.admission.deadline import result_within
-from baton.router.dispatch.embedder import EmbeddingJob
+from baton.router.dispatch.embedding_job import EmbeddingJob
 from baton.router.embeddings.request import EmbeddingRequest, Input, read_inputs
 from baton.router.embeddings.response import encoded, max_bytes
 from baton.router.embeddings.tokens import InputTokenizer, held_bytes

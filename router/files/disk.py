@@ -37,8 +37,8 @@ class _Threads:
         return running
 
     def close(self) -> None:
-        """End the threads once their current calls have ended."""
-        self._threads.shutdown(cancel_futures=True)
+        """End the threads once their current calls have ended, which the caller does not wait for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _ended(self, running: "asyncio.Future[T]") -> None:
         self._num_calls -= 1
@@ -82,7 +82,7 @@ class Disk:
             raise
 
     def close(self) -> None:
-        """End the threads once their current calls have ended."""
+        """End the threads once their current calls have ended. Does not block, however long these take."""
         self._threads.close()
         self._locking.close()
 

@@ -1,6 +1,7 @@
 """Progress over a pipe."""
 
 import os
+import select
 from collections.abc import Iterator
 
 import pytest
@@ -44,6 +45,17 @@ def test_messages_round_trip(pipe: tuple[int, int]) -> None:
     assert ready.address == "127.0.0.1:41231"
     assert ready.details["grpc_address"] == "127.0.0.1:5"
     assert failed == Failed("model: no\nsuch thing")
+
+
+@pytest.mark.parametrize("letter", ["a", "\x00", "é", "𝄞"])
+def test_a_failure_is_one_atomic_write(pipe: tuple[int, int], letter: str) -> None:
+    ProgressReporter(pipe[1]).failed(letter * 9000)
+    line = os.read(pipe[0], 1 << 16)
+    assert len(line) < select.PIPE_BUF
+    failed = parse_progress(line)
+    assert isinstance(failed, Failed)
+    assert 100 <= len(failed.message) <= 2000
+    assert set(failed.message) == {letter}
 
 
 def test_loading_is_throttled_but_its_end_is_not(pipe: tuple[int, int]) -> None:

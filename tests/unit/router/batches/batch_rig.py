@@ -67,7 +67,7 @@ class BatchRig:
         self.tenant = tenant_of(self.key)
         metrics = BatchMetrics(CollectorRegistry(), "model")
         self.lines = LineRunner(self.gate(self.key), {URL: Route(serve)})
-        slots = Slots(Rig(max_inflight=1000, workers=Workers(64)).admission, 16, metrics)
+        slots = Slots(Rig(max_inflight=1000, workers=Workers(64)).admission, 16, metrics, lambda: True)
         self.parts = BatchParts(FileStore(self.files, self.disk), self.lines, self.inputs(), {"": slots}, metrics)
         self.runner = BatchRunner(self.batches, self.parts)
 

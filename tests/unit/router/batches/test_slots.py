@@ -23,7 +23,7 @@ class BatchRig:
     def __init__(self, max_inflight: int = 100, num_seqs: int = NUM_SEQS) -> None:
         self.rig = Rig(max_inflight=1000, workers=Workers(num_seqs))
         self.registry = CollectorRegistry()
-        self.slots = Slots(self.rig.admission, max_inflight, BatchMetrics(self.registry, "model"))
+        self.slots = Slots(self.rig.admission, max_inflight, BatchMetrics(self.registry, "model"), lambda: True)
         self.started: list[asyncio.Task[None]] = []
         self.may_end = asyncio.Event()
 

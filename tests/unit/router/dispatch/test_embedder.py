@@ -9,11 +9,12 @@ import httpx
 import pytest
 
 from baton.protos import worker_pb2
-from baton.router.dispatch.embedder import divided
+from baton.router.dispatch.embedder import MAX_REFUSALS
+from baton.router.dispatch.embedding_job import divided
 from baton.router.embeddings.tokens import held_bytes
 from tests.unit.router.api_keys import TestKeys
 from tests.unit.router.dispatch.embedding_worker import EmbeddingWorker, vector_of
-from tests.unit.router.running_router import RunningRouter, running_router, until
+from tests.unit.router.running_router import RunningRouter, running_router, until, wait_workers
 from tests.unit.router.scripted_worker import ScriptedWorker
 
 INPUTS = [[5 + place, 6, 7] for place in range(50)]
@@ -101,15 +102,50 @@ async def test_a_worker_is_asked_again_after_its_connection_was_cut() -> None:
         assert len(worker.calls) == 2
 
 
-async def test_drains_are_not_losses() -> None:
+async def test_drains_are_a_pause() -> None:
+    """A worker that drained, and now serves again, is asked again."""
     workers = [EmbeddingWorker(f"prefill-{place}") for place in range(5)]
-    async with running_router(*workers, failover_timeout_s=0.1) as router:
+    async with running_router(*workers, failover_timeout_s=5.0) as router:
         for worker in workers:
             worker.num_drained = 1
+        assert vectors(await embed(router, INPUTS[:1])) == VECTORS[:1]
+        assert sum(len(worker.calls) for worker in workers) == 6
+
+
+async def test_without_a_worker_that_takes_requests_one_can_try_again() -> None:
+    worker = EmbeddingWorker()
+    async with running_router(worker, failover_timeout_s=0.1) as router:
+        worker.num_drained = 100
         response = await embed(router, INPUTS[:1])
-        status, text = error(response)
-        assert (status, text.endswith(": draining")) == (503, True)
+        assert error(response) == (503, "worker prefill-0: draining")
         assert response.headers.get("x-should-retry") != "false"
+        assert len(worker.calls) == 1
+
+
+async def test_a_worker_that_refuses_for_ever_is_given_up() -> None:
+    worker = EmbeddingWorker()
+    async with running_router(worker, failover_timeout_s=10.0) as router:
+        worker.num_drained = 100
+        assert error(await embed(router, INPUTS[:1])) == (503, "worker prefill-0: draining")
+        assert len(worker.calls) == MAX_REFUSALS
+
+
+async def test_batches_that_wait_for_their_turn_at_a_draining_worker_go_elsewhere() -> None:
+    draining, other = EmbeddingWorker("prefill-0"), EmbeddingWorker("prefill-1")
+    draining.may_embed.clear()
+    other.may_embed.clear()
+    async with running_router(draining, other, failover_attempts=0) as router:
+        requests = [asyncio.create_task(embed(router, [[5, 6]] * 200)) for _ in range(4)]
+        await until(lambda: len(draining.calls) >= 4 and len(other.calls) >= 4)
+        draining.draining = True
+        draining.news()
+        await wait_workers(router.http, 1, "draining")
+        num_sent = len(draining.calls)
+        draining.may_embed.set()
+        other.may_embed.set()
+        for request in requests:
+            assert (await request).status_code == 200
+        assert len(draining.calls) == num_sent
 
 
 @pytest.mark.parametrize(

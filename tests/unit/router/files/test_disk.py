@@ -29,6 +29,17 @@ async def test_a_cancelled_caller_waits_and_its_result_is_discarded() -> None:
     disk.close()
 
 
+async def test_a_close_does_not_wait_for_a_hung_call() -> None:
+    disk, may_go_on, ended = Disk(), threading.Event(), list[bool]()
+    calling = asyncio.create_task(disk.run(lambda: ended.append(may_go_on.wait(20))))
+    await asyncio.sleep(0.01)
+    calling.cancel()
+    await asyncio.wait([calling])
+    disk.close()
+    assert not ended
+    may_go_on.set()
+
+
 async def test_results_and_errors_reach_the_caller() -> None:
     def fail() -> None:
         raise OSError("lost")
