@@ -26,7 +26,7 @@ from baton.worker.ranks.fixed_group import FixedGroup, tensor_group
 from baton.worker.ranks.remote_rank import RemoteRank
 
 END_TIMEOUT_S = 10.0  # from SIGTERM to SIGKILL of a follower
-SELF_END_TIMEOUT_S = 1.0  # for a follower whose stream has ended to exit by itself
+SELF_END_TIMEOUT_S = 5.0  # for a rank whose stream has ended, to end by itself: its exit status says why
 
 
 class WorkerRanks:
