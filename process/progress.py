@@ -90,7 +90,9 @@ class ProgressReporter:
             return
         try:
             if timeout_s:
-                select.select([], [self._fd], [], timeout_s)
+                writable = select.poll()  # not `select`, which takes no descriptor above 1,023
+                writable.register(self._fd, select.POLLOUT)
+                writable.poll(1e3 * timeout_s)
             os.write(self._fd, json.dumps(message).encode() + b"\n")
         except BlockingIOError:
             return  # the pipe is full; a later message supersedes this one

@@ -86,6 +86,11 @@ class ProcessTrial:
                 return _receive(process, timeout_s)
             except (EOFError, BrokenPipeError):
                 _end(process)
+            except (InvalidRequest, QueueFull):
+                raise
+            except BaseException:
+                _end(process)  # its response, if it comes, is not the next trial's
+                raise
         raise InvalidRequest("its compilation needs too much memory, or is not possible")
 
     def _started(self) -> "Popen[bytes]":
@@ -169,7 +174,9 @@ def _receive(process: "Popen[bytes]", timeout_s: float) -> str | None:
     """
     assert process.stdout is not None
     deadline_s, used_s = time.monotonic() + timeout_s, _cpu_s(process)
-    while not select.select([process.stdout], [], [], min(CHECK_S, timeout_s))[0]:
+    readable = select.poll()  # not `select`, which takes no descriptor above 1,023
+    readable.register(process.stdout, select.POLLIN)
+    while not readable.poll(1e3 * min(CHECK_S, timeout_s)):
         if time.monotonic() < deadline_s:
             continue
         is_busy = _cpu_s(process) - used_s < MIN_CPU_SHARE * timeout_s

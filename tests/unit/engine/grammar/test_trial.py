@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -124,6 +125,20 @@ def test_a_walk_draws_and_repeats_tokens_and_each_is_watched(tmp_path: Path) -> 
     groups = [walked[start : start + 1 + NUM_REPEATS] for start in range(0, MAX_WALK_TOKENS, 1 + NUM_REPEATS)]
     assert all(len(set(group)) == 1 for group in groups)
     assert len(set(walked)) > 3
+
+
+def test_a_worker_with_many_descriptors_tries_grammars(directory: Path) -> None:
+    trial = ProcessTrial(directory, VOCAB_SIZE, frozenset({EOS}))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        trial.run(WORD, TIMEOUT_S)
+    finally:
+        trial.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_an_error_of_the_grammar_is_reported(trial: ProcessTrial) -> None:
