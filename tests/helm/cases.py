@@ -72,7 +72,7 @@ RANKS = {
 }
 CASES: dict[str, dict[str, Any]] = {
     "default": charts.MODEL,
-    **{name: charts.example(name) for name in charts.EXAMPLES},
+    **{name: charts.merged(charts.IMAGE, charts.example(name)) for name in charts.EXAMPLES},
     "tls": charts.merged(charts.MODEL, TLS),
     "monitoring": charts.merged(charts.MODEL, MONITORING),
     "tls-monitoring": charts.merged(charts.MODEL, TLS, MONITORING),

@@ -13,7 +13,8 @@ from helm_python import Chart, _native
 
 CHART = Path(__file__).resolve().parents[2] / "helm" / "baton"
 KUBE_VERSION = "v1.34.0"
-MODEL = {"model": "Qwen/Qwen3-0.6B"}  # the one value that an install needs
+IMAGE = {"image": {"repository": "registry.example.com/baton"}}
+MODEL = {"model": "Qwen/Qwen3-0.6B", **IMAGE}  # the values that an install needs
 EXAMPLES = ("cpu", "rdma", "moe")  # values-NAME.yaml beside the chart's own
 
 Manifest = dict[str, Any]
