@@ -108,7 +108,12 @@ def _path(kind: Kind, parts: SplitResult) -> tuple[str, int]:
 
 
 def _options(kind: Kind, tls: bool, query: str) -> dict[str, str]:
-    known = ("namespace", "password_file", *(TLS_OPTIONS if tls else ()), *(SENTINEL_OPTIONS if kind == "sentinel" else ()))
+    known = (
+        "namespace",
+        "password_file",
+        *(TLS_OPTIONS if tls else ()),
+        *(SENTINEL_OPTIONS if kind == "sentinel" else ()),
+    )
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name, value in options.items():
         if name not in known:

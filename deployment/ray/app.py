@@ -35,7 +35,7 @@ def build(args: dict[str, object]) -> Application:
     cluster = cluster_name()
     if cluster and settings.is_autoscaled and settings.shared.begin_at_running_size and settings.shared.has_registry:
         running = running_sizes(settings.registry_url(), settings.model_name, cluster)
-        settings = replace(settings, initial_sizes=dict(running))
+        settings = replace(settings, initial_sizes={str(role): size for role, size in running.items()})
     if settings.has_router:
         return router_application(settings, workers_application(settings))
     return workers_application(settings)

@@ -59,7 +59,7 @@ class PasswordFile(CredentialProvider):
         self._path = Path(path)
         self._username = username
 
-    def get_credentials(self) -> tuple[str, ...]:
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
         """Return user and password, or the password alone. Raises ConnectionError if the file cannot be read."""
         try:
             password = self._path.read_text(encoding="utf-8").strip()

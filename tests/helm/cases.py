@@ -50,6 +50,7 @@ OPENSHIFT = {
     "modelCache": {"hubToken": {"existingSecret": "hub"}},
 }
 EXTERNAL = {
+    **charts.IMAGE,
     "model": "/models/llama",
     "redis": {"enabled": False, "external": {"url": "rediss://cache.example.com:6380/0", "port": 6380}},
     "autoscaling": {"enabled": False},
@@ -72,7 +73,7 @@ RANKS = {
 }
 CASES: dict[str, dict[str, Any]] = {
     "default": charts.MODEL,
-    **{name: charts.merged(charts.IMAGE, charts.example(name)) for name in charts.EXAMPLES},
+    **{name: charts.example(name) for name in charts.EXAMPLES},
     "tls": charts.merged(charts.MODEL, TLS),
     "monitoring": charts.merged(charts.MODEL, MONITORING),
     "tls-monitoring": charts.merged(charts.MODEL, TLS, MONITORING),

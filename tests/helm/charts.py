@@ -56,9 +56,8 @@ def chart() -> Chart:
 
 
 def example(name: str) -> Manifest:
-    """The values of `values-NAME.yaml`."""
-    values: Manifest = yaml.safe_load((CHART / f"values-{name}.yaml").read_text(encoding="utf-8"))
-    return values
+    """The values of `values-NAME.yaml`, and the image, which only its user knows."""
+    return merged(IMAGE, yaml.safe_load((CHART / f"values-{name}.yaml").read_text(encoding="utf-8")))
 
 
 def merged(*layers: Mapping[str, Any]) -> Manifest:

@@ -77,7 +77,9 @@ def test_prometheus_reaches_metrics_and_nothing_else(target: tuple[str, str]) ->
     for monitoring, expected in zip(([PROMETHEUS], []), SCRAPES[target], strict=True):
         values = {"networkPolicy": {"clients": clients, "monitoring": monitoring}}
         policies = [
-            each["spec"] for each in charts.render(charts.merged(charts.MODEL, values)) if each["kind"] == "NetworkPolicy"
+            each["spec"]
+            for each in charts.render(charts.merged(charts.MODEL, values))
+            if each["kind"] == "NetworkPolicy"
         ]
         labels = {**own, "app.kubernetes.io/component": component}
         [policy] = [each for each in policies if selects(each["podSelector"], labels)]

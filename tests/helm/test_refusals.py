@@ -151,7 +151,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"model": "/models/llama", "modelCache": {"type": "pvc", "pvc": {"existingClaim": "mine"}, "readOnly": True}},
     {"modelCache": {"type": "pvc", "pvc": {"accessModes": ["ReadWriteOnce"], "singleNode": True}}},
     {"image": {"repository": "r.example.com:5000/baton"}},
-    {"slo": {"ttftSeconds": 60, "tpotSeconds": 5}},
+    {"slo": {"ttftSeconds": 160, "tpotSeconds": 10}},
     {"device": "cpu", "engine": {"kvCacheMemoryBytes": "47.5GiB"}},
     {"engine": {"kvCacheMemoryBytes": "60GiB"}},  # of a GPU's memory
 ]

@@ -181,11 +181,11 @@
 {{- if and $v.rdma.enabled (eq $v.transport "tcp") -}}
 {{- fail "transport: tcp would leave the RDMA devices of rdma.enabled unused; set transport to auto or nixl, or rdma.enabled=false" -}}
 {{- end -}}
-{{- if gt (float64 $v.slo.ttftSeconds) 60.0 -}}
-{{- fail (printf "slo.ttftSeconds: %v seconds; give at most 60 (is it in milliseconds?)" $v.slo.ttftSeconds) -}}
+{{- if gt (float64 $v.slo.ttftSeconds) 160.0 -}}
+{{- fail (printf "slo.ttftSeconds: %v seconds; give at most 160 (is it in milliseconds?)" $v.slo.ttftSeconds) -}}
 {{- end -}}
-{{- if gt (float64 $v.slo.tpotSeconds) 5.0 -}}
-{{- fail (printf "slo.tpotSeconds: %v seconds; give at most 5 (is it in milliseconds?)" $v.slo.tpotSeconds) -}}
+{{- if gt (float64 $v.slo.tpotSeconds) 10.0 -}}
+{{- fail (printf "slo.tpotSeconds: %v seconds; give at most 10 (is it in milliseconds?)" $v.slo.tpotSeconds) -}}
 {{- end -}}
 {{- if eq $v.device "cpu" -}}
 {{- range $name := list "prefill" "decode" -}}

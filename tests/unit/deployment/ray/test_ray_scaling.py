@@ -106,12 +106,12 @@ def test_sizes_follow_the_load_and_the_log_has_the_reason(
 
 def of_application(report: RouterReport, application: str, **changes: object) -> RouterReport:
     """Return a report whose workers belong to an application."""
-    name = {"application": application}
-    workers = [
-        replace(each, **name, worker_id=f"{application}/{each.worker_id}", incarnation=f"{application}/{each.worker_id}")
-        for each in report.workers
-    ]
-    return replace(report, workers=tuple(replace(each, **changes) for each in workers))
+    workers = []
+    for each in report.workers:
+        name = f"{application}/{each.worker_id}"
+        own: dict[str, Any] = {"worker_id": name, "incarnation": name, "application": application, **changes}
+        workers.append(replace(each, **own))
+    return replace(report, workers=tuple(workers))
 
 
 @pytest.mark.parametrize("is_draining", [False, True])

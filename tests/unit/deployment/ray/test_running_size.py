@@ -1,12 +1,12 @@
 """Size at which a new cluster's pools begin."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baton.deployment.ray import app
 from baton.deployment.ray.arguments import read_ray_settings
 from baton.deployment.ray.running_size import running_sizes
 from baton.membership.registry.factory import open_registry
@@ -15,6 +15,11 @@ from tests.redis_server import redis_server
 from tests.unit.deployment.ray.test_ray_scaling import of_application, pools
 from tests.unit.membership.registry.registry_members import reporting
 
+pytest.importorskip("ray.serve")
+
+from baton.deployment.ray import app
+
+DEADLINE_S = 20.0
 CLUSTER = "ray-0"
 POOLS = {f"{name}_ray": {"autoscaling": {"min_replicas": 1, "max_replicas": 3}} for name in ("prefill", "decode")}
 
@@ -27,15 +32,18 @@ async def test_the_workers_of_other_clusters_that_accept_requests_count(tmp_path
     other = replace(of_application(pools(num_prefill=7), "ray-1-b"), router_id="router-2", model="other")
     async with redis_server(tmp_path) as server:
         registry = open_registry(server.url)
-        async with reporting(registry, "router-1", lambda: encode_report(report)):
-            async with reporting(registry, "router-2", lambda: encode_report(other)):
+        async with (
+            reporting(registry, "router-1", lambda: encode_report(report)),
+            reporting(registry, "router-2", lambda: encode_report(other)),
+        ):
+            async with asyncio.timeout(DEADLINE_S):
                 while len(await registry.reports.read()) < 2:
-                    pass
-                assert running_sizes(server.url, report.model, CLUSTER) == {"prefill": 2, "decode": 3}
+                    await asyncio.sleep(0.01)
+            assert running_sizes(server.url, report.model, CLUSTER) == {"prefill": 2, "decode": 3}
         await registry.close()
 
 
-def test_without_a_registry_pools_begin_at_their_smallest(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_registry_pools_begin_at_their_smallest() -> None:
     assert running_sizes("redis://127.0.0.1:1/0", "m", CLUSTER) == {}
 
 
