@@ -108,6 +108,7 @@ class WorkerDescription(_message.Message):
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_RANKS_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
+    APPLICATION_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """name, stable over restarts"""
     incarnation: _builtins.str
@@ -134,6 +135,8 @@ class WorkerDescription(_message.Message):
     """maximum tokens of a step, prompt and output together"""
     num_ranks: _builtins.int
     """ranks that share the model, each with a pool like the first one's; 0 means 1"""
+    application: _builtins.str
+    """application that placed it, whose autoscaler counts it; empty: none did"""
     @_builtins.property
     def pool(self) -> Global___KVPool:
         """how to read its blocks; with several ranks those of the first"""
@@ -160,10 +163,11 @@ class WorkerDescription(_message.Message):
         max_num_batched_tokens: _builtins.int = ...,
         num_ranks: _builtins.int = ...,
         pooling: Global___Pooling | None = ...,
+        application: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "num_ranks", b"num_ranks", "pool", b"pool", "pooling", b"pooling", "role", b"role", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "application", b"application", "block_size", b"block_size", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "num_ranks", b"num_ranks", "pool", b"pool", "pooling", b"pooling", "role", b"role", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

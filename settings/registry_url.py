@@ -4,6 +4,7 @@ redis://[[user]:password@]host[:6379][/db]                     one server
 redis+sentinel://[[user]:password@]host[:26379],.../service[/db]   the master reported by Sentinels
 redis+cluster://[[user]:password@]host[:6379],...              a Redis Cluster
 rediss://, rediss+sentinel://, rediss+cluster://               the same over TLS
+...?password_file=/path                                        the password, read again for each connection
 """
 
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ class RegistryUrl:
     service: str = ""  # the master's name in Sentinel
     db: int = 0
     namespace: str = DEFAULT_NAMESPACE  # separates clusters that share a Redis
+    password_file: str | None = None  # instead of the password
     options: Mapping[str, str] = field(default_factory=dict, repr=False)  # of TLS and Sentinel, unparsed
 
     def __str__(self) -> str:
@@ -61,6 +63,8 @@ def parse_registry_url(text: str) -> RegistryUrl:
         username, _, password = userinfo.partition(":")
         service, db = _path(kind, parts)
         options = _options(kind, base == "rediss", parts.query)
+        if password and "password_file" in options:
+            raise OptionError("set either a password or password_file, not both")
         return RegistryUrl(
             kind=kind,
             hosts=tuple(_host(each, PORTS[kind]) for each in hosts.split(",")),
@@ -70,6 +74,7 @@ def parse_registry_url(text: str) -> RegistryUrl:
             service=service,
             db=db,
             namespace=options.pop("namespace", DEFAULT_NAMESPACE),
+            password_file=options.pop("password_file", None),
             options=options,
         )
     except OptionError as error:
@@ -103,7 +108,12 @@ def _path(kind: Kind, parts: SplitResult) -> tuple[str, int]:
 
 
 def _options(kind: Kind, tls: bool, query: str) -> dict[str, str]:
-    known = ("namespace", *(TLS_OPTIONS if tls else ()), *(SENTINEL_OPTIONS if kind == "sentinel" else ()))
+    known = (
+        "namespace",
+        "password_file",
+        *(TLS_OPTIONS if tls else ()),
+        *(SENTINEL_OPTIONS if kind == "sentinel" else ()),
+    )
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name, value in options.items():
         if name not in known:

@@ -36,7 +36,7 @@ class RedisServer:
         self._configuration = [str(configuration)] if configuration is not None else []
         self._binary = require_redis_server()
         self._directory = directory
-        self._options = options
+        self.options = options
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -62,11 +62,11 @@ class RedisServer:
                 await asyncio.sleep(0.02)
 
     def _arguments(self) -> list[str]:
-        memory_only = [] if "--sentinel" in self._options else ["--save", "", "--appendonly", "no"]
-        return [*self._configuration, "--port", str(self.port), "--bind", HOST, *memory_only, *self._options]
+        memory_only = [] if "--sentinel" in self.options else ["--save", "", "--appendonly", "no"]
+        return [*self._configuration, "--port", str(self.port), "--bind", HOST, *memory_only, *self.options]
 
     async def _answers(self) -> bool:
-        options = dict(zip(self._options, self._options[1:], strict=False))
+        options = dict(zip(self.options, self.options[1:], strict=False))
         async with Redis(host=HOST, port=self.port, password=options.get("--requirepass")) as client:
             try:
                 return bool(await client.execute_command("PING"))

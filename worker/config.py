@@ -90,6 +90,7 @@ class WorkerConfig:
         "the one registered as `default`.",
     )
     group: str = option("experts", "Name of the group of ranks at the rendezvous.")
+    application: str = option("", "Name of the application that placed the worker, whose autoscaler counts it.")
     group_port: int = option(
         0, "Port on which other ranks wake this one; 0 for any free one.", minimum=0, maximum=65535
     )

@@ -254,6 +254,7 @@ def _describe(core: WorkerCore, address: str) -> worker_pb2.WorkerDescription:
         max_num_seqs=config.engine.batch_seqs,
         max_num_batched_tokens=config.engine.step_tokens,
         num_ranks=host.ranks.size,
+        application=config.application,
         pooling=pooling_to_proto(host.pooling) if host.pooling is not None and config.role != "decode" else None,
     )
 

@@ -104,13 +104,22 @@ class ObservedPools:
         workers = merged_workers(reports)
         return cls(
             traffic=merged_traffic([each.traffic for each in reports]),
-            workers=ByPool(
-                tuple(each for each in workers if each.role == "prefill"),
-                tuple(each for each in workers if each.role != "prefill"),
-            ),
+            workers=_by_pool(workers),
             num_waiting=sum(each.traffic.num_waiting for each in reports),
             oldest_wait_s=_amount(max((each.traffic.oldest_wait_s for each in reports), default=0.0)),
         )
+
+    def of_application(self, application: str) -> "ObservedPools":
+        """Return the state with the workers of one application alone.
+
+        In an upgrade the workers of another cluster take a part of the traffic, and soon end. The application's own
+        pools are planned for all of it, and latencies that were measured with a part are no measure of the model.
+        """
+        workers = [*self.workers.prefill, *self.workers.decode]
+        own = [each for each in workers if each.application == application]
+        if any(each.application != application and not each.draining for each in workers):
+            own = [replace(each, latency={}) for each in own]
+        return replace(self, workers=_by_pool(own))
 
     @property
     def ready(self) -> ByPool[tuple[WorkerReport, ...]]:
@@ -187,6 +196,14 @@ class ObservedPools:
     def _num_at_prefill(self) -> int:
         """Return the number of prompts running or queued at prefill workers: an upper bound of pending handovers."""
         return sum(each.num_running + each.num_waiting for each in self.workers.prefill)
+
+
+def _by_pool(workers: Iterable[WorkerReport]) -> ByPool[tuple[WorkerReport, ...]]:
+    found = tuple(workers)
+    return ByPool(
+        tuple(each for each in found if each.role == "prefill"),
+        tuple(each for each in found if each.role != "prefill"),
+    )
 
 
 def merged_workers(reports: Iterable[RouterReport]) -> list[WorkerReport]:

@@ -55,6 +55,7 @@ def worker_process(settings: RaySettings, role: Role, worker_id: str, place: Pla
         lease_s=shared.lease_s,
         expert_parallel=settings.cluster.cluster.num_expert_ranks(role),
         group=role,  # the whole pool
+        application=place.application,
         rendezvous=f"{REGISTRY}/{place.application}" if settings.group_size(role) > 1 else None,
         tls_cert=shared.tls_cert,
         tls_key=shared.tls_key,

@@ -12,10 +12,8 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import sha256
 
 import httpx
-import ray
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from ray import serve
@@ -24,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from baton.deployment.local.machine import this_machine
+from baton.deployment.ray.application import application_name
 from baton.deployment.ray.child import ReplicaChild
 from baton.deployment.ray.forward import Forward
 from baton.deployment.ray.process import Place, rendezvous_process, router_process, share_of, worker_process
@@ -35,7 +34,6 @@ from baton.worker.health import LIVENESS
 logger = logging.getLogger("ray.serve")  # Serve writes it to the replica's log
 
 UNHEALTHY_DRAIN_S = 5.0  # for a process that failed its last health check, which could hardly hand anything over
-NAME_CHARS = 16
 KILL_MARGIN_S = 2.0  # before Serve kills the replica
 
 
@@ -149,13 +147,8 @@ class RouterReplica:
 def here(num_cpus: float) -> Place:
     """Return this replica's node and its share of it."""
     address = get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray has no types for it
-    return Place(address, share_of(this_machine(), num_cpus), _application())
-
-
-def _application() -> str:
-    """Return a name that is unique in the registry: applications of two Ray clusters may share one registry."""
-    names = (ray.get_runtime_context().get_session_name(), serve.get_replica_context().app_name)
-    return f"ray-{sha256('/'.join(names).encode()).hexdigest()[:NAME_CHARS]}"
+    application = application_name(serve.get_replica_context().app_name)
+    return Place(address, share_of(this_machine(), num_cpus), application)
 
 
 async def is_serving(security: Security, address: str, service: str, timeout_s: float) -> bool:

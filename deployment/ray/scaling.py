@@ -17,7 +17,9 @@ from baton.deployment.autoscaling.plan import plan_pools
 from baton.deployment.autoscaling.settings import PoolLimits, ScalingSettings
 from baton.deployment.autoscaling.state import ScalingState
 from baton.deployment.kubernetes.budget_reader import open_budget
+from baton.deployment.ray.application import application_name
 from baton.deployment.ray.live_budget import LiveBudget
+from baton.deployment.ray.observed_pools import ObservedPools
 from baton.deployment.ray.pool_progress import ProgressWatch
 from baton.deployment.ray.pools_observer import Budget, Observation, PoolsObserver
 from baton.deployment.ray.scaling_options import ScalingOptions, read_options
@@ -77,6 +79,8 @@ class PoolsPolicy:
             return False
         if observation is self._planned:
             return True
+        [app_name] = {key.app_name for key in contexts}
+        observed = observation.pools.of_application(application_name(app_name))
         settings = within(observation.settings, pools)
         if self._reads_cluster:
             settings = affordable(settings)
@@ -87,22 +91,25 @@ class PoolsPolicy:
             return False
         for line in serve_conflicts(contexts, POOLS):
             self._warn(line)
-        if any(worker.role == "both" for worker in observation.pools.workers.decode):
+        if any(worker.role == "both" for worker in observed.workers.decode):
             self._warn("pool sizes unchanged: there are colocated workers, which belong to neither pool")
             return False
-        decision = self._plan(observation, settings, pools.map(lambda pool: pool.target_num_replicas))
+        targets_now = pools.map(lambda pool: pool.target_num_replicas)
+        decision = self._plan(observed, observation.time_s, settings, targets_now)
         targets, self._targets = self._targets, ByPool(decision.prefill.target, decision.decode.target)
         if targets != self._targets:
             logger.info("%s", decision.reason)
         self._planned = observation
         return True
 
-    def _plan(self, observation: Observation, settings: ScalingSettings, targets: ByPool[int]) -> Decision:
-        """Plan from an observation of pools with these current targets."""
-        ready = observation.pools.ready.map(lambda pool: [each.incarnation for each in pool])
+    def _plan(
+        self, observed: ObservedPools, time_s: float, settings: ScalingSettings, targets: ByPool[int]
+    ) -> Decision:
+        """Plan from the application's pools, observed at `time_s`, with these current targets."""
+        ready = observed.ready.map(lambda pool: [each.incarnation for each in pool])
         updates = self._watches.zip(targets.zip(ready))
-        progress = updates.map(lambda each: each[0].update(*each[1], observation.time_s))
-        snapshot = observation.pools.snapshot(progress, settings.slo.quantile, observation.time_s)
+        progress = updates.map(lambda each: each[0].update(*each[1], time_s))
+        snapshot = observed.snapshot(progress, settings.slo.quantile, time_s)
         decision, self._state = plan_pools(snapshot, self._state, settings)
         return decision
 

@@ -14,6 +14,11 @@ class DeploymentKey(Protocol):
         """Name of the deployment."""
         ...
 
+    @property
+    def app_name(self) -> str:
+        """Name of its application."""
+        ...
+
 
 class ServeConfig(Protocol):
     """Serve's `AutoscalingConfig`."""
@@ -21,7 +26,6 @@ class ServeConfig(Protocol):
     upscale_delay_s: float
     downscale_delay_s: float
     downscale_to_zero_delay_s: float | None
-    initial_replicas: int | None
 
     def get_upscaling_factor(self) -> float:
         """Multiplier that Serve applies to a planned increase."""
@@ -63,5 +67,3 @@ def _of_pool(config: ServeConfig) -> Iterator[str]:
         )
     if not config.get_upscaling_factor() == config.get_downscaling_factor() == 1:
         yield "remove upscaling_factor and downscaling_factor; with them the sizes differ from the planned ones"
-    if config.initial_replicas is not None:
-        yield "remove initial_replicas; Serve returns to it at every change of the bounds, whatever the load"

@@ -8,6 +8,7 @@ otherwise stop the event loop of every router.
 
 import asyncio
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any
 
 from redis._parsers import _AsyncRESP2Parser
@@ -16,6 +17,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.exceptions import RedisClusterException, RedisError
 
 from baton.settings.registry_url import RegistryUrl
@@ -49,6 +51,23 @@ class BoundedParser(_AsyncRESP2Parser):
         return await super()._read(length)
 
 
+class PasswordFile(CredentialProvider):
+    """Reads the password from its file for each new connection, so that it can change while the process runs."""
+
+    def __init__(self, path: str, username: str | None) -> None:
+        """Store where the password is."""
+        self._path = Path(path)
+        self._username = username
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Return user and password, or the password alone. Raises ConnectionError if the file cannot be read."""
+        try:
+            password = self._path.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise ConnectionError(f"password_file: {self._path}: {error}") from error
+        return (password,) if self._username is None else (self._username, password)
+
+
 class RedisConnections:
     """Owns the client for a URL, and the Sentinels that it asks."""
 
@@ -57,6 +76,8 @@ class RedisConnections:
         self._sentinel: Sentinel | None = None
         common = _connection_options(url)
         login: dict[str, Any] = {"username": url.username, "password": url.password}
+        if url.password_file is not None:
+            login = {"credential_provider": PasswordFile(url.password_file, url.username)}
         self.client: Client
         if url.kind == "cluster":
             nodes = [ClusterNode(host, port) for host, port in url.hosts]

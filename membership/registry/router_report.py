@@ -135,6 +135,7 @@ class WorkerReport:
     prefill_tokens_per_s: Rate
     decode_step_s: StepSeconds
     decode_sequence_s: StepSeconds
+    application: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = ""  # that placed it; "": none
     # Counts by bin (see `bin_of`): TTFT of what a prefill worker computed, TPOT of what another decoded; as this router
     # saw it in the last window.
     latency: Mapping[Bin, NumSamples] = field(default_factory=dict)

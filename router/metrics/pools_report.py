@@ -87,6 +87,7 @@ class PoolsReporter:
             worker_id=found.worker_id,
             incarnation=found.incarnation,
             role=ROLE_NAMES[ROLES[found.role]],
+            application=found.application if len(found.application) <= MAX_NAME_CHARS else "",
             draining=connection.state.is_draining,
             ready_for_s=time.monotonic() - connection.reached_s,
             num_running=min(load.num_running, MAX_COUNT),

@@ -50,6 +50,7 @@ OPENSHIFT = {
     "modelCache": {"hubToken": {"existingSecret": "hub"}},
 }
 EXTERNAL = {
+    **charts.IMAGE,
     "model": "/models/llama",
     "redis": {"enabled": False, "external": {"url": "rediss://cache.example.com:6380/0", "port": 6380}},
     "autoscaling": {"enabled": False},

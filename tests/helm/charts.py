@@ -13,7 +13,8 @@ from helm_python import Chart, _native
 
 CHART = Path(__file__).resolve().parents[2] / "helm" / "baton"
 KUBE_VERSION = "v1.34.0"
-MODEL = {"model": "Qwen/Qwen3-0.6B"}  # the one value that an install needs
+IMAGE = {"image": {"repository": "registry.example.com/baton"}}
+MODEL = {"model": "Qwen/Qwen3-0.6B", **IMAGE}  # the values that an install needs
 EXAMPLES = ("cpu", "rdma", "moe")  # values-NAME.yaml beside the chart's own
 
 Manifest = dict[str, Any]
@@ -55,9 +56,8 @@ def chart() -> Chart:
 
 
 def example(name: str) -> Manifest:
-    """The values of `values-NAME.yaml`."""
-    values: Manifest = yaml.safe_load((CHART / f"values-{name}.yaml").read_text(encoding="utf-8"))
-    return values
+    """The values of `values-NAME.yaml`, and the image, which only its user knows."""
+    return merged(IMAGE, yaml.safe_load((CHART / f"values-{name}.yaml").read_text(encoding="utf-8")))
 
 
 def merged(*layers: Mapping[str, Any]) -> Manifest:

@@ -59,7 +59,8 @@ def test_only_downloading_pods_may_connect_to_the_hub(cache: dict[str, Any], ask
 
 @pytest.mark.parametrize("model", ["bundled", "/models/x"])
 def test_a_local_model_needs_no_egress(model: str) -> None:
-    objects = charts.render({"model": model})
+    values = {"model": model, "modelCache": {"type": "hostPath", "hostPath": "/data"}}
+    objects = charts.render(charts.merged(charts.MODEL, values))
     for each in objects:
         if each["kind"] == "NetworkPolicy" and not each["metadata"]["name"].endswith("-head"):
             assert not [rule for rule in each["spec"]["egress"] if "ipBlock" in str(rule)]

@@ -11,7 +11,7 @@ from tests.helm.pods import POOLS, rendered
 @pytest.mark.parametrize(
     ("values", "volume"),
     [
-        ({"sizeLimit": "7Gi"}, {"emptyDir": {"sizeLimit": "7Gi"}}),
+        ({"sizeLimit": "7Gi"}, {"emptyDir": {"sizeLimit": "7Gi"}}),  # a router's has no weights, and 1 GiB
         ({"type": "pvc"}, {"persistentVolumeClaim": {"claimName": "baton-models"}}),
         ({"type": "pvc", "pvc": {"existingClaim": "mine"}}, {"persistentVolumeClaim": {"claimName": "mine"}}),
         ({"type": "hostPath", "hostPath": "/m"}, {"hostPath": {"path": "/m", "type": "Directory"}}),
@@ -21,7 +21,8 @@ def test_the_models_volume_follows_the_values(values: dict[str, Any], volume: di
     objects = rendered({"modelCache": values})
     for name in ("Deployment/baton-router", "RayService/baton/prefill"):
         spec = charts.pod_templates(objects)[name]["spec"]
-        assert {"name": "models", **volume} in spec["volumes"]
+        small = "router" in name and "emptyDir" in volume
+        assert {"name": "models", **({"emptyDir": {"sizeLimit": "1Gi"}} if small else volume)} in spec["volumes"]
         [fetch] = spec["initContainers"]
         without = ["--without-weights"] if "router" in name and "persistentVolumeClaim" not in volume else []
         model = ["Qwen/Qwen3-0.6B", "/models/Qwen/Qwen3-0.6B"]
@@ -45,11 +46,18 @@ def test_with_a_download_job_other_pods_wait_and_cannot_write() -> None:
 
 
 def test_a_local_model_is_not_downloaded() -> None:
-    for template in charts.pod_templates(charts.render({"model": "/models/llama/"})).values():
+    objects = rendered({"model": "/models/llama/", "modelCache": {"type": "hostPath", "hostPath": "/data"}})
+    for template in charts.pod_templates(objects).values():
         assert "initContainers" not in template["spec"]
-    assert charts.serve_config(charts.render({"model": "/models/llama/"}))["applications"][0]["args"]["model"] == (
-        "/models/llama"
-    )
+    assert charts.serve_config(objects)["applications"][0]["args"]["model"] == "/models/llama"
+
+
+def test_a_read_only_claim_is_mounted_read_only() -> None:
+    claim = {"type": "pvc", "pvc": {"existingClaim": "mine"}, "readOnly": True}
+    objects = rendered({"model": "/models/llama", "modelCache": claim})
+    for name in ("Deployment/baton-router", *(f"RayService/baton/{pool}" for pool in POOLS)):
+        volumes = charts.pod_templates(objects)[name]["spec"]["volumes"]
+        assert {"name": "models", "persistentVolumeClaim": {"claimName": "mine", "readOnly": True}} in volumes
 
 
 def test_a_jobs_name_depends_on_model_and_image() -> None:

@@ -77,7 +77,9 @@ def test_prometheus_reaches_metrics_and_nothing_else(target: tuple[str, str]) ->
     for monitoring, expected in zip(([PROMETHEUS], []), SCRAPES[target], strict=True):
         values = {"networkPolicy": {"clients": clients, "monitoring": monitoring}}
         policies = [
-            each["spec"] for each in charts.render({**charts.MODEL, **values}) if each["kind"] == "NetworkPolicy"
+            each["spec"]
+            for each in charts.render(charts.merged(charts.MODEL, values))
+            if each["kind"] == "NetworkPolicy"
         ]
         labels = {**own, "app.kubernetes.io/component": component}
         [policy] = [each for each in policies if selects(each["podSelector"], labels)]
@@ -113,6 +115,31 @@ def test_other_pods_cannot_reach_workers() -> None:
     for policy in policies:
         for port in (6379, 8265, 40000, "redis", "gcs", "dashboard"):
             assert not allows(policy["ingress"], "from", {**foreign, "app.kubernetes.io/component": "router"}, port)
+
+
+# Labels of the operator's pods, as KubeRay's chart and as its kustomize files (ray-operator/config/manager) set them.
+OPERATORS = (
+    {
+        "app.kubernetes.io/name": "kuberay-operator",
+        "app.kubernetes.io/instance": "kuberay-operator",
+        "app.kubernetes.io/component": "kuberay-operator",
+    },
+    {"app.kubernetes.io/name": "kuberay", "app.kubernetes.io/component": "kuberay-operator"},
+)
+
+
+@pytest.mark.parametrize("labels", OPERATORS)
+def test_the_operator_reaches_the_dashboard(labels: dict[str, str]) -> None:
+    policy = charts.only(charts.render(charts.MODEL), "NetworkPolicy", "baton-head")["spec"]
+    [rule] = [each for each in policy["ingress"] if {"port": "dashboard"} in each.get("ports", ())]
+    assert [peer["namespaceSelector"] for peer in rule["from"] if selects(peer["podSelector"], labels)] == [{}]
+
+
+def test_an_operator_outside_of_the_cluster_is_an_address() -> None:
+    outside = [{"ipBlock": {"cidr": "10.20.0.0/28"}}]
+    objects = charts.render(charts.merged(charts.MODEL, {"networkPolicy": {"operator": outside}}))
+    rules = charts.only(objects, "NetworkPolicy", "baton-head")["spec"]["ingress"]
+    assert {"from": outside, "ports": [{"port": "dashboard"}]} in rules
 
 
 def test_policies_allow_exactly_the_ports_that_pods_use() -> None:

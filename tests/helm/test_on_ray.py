@@ -48,15 +48,13 @@ async def wait_states(router: RouterProcess, expected: list[tuple[str, str]]) ->
 
 
 def configured(directory: Path, objects: list[charts.Manifest]) -> RedisServer:
-    """The chart's Redis, with the chart's configuration and options."""
+    """The chart's Redis, with the chart's configuration and password."""
     directory.mkdir()
     file = directory / "redis.conf"
     text: str = charts.only(objects, "ConfigMap", "baton-redis")["data"]["redis.conf"]
     file.write_text(text.replace("dir /data", f"dir {directory}"))
-    [container] = charts.pod_templates(objects)["Deployment/baton-redis"]["spec"]["containers"]
-    _, _, *options = container["command"]
     password = charts.only(objects, "Secret")["stringData"]["password"]
-    return RedisServer(directory, *[each.replace("$(REDISCLI_AUTH)", password) for each in options], configuration=file)
+    return RedisServer(directory, "--requirepass", password, configuration=file)
 
 
 async def join(ray: RayCluster, service: charts.Manifest) -> None:

@@ -88,7 +88,7 @@ def test_a_change_of_bounds_restarts_nothing(change: dict[str, Any]) -> None:
     """The operator builds a second cluster for any other change of `rayClusterConfig`; Serve restarts replicas where
     it takes the application for another version.
     """
-    before, after = charts.render(charts.MODEL), charts.render({**charts.MODEL, **change})
+    before, after = charts.render(charts.MODEL), charts.render(charts.merged(charts.MODEL, change))
     assert without_replicas(before) == without_replicas(after)
     old, new = (charts.serve_config(each)["applications"][0] for each in (before, after))
     assert (old, charts.scaling_settings(before)) != (new, charts.scaling_settings(after))

@@ -91,6 +91,7 @@ def test_placement_applies_to_its_own_pool() -> None:
         "tolerations": [{"operator": "Exists"}],
         "affinity": {"nodeAffinity": {}},
         "priorityClassName": "high",
+        "schedulerName": "volcano",
         "runtimeClassName": "nvidia",
         "podLabels": {"team": "a"},
         "podAnnotations": {"note": "b"},
@@ -101,7 +102,7 @@ def test_placement_applies_to_its_own_pool() -> None:
     }
     objects = rendered({"decode": placement})
     template = worker(objects)
-    names = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName")
+    names = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "schedulerName", "runtimeClassName")
     assert {name: template["spec"][name] for name in names} == {name: placement[name] for name in names}
     assert template["metadata"]["labels"]["team"] == "a"
     assert template["metadata"]["annotations"] == {"note": "b"}
@@ -111,6 +112,120 @@ def test_placement_applies_to_its_own_pool() -> None:
     assert placement["extraVolumes"][0] in template["spec"]["volumes"]
     assert placement["extraVolumeMounts"][0] in container["volumeMounts"]
     assert worker(objects, "prefill") == worker(rendered(), "prefill")
+
+
+def test_download_job_and_test_are_placed_like_the_decode_workers_by_default() -> None:
+    """A volume that is bound when its first pod is placed must not bind where workers cannot run."""
+    job = {"type": "pvc", "job": {"enabled": True}}
+    placement = {"nodeSelector": {"gpu": "h200"}, "priorityClassName": "high", "affinity": {"nodeAffinity": {}}}
+    objects = rendered({"decode": placement, "modelCache": job})
+    for kind, name in (("Job", None), ("Pod", "baton-test")):
+        spec = charts.only(objects, kind, name)["spec"]
+        spec = spec["template"]["spec"] if kind == "Job" else spec
+        assert {key: spec[key] for key in placement} == placement
+        assert spec["tolerations"] == worker(objects)["spec"]["tolerations"]
+    own = {"nodeSelector": {}, "tolerations": [], "affinity": {}, "priorityClassName": "low", "schedulerName": "other"}
+    objects = rendered({"decode": placement, "modelCache": charts.merged(job, {"job": own}), "tests": own})
+    for spec in (charts.only(objects, "Job")["spec"]["template"]["spec"], charts.only(objects, "Pod")["spec"]):
+        assert not {"nodeSelector", "tolerations", "affinity"} & set(spec)
+        assert (spec["priorityClassName"], spec["schedulerName"]) == ("low", "other")
+
+
+def test_a_job_that_differs_has_another_name() -> None:
+    """Kubernetes refuses every change of a job's template."""
+    job = {"modelCache": {"type": "pvc", "job": {"enabled": True}}}
+    names = {
+        charts.only(rendered(job, values), "Job")["metadata"]["name"]
+        for values in ({}, {"decode": {"nodeSelector": {"a": "b"}}}, {"commonLabels": {"a": "b"}})
+    }
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize(
+    ("image", "workers", "others"),
+    [
+        ({}, "0.1.0-cuda", "0.1.0-cpu"),
+        ({"tag": "mine"}, "mine", "mine"),
+    ],
+)
+def test_only_workers_use_the_image_with_the_gpu_libraries(image: dict[str, Any], workers: str, others: str) -> None:
+    objects = rendered({"image": image, "modelCache": {"type": "pvc", "job": {"enabled": True}}})
+    for name, template in charts.pod_templates(objects).items():
+        used = {each["image"] for each in charts.containers(template) if each["name"] != "redis"}
+        tag = workers if name in {f"RayService/baton/{pool}" for pool in POOLS} else others
+        assert used in ({f"registry.example.com/baton:{tag}"}, set()), name
+
+
+def test_each_component_may_have_an_image_of_its_own() -> None:
+    digest = "sha256:" + "2" * 64
+    objects = rendered(
+        {
+            "image": {"digest": "sha256:" + "1" * 64},
+            "router": {"image": {"digest": digest}},
+            "head": {"image": {"tag": "0.1.0-cpu"}},
+            "modelCache": {"type": "pvc", "job": {"enabled": True, "image": {"repository": "r.example.com/other"}}},
+        }
+    )
+    templates = charts.pod_templates(objects)
+    [job] = [template for name, template in templates.items() if name.startswith("Job/")]
+    assert main_container(job)["image"] == "r.example.com/other:0.1.0-cpu"
+    assert main_container(worker(objects, "head"))["image"] == "registry.example.com/baton:0.1.0-cpu"
+    router = templates["Deployment/baton-router"]
+    assert {each["image"] for each in charts.containers(router)} == {f"registry.example.com/baton@{digest}"}
+    assert main_container(worker(objects))["image"] == "registry.example.com/baton@sha256:" + "1" * 64
+
+
+def test_sidecars_and_volumes_are_added() -> None:
+    sidecar = {"name": "agent", "image": "agent:1", "volumeMounts": [{"name": "scratch", "mountPath": "/s"}]}
+    volume, mount = {"name": "scratch", "emptyDir": {}}, {"name": "scratch", "mountPath": "/scratch"}
+    extra = {"extraContainers": [sidecar], "extraVolumes": [volume], "extraVolumeMounts": [mount]}
+    objects = rendered(dict.fromkeys(("router", "head", *POOLS), extra))
+    names = ["Deployment/baton-router", *(f"RayService/baton/{each}" for each in ("head", *POOLS))]
+    for template in (charts.pod_templates(objects)[name] for name in names):
+        assert template["spec"]["containers"][-1] == sidecar
+        assert volume in template["spec"]["volumes"]
+        assert mount in main_container(template)["volumeMounts"]
+        assert main_container(template)["name"] != "agent"  # the operator takes the first for Ray's
+
+
+def test_common_labels_and_annotations_are_on_all_objects_and_pods() -> None:
+    common = {"commonLabels": {"team": "llm"}, "commonAnnotations": {"owner": "a@example.com"}}
+    values = {"commonLabels": {"team": "llm"}, "router": {"podLabels": {"team": "edge"}}}
+    objects = charts.render(charts.merged(CASES["everything"], common))
+    objects += charts.render(charts.merged(CASES["tls-monitoring"], common))
+    own = [each for each in objects if not each["metadata"]["name"].endswith("-extra")]
+    templates = [*charts.pod_templates(own).values()]
+    for each in (*own, *templates):
+        assert each["metadata"]["labels"]["team"] == "llm"
+        assert each["metadata"]["annotations"]["owner"] == "a@example.com"
+    router = charts.pod_templates(rendered(values))["Deployment/baton-router"]
+    assert router["metadata"]["labels"]["team"] == "edge"
+
+
+def test_kueue_queues_the_service_and_not_its_pods() -> None:
+    objects = rendered({"ray": {"queueName": "users"}})
+    label = "kueue.x-k8s.io/queue-name"
+    assert charts.only(objects, "RayService")["metadata"]["labels"][label] == "users"
+    assert not [each for each in charts.pod_templates(objects).values() if label in each["metadata"]["labels"]]
+    assert label not in charts.only(rendered(), "RayService")["metadata"]["labels"]
+
+
+def test_pods_request_the_disk_that_their_volumes_may_use() -> None:
+    values = {"tmpSizeLimit": "20Gi", "modelCache": {"sizeLimit": "100G"}}
+
+    def requested(name: str, more: dict[str, Any]) -> object:
+        container = main_container(charts.pod_templates(rendered(values, more))[name])
+        return container["resources"]["requests"].get("ephemeral-storage")
+
+    model_mib = -(-100 * 10**9 // 2**20)
+    assert requested("RayService/baton/decode", {}) == f"{20 * 1024 + model_mib}Mi"
+    assert requested("RayService/baton/head", {}) == f"{21 * 1024}Mi"
+    assert requested("Deployment/baton-router", {}) == f"{3 * 1024}Mi"
+    shared = {"modelCache": {"type": "pvc"}}
+    assert requested("RayService/baton/decode", shared) == f"{20 * 1024}Mi"
+    assert requested("Deployment/baton-router", shared) == f"{2 * 1024}Mi"
+    assert requested("RayService/baton/decode", {"decode": {"extraResources": {"ephemeral-storage": "1Gi"}}}) == "1Gi"
+    assert requested("RayService/baton/decode", {"ephemeralStorageRequests": False}) is None
 
 
 def test_ray_pods_have_no_annotations() -> None:

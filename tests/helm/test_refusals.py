@@ -88,6 +88,29 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
     ({"modelCache": {"type": "hostPath"}}, "hostPath: missing"),
     ({"modelCache": {"job": {"enabled": True}}}, "it fills a volume that pods share"),
     ({"modelCache": {"fetch": False}}, "must be a path"),
+    ({"modelCache": {"readOnly": True}}, "modelCache.readOnly: nothing can be downloaded"),
+    ({"model": "/models/llama"}, "model: /models/llama is in modelCache.mountPath, and an emptyDir is empty"),
+    ({"modelCache": {"pvc": {"existingClaim": "mine"}}}, "existingClaim: mine would not be used, .* emptyDir"),
+    ({"modelCache": {"hostPath": "/m"}}, "hostPath: /m would not be used"),
+    (
+        {"modelCache": {"type": "pvc", "pvc": {"accessModes": ["ReadWriteOnce"]}}},
+        "accessModes: .* ReadWriteOnce allows one node",
+    ),
+    ({"image": {"repository": ""}}, "image.repository: missing; there is no published image"),
+    ({"image": {"repository": "r.example.com:5000/baton:1"}}, "image.repository: .*:1 has a tag"),
+    ({"redis": {"image": {"repository": "valkey@sha256:1"}}}, "redis.image.repository: .* has a tag or a digest"),
+    ({"rdma": {"enabled": True}, "transport": "tcp"}, "transport: tcp would leave the RDMA devices"),
+    ({"slo": {"ttftSeconds": 200}}, "slo.ttftSeconds: 200 seconds; .* milliseconds"),
+    ({"slo": {"tpotSeconds": 50}}, "slo.tpotSeconds: 50 seconds; .* milliseconds"),
+    (
+        {"device": "cpu", "engine": {"kvCacheMemoryBytes": "48GiB"}},
+        "engine.kvCacheMemoryBytes: 48GiB of KV do not fit into a replica's memory, 48 GiB .prefill.memoryGi",
+    ),
+    (
+        {"device": "cpu", "decode": {"engine": {"kvCacheMemoryBytes": 60000000000}}},
+        "decode.engine.kvCacheMemoryBytes: .* .decode.memoryGi",
+    ),
+    ({"ray": {"checkOperator": False}}, "redis.auth.existingSecret: missing; this rendering cannot look up"),
     ({"keda": {"enabled": True}}, "both size the routers"),
     ({"keda": {"enabled": True}, "router": {"autoscaling": {"enabled": False}}}, r"keda\.prometheusAddress: missing"),
     (
@@ -123,10 +146,26 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+ACCEPTED: list[dict[str, Any]] = [
+    {"model": "/opt/model"},  # in the image
+    {"model": "/models/llama", "modelCache": {"type": "pvc", "pvc": {"existingClaim": "mine"}, "readOnly": True}},
+    {"modelCache": {"type": "pvc", "pvc": {"accessModes": ["ReadWriteOnce"], "singleNode": True}}},
+    {"image": {"repository": "r.example.com:5000/baton"}},
+    {"slo": {"ttftSeconds": 160, "tpotSeconds": 10}},
+    {"device": "cpu", "engine": {"kvCacheMemoryBytes": "47.5GiB"}},
+    {"engine": {"kvCacheMemoryBytes": "60GiB"}},  # of a GPU's memory
+]
+
+
+@pytest.mark.parametrize("change", ACCEPTED)
+def test_unusual_values_that_work_are_accepted(change: dict[str, Any]) -> None:
+    charts.render(charts.merged(charts.MODEL, change))
+
+
 @pytest.mark.parametrize(("change", "words"), FAILURES)
 def test_impossible_values_are_refused_before_the_install(change: dict[str, Any], words: str) -> None:
     with pytest.raises(HelmError, match=words):
-        charts.render({**charts.MODEL, **change})
+        charts.render(charts.merged(charts.MODEL, change))
 
 
 @pytest.mark.parametrize(
@@ -142,5 +181,6 @@ def test_a_missing_operator_is_named(missing: str, case: str) -> None:
     apis = [each for each in charts.APIS if each != missing]
     with pytest.raises(HelmError, match=missing.rpartition("/")[2]):
         charts.render(CASES[case], api_versions=apis)
-    unchecked = charts.merged(CASES[case], {"ray": {"checkOperator": False}})
+    own = {"redis": {"auth": {"existingSecret": "registry"}}}
+    unchecked = charts.merged(CASES[case], own, {"ray": {"checkOperator": False}})
     assert charts.only(charts.render(unchecked, api_versions=[]), "RayService")

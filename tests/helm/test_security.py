@@ -107,7 +107,7 @@ def test_only_workers_see_gpus() -> None:
 def test_images_use_their_digest_if_given() -> None:
     digest = "sha256:" + "1" * 64
     values = {"image": {"repository": "r.example.com/baton", "digest": digest}, "redis": {"image": {"digest": digest}}}
-    for name, template in charts.pod_templates(charts.render({**charts.MODEL, **values})).items():
+    for name, template in charts.pod_templates(charts.render(charts.merged(charts.MODEL, values))).items():
         assert all(each["image"].endswith(f"@{digest}") for each in charts.containers(template)), name
 
 

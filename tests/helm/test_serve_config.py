@@ -32,7 +32,7 @@ def test_serve_and_the_application_accept_the_config(case: str) -> None:
 @pytest.mark.parametrize("drain_s", [1, 30, 300])
 def test_every_shutdown_has_more_time_than_the_one_it_waits_for(drain_s: int) -> None:
     values = {"drainTimeoutSeconds": drain_s, "router": {"preStopSleepSeconds": 60}}
-    objects = charts.render({**charts.MODEL, **values})
+    objects = charts.render(charts.merged(charts.MODEL, values))
     settings = settings_of(objects)
     for group in ray_cluster(objects)["spec"]["workerGroupSpecs"]:
         serve_s = settings.shutdown_timeout_s(group["groupName"])
@@ -58,7 +58,7 @@ def test_options_have_batons_names() -> None:
         "engine": {"maxModelLen": 4096, "kvCacheMemoryBytes": "4GiB", "enablePrefixCaching": False},
         "decode": {"engine": {"maxNumSeqs": 7, "numThreads": 3}},
     }
-    settings = settings_of(charts.render({**charts.MODEL, **values}))
+    settings = settings_of(charts.render(charts.merged(charts.MODEL, values)))
     assert settings.cluster.engine["prefill"]["kv_cache_memory_bytes"] == 4 << 30
     assert settings.cluster.engine["prefill"]["enable_prefix_caching"] is False
     assert "max_num_seqs" not in settings.cluster.engine["prefill"]

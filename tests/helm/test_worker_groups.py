@@ -47,7 +47,9 @@ def test_pods_have_the_resources_of_their_replicas(case: str) -> None:
     for group in ray_cluster(objects)["spec"]["workerGroupSpecs"]:
         container = group["template"]["spec"]["containers"][0]
         limits, pool = container["resources"]["limits"], values[group["groupName"]]
-        assert container["resources"]["requests"] == limits
+        requests = dict(container["resources"]["requests"])
+        assert requests.pop("ephemeral-storage")
+        assert requests == limits
         assert int(limits["cpu"].removesuffix("m")) >= pool["cpu"] * pool["replicasPerPod"] * 1000
         assert int(limits["memory"].removesuffix("Mi")) > pool["memoryGi"] * pool["replicasPerPod"] * 1024
         assert str(limits.get(values["gpuResource"], 0)) == group["resources"].get("GPU", "0")

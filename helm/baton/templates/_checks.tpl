@@ -22,6 +22,7 @@
 {{- include "baton.checkBudget" . -}}
 {{- include "baton.checkRegistry" . -}}
 {{- include "baton.checkCache" . -}}
+{{- include "baton.checkValues" . -}}
 {{- include "baton.checkRouter" . -}}
 {{- include "baton.checkTLS" . -}}
 {{- include "baton.checkBackendTLS" . -}}
@@ -119,6 +120,9 @@
 {{- if and (not .enabled) .auth.existingSecret -}}
 {{- fail "redis.auth.existingSecret: it is the Secret of the chart's own Redis, which redis.enabled=false leaves out; use redis.external.existingSecret" -}}
 {{- end -}}
+{{- if and .enabled (not .auth.existingSecret) (or (not $.Values.ray.checkOperator) (and $.Release.IsUpgrade (not (lookup "v1" "Service" $.Release.Namespace (include "baton.routerName" $))))) -}}
+{{- fail "redis.auth.existingSecret: missing; this rendering cannot look up the password of a running Redis (ray.checkOperator=false, or no access to the cluster), so each one would have another, and restart Redis. Create a Secret with `password` and `url`, and name it here" -}}
+{{- end -}}
 {{- if and .enabled (or .external.url .external.existingSecret) -}}
 {{- fail "redis: use either the chart's own (redis.enabled) or an external one, not both" -}}
 {{- end -}}
@@ -144,8 +148,56 @@
 {{- if and .job.enabled (ne .type "pvc") -}}
 {{- fail (printf "modelCache.job: it fills a volume that pods share, and %s is not shared; set modelCache.type=pvc" .type) -}}
 {{- end -}}
-{{- if and (not .fetch) (not (hasPrefix "/" $.Values.model)) -}}
+{{- if and .pvc.existingClaim (ne .type "pvc") -}}
+{{- fail (printf "modelCache.pvc.existingClaim: %s would not be used, because modelCache.type is %s; set modelCache.type=pvc" .pvc.existingClaim .type) -}}
+{{- end -}}
+{{- if and .hostPath (ne .type "hostPath") -}}
+{{- fail (printf "modelCache.hostPath: %s would not be used, because modelCache.type is %s; set modelCache.type=hostPath" .hostPath .type) -}}
+{{- end -}}
+{{- if and (eq .type "pvc") (not .pvc.existingClaim) (not (has "ReadWriteMany" .pvc.accessModes)) (not .pvc.singleNode) -}}
+{{- fail "modelCache.pvc.accessModes: routers and workers on several nodes mount this volume, and ReadWriteOnce allows one node; use a storage class with ReadWriteMany, modelCache.type=hostPath or emptyDir, or set modelCache.pvc.singleNode if the cluster has one node" -}}
+{{- end -}}
+{{- $isPath := hasPrefix "/" $.Values.model -}}
+{{- if and (not .fetch) (not $isPath) -}}
 {{- fail (printf "modelCache.fetch: without it, model must be a path that already has the model, not %s" $.Values.model) -}}
+{{- end -}}
+{{- if and .readOnly (not $isPath) -}}
+{{- fail (printf "modelCache.readOnly: nothing can be downloaded to such a volume, so model must be a path that already has the model, not %s" $.Values.model) -}}
+{{- end -}}
+{{- if and $isPath (eq .type "emptyDir") (hasPrefix (printf "%s/" .mountPath) $.Values.model) -}}
+{{- fail (printf "model: %s is in modelCache.mountPath, and an emptyDir is empty; set modelCache.type to pvc or hostPath for a volume that has the model, or give a hub id" $.Values.model) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Values that Kubernetes or the workers would refuse only after the installation, or that are probably in another unit. */}}
+{{- define "baton.checkValues" -}}
+{{- $v := .Values -}}
+{{- range $name, $repository := dict "image" $v.image.repository "redis.image" $v.redis.image.repository -}}
+{{- if regexMatch "[@:][^/]*$" $repository -}}
+{{- fail (printf "%s.repository: %s has a tag or a digest; give them as %s.tag or %s.digest" $name $repository $name $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.rdma.enabled (eq $v.transport "tcp") -}}
+{{- fail "transport: tcp would leave the RDMA devices of rdma.enabled unused; set transport to auto or nixl, or rdma.enabled=false" -}}
+{{- end -}}
+{{- if gt (float64 $v.slo.ttftSeconds) 160.0 -}}
+{{- fail (printf "slo.ttftSeconds: %v seconds; give at most 160 (is it in milliseconds?)" $v.slo.ttftSeconds) -}}
+{{- end -}}
+{{- if gt (float64 $v.slo.tpotSeconds) 10.0 -}}
+{{- fail (printf "slo.tpotSeconds: %v seconds; give at most 10 (is it in milliseconds?)" $v.slo.tpotSeconds) -}}
+{{- end -}}
+{{- if eq $v.device "cpu" -}}
+{{- range $name := list "prefill" "decode" -}}
+{{- $pool := index $v $name -}}
+{{- $own := not (kindIs "invalid" $pool.engine.kvCacheMemoryBytes) -}}
+{{- $size := ternary $pool.engine.kvCacheMemoryBytes $v.engine.kvCacheMemoryBytes $own -}}
+{{- $key := printf "%sengine.kvCacheMemoryBytes" (ternary (printf "%s." $name) "" $own) -}}
+{{- if not (kindIs "invalid" $size) -}}
+{{- if ge (float64 (include "baton.bytes" $size)) (mulf $pool.memoryGi 1073741824) -}}
+{{- fail (printf "%s: %v of KV do not fit into a replica's memory, %v GiB (%s.memoryGi), next to the model" $key $size $pool.memoryGi $name) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -29,13 +29,51 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
+{{/* Metadata of an object, or of a pod if it has no name: root, name, component, labels, annotations, isClusterWide. */}}
+{{- define "baton.metadata" -}}
+{{- with .name -}}
+name: {{ . }}
+{{ if not $.isClusterWide -}}
+namespace: {{ $.root.Release.Namespace }}
+{{ end -}}
+{{- end -}}
+labels:
+  {{- include "baton.labels" .root | nindent 2 }}
+  {{- with .component }}
+  app.kubernetes.io/component: {{ . }}
+  {{- end }}
+  {{- with merge (dict) (.labels | default dict) .root.Values.commonLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Image of the workers. */}}
 {{- define "baton.image" -}}
 {{- with .Values.image -}}
+{{- $repository := required "image.repository: missing; there is no published image of Baton: build one (docker buildx bake), push it, and give its repository. For a local cluster (kind load docker-image baton:TAG) that is image.repository=baton" .repository -}}
 {{- if .digest -}}
-{{ .repository }}@{{ .digest }}
+{{ $repository }}@{{ .digest }}
 {{- else -}}
-{{ .repository }}:{{ .tag | default (printf "%s-%s" $.Chart.AppVersion (ternary "cpu" "cuda" (eq $.Values.device "cpu"))) }}
+{{ $repository }}:{{ .tag | default (printf "%s-%s" $.Chart.AppVersion (ternary "cpu" "cuda" (eq $.Values.device "cpu"))) }}
 {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Image of pods without a device: root, and the component's own `image`. By default the image for CPUs, or that of the
+     workers if its tag or digest is set. */}}
+{{- define "baton.plainImage" -}}
+{{- $workers := .root.Values.image -}}
+{{- $repository := .image.repository | default $workers.repository -}}
+{{- if .image.digest -}}
+{{ $repository }}@{{ .image.digest }}
+{{- else if or .image.repository .image.tag (not (or $workers.tag $workers.digest)) -}}
+{{ $repository }}:{{ .image.tag | default (printf "%s-cpu" .root.Chart.AppVersion) }}
+{{- else -}}
+{{ include "baton.image" .root }}
 {{- end -}}
 {{- end }}
 
@@ -118,6 +156,20 @@ baton-bundled
 {{- .Values.redis.madePassword -}}
 {{- end }}
 
+{{/* The registry's URL as a file, and for the chart's own Redis its password, which the URL refers to: a password that changes
+     needs no restart of routers and workers. */}}
+{{- define "baton.registryVolume" -}}
+- name: registry
+  secret:
+    secretName: {{ include "baton.registrySecret" . }}
+    defaultMode: 0440
+    items:
+      - {key: {{ include "baton.registryKey" . }}, path: url}
+      {{- if .Values.redis.enabled }}
+      - {key: password, path: password}
+      {{- end }}
+{{- end }}
+
 {{- define "baton.registrySecret" -}}
 {{- if .Values.redis.enabled -}}{{ include "baton.redisSecret" . }}{{- else -}}{{ .Values.redis.external.existingSecret | default (printf "%s-registry" (include "baton.fullname" .)) }}{{- end -}}
 {{- end }}
@@ -141,6 +193,17 @@ baton-bundled
 
 {{- define "baton.scheme" -}}{{ ternary "https" "http" .Values.tls.https.enabled }}{{- end }}
 
+{{/* Bytes of a size as Kubernetes or an option of Baton's has it, such as 1048576, 1.5GB or 4Gi. */}}
+{{- define "baton.bytes" -}}
+{{- if kindIs "string" . -}}
+{{- $number := regexFind "^[0-9.]+(e[0-9]+)?" (lower .) -}}
+{{- $units := dict "" 1.0 "k" 1e3 "m" 1e6 "g" 1e9 "t" 1e12 "p" 1e15 "ki" 1024.0 "mi" 1048576.0 "gi" 1073741824.0 "ti" 1099511627776.0 "pi" 1125899906842624.0 -}}
+{{- mulf $number (index $units (trimPrefix $number (lower .) | trimSuffix "b")) -}}
+{{- else -}}
+{{- . -}}
+{{- end -}}
+{{- end }}
+
 {{/* Options in Baton's own spelling, those that are given. */}}
 {{- define "baton.options" -}}
 {{- $options := dict -}}
@@ -150,6 +213,15 @@ baton-bundled
 {{- end -}}
 {{- end -}}
 {{- toYaml $options -}}
+{{- end }}
+
+{{/* A container's resources, with a request for disk unless they have one: resources, storage. */}}
+{{- define "baton.resources" -}}
+{{- $resources := deepCopy .resources -}}
+{{- if and .storage (not (hasKey ($resources.requests | default dict) "ephemeral-storage")) -}}
+{{- $_ := set $resources "requests" (merge (dict "ephemeral-storage" .storage) ($resources.requests | default dict)) -}}
+{{- end -}}
+{{- toYaml $resources -}}
 {{- end }}
 
 {{- define "baton.podSecurityContext" -}}

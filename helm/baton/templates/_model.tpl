@@ -1,26 +1,45 @@
-{{/* The volume of the model cache. */}}
+{{/* The volume of the model cache: root, and for a router `withoutWeights`. */}}
 {{- define "baton.modelVolume" -}}
 - name: models
-  {{- with .Values.modelCache }}
+  {{- with .root.Values.modelCache }}
   {{- if eq .type "pvc" }}
   persistentVolumeClaim:
-    claimName: {{ .pvc.existingClaim | default (printf "%s-models" (include "baton.fullname" $)) }}
+    claimName: {{ .pvc.existingClaim | default (printf "%s-models" (include "baton.fullname" $.root)) }}
+    {{- if .readOnly }}
+    readOnly: true
+    {{- end }}
   {{- else if eq .type "hostPath" }}
   hostPath:
     path: {{ .hostPath }}
     type: Directory
   {{- else }}
   emptyDir:
-    sizeLimit: {{ .sizeLimit }}
+    sizeLimit: {{ ternary "1Gi" .sizeLimit (not (not $.withoutWeights)) }}
   {{- end }}
   {{- end }}
+{{- end }}
+
+{{/* Disk that a pod's emptyDirs may use, as a request of its main container: root, sizes, and for a router `withoutWeights`.
+     Without it, pods are placed on nodes whose disks are full, and evicted there. */}}
+{{- define "baton.ephemeralStorage" -}}
+{{- if .root.Values.ephemeralStorageRequests -}}
+{{- $sizes := .sizes -}}
+{{- with .root.Values.modelCache -}}
+{{- if and (eq .type "emptyDir") (not $.withoutModel) -}}
+{{- $sizes = append $sizes (ternary "1Gi" .sizeLimit (not (not $.withoutWeights))) -}}
+{{- end -}}
+{{- end -}}
+{{- $bytes := 0.0 -}}
+{{- range $sizes -}}{{- $bytes = addf $bytes (float64 (include "baton.bytes" .)) -}}{{- end -}}
+{{- printf "%dMi" (int64 (ceil (divf $bytes 1048576))) -}}
+{{- end -}}
 {{- end }}
 
 {{/* Downloads the model into the cache, unless it is there: of several containers with one cache, only one downloads. */}}
 {{- define "baton.fetchContainer" -}}
 {{- $root := .root -}}
 - name: fetch
-  image: {{ include "baton.image" $root }}
+  image: {{ .image }}
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
   command:
     - baton
@@ -47,34 +66,34 @@
 {{/* Waits until the job has downloaded it. */}}
 {{- define "baton.awaitContainer" -}}
 - name: await-model
-  image: {{ include "baton.image" . }}
-  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  image: {{ .image }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   command:
     - baton
     - fetch
-    - {{ .Values.model }}
-    - {{ include "baton.modelPath" . }}
+    - {{ .root.Values.model }}
+    - {{ include "baton.modelPath" .root }}
     - --wait
   env:
-    {{- include "baton.writableEnv" . | nindent 4 }}
-    {{- include "baton.noGPUEnv" . | nindent 4 }}
+    {{- include "baton.writableEnv" .root | nindent 4 }}
+    {{- include "baton.noGPUEnv" .root | nindent 4 }}
   resources:
-    {{- toYaml .Values.modelCache.resources | nindent 4 }}
+    {{- toYaml .root.Values.modelCache.resources | nindent 4 }}
   securityContext:
-    {{- include "baton.containerSecurityContext" . | nindent 4 }}
+    {{- include "baton.containerSecurityContext" .root | nindent 4 }}
   volumeMounts:
     - name: tmp
       mountPath: /tmp
     - name: models
-      mountPath: {{ .Values.modelCache.mountPath }}
+      mountPath: {{ .root.Values.modelCache.mountPath }}
       readOnly: true
 {{- end }}
 
-{{/* Init containers that provide a serving pod's model; for a router, `withoutWeights`. */}}
+{{/* Init containers that provide a serving pod's model: root, image, and for a router `withoutWeights`. */}}
 {{- define "baton.modelContainers" -}}
 {{- if include "baton.jobFetches" .root }}
 initContainers:
-  {{- include "baton.awaitContainer" .root | nindent 2 }}
+  {{- include "baton.awaitContainer" . | nindent 2 }}
 {{- else if include "baton.fetches" .root }}
 initContainers:
   {{- include "baton.fetchContainer" . | nindent 2 }}

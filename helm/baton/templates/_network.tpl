@@ -61,10 +61,7 @@ podSelector:
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata:
-  name: {{ include "baton.fullname" .root }}-{{ .name }}
-  namespace: {{ .root.Release.Namespace }}
-  labels:
-    {{- include "baton.labels" .root | nindent 4 }}
+  {{- include "baton.metadata" (dict "root" .root "name" (print (include "baton.fullname" .root) "-" .name)) | nindent 2 }}
 spec:
   policyTypes: [Ingress, Egress]
   {{- include "baton.peers" . | nindent 2 }}

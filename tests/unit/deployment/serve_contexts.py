@@ -9,6 +9,7 @@ class FakeKey:
     """A deployment's id."""
 
     name: str
+    app_name: str = "default"
 
 
 @dataclass
@@ -18,7 +19,6 @@ class FakeConfig:
     upscale_delay_s: float = 0.0
     downscale_delay_s: float = 0.0
     downscale_to_zero_delay_s: float | None = None
-    initial_replicas: int | None = None
     upscaling_factor: float = 1.0
     downscaling_factor: float = 1.0
 

@@ -52,6 +52,8 @@ def test_urls_are_parsed() -> None:
         ("redis+sentinel://h", "ends with /SERVICE"),
         ("redis://h?ssl_ca_certs=/ca.pem", "ssl_ca_certs: unknown in this URL; known are namespace"),
         ("redis://h?sentinel_password=secret", "sentinel_password: unknown"),
+        ("redis://:secret@h?password_file=/p", "either a password or password_file"),
+        ("redis://h?password_file=", "password_file: must be a text"),
         ("rediss://h?ssl_cert_reqs=maybe", "must be one of required, optional, none"),
         ("rediss://h?ssl_check_hostname=maybe", "must be one of true, false"),
         ("redis://h?namespace={a}", "without braces"),

@@ -21,7 +21,7 @@ template:
     {{- include "baton.placement" .Values.head | nindent 4 }}
     containers:
       - name: ray-head
-        image: {{ include "baton.image" . }}
+        image: {{ include "baton.plainImage" (dict "root" . "image" .Values.head.image) }}
         imagePullPolicy: {{ .Values.image.pullPolicy }}
         ports:
           - {name: gcs, containerPort: 6379}
@@ -33,8 +33,8 @@ template:
           {{- include "baton.env" (dict "own" $own "extra" .Values.head.extraEnv "key" "head.extraEnv") | nindent 10 }}
         resources:
           {{- $size := dict "cpu" (printf "%dm" (int64 (mulf .Values.head.cpu 1000))) "memory" (printf "%dMi" (int64 (mulf .Values.head.memoryGi 1024))) }}
-          requests: {{ toJson $size }}
-          limits: {{ toJson $size }}
+          {{- $storage := include "baton.ephemeralStorage" (dict "root" . "sizes" (list .Values.tmpSizeLimit "1Gi") "withoutModel" true) }}
+          {{- include "baton.resources" (dict "resources" (dict "requests" $size "limits" $size) "storage" $storage) | nindent 10 }}
         securityContext:
           {{- include "baton.containerSecurityContext" . | nindent 10 }}
         {{- include "baton.rayProbes" . | nindent 8 }}
@@ -44,6 +44,12 @@ template:
           - name: scaling
             mountPath: /etc/baton/scaling
             readOnly: true
+          {{- with .Values.head.extraVolumeMounts }}
+          {{- toYaml . | nindent 10 }}
+          {{- end }}
+      {{- with .Values.head.extraContainers }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
     volumes:
       {{- include "baton.rayVolumes" (dict "root" . "shmGi" .Values.head.shmGi) | nindent 6 }}
       - name: scaling
@@ -52,4 +58,7 @@ template:
       - name: autoscaler-tmp
         emptyDir:
           sizeLimit: 1Gi
+      {{- with .Values.head.extraVolumes }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
 {{- end }}

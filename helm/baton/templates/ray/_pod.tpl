@@ -60,13 +60,7 @@ livenessProbe:
   emptyDir:
     medium: Memory
     sizeLimit: {{ printf "%vGi" .shmGi }}
-- name: registry
-  secret:
-    secretName: {{ include "baton.registrySecret" .root }}
-    defaultMode: 0440
-    items:
-      - key: {{ include "baton.registryKey" .root }}
-        path: url
+{{ include "baton.registryVolume" .root }}
 {{- if .root.Values.tls.internal.enabled }}
 - name: tls
   secret:
@@ -79,10 +73,10 @@ livenessProbe:
 labels:
   {{- include "baton.selectorLabels" .root | nindent 2 }}
   app.kubernetes.io/component: {{ .component }}
-  {{- with .values.podLabels }}
+  {{- with merge (dict) .values.podLabels .root.Values.commonLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-{{- $annotations := merge (dict) .values.podAnnotations }}
+{{- $annotations := merge (dict) .values.podAnnotations .root.Values.commonAnnotations }}
 {{- if gt (int (include "baton.groupSize" .values)) 1 }}
 {{- $_ := set $annotations "baton/expert-group" (include "baton.groupIdentity" (dict "root" .root "name" .component)) }}
 {{- end }}
@@ -108,4 +102,17 @@ affinity:
 {{- with .priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
+{{- with .schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* Placement of a pod that should land where workers do: root, and its own values, of which null means the decode pool's. */}}
+{{- define "baton.placementLikeWorkers" -}}
+{{- $values := dict -}}
+{{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "schedulerName" -}}
+{{- $own := index $.values $key -}}
+{{- $_ := set $values $key (ternary (index $.root.Values.decode $key) $own (kindIs "invalid" $own)) -}}
+{{- end -}}
+{{- include "baton.placement" $values -}}
 {{- end }}

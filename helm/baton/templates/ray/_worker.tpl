@@ -44,12 +44,15 @@ template:
     topologySpreadConstraints:
       {{- include "baton.topologySpread" (dict "root" $root "component" $name "constraints" .) | nindent 6 }}
     {{- end }}
-    {{- include "baton.modelContainers" (dict "root" $root) | nindent 4 }}
+    {{- include "baton.modelContainers" (dict "root" $root "image" (include "baton.image" $root)) | nindent 4 }}
     containers:
       {{- include "baton.workerContainer" (dict "root" $root "name" $name "values" $values "pool" $pool) | nindent 6 }}
+      {{- with $values.extraContainers }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
     volumes:
       {{- include "baton.rayVolumes" (dict "root" $root "shmGi" $values.shmGi) | nindent 6 }}
-      {{- include "baton.modelVolume" $root | nindent 6 }}
+      {{- include "baton.modelVolume" (dict "root" $root) | nindent 6 }}
       {{- if $root.Values.hugepages.enabled }}
       - name: hugepages
         emptyDir:
@@ -86,8 +89,8 @@ template:
     {{- if $root.Values.rdma.enabled }}{{ $_ := set $size $root.Values.rdma.resource (int $root.Values.rdma.count) }}{{ end -}}
     {{- if $root.Values.hugepages.enabled }}{{ $_ := set $size (printf "hugepages-%s" $root.Values.hugepages.size) $root.Values.hugepages.amount }}{{ end -}}
     {{- $size = merge $size .values.extraResources }}
-    requests: {{ toJson $size }}
-    limits: {{ toJson $size }}
+    {{- $storage := include "baton.ephemeralStorage" (dict "root" $root "sizes" (list $root.Values.tmpSizeLimit)) }}
+    {{- include "baton.resources" (dict "resources" (dict "requests" $size "limits" $size) "storage" $storage) | nindent 4 }}
   securityContext:
     {{- $context := fromYaml (include "baton.containerSecurityContext" $root) -}}
     {{- if $root.Values.rdma.enabled }}{{ $_ := set $context.capabilities "add" (list "IPC_LOCK") }}{{ end }}

@@ -81,7 +81,6 @@ async def test_serve_receives_the_planned_sizes(tmp_path: Path) -> None:
         ({**AT_ONCE, "downscale_to_zero_delay_s": 9.0}, ["set upscale_delay_s and downscale_delay_s to 0"]),
         ({**AT_ONCE, "upscaling_factor": 0.5}, ["remove upscaling_factor and downscaling_factor"]),
         ({**AT_ONCE, "downscaling_factor": 0.5}, ["remove upscaling_factor and downscaling_factor"]),
-        ({**AT_ONCE, "initial_replicas": 2}, ["remove initial_replicas"]),
     ],
 )
 def test_serves_settings_that_conflict_with_the_plan_are_found(given: dict[str, Any], expected: list[str]) -> None:

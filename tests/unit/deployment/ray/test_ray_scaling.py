@@ -104,6 +104,52 @@ def test_sizes_follow_the_load_and_the_log_has_the_reason(
     assert len(caplog.messages) == num_lines
 
 
+def of_application(report: RouterReport, application: str, **changes: object) -> RouterReport:
+    """Return a report whose workers belong to an application."""
+    workers = []
+    for each in report.workers:
+        name = f"{application}/{each.worker_id}"
+        own: dict[str, Any] = {"worker_id": name, "incarnation": name, "application": application, **changes}
+        workers.append(replace(each, **own))
+    return replace(report, workers=tuple(workers))
+
+
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_a_new_cluster_is_sized_while_the_old_one_serves(
+    policy: PoolsPolicy, observer: ScriptedObserver, monkeypatch: pytest.MonkeyPatch, is_draining: bool
+) -> None:
+    """The old cluster's workers are no replicas of the new one, and not its draining ones either."""
+    replace_name(monkeypatch, "application_name", lambda app_name: f"new-{app_name}")
+    new, old = of_application(pools(rate=5.0), "new-default"), pools(rate=5.0, num_prefill=4, num_decode=3)
+    observer.see(new)
+    alone = by_name(policy(contexts())[0])
+    assert alone["prefill"] > 1
+    both = PoolsPolicy(registry="redis://nowhere", budget_gpus=8)
+    replaced = of_application(old, "old-default", draining=is_draining)
+    observer.see(replace(new, workers=(*new.workers, *replaced.workers)))
+    assert by_name(both(contexts())[0]) == alone
+
+
+def test_the_old_cluster_keeps_its_size_while_the_new_one_takes_traffic(
+    policy: PoolsPolicy, observer: ScriptedObserver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_name(monkeypatch, "application_name", lambda app_name: "old-default")
+    old, new = of_application(pools(rate=5.0), "old-default"), of_application(pools(num_prefill=4), "new-default")
+    observer.see(old)
+    alone = by_name(policy(contexts())[0])
+    observer.see(replace(old, workers=(*old.workers, *new.workers)))
+    assert by_name(policy(contexts(**alone))[0]) == alone
+
+
+def test_latencies_measured_with_a_part_of_the_traffic_are_not_used() -> None:
+    own = of_application(pools(), "own", latency={0: 100})
+    other = of_application(pools(), "other")
+    for others, expected in (((), {0: 100}), (other.workers, {})):
+        observed = ObservedPools.of([replace(own, workers=(*own.workers, *others))]).of_application("own")
+        assert [each.latency for each in observed.ready.decode] == [expected]
+        assert {each.application for each in (*observed.workers.prefill, *observed.workers.decode)} == {"own"}
+
+
 def test_wanted_replicas_that_are_missing_count_as_starting(policy: PoolsPolicy, observer: ScriptedObserver) -> None:
     for _ in range(3):  # they are not requested again while they start
         observer.see(pools(num_decode=2))
@@ -159,7 +205,6 @@ def test_sizes_stay_after_any_error(
         (FakeConfig(downscale_to_zero_delay_s=9.0), "decode: set upscale_delay_s and downscale_delay_s to 0"),
         (FakeConfig(upscaling_factor=2.0), "decode: remove upscaling_factor and downscaling_factor"),
         (FakeConfig(downscaling_factor=0.5), "decode: remove upscaling_factor and downscaling_factor"),
-        (FakeConfig(initial_replicas=2), "decode: remove initial_replicas"),
     ],
 )
 def test_serves_settings_that_conflict_with_the_plan_are_logged(

@@ -185,6 +185,27 @@ async def test_passwords_are_sent_and_not_logged(tmp_path: Path) -> None:
         await bad.close()
 
 
+async def test_a_password_file_is_read_for_each_connection(tmp_path: Path) -> None:
+    """A change of the password, with a restart of Redis, needs none of the others."""
+    file = tmp_path / "password"
+    file.write_text("first\n", encoding="utf-8")
+    async with redis_server(tmp_path / "redis", "--requirepass", "first") as server:
+        registry = open_registry(f"redis://{HOST}:{server.port}?password_file={file}")
+        async with following(registry) as views, kept(registry.lease(make_member(), LEASE_S)):
+            await views.until_members(make_member())
+            await server.kill()
+            server.options = ("--requirepass", "second")
+            await server.start()
+            view = await views.until(lambda view: view.error is not None and "invalid" in str(view.error))
+            assert "first" not in str(view.error)
+            file.unlink()
+            await views.until(lambda view: view.error is not None and "password_file" in str(view.error))
+            file.write_text("second", encoding="utf-8")
+            await views.until(lambda view: view.error is None)
+            await views.until_members(make_member())
+        await registry.close()
+
+
 async def test_namespaces_and_databases_are_independent(server: RedisServer) -> None:
     blue, other = open_registry(f"{server.url}?namespace=blue"), open_registry(server.url)
     far = open_registry(f"redis://{HOST}:{server.port}/1?namespace=blue")
