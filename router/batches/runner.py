@@ -155,7 +155,7 @@ def _release(owned: OwnedBatch | None) -> None:
 
 
 def _may_embed(embedder: Embedder) -> bool:
-    return embedder.is_ready
+    return embedder.has_workers
 
 
 async def run_batches(service: RouterService, posts: Mapping[str, BodyRoute[Any]]) -> None:
