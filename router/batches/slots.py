@@ -6,9 +6,9 @@ are its steps, and the later the first tokens. When interactive requests need mo
 batches that started last are cancelled. They give their places back at once, and run again later.
 
 Batches take turns. A request that has the turn waits until those of batches that run have ended. If it still has no
-room, because it needs much while interactive requests are in flight, none has the turn for as long as it had it, and all
-that have room start. So neither do large requests, however many, block the others for long, nor do these keep them from
-the room that interactive requests leave.
+room, because it needs much while interactive requests are in flight, no request has the turn for as long as it had it,
+and all that have room start. So neither do large requests, however many, block the others for long, nor do these keep
+them from the room that interactive requests leave.
 """
 
 import asyncio

@@ -19,7 +19,7 @@ from baton.router.files import disk as disk_module
 from baton.router.files.folder import FileFolder
 from baton.router.files.record import tenant_of
 from tests.unit.router.api_keys import TestKeys
-from tests.unit.router.batches.batch_client import CHAT, MODEL, chat_line, ended, results, start
+from tests.unit.router.batches.batch_client import CHAT, chat_line, ended, results, start
 from tests.unit.router.running_router import RunningRouter, http_client, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
 
