@@ -234,5 +234,6 @@ def num_completions(endpoint: str, body: Mapping[str, object]) -> int:
     if endpoint == "/v1/embeddings":
         return 0
     n, prompt = body.get("n"), body.get("prompt")
-    num_prompts = len(prompt) if isinstance(prompt, list) and not isinstance(next(iter(prompt), 0), int) else 1
-    return num_prompts * (n if isinstance(n, int) and 0 < n < 1 << 16 else 1)
+    num_prompts = len(prompt) if isinstance(prompt, list) and not isinstance(next(iter(prompt), 0), int | float) else 1
+    num = int(n) if isinstance(n, int | float) and 0 < n < 1 << 16 and n % 1 == 0 else 1  # 2.0 is an integer in JSON
+    return num_prompts * num

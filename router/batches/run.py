@@ -4,7 +4,7 @@
 2. Start requests as `Slots` have room, except those that have results in the journal.
 3. Write each result to the journal. A request that is displaced or gets 429 or 503 runs again, unless it loses workers.
 4. Stop when all have results, the batch is cancelled or expires, its key has gone, or there is no room for results.
-   As far as there is room, the rest get an error each.
+   Unless all have results, store why. As far as there is room, the rest get an error each.
 5. Turn the journal into files, and store the final record.
 """
 
@@ -12,25 +12,21 @@ import asyncio
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any, BinaryIO
 
 from baton.router.batches.exchange import LineExchange
 from baton.router.batches.folder import OwnedBatch
-from baton.router.batches.input import InputReader, Line
+from baton.router.batches.input import Line
 from baton.router.batches.journal import Journal, LineResult, not_run
-from baton.router.batches.line_run import RETRIED, LineRunner
-from baton.router.batches.metrics import BatchMetrics
+from baton.router.batches.line_run import RETRIED
+from baton.router.batches.parts import BatchParts
 from baton.router.batches.record import BatchError, Outcome
 from baton.router.batches.results import publish, result_sizes
-from baton.router.batches.slots import Slots
 from baton.router.files.errors import UnknownId
 from baton.router.files.folder import new_file_id
 from baton.router.files.record import TenantId, tenant_of
-from baton.router.files.store import FileStore
 from baton.rpc.status import Unauthenticated
 
 WATCH_S = 1.0  # between two checks for a reason to stop, and between two stores of the counts
@@ -51,17 +47,6 @@ class BatchFailed(Exception):
     def __init__(self, error: BatchError) -> None:
         super().__init__(error.message)
         self.error = error
-
-
-@dataclass(frozen=True, slots=True)
-class BatchParts:
-    """The parts that the batches of a router share."""
-
-    files: FileStore
-    lines: LineRunner
-    inputs: InputReader
-    slots: Mapping[str, Slots]  # by model
-    metrics: BatchMetrics
 
 
 class BatchRun:
@@ -98,30 +83,40 @@ class BatchRun:
 
     async def run(self) -> None:
         """Run the batch to its end. Raises FolderLost."""
-        if self._record.outcome is None:
+        record = self._record
+        if record.outcome is None:
             try:
                 file = await self._open_input()
             except UnknownId:
-                error = BatchError("input_file_deleted", "The input file does not exist any more.")
-                await self._end_failed([error], [])
+                record.errors = [BatchError("input_file_deleted", "The input file does not exist any more.")]
+                await self._end("failed", [])
             else:
                 with file:
                     await self._run_file(file)
+        elif record.finalizing_at is None:  # an earlier owner stopped before all had results
+            await self._end(record.outcome, await self._read_lines())
         await self.finish()
 
     async def fail(self, error: BatchError, *, reads_input: bool) -> None:
-        """End the batch with an error, and with the results that it has.
+        """End the batch with an error, unless it has an outcome already, and with the results that it has.
 
         `reads_input`: each request without a result gets an error, too, if the input still exists.
         """
-        if self._record.outcome is None:
-            lines: list[Line] = []
-            with suppress(UnknownId):
-                if reads_input:
-                    with await self._open_input() as file:
-                        lines = (await self._parts.inputs.read(file, self._record.endpoint)).lines
-            await self._end_failed([error], lines)
+        record = self._record
+        if record.finalizing_at is None:
+            if record.outcome is None:
+                record.outcome, record.errors = "failed", [error]
+            await self._end(record.outcome, await self._read_lines() if reads_input else [])
         await self.finish()
+
+    async def _read_lines(self) -> list[Line]:
+        """Return the requests of the input; none if the input is wrong, or does not exist any more."""
+        try:
+            with await self._open_input() as file:
+                found = await self._parts.inputs.read(file, self._record.endpoint)
+        except UnknownId:
+            return []
+        return [] if found.errors else found.lines
 
     async def _open_input(self) -> BinaryIO:
         """Return the open input. Raises UnknownId."""
@@ -137,13 +132,12 @@ class BatchRun:
             self._parts.files.folder.quota.recount()  # its earlier owner may not have counted all of it
         return journal
 
-    async def _end_failed(self, errors: list[BatchError], lines: list[Line]) -> None:
-        """Set the outcome of a batch that runs no more requests. `lines`: of its input, as far as they are known."""
-        self._record.errors = errors
+    async def _end(self, outcome: Outcome, lines: list[Line]) -> None:
+        """Complete a batch that runs no more requests. `lines`: of its input, as far as they are known."""
         self._record.num_lines = max(self._record.num_lines, len(lines))
         journal = await self._open_journal()
         try:
-            await self._complete(journal, "failed", lines)
+            await self._complete(journal, outcome, lines)
         finally:
             await journal.close()
 
@@ -151,7 +145,8 @@ class BatchRun:
         record = self._record
         found = await self._parts.inputs.read(file, record.endpoint)
         if found.errors:
-            await self._end_failed(found.errors, [])
+            record.errors = found.errors
+            await self._end("failed", [])
             return
         journal = await self._open_journal()
         try:
@@ -315,11 +310,13 @@ class BatchRun:
             num_left = await self._count_bytes(journal)
 
     async def _complete(self, journal: Journal, outcome: Outcome, lines: list[Line]) -> None:
-        """Write an error for each of these requests that has no result, and set the outcome. Raises FolderLost."""
+        """Set the outcome, and write an error for each of these requests that has no result. Raises FolderLost."""
         await journal.settle()  # also the results of callers that were cancelled
+        self._record.outcome = outcome
+        if outcome != "completed":  # once all have results, a later owner cannot find out why the batch stopped
+            await self._disk.run_to_end(self._owned.save)
         await self._write_rest(outcome, lines, journal)
         self._count(journal)
-        self._record.outcome = outcome
 
     async def _count_bytes(self, journal: Journal) -> int:
         """Count the journal's growth for the quota. Return how many are left for the tenant, or below 0."""

@@ -17,8 +17,9 @@ from baton.router.batches.folder import BatchFolder, Candidate, OwnedBatch
 from baton.router.batches.input import InputReader, Line
 from baton.router.batches.line_run import LineRunner
 from baton.router.batches.metrics import BatchMetrics
+from baton.router.batches.parts import BatchParts
 from baton.router.batches.record import BatchError
-from baton.router.batches.run import BatchParts, BatchRun
+from baton.router.batches.run import BatchRun
 from baton.router.batches.slots import Slots
 from baton.router.dispatch.embedder import Embedder
 from baton.router.files.disk import Disk, FolderLost
@@ -155,7 +156,7 @@ def _release(owned: OwnedBatch | None) -> None:
 
 
 def _may_embed(embedder: Embedder) -> bool:
-    return embedder.is_ready
+    return embedder.has_workers
 
 
 async def run_batches(service: RouterService, posts: Mapping[str, BodyRoute[Any]]) -> None:

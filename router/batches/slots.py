@@ -6,8 +6,9 @@ are its steps, and the later the first tokens. When interactive requests need mo
 batches that started last are cancelled. They give their places back at once, and run again later.
 
 Batches take turns. A request that has the turn waits until those of batches that run have ended. If it still has no
-room, because it needs much while interactive requests are in flight, it lets the others pass for as long as it had the
-turn. So neither does it block them for long, nor do they keep it from the room that interactive requests leave.
+room, because it needs much while interactive requests are in flight, no request has the turn for as long as it had it,
+and all that have room start. So neither do large requests, however many, block the others for long, nor do these keep
+them from the room that interactive requests leave.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ class Slots:
     def __init__(
         self, admission: Admission, max_inflight: int, metrics: BatchMetrics, may_embed: Callable[[], bool]
     ) -> None:
-        """`max_inflight`: maximum completions; `may_embed`: whether a worker makes embeddings now."""
+        """`max_inflight`: maximum completions; `may_embed`: whether workers can respond to embedding requests now."""
         self._admission = admission
         self._may_embed = may_embed
         self._max_inflight = max_inflight
@@ -44,6 +45,7 @@ class Slots:
         self._num_embeddings = 0
         self._is_alone = False  # the request in flight runs without others of batches
         self._turn = asyncio.Lock()  # batches take turns
+        self._no_turn_until_s = 0.0  # after a turn without effect; on the loop's clock
         self._ended = asyncio.Event()
         self._paused_until_s = self._shared_until_s = 0.0
         admission.on_pressure = self._give_back
@@ -64,14 +66,14 @@ class Slots:
         while True:
             async with self._turn:
                 begun_s = idle_since_s = loop.time()
-                while not may_start() and loop.time() < idle_since_s + TURN_S:
+                while not may_start() and self._no_turn_until_s <= loop.time() < idle_since_s + TURN_S:
                     await self._wait_change()
                     if self.has_any:
                         idle_since_s = loop.time()
                 if may_start():
                     return self._begin(num_completions, work(), is_alone)
-            passes_until_s = 2 * loop.time() - begun_s
-            while not may_start() and loop.time() < passes_until_s:
+                self._no_turn_until_s = max(self._no_turn_until_s, 2 * loop.time() - begun_s)
+            while not may_start() and loop.time() < self._no_turn_until_s:
                 await self._wait_change()
             if may_start():
                 return self._begin(num_completions, work(), is_alone)

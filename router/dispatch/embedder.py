@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 import grpc
 
-from baton.engine.errors import QueueFull
+from baton.engine.errors import InvalidRequest, QueueFull
 from baton.kvtransfer.errors import TransferError
 from baton.protos.worker_pb2 import Embedding, EmbedInput, EmbedRequest
 from baton.protos.worker_pb2_grpc import EmbeddingsStub
@@ -78,6 +78,17 @@ class Embedder:
         """Whether a request would be served now."""
         cluster = self._pool.snapshot()
         return any(worker.pooling is not None for worker in cluster.workers)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether a request would not fail for lack of a worker. It fails if their model makes no embeddings."""
+        try:
+            choose_family(self._pool.snapshot())
+        except NoWorker:
+            return False
+        except InvalidRequest:
+            pass
+        return True
 
     def family(self, context: RequestContext) -> EmbeddingFamily:
         """Return the workers for a request. Raises what `choose_family` raises."""

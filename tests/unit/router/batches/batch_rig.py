@@ -17,8 +17,9 @@ from baton.router.batches.input import InputReader
 from baton.router.batches.journal import Journal, LineResult
 from baton.router.batches.line_run import LineRunner
 from baton.router.batches.metrics import BatchMetrics
+from baton.router.batches.parts import BatchParts
 from baton.router.batches.record import BatchRecord, new_batch_id
-from baton.router.batches.run import BatchParts, BatchRun
+from baton.router.batches.run import BatchRun
 from baton.router.batches.runner import BatchRunner
 from baton.router.batches.slots import Slots
 from baton.router.files.disk import Disk

@@ -13,20 +13,15 @@ import pytest
 from openai import AsyncOpenAI
 
 from baton.router.auth.api_key import digest_of
-from baton.router.batches import run
 from baton.router.batches.api import PAGES
 from baton.router.batches.record import BatchError, BatchRecord, new_batch_id
-from baton.router.batches.runner import MAX_TENANT_RUNNING
 from baton.router.files import disk as disk_module
 from baton.router.files.folder import FileFolder
 from baton.router.files.record import tenant_of
 from tests.unit.router.api_keys import TestKeys
-from tests.unit.router.batches.batch_client import CHAT, MODEL, chat_line, ended, results, start
-from tests.unit.router.dispatch.embedding_worker import EmbeddingWorker
+from tests.unit.router.batches.batch_client import CHAT, chat_line, ended, results, start
 from tests.unit.router.running_router import RunningRouter, http_client, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
-
-EMBEDDINGS = "/v1/embeddings"
 
 
 @asynccontextmanager
@@ -104,26 +99,6 @@ async def test_files_are_bounded_in_bytes_for_a_tenant_and_in_all(tmp_path: Path
                 await attempt(own.id)
         await clients[1].files.delete(own.id)
         await clients[4].files.create(file=("a", b"x" * 100_000), purpose="batch")
-
-
-async def test_batches_that_no_worker_can_run_hold_up_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without workers that make embeddings, those of embeddings wait, and lend their places."""
-    monkeypatch.setattr(run, "STUCK_S", 0.1)
-    prefiller = EmbeddingWorker()
-    async with running_router(ScriptedWorker(), files_dir=str(tmp_path)) as router:
-        body = {"model": MODEL, "input": "a"}
-        line = {"custom_id": "1", "method": "POST", "url": EMBEDDINGS, "body": body}
-        waiting = [await start(router.openai, [line], endpoint=EMBEDDINGS) for _ in range(MAX_TENANT_RUNNING)]
-        while {(await router.openai.batches.retrieve(each.id)).status for each in waiting} != {"in_progress"}:
-            await asyncio.sleep(0.02)
-        batch = await ended(router.openai, await start(router.openai, [chat_line("1")]))
-        assert (batch.status, batch.request_counts and batch.request_counts.completed) == ("completed", 1)
-        assert {(await router.openai.batches.retrieve(each.id)).status for each in waiting} == {"in_progress"}
-    async with running_router(prefiller, ScriptedWorker(), files_dir=str(tmp_path)) as router:
-        for each in waiting:
-            assert (await ended(router.openai, each)).status == "completed"
 
 
 async def test_without_a_folder_an_error_names_the_option() -> None:

@@ -146,14 +146,15 @@ async def test_a_body_with_more_levels_than_orjson_writes_is_the_clients(disk: D
 
 async def test_a_line_with_too_many_completions_takes_the_room_of_one(disk: Disk) -> None:
     bodies: list[dict[str, object]] = [
-        {"n": 8}, {"prompt": ["a"] * 4, "n": 2}, {"n": 9}, {"n": 5000}, {"prompt": ["a"] * 500}, {"prompt": [1] * 500}
+        {"n": 8}, {"prompt": ["a"] * 4, "n": 2}, {"n": 9}, {"n": 5000}, {"prompt": ["a"] * 500}, {"prompt": [1] * 500},
+        {"n": 8.0}, {"n": 9.0}, {"n": 7.5}, {"prompt": [1.0] * 8},
     ]  # fmt: skip
     lines = [
         json.dumps({"custom_id": f"{number}", "method": "POST", "url": URL, "body": body})
         for number, body in enumerate(bodies)
     ]
     found = await reader(disk, 10_000).read(io.BytesIO("\n".join(lines).encode()), URL)
-    assert [each.num_completions for each in found.lines] == [8, 8, 1, 1, 1, 1]
+    assert [each.num_completions for each in found.lines] == [8, 8, 1, 1, 1, 1, 8, 1, 1, 1]
 
 
 async def test_a_line_without_a_model_is_of_the_only_one(disk: Disk) -> None:

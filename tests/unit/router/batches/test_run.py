@@ -18,12 +18,12 @@ from baton.router.batches import runner as runner_module
 from baton.router.batches.folder import ENDED, Candidate, OwnedBatch
 from baton.router.batches.journal import JournalPart, Progress
 from baton.router.batches.line_run import LineRunner
-from baton.router.batches.record import BatchError
+from baton.router.batches.record import BatchError, Outcome
 from baton.router.batches.run import BatchRun
 from baton.router.files.disk import FolderLost
 from baton.router.files.durable import move
 from baton.router.http.exchange import Exchange
-from tests.unit.router.batches.batch_rig import URL, Route, batch_rig, respond
+from tests.unit.router.batches.batch_rig import URL, Route, batch_rig, input_line, respond
 from tests.unit.router.running_router import until
 
 FAULT = BatchError("server_error", "The server failed.")
@@ -72,6 +72,69 @@ async def test_a_batch_without_its_input_keeps_its_whole_lines(tmp_path: Path) -
         assert [error.code for error in record.errors] == ["input_file_deleted"]
         assert (record.status, record.error_file_id, record.num_completed) == ("failed", None, 2)
         assert rig.results(record.output_file_id).keys() == {"line 0", "line 1"}
+
+
+@pytest.mark.parametrize("breaks_rest", [True, False])
+@pytest.mark.parametrize("reason", ["cancelled", "expired", "failed"])
+async def test_a_batch_that_was_interrupted_at_its_end_keeps_its_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: Outcome, breaks_rest: bool
+) -> None:
+    """`breaks_rest`: in the errors of the requests that were not run, otherwise after them."""
+    write, save = JournalPart._write, OwnedBatch.save
+
+    def write_half(part: JournalPart, data: bytes) -> None:
+        write(part, data[: len(data) // 2])
+        raise OSError("no space")
+
+    def save_until_finalizing(owned: OwnedBatch, *, durable: bool = True) -> None:
+        if owned.record.finalizing_at is not None:
+            raise OSError("no space")
+        save(owned, durable=durable)
+
+    async with batch_rig(tmp_path) as rig:
+        batch_id = rig.create()
+        owned = rig.own(batch_id)
+        await rig.tear(owned, [0])
+        if reason == "cancelled":
+            rig.batches.cancel(rig.tenant, batch_id)
+        elif reason == "expired":
+            owned.record.expires_at = 0
+            owned.save()
+        parts = rig.parts
+        if reason == "failed":  # its key was removed
+            rig.parts = replace(parts, lines=LineRunner(rig.gate(), {URL: Route(respond)}))
+        owned.release()
+        with monkeypatch.context() as patch:
+            if breaks_rest:
+                patch.setattr(JournalPart, "_write", write_half)
+            else:
+                patch.setattr(OwnedBatch, "save", save_until_finalizing)
+            with pytest.raises(FolderLost):
+                await rig.run(batch_id)
+        rig.parts = parts
+        record = await rig.run(batch_id)
+        assert (record.status, record.num_completed, record.num_failed) == (reason, 1, 2)
+        assert [error.code for error in record.errors] == (["invalid_api_key"] if reason == "failed" else [])
+        errors = rig.results(record.error_file_id)
+        assert [each["error"]["code"] for each in errors.values()] == [f"batch_{reason}"] * 2
+
+
+async def test_a_wrong_input_has_no_results_after_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(owned: OwnedBatch) -> list[int]:
+        raise OSError("no space")
+
+    async with batch_rig(tmp_path) as rig:
+        batch_id = rig.create(11)  # the last line is longer than the others
+        rig.parts = replace(rig.parts, inputs=rig.inputs(max_line_bytes=len(input_line(0))))
+        with monkeypatch.context() as patch:
+            patch.setattr(run_module, "result_sizes", lose)
+            with pytest.raises(FolderLost):
+                await rig.run(batch_id)
+        record = await rig.run(batch_id)
+        assert (record.status, [error.code for error in record.errors]) == ("failed", ["line_too_long"])
+        assert (record.output_file_id, record.error_file_id) == (None, None)
 
 
 @pytest.mark.parametrize("reads_input", [True, False])

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -26,6 +27,8 @@ class BatchRig:
         self.slots = Slots(self.rig.admission, max_inflight, BatchMetrics(self.registry, "model"), lambda: True)
         self.started: list[asyncio.Task[None]] = []
         self.may_end = asyncio.Event()
+        self.num_short = 0  # requests of `drive_short` that have ended
+        self._rng = random.Random(0)
 
     async def work(self) -> None:
         context = RequestContext(priority=INT32_MAX, is_deferred=True)
@@ -35,6 +38,16 @@ class BatchRig:
     async def drive(self, count: int) -> None:
         for _ in range(count):
             self.started.append(await self.slots.start(1, self.work))
+
+    async def drive_short(self) -> None:
+        """Start requests that end soon, so that some always run."""
+
+        async def work() -> None:
+            await asyncio.sleep(self._rng.uniform(0.05, 0.2))
+            self.num_short += 1
+
+        while True:
+            await self.slots.start(1, work)
 
     @property
     def num_running(self) -> int:
@@ -136,23 +149,13 @@ async def test_a_request_that_needs_all_sequences_neither_blocks_the_others_nor_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(slots_module, "TURN_S", 0.3)
-    batch, rng, num_ended = BatchRig(), random.Random(0), 0
+    batch = BatchRig()
     batch.rig.send("0")
     await settle()
-
-    async def work() -> None:
-        nonlocal num_ended
-        await asyncio.sleep(rng.uniform(0.05, 0.2))  # so that some always run
-        num_ended += 1
-
-    async def drive() -> None:
-        while True:
-            await batch.slots.start(1, work)
-
     large = asyncio.create_task(batch.slots.start(NUM_SEQS + 4, batch.work))
     await settle()
-    driving = asyncio.create_task(drive())
-    await until(lambda: num_ended > 50)
+    driving = asyncio.create_task(batch.drive_short())
+    await until(lambda: batch.num_short > 50)
     assert not large.done()
     batch.rig.end("0")
     await asyncio.wait_for(large, 5)  # although others would always like to start
@@ -160,6 +163,24 @@ async def test_a_request_that_needs_all_sequences_neither_blocks_the_others_nor_
     driving.cancel()
     await asyncio.gather(driving, await large, return_exceptions=True)
     await until(lambda: not batch.slots.has_any)
+
+
+async def test_several_requests_without_room_delay_the_others_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots_module, "TURN_S", 0.3)
+    batches = {num_large: BatchRig() for num_large in (1, 3)}
+    tasks: list[asyncio.Task[Any]] = []
+    for num_large, batch in batches.items():
+        batch.rig.send("0")
+        await settle()
+        tasks.extend(asyncio.create_task(batch.slots.start(NUM_SEQS + 4, batch.work)) for _ in range(num_large))
+        await settle()
+        tasks.append(asyncio.create_task(batch.drive_short()))
+    await until(lambda: batches[1].num_short > 50)
+    assert batches[3].num_short > 25
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await until(lambda: not any(batch.slots.has_any for batch in batches.values()))
 
 
 @pytest.mark.parametrize("num_turns", range(6))
