@@ -46,11 +46,14 @@ target "image" {
     PYTHON_IMAGE = PYTHON_IMAGE
   }
   labels = {
-    "org.opencontainers.image.version"   = VERSION
-    "org.opencontainers.image.revision"  = REVISION
-    "org.opencontainers.image.created"   = CREATED
-    "org.opencontainers.image.source"    = SOURCE
-    "org.opencontainers.image.base.name" = PYTHON_IMAGE
+    "org.opencontainers.image.title"       = "baton"
+    "org.opencontainers.image.description" = "Disaggregated prefill and decode serving of large language models"
+    "org.opencontainers.image.licenses"    = "Apache-2.0"
+    "org.opencontainers.image.version"     = VERSION
+    "org.opencontainers.image.revision"    = REVISION
+    "org.opencontainers.image.created"     = CREATED
+    "org.opencontainers.image.source"      = SOURCE
+    "org.opencontainers.image.base.name"   = PYTHON_IMAGE
   }
   attest = ["type=sbom", "type=provenance,mode=max"]
 }

@@ -103,6 +103,8 @@ def test_bake_builds_the_image_names_of_the_chart() -> None:
         assert name in stages()
         assert targets[name]["inherits"] == ["image"]
         assert targets[name]["tags"] == [f"${{REGISTRY}}baton:${{VERSION}}-{name}"]
+    labels = {name.removeprefix("org.opencontainers.image.") for name in targets["image"]["labels"]}
+    assert labels >= {"title", "description", "licenses", "version", "revision", "created", "source", "base.name"}
     assert targets["image"]["attest"] == ["type=sbom", "type=provenance,mode=max"]
     declared = set(re.findall(r"^ARG (\w+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE))
     args = targets["image"]["args"]

@@ -21,9 +21,8 @@ pytestmark = pytest.mark.slow
 DEADLINE_S = 150.0
 POOLS = ("prefill", "decode")
 PLACES = 4  # slots in a decode worker's batch
-LOAD = LoadKind(
-    num_clients=3 * PLACES, num_prompt_tokens=160, num_output_tokens=400
-)  # more than one worker has room for
+# More than one decode worker has room for.
+LOAD = LoadKind(num_clients=3 * PLACES, num_prompt_tokens=160, num_output_tokens=400)
 RUNNING = Counter(prefill=1, decode=2)
 ENGINE = {
     "device": "cpu",
