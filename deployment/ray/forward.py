@@ -18,6 +18,8 @@ HOP_HEADERS = frozenset(
     }
 )
 
+SERVE_HEADERS = frozenset({b"date", b"server", b"x-request-id"})  # of responses: Serve's server adds them itself
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -52,7 +54,8 @@ class Forward:
             message = f"the router cannot be reached: {type(error).__name__} {error}".strip()
             return JSONResponse({"error": {"message": message, "type": "server_error", "code": 503}}, 503)
         response = StreamingResponse(_body(upstream), upstream.status_code)
-        response.raw_headers = _without_hop_headers(upstream.headers.raw)
+        headers = _without_hop_headers(upstream.headers.raw)
+        response.raw_headers = [(name, value) for name, value in headers if name.lower() not in SERVE_HEADERS]
         return response
 
     async def close(self) -> None:

@@ -60,6 +60,8 @@ async def test_a_prompt_is_handed_over_between_replicas(app: RayApplication) -> 
         assert answer.headers["x-baton-prefill"].startswith("prefill-")
         assert answer.headers["x-baton-decode"].startswith("decode-")
         assert int(answer.headers["x-baton-handed-over-tokens"]) > 100
+        names = [name.lower() for name, _ in answer.headers.raw]
+        assert (names.count(b"date"), names.count(b"x-request-id")) == (1, 1)
         missing = await client.get("/nothing/here")
         assert missing.status_code == 404
         wrong = await client.post("/v1/completions?x=1", json={"model": "gpt-5", "prompt": "x"})

@@ -50,7 +50,9 @@ async def test_a_request_and_its_response_pass_unchanged() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heads.append(await reader.readuntil(b"\r\n\r\n"))
         assert await reader.readexactly(4) == b"body"
-        writer.write(b"HTTP/1.1 418 No\r\nset-cookie: a\r\nset-cookie: b\r\nconnection: close\r\n\r\nfirst")
+        own = b"Date: today\r\nX-Request-ID: 1\r\nserver: baton"  # Serve adds these itself
+        cookies = b"set-cookie: a\r\nset-cookie: b"
+        writer.write(b"HTTP/1.1 418 No\r\n%b\r\n%b\r\nconnection: close\r\n\r\nfirst" % (own, cookies))
         await writer.drain()
         writer.close()
 
