@@ -9,12 +9,19 @@
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 
 import httpx
 
-from baton.deployment.local.events import ClusterReady, Ending, Event, GivenUp, Listener, Progressed
+from baton.deployment.local.events import (
+    ClusterReady,
+    Ending,
+    Event,
+    GivenUp,
+    Listener,
+    Progressed,
+    process_age_s,
+)
 from baton.deployment.local.process_states import StatesWriter
 from baton.deployment.local.router_view import RouterView, num_open_requests, router_client, view_router
 from baton.deployment.local.supervisor import RestartPolicy, Supervisor, end_all
@@ -98,14 +105,13 @@ class LocalCluster:
         self._listener(event)
 
     async def _announce_ready(self) -> None:
-        started_s = time.monotonic()
         async with router_client(self._watch_key) as client:
             while (view := await self._ready_view(client)) is None:  # noqa: ASYNC110  # the router has to be polled
                 await asyncio.sleep(POLL_INTERVAL_S)
         for supervisor in self._everyone:
             supervisor.persist()
         self._relay.poll()  # print startup warnings above the announcement
-        self._listener(ClusterReady(self._url, time.monotonic() - started_s, view.workers))
+        self._listener(ClusterReady(self._url, process_age_s(), view.workers))
 
     async def _ready_view(self, client: httpx.AsyncClient) -> RouterView | None:
         """Return the router's view once every worker is in it; None before. The router's /ready needs only one."""

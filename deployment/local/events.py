@@ -1,7 +1,10 @@
 """Events of a cluster, for its listener."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import psutil
 
 from baton.process.progress import Progress
 
@@ -57,7 +60,7 @@ class ClusterReady:
     """The cluster serves requests at `url`."""
 
     url: str
-    started_in_s: float
+    started_in_s: float  # since the user started this process, imports included
     workers: tuple[ServingWorker, ...] = ()
 
 
@@ -78,3 +81,8 @@ class Ending:
 
 Event = Started | Progressed | Died | Warned | ClusterReady | GivenUp | Ending
 Listener = Callable[[Event], None]
+
+
+def process_age_s() -> float:
+    """Return the seconds since this process started."""
+    return max(0.0, time.time() - psutil.Process().create_time())

@@ -11,7 +11,6 @@ Ray's calls block, perhaps forever, so each runs in its own daemon thread, which
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -22,7 +21,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
-from baton.deployment.local.events import ClusterReady, Ending, Listener, Progressed
+from baton.deployment.local.events import ClusterReady, Ending, Listener, Progressed, process_age_s
 from baton.deployment.local.router_view import num_open_requests, router_client, view_router
 from baton.deployment.ray.app import router_application, workers_application
 from baton.deployment.ray.connection import RayFailed
@@ -67,7 +66,6 @@ class RayCluster:
             raise outcome
 
     async def _live(self) -> None:
-        started_s = time.monotonic()
         self._deploying = asyncio.create_task(in_thread(self._deploy))
         await asyncio.shield(self._deploying)  # must finish even if cancelled: `_delete` ends what it deploys
         await self._wait_running()
@@ -83,7 +81,7 @@ class RayCluster:
                 seen |= ready
                 if view is not None and not is_ready and len(ready) >= num_workers:
                     is_ready = True
-                    self._listener(ClusterReady(self._url, time.monotonic() - started_s, view.workers))
+                    self._listener(ClusterReady(self._url, process_age_s(), view.workers))
                 await asyncio.sleep(READY_POLL_INTERVAL_S if is_ready else POLL_INTERVAL_S)
 
     def _deploy(self) -> None:
