@@ -85,4 +85,5 @@ Listener = Callable[[Event], None]
 
 def process_age_s() -> float:
     """Return the seconds since this process started."""
-    return max(0.0, time.time() - psutil.Process().create_time())
+    started_s = psutil.Process().create_time() - psutil.boot_time()  # since boot, which is known to a second only
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
