@@ -68,7 +68,7 @@ class _Progress:
         return self.attempt > 0 or self.moved_s is not None
 
     def move(self) -> None:
-        """Record that it needs a worker after one has accepted its request. Workers that were full may have room now."""
+        """Record that it needs a worker after one has accepted its request. Full workers may have room now."""
         self.moved_s = asyncio.get_running_loop().time()
         self.busy.clear()
 

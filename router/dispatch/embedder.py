@@ -127,8 +127,8 @@ class Embedder:
         most = -(-len(job.inputs) // (BATCHES_PER_WORKER * max(1, len(workers))))
         places = divided([len(each) for each in job.inputs], min(most, MAX_BATCH_INPUTS), BATCH_STEPS * step_tokens)
         return [
-            EmbeddingBatch(each, {place: PromptHashes(job.inputs[place], job.cache_salt) for place in each})
-            for each in places
+            EmbeddingBatch(each, {place: PromptHashes(job.inputs[place], job.cache_salt) for place in each}, not index)
+            for index, each in enumerate(places)
         ]
 
     async def _run(self, job: EmbeddingJob, batch: EmbeddingBatch, results: list[bytes]) -> None:
@@ -146,9 +146,9 @@ class Embedder:
                 logger.warning("%s is retried: %s", job.request_id, error)
 
     async def _choose(self, job: EmbeddingJob, batch: EmbeddingBatch) -> tuple[WorkerSnapshot, RoutedRequest]:
-        """Return the worker for the next attempt. A retry waits for one; the first attempt fails at once."""
+        """Return the worker for the next attempt. Retries and batches after the first wait; a new request fails at once."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + (self._limits.timeout_s if batch.attempt else 0.0)
+        deadline_s = loop.time() + (self._limits.timeout_s if batch.attempt or not batch.is_first else 0.0)
         longest = max(len(job.inputs[place]) for place in batch.left)
         while True:
             refusing = {each for each, until_s in batch.refused_until_s.items() if loop.time() < until_s}

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from baton.protos import worker_pb2
+from baton.router.dispatch import embedder
 from baton.router.dispatch.embedder import MAX_REFUSALS
 from baton.router.dispatch.embedding_job import divided
 from baton.router.embeddings.tokens import held_bytes
@@ -110,6 +111,30 @@ async def test_drains_are_a_pause() -> None:
             worker.num_drained = 1
         assert vectors(await embed(router, INPUTS[:1])) == VECTORS[:1]
         assert sum(len(worker.calls) for worker in workers) == 6
+
+
+@pytest.mark.parametrize(("timeout_s", "status"), [(0.1, 503), (30.0, 200)])
+async def test_batches_that_begin_while_the_only_worker_drains_wait(
+    monkeypatch: pytest.MonkeyPatch, timeout_s: float, status: int
+) -> None:
+    monkeypatch.setattr(embedder, "MAX_REQUEST_BATCHES", 1)
+    worker = EmbeddingWorker()
+    worker.may_embed.clear()
+    async with running_router(worker, failover_timeout_s=timeout_s) as router:
+        request = asyncio.create_task(embed(router))
+        await until(lambda: len(worker.calls) == 1)
+        worker.draining = True
+        worker.news()
+        await wait_workers(router.http, 1, "draining")
+        worker.may_embed.set()
+        async with asyncio.timeout(10):
+            while await metric(router, "embedding_inputs_total") < len(worker.calls[0].inputs):
+                await asyncio.sleep(0.005)
+        if status == 200:
+            worker.draining = False
+            worker.news()
+        assert (await request).status_code == status
+        assert len(worker.calls) == (2 if status == 200 else 1)
 
 
 async def test_without_a_worker_that_takes_requests_one_can_try_again() -> None:
