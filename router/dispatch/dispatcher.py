@@ -57,13 +57,18 @@ class _Progress:
     excluded: set[str] = field(default_factory=set)  # incarnations that failed it
     busy: set[str] = field(default_factory=set)  # incarnations that refused it and may still be full
     last_holder: str = ""  # incarnation that handed it off last, and has its KV
-    moved_s: float | None = None  # event loop time at which it last lost a worker that had accepted it
+    moved_s: float | None = None  # event loop time of the last `move`; None: no worker has accepted the request
     backoff: Backoff | None = None  # None: has not waited for room yet
     failure: Exception | None = None  # error of the last attempt
     routed: RoutedRequest = field(default_factory=lambda: RoutedRequest(1))  # last input of the policy
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether it waits for a worker if there is none."""
+        return self.attempt > 0 or self.moved_s is not None
+
     def move(self) -> None:
-        """Record that its worker lost it. Workers that were full may have room now."""
+        """Record that it needs a worker after one has accepted its request. Full workers may have room now."""
         self.moved_s = asyncio.get_running_loop().time()
         self.busy.clear()
 
@@ -99,6 +104,9 @@ class Dispatcher:
         Raises NoWorker, Draining, QueueFull, InvalidRequest (also for impossible hints), or the worker's error.
         """
         progress = _Progress(list(generation.token_ids))
+        self._budget.note_request()
+        if index > 0:
+            progress.move()  # it starts while the first completion runs
         if (start := generation.start(index)) is not None:
             progress.token_ids += start.token_ids
             progress.fingerprint = start.fingerprint
@@ -149,8 +157,8 @@ class Dispatcher:
     async def _wait_for_room(self, progress: _Progress, error: QueueFull) -> None:
         """Wait until a refused completion may be retried. Raises the error if it must not be.
 
-        A completion that a worker had accepted before waits until some worker has room. A new one is retried at another
-        worker at once, if the retry budget allows it, or fails.
+        A completion waits until some worker has room if one had accepted it, or the first completion of its request. A
+        new request is retried at another worker at once, if the retry budget allows it, or fails.
         """
         has_plan = self._has_plan(progress)
         if progress.moved_s is None:
@@ -182,8 +190,8 @@ class Dispatcher:
         return cluster
 
     async def _choose(self, generation: Generation, index: int, progress: _Progress, preferred: str | None) -> Plan:
-        """Return the plan. A retry waits for a worker; a new request fails at once."""
-        deadline_s = asyncio.get_running_loop().time() + (self._limits.timeout_s if progress.attempt else 0.0)
+        """Return the plan. Retries and completions after the first wait for a worker; a new request fails at once."""
+        deadline_s = asyncio.get_running_loop().time() + (self._limits.timeout_s if progress.may_wait else 0.0)
         while True:
             cluster = self._cluster(progress)
             try:
@@ -191,15 +199,15 @@ class Dispatcher:
                 plan = self._continued(self._policy(progress.routed, cluster), generation, progress)
                 break
             except (NoWorker, ImpossiblePlan) as error:
-                if isinstance(error, ImpossiblePlan) and not progress.attempt:
+                if isinstance(error, ImpossiblePlan) and not progress.may_wait:
                     if isinstance(error, NoPrefiller) and self._pool.expects_prefiller(
                         error.fingerprints, progress.routed.num_tokens
                     ):
                         raise NoWorker(f"{error} now") from error
                     raise  # a lost worker may come back, but an unknown one will not
                 left_s = deadline_s - asyncio.get_running_loop().time()
-                if left_s <= 0 and isinstance(error, ImpossiblePlan) and progress.failure is not None:
-                    raise progress.failure from error  # the request is valid: its worker failed it
+                if left_s <= 0 and isinstance(error, ImpossiblePlan):  # the request is valid: a worker had accepted it
+                    raise progress.failure or NoWorker(str(error)) from error
                 if left_s <= 0 and (progress.losses.num_lost or progress.excluded):
                     raise WorkerLost(f"{progress.failure}; {error}") from error
                 if left_s <= 0:
@@ -240,8 +248,6 @@ class Dispatcher:
     ) -> RoutedRequest:
         num_tokens = len(progress.token_ids)
         cached = self._pool.cached_tokens(cluster, partial(generation.hashes.extended, progress.token_ids))
-        if not progress.attempt:
-            self._budget.note_request()
         if not progress.attempt and index == 0:
             self._reuse.note(num_tokens, max(cached.values(), default=0))
         for worker in cluster.workers if preferred is not None else ():

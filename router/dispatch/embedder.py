@@ -9,8 +9,9 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import grpc
@@ -25,6 +26,7 @@ from baton.router.dispatch.dispatcher import FIRST_BACKOFF_S, LAST_BACKOFF_S, Fa
 from baton.router.dispatch.embedding_job import EmbeddingBatch, EmbeddingJob, divided
 from baton.router.errors import Draining, NoWorker, WorkerLost
 from baton.router.generation import PromptHashes
+from baton.router.inline_work import InlineWork
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.policy.cluster import ClusterSnapshot, RoutedRequest, WorkerSnapshot
 from baton.router.policy.cost_model import CostModel
@@ -36,6 +38,8 @@ from baton.rpc.peers import is_refusal, next_event
 from baton.rpc.status import Internal, Unavailable, error_from_code
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_BATCH_INPUTS = 32
 BATCH_STEPS = 2  # engine steps that a batch may fill
@@ -71,6 +75,8 @@ class Embedder:
         self._numbers = itertools.count(FIRST_NUMBER)
         self._budget = RetryBudget()  # for refusals by busy workers only
         self._endings: set[asyncio.Future[None]] = set()  # fails the request if it has an error; one a request
+        self._inline = InlineWork()  # on the tokens of batches
+        self._inline_turns = Turns()  # one batch polls for time of the event loop, the others wait for their turn
         self._turns: WeakValueDictionary[str, Turns] = WeakValueDictionary()  # by incarnation, while batches use them
 
     @property
@@ -138,8 +144,8 @@ class Embedder:
         most = -(-len(job.inputs) // (BATCHES_PER_WORKER * max(1, len(workers))))
         places = divided([len(each) for each in job.inputs], min(most, MAX_BATCH_INPUTS), BATCH_STEPS * step_tokens)
         return [
-            EmbeddingBatch(each, {place: PromptHashes(job.inputs[place], job.cache_salt) for place in each})
-            for each in places
+            EmbeddingBatch(each, {place: PromptHashes(job.inputs[place], job.cache_salt) for place in each}, not index)
+            for index, each in enumerate(places)
         ]
 
     async def _run(self, job: EmbeddingJob, batch: EmbeddingBatch, results: list[bytes]) -> None:
@@ -157,22 +163,32 @@ class Embedder:
                 logger.warning("%s is retried: %s", job.request_id, error)
 
     async def _choose(self, job: EmbeddingJob, batch: EmbeddingBatch) -> tuple[WorkerSnapshot, RoutedRequest]:
-        """Return the worker for the next attempt. A retry waits for one; the first attempt fails at once."""
+        """Return the worker for the next attempt. Retries and batches after the first wait; a new request fails."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + (self._limits.timeout_s if batch.attempt else 0.0)
-        longest = max(len(job.inputs[place]) for place in batch.left)
+        deadline_s = loop.time() + (self._limits.timeout_s if batch.attempt or not batch.is_first else 0.0)
         while True:
             refusing = {each for each, until_s in batch.refused_until_s.items() if loop.time() < until_s}
-            unusable = refusing | batch.busy | self._still_lost(batch)
-            cluster = self._pool.snapshot().without(frozenset(unusable))
-            routed = self._routed(job, batch, cluster)
             try:
-                return choose_embedder(routed, cluster, job.family, longest, self._model, next(self._numbers)), routed
+                return await self._paced(job, partial(self._choose_now, job, batch, refusing))
             except NoWorker as error:
                 left_s = deadline_s - loop.time()
                 if left_s <= 0:
                     raise batch.failure or error from error
                 await self._pool.wait_change(min(left_s, REFUSED_S) if refusing else left_s)
+
+    def _choose_now(
+        self, job: EmbeddingJob, batch: EmbeddingBatch, refusing: set[str]
+    ) -> tuple[WorkerSnapshot, RoutedRequest]:
+        """Return the worker for the next attempt. Raises NoWorker."""
+        cluster = self._pool.snapshot().without(frozenset(refusing | batch.busy | self._still_lost(batch)))
+        routed = self._routed(job, batch, cluster)
+        longest = max(len(job.inputs[place]) for place in batch.left)
+        return choose_embedder(routed, cluster, job.family, longest, self._model, next(self._numbers)), routed
+
+    async def _paced(self, job: EmbeddingJob, work: Callable[[], T]) -> T:
+        """Return the result of work on the tokens of one batch, once the event loop has time. Clients take turns."""
+        async with self._inline_turns.turn(job.context.fairness_key):
+            return await self._inline.run_paced(work)
 
     def _still_lost(self, batch: EmbeddingBatch) -> set[str]:
         """Return the incarnations that the batch lost and the router has not connected to again since."""
@@ -212,12 +228,12 @@ class Embedder:
         try:
             turns = self._turns_of(worker)
             async with turns.turn(job.context.fairness_key):
+                message = await self._paced(job, partial(_message, job, batch, worker, self._pool.router_id, number))
                 channel = connection.channel
                 if channel is None or self._pool.connection(worker.incarnation) is not connection:
                     raise WorkerLost(f"worker {worker.worker_id} was lost")
                 if connection.snapshot() is None:
                     raise Unavailable(f"worker {worker.worker_id}: draining")
-                message = _message(job, batch, worker, self._pool.router_id, number)
                 await self._call(channel, message, job, batch, worker, results)
         except WorkerLost:
             batch.lost[worker.incarnation] = channel

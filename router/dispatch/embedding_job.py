@@ -37,6 +37,7 @@ class EmbeddingBatch:
 
     left: list[int]  # indices
     hashes: dict[int, PromptHashes]  # by index
+    is_first: bool  # of the request: without a worker, its first attempt fails at once; those of the others wait
     attempt: int = 0  # earlier attempts
     num_failures: int = 0  # earlier attempts in which a worker was lost
     losses: Losses = field(default_factory=Losses)

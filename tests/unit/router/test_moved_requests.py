@@ -29,8 +29,8 @@ BUSY = RequestDelta(
 )
 
 
-def post(router: RunningRouter, **headers: str) -> "asyncio.Task[httpx.Response]":
-    return asyncio.create_task(router.http.post("/v1/completions", json=BODY, headers=headers))
+def post(router: RunningRouter, n: int = 1, **headers: str) -> "asyncio.Task[httpx.Response]":
+    return asyncio.create_task(router.http.post("/v1/completions", json={**BODY, "n": n}, headers=headers))
 
 
 async def metrics(router: RunningRouter) -> str:
@@ -76,6 +76,57 @@ async def test_a_request_handed_off_by_the_only_worker_continues_once_it_is_undr
         answer = (await request).json()
         assert answer["usage"]["completion_tokens"] == 12
         assert len(worker.commands) == 2
+
+
+async def drain_after_first_token(router: RunningRouter, worker: ScriptedWorker) -> None:
+    """Let the worker of a request drain before it sends the second token, and let the request go on."""
+    await until(lambda: len(worker.commands) == 1)
+    worker.draining = True
+    worker.news()
+    await wait_workers(router.http, 1, "draining")
+    worker.go_on.set()
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-baton-decode": "decode-0"}])
+async def test_further_completions_of_a_request_wait_while_the_only_worker_drains(headers: dict[str, str]) -> None:
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    async with running_router(worker, failover_timeout_s=30.0) as router:
+        request = post(router, n=3, **headers)
+        await drain_after_first_token(router, worker)
+        async with asyncio.timeout(20):
+            while "generation_tokens_total{" + 'model_name="bundled_model"} 12.0' not in await metrics(router):
+                await asyncio.sleep(0.005)
+        worker.draining = False
+        worker.news()
+        choices = (await request).json()["choices"]
+        assert [len(choice["token_ids"]) for choice in choices] == [12] * 3
+        assert len(worker.commands) == 3
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-baton-decode": "decode-0"}])
+async def test_the_wait_of_further_completions_for_a_worker_is_bounded(headers: dict[str, str]) -> None:
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    async with running_router(worker, failover_timeout_s=0.1) as router:
+        request = post(router, n=2, **headers)
+        await drain_after_first_token(router, worker)
+        assert (await request).status_code == 503
+
+
+@pytest.mark.parametrize(("timeout_s", "status"), [(0.1, 429), (30.0, 200)])
+async def test_further_completions_of_a_request_wait_for_room(timeout_s: float, status: int) -> None:
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    async with running_router(worker, failover_timeout_s=timeout_s) as router:
+        request = post(router, n=2)
+        await until(lambda: len(worker.commands) == 1)
+        worker.refusal = BUSY
+        worker.go_on.set()
+        if status == 200:
+            await until(lambda: len(worker.commands) >= 3)
+            worker.refusal = None
+        assert (await request).status_code == status
 
 
 async def test_a_request_may_return_to_a_worker_that_handed_it_off() -> None:

@@ -1,6 +1,7 @@
 """Embedding requests at workers that refuse, fail or hang."""
 
 import asyncio
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,12 @@ import httpx
 import pytest
 
 from baton.protos import worker_pb2
+from baton.router import inline_work
+from baton.router.dispatch import embedder
 from baton.router.dispatch.embedder import MAX_REFUSALS
 from baton.router.dispatch.embedding_job import divided
 from baton.router.embeddings.tokens import held_bytes
+from baton.router.generation import PromptHashes
 from tests.unit.router.api_keys import TestKeys
 from tests.unit.router.dispatch.embedding_worker import EmbeddingWorker, vector_of
 from tests.unit.router.running_router import RunningRouter, running_router, until, wait_workers
@@ -55,6 +59,37 @@ async def test_inputs_are_divided_between_workers() -> None:
         second.calls.clear()
         assert vectors(await embed(router, x_baton_prefill="b")) == VECTORS
         assert not first.calls
+
+
+async def test_the_event_loop_has_turns_between_the_batches_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inline_work, "TURN_S", 1e-9)  # less than any work takes
+    worker, turn = EmbeddingWorker(), 0
+    hashed, sent = defaultdict[int, set[PromptHashes]](set), Counter[int]()  # inputs by turn
+    extended, message = PromptHashes.extended, embedder._message
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    def note_hashed(hashes: PromptHashes, *args: Any) -> bytes:
+        hashed[turn].add(hashes)
+        return extended(hashes, *args)
+
+    def note_sent(*args: Any) -> worker_pb2.EmbedRequest:
+        made = message(*args)
+        sent[turn] += len(made.inputs)
+        return made
+
+    monkeypatch.setattr(PromptHashes, "extended", note_hashed)
+    monkeypatch.setattr(embedder, "_message", note_sent)
+    async with running_router(worker) as router:
+        counting = asyncio.create_task(count_turns())
+        assert vectors(await embed(router)) == VECTORS
+        counting.cancel()
+    assert sum(map(len, hashed.values())) == sent.total() == len(INPUTS)
+    assert max(len(hashed[each]) + sent[each] for each in range(turn)) == len(INPUTS) // 2  # one batch
 
 
 async def test_only_missing_inputs_go_to_another_worker() -> None:
@@ -110,6 +145,30 @@ async def test_drains_are_a_pause() -> None:
             worker.num_drained = 1
         assert vectors(await embed(router, INPUTS[:1])) == VECTORS[:1]
         assert sum(len(worker.calls) for worker in workers) == 6
+
+
+@pytest.mark.parametrize(("timeout_s", "status"), [(0.1, 503), (30.0, 200)])
+async def test_batches_that_begin_while_the_only_worker_drains_wait(
+    monkeypatch: pytest.MonkeyPatch, timeout_s: float, status: int
+) -> None:
+    monkeypatch.setattr(embedder, "MAX_REQUEST_BATCHES", 1)
+    worker = EmbeddingWorker()
+    worker.may_embed.clear()
+    async with running_router(worker, failover_timeout_s=timeout_s) as router:
+        request = asyncio.create_task(embed(router))
+        await until(lambda: len(worker.calls) == 1)
+        worker.draining = True
+        worker.news()
+        await wait_workers(router.http, 1, "draining")
+        worker.may_embed.set()
+        async with asyncio.timeout(10):
+            while await metric(router, "embedding_inputs_total") < len(worker.calls[0].inputs):
+                await asyncio.sleep(0.005)
+        if status == 200:
+            worker.draining = False
+            worker.news()
+        assert (await request).status_code == status
+        assert len(worker.calls) == (2 if status == 200 else 1)
 
 
 async def test_without_a_worker_that_takes_requests_one_can_try_again() -> None:
