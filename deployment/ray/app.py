@@ -4,7 +4,6 @@ Ray places, watches, replaces and scales the replicas; each runs one Baton proce
 directly between these processes, never through Ray.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -12,11 +11,9 @@ from ray import serve
 from ray.serve import Application, Deployment
 
 from baton.deployment.local.cluster_config import router_options
-from baton.deployment.ray.application import cluster_name
 from baton.deployment.ray.arguments import read_ray_settings
 from baton.deployment.ray.connection import num_gpus
 from baton.deployment.ray.replica import RendezvousReplica, RouterReplica, WorkerReplica
-from baton.deployment.ray.running_size import running_sizes
 from baton.deployment.ray.settings import RENDEZVOUS, ROLES, ROUTER, RaySettings
 
 # The policy that sizes both pools: an application's `autoscaling_policy` in Serve's config file.
@@ -32,10 +29,6 @@ def build(args: dict[str, object]) -> Application:
     of `read_ray_settings`; values may be strings, as on a command line. Raises OptionError with the offending key.
     """
     settings = read_ray_settings(args, {}, auto_device="cuda" if _has_gpus() else None)
-    cluster = cluster_name()
-    if cluster and settings.is_autoscaled and settings.shared.begin_at_running_size and settings.shared.has_registry:
-        running = running_sizes(settings.registry_url(), settings.model_name, cluster)
-        settings = replace(settings, initial_sizes={str(role): size for role, size in running.items()})
     if settings.has_router:
         return router_application(settings, workers_application(settings))
     return workers_application(settings)
@@ -83,7 +76,7 @@ def _deployment(settings: RaySettings, name: str, replica: type, max_ongoing: in
     if autoscaling is not None:
         bounds = {"min_replicas": autoscaling.min_replicas, "max_replicas": autoscaling.max_replicas}
         at_once = {"upscale_delay_s": 0.0, "downscale_delay_s": 0.0}  # the policy has its own delays
-        size = {"autoscaling_config": {**bounds, **at_once, "initial_replicas": settings.initial_replicas(name)}}
+        size = {"autoscaling_config": {**bounds, **at_once, "initial_replicas": autoscaling.initial_replicas}}
     if replicas.max_replicas_per_node is not None:
         size["max_replicas_per_node"] = replicas.max_replicas_per_node
     elif name == ROUTER and settings.port:

@@ -116,10 +116,21 @@ class ObservedPools:
         pools are planned for all of it, and latencies that were measured with a part are no measure of the model.
         """
         workers = [*self.workers.prefill, *self.workers.decode]
+        if not any(each.application for each in workers):  # routers of an earlier version do not report it
+            return self
         own = [each for each in workers if each.application == application]
         if any(each.application != application and not each.draining for each in workers):
             own = [replace(each, latency={}) for each in own]
         return replace(self, workers=_by_pool(own))
+
+    def size_elsewhere(self, application: str) -> ByPool[int]:
+        """Return the number of ready workers of each pool in that other application which has the most of them."""
+
+        def most(pool: tuple[WorkerReport, ...]) -> int:
+            others = Counter(each.application for each in pool if each.application not in ("", application))
+            return max(others.values(), default=0)
+
+        return self.ready.map(most)
 
     @property
     def ready(self) -> ByPool[tuple[WorkerReport, ...]]:

@@ -47,6 +47,7 @@ class PoolsPolicy:
         self._watches = POOLS.map(lambda _: ProgressWatch())
         self._planned: Observation | None = None  # that the targets were planned from
         self._targets = ByPool(0, 0)
+        self._has_begun = False  # the pools have been as large as those of a cluster that they replace
         self._logged_s: dict[str, float] = {}  # when each line was last logged
         try:
             self._observer = make_observer(read_options(options))
@@ -80,10 +81,15 @@ class PoolsPolicy:
         if observation is self._planned:
             return True
         [app_name] = {key.app_name for key in contexts}
-        observed = observation.pools.of_application(application_name(app_name))
+        application = application_name(app_name)
+        observed = observation.pools.of_application(application)
         settings = within(observation.settings, pools)
         if self._reads_cluster:
             settings = affordable(settings)
+        if not self._has_begun:
+            others = observation.pools.size_elsewhere(application)
+            self._has_begun = all(len(own) >= other for own, other in observed.ready.zip(others).both())
+            settings = settings if self._has_begun else beginning_at(settings, others)
         try:
             settings.check()
         except ValueError as error:
@@ -126,6 +132,18 @@ def within(settings: ScalingSettings, pools: ByPool[ServeContext]) -> ScalingSet
     """Apply the deployments' own replica bounds. A pool with a minimum of 0 is empty only without any traffic."""
     prefill, decode = settings.limits.zip(pools).map(lambda each: _bounded(*each)).both()
     return replace(settings, prefill=prefill, decode=decode)
+
+
+def beginning_at(settings: ScalingSettings, sizes: ByPool[int]) -> ScalingSettings:
+    """Raise the pools' minimum sizes to these, as far as their maximum allows; not beyond the budget."""
+
+    def raised(limits: PoolLimits, size: int) -> PoolLimits:
+        most = size if limits.max_replicas is None else min(size, limits.max_replicas)
+        return replace(limits, min_replicas=max(limits.min_replicas, most))
+
+    prefill, decode = settings.limits.zip(sizes).map(lambda each: raised(*each)).both()
+    least = sum(limits.gpus_per_replica * limits.min_replicas for limits in (prefill, decode))
+    return replace(settings, prefill=prefill, decode=decode) if least <= settings.budget_gpus else settings
 
 
 def affordable(settings: ScalingSettings) -> ScalingSettings:

@@ -1,7 +1,7 @@
 """Settings of a Ray Serve application: the cluster's options, the registry, TLS, and each deployment's options."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.deployment.local.cluster import END_MARGIN_S
@@ -32,9 +32,6 @@ class SharedOptions:
         None, "URL of the registry (redis://...) in which workers and routers find each other.", secret=True
     )
     registry_file: str | None = option(None, "File with the registry's URL, on every node, instead of `registry`.")
-    begin_at_running_size: bool = option(
-        True, "Start autoscaled pools with as many workers as the model has in other clusters, up to max_replicas."
-    )
     lease_s: float = option(10.0, LEASE_S, minimum=1, maximum=3600)
     tls_cert: str | None = option(None, TLS_CERT)  # files on every node
     tls_key: str | None = option(None, TLS_KEY)
@@ -58,7 +55,6 @@ class RaySettings:
     host: str | None = None  # listen address of routers; None: the node's address
     port: int = 0  # of each router; 0: a free port, so that clients must use Serve's HTTP server
     log_level: str = "info"
-    initial_sizes: Mapping[str, int] = field(default_factory=dict)  # by deployment; of autoscaled ones, at least
 
     def registry_url(self) -> str:
         """Return the registry's URL, read from `registry_file` if set. Raises OptionError."""
@@ -97,19 +93,12 @@ class RaySettings:
         """Return the number of replicas of a deployment; with autoscaling, its initial number."""
         options, cluster = self.deployments[name], self.cluster.cluster
         if options.autoscaling is not None:
-            return self.initial_replicas(name) or options.autoscaling.min_replicas
+            initial = options.autoscaling.initial_replicas
+            return options.autoscaling.min_replicas if initial is None else initial
         if options.replicas.num_replicas is not None:
             return options.replicas.num_replicas
         sizes = {str(role): size for role, size in cluster.num_workers.items()}
         return sizes.get(name, 1)  # one router, one rendezvous
-
-    def initial_replicas(self, name: str) -> int | None:
-        """Return the size at which an autoscaled deployment begins; None: its smallest."""
-        options = self.deployments[name].autoscaling
-        assert options is not None
-        if options.initial_replicas is not None or not self.initial_sizes.get(name, 0) > options.min_replicas:
-            return options.initial_replicas
-        return min(self.initial_sizes[name], options.max_replicas)
 
     def num_gpus(self, name: str) -> float:
         """Return the GPUs of one replica of a deployment."""
@@ -139,18 +128,6 @@ class RaySettings:
     def device(self, role: Role) -> str:
         """Return the torch device of the role's engines."""
         return str(self.cluster.engine[role]["device"])
-
-    @property
-    def is_autoscaled(self) -> bool:
-        """Whether any pool is."""
-        return any(self.deployments[role].autoscaling is not None for role in ROLES)
-
-    @property
-    def model_name(self) -> str:
-        """Name of the model for clients."""
-        cluster = self.cluster.cluster
-        assert cluster.model is not None  # the settings were checked
-        return cluster.served_model_name or Path(cluster.model).name
 
     def check(self) -> None:
         """Raise OptionError for missing settings, which may be set after the rest was read."""

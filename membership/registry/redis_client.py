@@ -18,6 +18,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError
 
 from baton.settings.registry_url import RegistryUrl
@@ -60,11 +61,11 @@ class PasswordFile(CredentialProvider):
         self._username = username
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """Return user and password, or the password alone. Raises ConnectionError if the file cannot be read."""
+        """Return user and password, or the password alone. Raises RedisConnectionError if the file cannot be read."""
         try:
             password = self._path.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
-            raise ConnectionError(f"password_file: {self._path}: {error}") from error
+            raise RedisConnectionError(f"password_file: {self._path}: {error}") from error
         return (password,) if self._username is None else (self._username, password)
 
 

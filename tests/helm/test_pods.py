@@ -117,8 +117,10 @@ def test_placement_applies_to_its_own_pool() -> None:
 def test_download_job_and_test_are_placed_like_the_decode_workers_by_default() -> None:
     """A volume that is bound when its first pod is placed must not bind where workers cannot run."""
     job = {"type": "pvc", "job": {"enabled": True}}
-    placement = {"nodeSelector": {"gpu": "h200"}, "priorityClassName": "high", "affinity": {"nodeAffinity": {}}}
-    objects = rendered({"decode": placement, "modelCache": job})
+    affinity: dict[str, Any] = {"nodeAffinity": {"a": "b"}}
+    placement = {"nodeSelector": {"gpu": "h200"}, "priorityClassName": "high", "affinity": affinity}
+    apart = {"affinity": {**affinity, "podAntiAffinity": {"c": "d"}}}  # from other workers, as on one GPU a node
+    objects = rendered({"decode": {**placement, **apart}, "modelCache": job})
     for kind, name in (("Job", None), ("Pod", "baton-test")):
         spec = charts.only(objects, kind, name)["spec"]
         spec = spec["template"]["spec"] if kind == "Job" else spec
@@ -226,6 +228,8 @@ def test_pods_request_the_disk_that_their_volumes_may_use() -> None:
     assert requested("Deployment/baton-router", shared) == f"{2 * 1024}Mi"
     assert requested("RayService/baton/decode", {"decode": {"extraResources": {"ephemeral-storage": "1Gi"}}}) == "1Gi"
     assert requested("RayService/baton/decode", {"ephemeralStorageRequests": False}) is None
+    limits = {"router": {"resources": {"limits": {"ephemeral-storage": "1Gi"}}}}
+    assert requested("Deployment/baton-router", limits) is None
 
 
 def test_ray_pods_have_no_annotations() -> None:

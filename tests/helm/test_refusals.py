@@ -99,6 +99,7 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
     ({"image": {"repository": ""}}, "image.repository: missing; there is no published image"),
     ({"image": {"repository": "r.example.com:5000/baton:1"}}, "image.repository: .*:1 has a tag"),
     ({"redis": {"image": {"repository": "valkey@sha256:1"}}}, "redis.image.repository: .* has a tag or a digest"),
+    ({"router": {"image": {"repository": "r.example.com/baton:cpu"}}}, "router.image.repository: .* has a tag"),
     ({"rdma": {"enabled": True}, "transport": "tcp"}, "transport: tcp would leave the RDMA devices"),
     ({"slo": {"ttftSeconds": 200}}, "slo.ttftSeconds: 200 seconds; .* milliseconds"),
     ({"slo": {"tpotSeconds": 50}}, "slo.tpotSeconds: 50 seconds; .* milliseconds"),
@@ -110,7 +111,7 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
         {"device": "cpu", "decode": {"engine": {"kvCacheMemoryBytes": 60000000000}}},
         "decode.engine.kvCacheMemoryBytes: .* .decode.memoryGi",
     ),
-    ({"ray": {"checkOperator": False}}, "redis.auth.existingSecret: missing; this rendering cannot look up"),
+    ({"ray": {"checkOperator": False}}, "redis.auth.existingSecret: missing; .* Secret baton-redis"),
     ({"keda": {"enabled": True}}, "both size the routers"),
     ({"keda": {"enabled": True}, "router": {"autoscaling": {"enabled": False}}}, r"keda\.prometheusAddress: missing"),
     (
@@ -151,6 +152,21 @@ ACCEPTED: list[dict[str, Any]] = [
     {"model": "/models/llama", "modelCache": {"type": "pvc", "pvc": {"existingClaim": "mine"}, "readOnly": True}},
     {"modelCache": {"type": "pvc", "pvc": {"accessModes": ["ReadWriteOnce"], "singleNode": True}}},
     {"image": {"repository": "r.example.com:5000/baton"}},
+    {"router": {"podAnnotations": None, "podLabels": None}, "head": {"podLabels": None}, "commonLabels": None},
+    {"decode": {"podLabels": None}, "router": {"resources": None, "image": None}, "head": {"image": None}},
+    {"device": "cpu", "engine": None, "prefill": {"engine": None}},
+    {"router": {"resources": {"limits": {"ephemeral-storage": "1Gi"}}}},
+    {"decode": {"extraResources": {"a.example/b": "1e3"}}, "router": {"resources": {"requests": {"cpu": ".5"}}}},
+    {
+        "model": "/models/x",
+        **{
+            name: {
+                "extraVolumes": [{"name": "x", "hostPath": {"path": "/x"}}],
+                "extraVolumeMounts": [{"name": "x", "mountPath": "/models/x"}],
+            }
+            for name in ("router", "prefill", "decode")
+        },
+    },
     {"slo": {"ttftSeconds": 160, "tpotSeconds": 10}},
     {"device": "cpu", "engine": {"kvCacheMemoryBytes": "47.5GiB"}},
     {"engine": {"kvCacheMemoryBytes": "60GiB"}},  # of a GPU's memory

@@ -77,7 +77,7 @@ async def wait_accepted(port: int, password: str) -> None:
 def test_a_password_may_change_without_a_restart_of_routers_and_workers() -> None:
     """The URL names the file of the Secret's volume, which Kubernetes updates."""
     objects = rendered()
-    url = parse_registry_url(charts.only(objects, "Secret")["stringData"]["url"])
+    url = parse_registry_url(charts.only(objects, "Secret")["stringData"]["address"])
     assert url.password is None
     assert url.password_file is not None
     folder, name = url.password_file.rsplit("/", 1)
@@ -86,7 +86,7 @@ def test_a_password_may_change_without_a_restart_of_routers_and_workers() -> Non
         mount = {"name": "registry", "mountPath": folder, "readOnly": True}  # not by subPath, which is never updated
         assert mount in main_container(template)["volumeMounts"]
         [volume] = [volume for volume in template["spec"]["volumes"] if volume["name"] == "registry"]
-        assert {"key": "password", "path": name} in volume["secret"]["items"]
+        assert volume["secret"]["items"] == [{"key": "address", "path": "url"}, {"key": "password", "path": name}]
         first, second = (charts.pod_templates(rendered(is_anew=True))[each] for _ in range(2))
         assert first == second  # with another password
 

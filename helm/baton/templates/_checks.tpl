@@ -120,8 +120,8 @@
 {{- if and (not .enabled) .auth.existingSecret -}}
 {{- fail "redis.auth.existingSecret: it is the Secret of the chart's own Redis, which redis.enabled=false leaves out; use redis.external.existingSecret" -}}
 {{- end -}}
-{{- if and .enabled (not .auth.existingSecret) (or (not $.Values.ray.checkOperator) (and $.Release.IsUpgrade (not (lookup "v1" "Service" $.Release.Namespace (include "baton.routerName" $))))) -}}
-{{- fail "redis.auth.existingSecret: missing; this rendering cannot look up the password of a running Redis (ray.checkOperator=false, or no access to the cluster), so each one would have another, and restart Redis. Create a Secret with `password` and `url`, and name it here" -}}
+{{- if and .enabled (not .auth.existingSecret) (not $.Values.ray.checkOperator) -}}
+{{- fail (printf "redis.auth.existingSecret: missing; with ray.checkOperator=false the chart cannot look up the password of a running Redis, so each rendering would have another, and restart Redis. Create a Secret with `password` and `url`, and name it here; for a Redis that runs already with the password in the Secret %s" (include "baton.redisName" $)) -}}
 {{- end -}}
 {{- if and .enabled (or .external.url .external.existingSecret) -}}
 {{- fail "redis: use either the chart's own (redis.enabled) or an external one, not both" -}}
@@ -164,7 +164,8 @@
 {{- if and .readOnly (not $isPath) -}}
 {{- fail (printf "modelCache.readOnly: nothing can be downloaded to such a volume, so model must be a path that already has the model, not %s" $.Values.model) -}}
 {{- end -}}
-{{- if and $isPath (eq .type "emptyDir") (hasPrefix (printf "%s/" .mountPath) $.Values.model) -}}
+{{- $isMounted := or $.Values.prefill.extraVolumeMounts $.Values.decode.extraVolumeMounts -}}
+{{- if and $isPath (not $isMounted) (eq .type "emptyDir") (hasPrefix (printf "%s/" .mountPath) $.Values.model) -}}
 {{- fail (printf "model: %s is in modelCache.mountPath, and an emptyDir is empty; set modelCache.type to pvc or hostPath for a volume that has the model, or give a hub id" $.Values.model) -}}
 {{- end -}}
 {{- end -}}
@@ -173,7 +174,8 @@
 {{/* Values that Kubernetes or the workers would refuse only after the installation, or that are probably in another unit. */}}
 {{- define "baton.checkValues" -}}
 {{- $v := .Values -}}
-{{- range $name, $repository := dict "image" $v.image.repository "redis.image" $v.redis.image.repository -}}
+{{- range $name, $image := dict "image" $v.image "redis.image" $v.redis.image "router.image" $v.router.image "head.image" $v.head.image "modelCache.job.image" $v.modelCache.job.image -}}
+{{- $repository := ($image | default dict).repository | default "" -}}
 {{- if regexMatch "[@:][^/]*$" $repository -}}
 {{- fail (printf "%s.repository: %s has a tag or a digest; give them as %s.tag or %s.digest" $name $repository $name $name) -}}
 {{- end -}}
@@ -190,8 +192,9 @@
 {{- if eq $v.device "cpu" -}}
 {{- range $name := list "prefill" "decode" -}}
 {{- $pool := index $v $name -}}
-{{- $own := not (kindIs "invalid" $pool.engine.kvCacheMemoryBytes) -}}
-{{- $size := ternary $pool.engine.kvCacheMemoryBytes $v.engine.kvCacheMemoryBytes $own -}}
+{{- $engine := $pool.engine | default dict -}}
+{{- $own := not (kindIs "invalid" $engine.kvCacheMemoryBytes) -}}
+{{- $size := ternary $engine.kvCacheMemoryBytes ($v.engine | default dict).kvCacheMemoryBytes $own -}}
 {{- $key := printf "%sengine.kvCacheMemoryBytes" (ternary (printf "%s." $name) "" $own) -}}
 {{- if not (kindIs "invalid" $size) -}}
 {{- if ge (float64 (include "baton.bytes" $size)) (mulf $pool.memoryGi 1073741824) -}}

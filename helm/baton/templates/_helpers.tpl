@@ -42,10 +42,10 @@ labels:
   {{- with .component }}
   app.kubernetes.io/component: {{ . }}
   {{- end }}
-  {{- with merge (dict) (.labels | default dict) .root.Values.commonLabels }}
+  {{- with merge (dict) (.labels | default dict) (.root.Values.commonLabels | default dict) }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+{{- with merge (dict) (.annotations | default dict) (.root.Values.commonAnnotations | default dict) }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -67,11 +67,12 @@ annotations:
      workers if its tag or digest is set. */}}
 {{- define "baton.plainImage" -}}
 {{- $workers := .root.Values.image -}}
-{{- $repository := .image.repository | default $workers.repository -}}
-{{- if .image.digest -}}
-{{ $repository }}@{{ .image.digest }}
-{{- else if or .image.repository .image.tag (not (or $workers.tag $workers.digest)) -}}
-{{ $repository }}:{{ .image.tag | default (printf "%s-cpu" .root.Chart.AppVersion) }}
+{{- $own := .image | default dict -}}
+{{- $repository := $own.repository | default $workers.repository -}}
+{{- if $own.digest -}}
+{{ $repository }}@{{ $own.digest }}
+{{- else if or $own.repository $own.tag (not (or $workers.tag $workers.digest)) -}}
+{{ $repository }}:{{ $own.tag | default (printf "%s-cpu" .root.Chart.AppVersion) }}
 {{- else -}}
 {{ include "baton.image" .root }}
 {{- end -}}
@@ -175,7 +176,11 @@ baton-bundled
 {{- end }}
 
 {{- define "baton.registryKey" -}}
-{{- if and (not .Values.redis.enabled) .Values.redis.external.existingSecret -}}{{ .Values.redis.external.key }}{{- else -}}url{{- end -}}
+{{- if .Values.redis.enabled -}}
+{{ ternary "address" "url" (empty .Values.redis.auth.existingSecret) }}
+{{- else -}}
+{{ ternary "url" .Values.redis.external.key (empty .Values.redis.external.existingSecret) }}
+{{- end -}}
 {{- end }}
 
 {{- define "baton.tlsSecret" -}}
@@ -217,8 +222,9 @@ baton-bundled
 
 {{/* A container's resources, with a request for disk unless they have one: resources, storage. */}}
 {{- define "baton.resources" -}}
-{{- $resources := deepCopy .resources -}}
-{{- if and .storage (not (hasKey ($resources.requests | default dict) "ephemeral-storage")) -}}
+{{- $resources := deepCopy (.resources | default dict) -}}
+{{- $given := merge (dict) ($resources.requests | default dict) ($resources.limits | default dict) -}}
+{{- if and .storage (not (hasKey $given "ephemeral-storage")) -}}
 {{- $_ := set $resources "requests" (merge (dict "ephemeral-storage" .storage) ($resources.requests | default dict)) -}}
 {{- end -}}
 {{- toYaml $resources -}}

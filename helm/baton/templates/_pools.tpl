@@ -56,9 +56,6 @@ drain_timeout_s: {{ .Values.drainTimeoutSeconds }}
 {{- if .Values.strict }}
 strict: true
 {{- end }}
-{{- if not .Values.autoscaling.beginAtRunningSize }}
-begin_at_running_size: false
-{{- end }}
 {{- with .Values.maxStepSeconds }}
 max_step_s: {{ . }}
 {{- end }}

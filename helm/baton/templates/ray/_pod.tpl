@@ -73,10 +73,10 @@ livenessProbe:
 labels:
   {{- include "baton.selectorLabels" .root | nindent 2 }}
   app.kubernetes.io/component: {{ .component }}
-  {{- with merge (dict) .values.podLabels .root.Values.commonLabels }}
+  {{- with merge (dict) (.values.podLabels | default dict) (.root.Values.commonLabels | default dict) }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-{{- $annotations := merge (dict) .values.podAnnotations .root.Values.commonAnnotations }}
+{{- $annotations := merge (dict) (.values.podAnnotations | default dict) (.root.Values.commonAnnotations | default dict) }}
 {{- if gt (int (include "baton.groupSize" .values)) 1 }}
 {{- $_ := set $annotations "baton/expert-group" (include "baton.groupIdentity" (dict "root" .root "name" .component)) }}
 {{- end }}
@@ -107,12 +107,15 @@ schedulerName: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* Placement of a pod that should land where workers do: root, and its own values, of which null means the decode pool's. */}}
+{{/* Placement of a pod that should land where workers do: root, and its own values, of which null means the decode pool's;
+     not their affinity to other pods, by which a second pod might have no place. */}}
 {{- define "baton.placementLikeWorkers" -}}
 {{- $values := dict -}}
 {{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "schedulerName" -}}
 {{- $own := index $.values $key -}}
-{{- $_ := set $values $key (ternary (index $.root.Values.decode $key) $own (kindIs "invalid" $own)) -}}
+{{- $pool := index $.root.Values.decode $key -}}
+{{- if eq $key "affinity" -}}{{- $pool = pick ($pool | default dict) "nodeAffinity" -}}{{- end -}}
+{{- $_ := set $values $key (ternary $pool $own (kindIs "invalid" $own)) -}}
 {{- end -}}
 {{- include "baton.placement" $values -}}
 {{- end }}

@@ -17,7 +17,7 @@ from baton.deployment.autoscaling.plan import plan_pools
 from baton.deployment.autoscaling.settings import PoolLimits, ScalingSettings
 from baton.deployment.ray.observed_pools import ObservedPools
 from baton.deployment.ray.pools_observer import Observation, own_reports
-from baton.deployment.ray.scaling import PoolsPolicy, affordable, logger, within
+from baton.deployment.ray.scaling import PoolsPolicy, affordable, beginning_at, logger, within
 from baton.membership.registry.factory import open_registry
 from baton.membership.registry.router_report import RouterReport, encode_report
 from tests.redis_server import redis_server
@@ -127,7 +127,38 @@ def test_a_new_cluster_is_sized_while_the_old_one_serves(
     both = PoolsPolicy(registry="redis://nowhere", budget_gpus=8)
     replaced = of_application(old, "old-default", draining=is_draining)
     observer.see(replace(new, workers=(*new.workers, *replaced.workers)))
-    assert by_name(both(contexts())[0]) == alone
+    assert by_name(both(contexts())[0]) == (
+        alone if is_draining else {"prefill": max(4, alone["prefill"]), "decode": 3}
+    )
+
+
+def test_a_new_cluster_begins_at_the_size_of_the_running_one(
+    policy: PoolsPolicy, observer: ScriptedObserver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_name(monkeypatch, "application_name", lambda app_name: "new")
+    old = of_application(pools(num_prefill=3, num_decode=2), "old")
+    others = of_application(pools(num_prefill=1, num_decode=3), "other")
+    observer.see(replace(old, workers=(*old.workers, *others.workers)))
+    assert by_name(policy(contexts())[0]) == {"prefill": 3, "decode": 3}  # the largest of each, not their sum
+    new = of_application(pools(num_prefill=3, num_decode=3), "new")
+    observer.see(replace(old, workers=(*old.workers, *others.workers, *new.workers)))
+    assert by_name(policy(contexts(3, 3))[0]) == {"prefill": 1, "decode": 1}  # the plan's own, from now on
+    fewer = of_application(pools(), "new")
+    observer.see(replace(old, workers=(*old.workers, *fewer.workers)))
+    assert by_name(policy(contexts())[0]) == {"prefill": 1, "decode": 1}
+
+
+def test_the_bounds_and_the_budget_limit_the_size_at_the_start() -> None:
+    settings = ScalingSettings(budget_gpus=5, decode=PoolLimits(max_replicas=2))
+    begun = beginning_at(settings, ByPool(3, 4))
+    assert (begun.prefill.min_replicas, begun.decode.min_replicas) == (3, 2)
+    assert beginning_at(settings, ByPool(4, 4)) == settings
+
+
+def test_workers_of_routers_that_report_no_application_are_the_policys_own() -> None:
+    observed = ObservedPools.of([pools(num_decode=2)])
+    assert observed.of_application("new") == observed
+    assert observed.size_elsewhere("new") == ByPool(0, 0)
 
 
 def test_the_old_cluster_keeps_its_size_while_the_new_one_takes_traffic(
