@@ -35,8 +35,8 @@ POLICY = {"budget_gpus": 4, "slo": {"ttft_s": 1.0, "tpot_s": 0.5}, "upscale_dela
 
 
 def application(registry: str) -> dict[str, Any]:
-    """Return Serve's config of the pools."""
-    pool = {"num_cpus": 1, "num_gpus": 0, "autoscaling": {"min_replicas": 1, "max_replicas": 2}}
+    """Return Serve's config of the pools, with their bounds where the chart has them."""
+    bounds = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 0, "downscale_delay_s": 0}
     args = {
         "registry": registry,
         "model": str(MODEL),
@@ -44,13 +44,14 @@ def application(registry: str) -> dict[str, Any]:
         "drain_timeout_s": 5,
         "router": False,
         "engine": ENGINE,
-        **{f"{name}_ray": pool for name in POOLS},
+        **{f"{name}_ray": {"num_cpus": 1, "num_gpus": 0} for name in POOLS},
     }
     policy = {"registry": registry, "model": NAME, **POLICY}
     return {
         "name": "baton",
         "import_path": "baton.deployment.ray.app:build",
         "args": args,
+        "deployments": [{"name": name, "autoscaling_config": bounds} for name in POOLS],
         "autoscaling_policy": {"policy_function": "baton.deployment.ray.scaling:PoolsPolicy", "policy_kwargs": policy},
     }
 
