@@ -44,7 +44,7 @@ PANELS = {
         *("max_queue", "max_queue_wait_s", "failover_attempts", "failover_timeout_s", "watch_interval_ms"),
         "traffic_window_s",
     ),
-    "Registry and Ray": ("registry", "lease_s", "on_ray", "ray_address"),
+    "Registry and Ray": ("registry", "lease_s", "application", "on_ray", "ray_address"),
     "Mutual TLS": ("tls_cert", "tls_key", "tls_ca", "tls_server_name"),
     "Process": ("config_file", "log_dir", "log_level", "metrics_port", "drain_timeout_s"),
 }
