@@ -90,6 +90,16 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
     ({"modelCache": {"fetch": False}}, "must be a path"),
     ({"modelCache": {"readOnly": True}}, "modelCache.readOnly: nothing can be downloaded"),
     ({"model": "/models/llama"}, "model: /models/llama is in modelCache.mountPath, and an emptyDir is empty"),
+    (
+        {
+            "model": "/models/llama",
+            "decode": {
+                "extraVolumes": [{"name": "x", "emptyDir": {}}],
+                "extraVolumeMounts": [{"name": "x", "mountPath": "/scratch"}],
+            },
+        },
+        "model: /models/llama is in modelCache.mountPath",
+    ),
     ({"modelCache": {"pvc": {"existingClaim": "mine"}}}, "existingClaim: mine would not be used, .* emptyDir"),
     ({"modelCache": {"hostPath": "/m"}}, "hostPath: /m would not be used"),
     (
@@ -175,7 +185,7 @@ ACCEPTED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("change", ACCEPTED)
 def test_unusual_values_that_work_are_accepted(change: dict[str, Any]) -> None:
-    charts.render(charts.merged(charts.MODEL, change))
+    assert charts.only(charts.render(charts.merged(charts.MODEL, change)), "RayService")
 
 
 @pytest.mark.parametrize(("change", "words"), FAILURES)

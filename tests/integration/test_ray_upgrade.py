@@ -13,24 +13,16 @@ from tests.integration.closed_loop import LoadKind, closed_loop
 from tests.integration.ray_application import MODEL, NAME
 from tests.integration.ray_cluster import COMMANDS, HOST, RayCluster, ray_cluster
 from tests.integration.router_process import RouterProcess, router_process
+from tests.integration.test_ray_autoscaling import ENGINE, PLACES, POOLS
 from tests.integration.workers_view import workers
 from tests.redis_server import redis_server
 
 pytestmark = pytest.mark.slow
 
 DEADLINE_S = 150.0
-POOLS = ("prefill", "decode")
-PLACES = 4  # slots in a decode worker's batch
 # More than one decode worker has room for.
 LOAD = LoadKind(num_clients=3 * PLACES, num_prompt_tokens=160, num_output_tokens=400)
 RUNNING = Counter(prefill=1, decode=2)
-ENGINE = {
-    "device": "cpu",
-    "dtype": "float32",
-    "num_threads": 1,
-    "max_num_seqs": PLACES,
-    "kv_cache_memory_bytes": "256MiB",
-}
 POLICY = {"budget_gpus": 4, "slo": {"ttft_s": 1.0, "tpot_s": 0.5}, "upscale_delay_s": 1.0, "downscale_delay_s": 600.0}
 
 

@@ -164,7 +164,10 @@
 {{- if and .readOnly (not $isPath) -}}
 {{- fail (printf "modelCache.readOnly: nothing can be downloaded to such a volume, so model must be a path that already has the model, not %s" $.Values.model) -}}
 {{- end -}}
-{{- $isMounted := or $.Values.prefill.extraVolumeMounts $.Values.decode.extraVolumeMounts -}}
+{{- $isMounted := false -}}
+{{- range concat ($.Values.prefill.extraVolumeMounts | default list) ($.Values.decode.extraVolumeMounts | default list) -}}
+{{- if hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) (printf "%s/" $.Values.model) -}}{{- $isMounted = true -}}{{- end -}}
+{{- end -}}
 {{- if and $isPath (not $isMounted) (eq .type "emptyDir") (hasPrefix (printf "%s/" .mountPath) $.Values.model) -}}
 {{- fail (printf "model: %s is in modelCache.mountPath, and an emptyDir is empty; set modelCache.type to pvc or hostPath for a volume that has the model, or give a hub id" $.Values.model) -}}
 {{- end -}}
