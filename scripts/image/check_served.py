@@ -59,7 +59,8 @@ def wait_ready(url: str, server: subprocess.Popen[bytes]) -> None:
 
 def post(url: str, **fields: object) -> HTTPResponse:
     """Return the response to a chat completion."""
-    body = {"model": "baton-bundled", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, **fields}
+    messages = [{"role": "user", "content": PROMPT}]
+    body = {"model": "baton-bundled", "messages": messages, "max_tokens": 8, "temperature": 0, **fields}
     request = Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"})
     response: HTTPResponse = urlopen(request)
     return response
@@ -67,8 +68,9 @@ def post(url: str, **fields: object) -> HTTPResponse:
 
 def chat(url: str) -> str:
     """Return the prefill worker of a chat completion. Raises if it handed over no KV."""
-    with post(url) as response:
-        assert json.load(response)["usage"]["completion_tokens"] == 8
+    with post(url, ignore_eos=True) as response:
+        num_tokens = json.load(response)["usage"]["completion_tokens"]
+        assert num_tokens == 8, f"{num_tokens} tokens instead of 8"
         assert int(response.headers["x-baton-handed-over-tokens"]) > 0, "no KV was handed over"
         return str(response.headers["x-baton-prefill"])
 
