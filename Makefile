@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 CHECKOV := 3.3.30
 
 .PHONY: setup serve test test-all fuzz lint audit bench engines-peers gpu-bundle gpu-check chaos protos constraints dist \
-	base-check image-check
+	base-check check-crds image-check
 
 # Only the dependencies for serving.
 .venv/.base: pyproject.toml setup.py constraints.txt \
@@ -125,6 +125,10 @@ dist: setup
 # Serve once with the wheel and only its base dependencies, in a separate environment.
 base-check: dist
 	PYTHON=$(PYTHON) TORCH_INDEX=$(TORCH_INDEX) sh scripts/base_check.sh dist/*.whl
+
+# The chart, by the definitions of custom resources that the projects release, in the directory CRDS.
+check-crds: setup
+	$(BIN)/python scripts/check_crds.py "$(CRDS)"
 
 image-check:
 	PYTHON=$(PYTHON) sh scripts/image/check.sh

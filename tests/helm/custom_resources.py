@@ -20,11 +20,15 @@ Manifest = dict[str, Any]
 @lru_cache(maxsize=1)
 def definitions() -> tuple[Manifest, ...]:
     """All CustomResourceDefinitions, a released one instead of ours."""
-    ours = {each["metadata"]["name"]: each for file in sorted(CRDS.glob("*.yaml")) for each in _of_file(file)}
     directory = os.environ.get("BATON_CRDS")
     if directory is not None and not Path(directory).is_dir():
         raise NotADirectoryError(f"BATON_CRDS: {directory} is no directory")
-    return tuple((ours | (released(Path(directory)) if directory else {})).values())
+    return tuple((own() | (released(Path(directory)) if directory else {})).values())
+
+
+def own() -> dict[str, Manifest]:
+    """The definitions of crds/, by name."""
+    return {each["metadata"]["name"]: each for file in sorted(CRDS.glob("*.yaml")) for each in _of_file(file)}
 
 
 def released(directory: Path) -> dict[str, Manifest]:

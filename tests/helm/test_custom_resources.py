@@ -12,6 +12,7 @@ from tests.helm import cel_rules, charts, custom_resources, schemas
 from tests.helm.api_server.client import Client, Refused
 from tests.helm.cases import CASES
 from tests.helm.clusters import NAMESPACE, cluster
+from tests.helm.released_crds import fault, fields
 from tests.helm.structural_schemas import defaulted, strict
 
 VERSION = "v1.34.0"
@@ -122,6 +123,30 @@ def test_a_rule_that_cannot_be_evaluated_is_not_skipped(rule: str) -> None:
 def test_a_directory_without_definitions_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no CustomResourceDefinition"):
         custom_resources.released(tmp_path)
+
+
+def test_a_release_that_restricts_more_is_a_fault(tmp_path: Path) -> None:
+    def compared(change: Spoil) -> tuple[list[str], list[str]]:
+        theirs = deepcopy(ours)
+        change(theirs["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"])
+        found = list(fields(ours, theirs))
+        return [text for each in found if (text := fault(each))], [each.path for each in found if not each.released]
+
+    (tmp_path / "gadgets.yaml").write_text(GADGETS)
+    [ours] = custom_resources.released(tmp_path).values()
+    spec = "example.com/v1/Gadget spec"
+    assert compared(lambda spec: None) == ([], [])
+    assert compared(lambda spec: spec["properties"].pop("parts")) == ([], [f"{spec}.parts"])
+    assert compared(lambda spec: spec["required"].append("port"))[0] == [
+        f"{spec}: port required in the release, but not in ours"
+    ]
+    assert compared(lambda spec: spec["properties"]["size"].update(type="string"))[0] == [
+        f"{spec}.size: of type string in the release, but integer in ours"
+    ]
+    item = f"{spec}.parts[].name"
+    assert compared(lambda spec: spec["properties"]["parts"]["items"]["properties"]["name"].update(enum=["a"]))[0] == [
+        f"{item}: one of a in the release, but ours allows more"
+    ]
 
 
 @pytest.mark.parametrize("definition", custom_resources.definitions(), ids=lambda each: str(each["metadata"]["name"]))

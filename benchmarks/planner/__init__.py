@@ -1,0 +1,1 @@
+"""The planner compared with fixed splits that know the trace in advance."""
