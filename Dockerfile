@@ -2,7 +2,7 @@
 # `docker build --target cpu .` and `docker build --target cuda .`
 #
 # Pinned by tag: a release adds the digest that it was built from, PYTHON_IMAGE=python:...@sha256:... Python packages are
-# pinned by hash, but for torch, whose builds differ by index: a release adds TORCH_CPU_SHA256 and TORCH_CUDA_SHA256.
+# pinned by hash, except for files that PyPI does not have: a release adds TORCH_CPU_SHA256 and FLASHINFER_SHA256.
 ARG PYTHON_IMAGE=python:3.11.15-slim-bookworm
 
 # ---- Baton's wheel, with its compiled modules ----
@@ -51,9 +51,10 @@ RUN TORCH_INDEX="${TORCH_CPU_INDEX}" TORCH_SHA256="${TORCH_CPU_SHA256}" sh scrip
 FROM dependencies AS dependencies-cuda
 ARG TORCH_CUDA_INDEX=""
 ARG TORCH_CUDA_SHA256=""
-RUN TORCH_INDEX="${TORCH_CUDA_INDEX}" TORCH_SHA256="${TORCH_CUDA_SHA256}" sh scripts/image/install.sh dependencies /opt/baton
+RUN TORCH_INDEX="${TORCH_CUDA_INDEX}" TORCH_SHA256="${TORCH_CUDA_SHA256}" sh scripts/image/install.sh dependencies /opt/baton gpu
 ARG FLASHINFER_INDEX=https://flashinfer.ai/whl/cu130
-RUN FLASHINFER_INDEX="${FLASHINFER_INDEX}" sh scripts/image/install.sh gpu /opt/baton
+ARG FLASHINFER_SHA256=""
+RUN FLASHINFER_INDEX="${FLASHINFER_INDEX}" FLASHINFER_SHA256="${FLASHINFER_SHA256}" sh scripts/image/install.sh kernels /opt/baton
 
 # ---- Runtime images ----
 FROM ${PYTHON_IMAGE} AS runtime

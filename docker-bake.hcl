@@ -25,12 +25,13 @@ variable "PYTHON_IMAGE" {
   default = "python:3.11.15-slim-bookworm" # a release adds @sha256:...
 }
 
-# A release adds both: of the files that torch's indexes have for the version in scripts/image/constraints.txt.
+# A release adds the hashes of files that PyPI does not have: torch's CPU build, of the version in
+# scripts/image/constraints.txt, and FlashInfer's compiled kernels, of the version in scripts/image/gpu.txt.
 variable "TORCH_CPU_SHA256" {
   default = ""
 }
 
-variable "TORCH_CUDA_SHA256" {
+variable "FLASHINFER_SHA256" {
   default = ""
 }
 
@@ -68,6 +69,6 @@ target "cpu" {
 target "cuda" {
   inherits = ["image"]
   target   = "cuda"
-  args     = { TORCH_CUDA_SHA256 = TORCH_CUDA_SHA256 }
+  args     = { FLASHINFER_SHA256 = FLASHINFER_SHA256 }
   tags     = ["${REGISTRY}baton:${VERSION}-cuda"]
 }

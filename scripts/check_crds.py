@@ -4,8 +4,8 @@
 
 1. Every example set of values is rendered for every version of Kubernetes that the chart supports, and each object is
    validated by the definitions in DIRECTORY (`*.yaml`): unknown fields, defaults, and the rules in CEL.
-2. The definitions that the tests use (tests/helm/crds) are compared with the released ones. Fields that an older release
-   does not know yet are listed; a field that the release restricts more than ours is a fault.
+2. The definitions that the tests use (tests/helm/crds) are compared with the released ones. Fields that an older
+   release does not know yet are listed; a field that the release restricts more than ours is a fault.
 
 Ends with status 1 if there is a fault.
 """

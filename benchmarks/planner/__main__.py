@@ -2,11 +2,11 @@
 
     python -m benchmarks.planner [--scenario NAME]... [--seeds N] [--json FILE]
 
-Each scenario is simulated with the planner, from few replicas and with an ample budget, and with fixed splits. The best
-fixed split of a number of GPUs is found by search with the whole trace, and has all its replicas from the first second.
+Each scenario is simulated with the planner, from few replicas and with an ample budget, and with fixed splits. The
+best fixed split of a number of GPUs is found by search with the whole trace, and has all its replicas from the start.
 
 - `good / best fixed`: good requests of the planner, relative to the best fixed split with as many GPU-hours
-- `GPU-hours / cheapest fixed`: GPU-hours of the planner, relative to the cheapest fixed split with as many good requests
+Each scenario is simulated with the planner, from few replicas and with an ample budget, and with fixed splits. The best
 """
 
 import os
@@ -81,7 +81,9 @@ def main(names: tuple[str, ...], seeds: int, verbose: bool, json_file: Path | No
                     compare(scenario, seed, run_all, report, is_verbose=verbose)
     for column in (5, 7):
         values = [row[column] for row in report.rows]
-        report.notes.append(f"{COLUMNS[column]}, mean: {mean(value for value in values if isinstance(value, float)):.3f}")
+        report.notes.append(
+            f"{COLUMNS[column]}, mean: {mean(value for value in values if isinstance(value, float)):.3f}"
+        )
     report.show()
     if json_file is not None:
         report.write(json_file)

@@ -31,7 +31,9 @@ class Frontier:
         """Return the share of good requests of the best split, interpolated between whole numbers of GPUs."""
         low = max(2, int(num_gpus))
         part = max(0.0, num_gpus - low)
-        shares = [self.best(size).num_good(self._slo) / len(self._requests) for size in (low, low + 1)[: 1 + (part > 0)]]
+        shares = [
+            self.best(size).num_good(self._slo) / len(self._requests) for size in (low, low + 1)[: 1 + (part > 0)]
+        ]
         return shares[0] if len(shares) == 1 else (1 - part) * shares[0] + part * shares[1]
 
     def cheapest(self, good_share: float, around: int) -> int:

@@ -52,17 +52,13 @@ SCENARIOS = [
     Scenario(name="chat", requests=_synthetic(CHAT), machine=LARGE, slo=SLO()),
     Scenario(
         name="code completion",
-        requests=_synthetic(
-            Workload(seconds=1200, rate=steady(8), prompt=Lengths(3000, 0.8), output=Lengths(40, 1))
-        ),
+        requests=_synthetic(Workload(seconds=1200, rate=steady(8), prompt=Lengths(3000, 0.8), output=Lengths(40, 1))),
         machine=LARGE,
         slo=SLO(),
     ),
     Scenario(
         name="reasoning",
-        requests=_synthetic(
-            Workload(seconds=1200, rate=steady(4), prompt=Lengths(400, 1), output=Lengths(1500, 1))
-        ),
+        requests=_synthetic(Workload(seconds=1200, rate=steady(4), prompt=Lengths(400, 1), output=Lengths(1500, 1))),
         machine=LARGE,
         slo=SLO(),
     ),

@@ -2,13 +2,14 @@
 # What an image holds, step by step: the Dockerfile's build runs this, and so does `make image-check` without Docker.
 #
 #   install.sh wheel DIST            builds Baton's wheel into DIST, and refuses one that lacks something
-#   install.sh dependencies VENV     a virtual environment with all that Baton needs: the very files of constraints.txt
-#   install.sh gpu VENV              what a GPU needs beside them: the versions of gpu.txt
+#   install.sh dependencies VENV [gpu]   a virtual environment with all that Baton needs: the very files of
+#                                    constraints.txt and, for GPUs, gpu.txt
+#   install.sh kernels VENV          FlashInfer's compiled kernels, since an image has no compiler for them
 #   install.sh baton VENV DIST       Baton itself into it, and a list of what is in it
 #
 # TORCH_INDEX: the package index that has the wanted build of torch; unset, pip's own (PyPI's is the CUDA build).
-# FLASHINFER_INDEX: the package index that has FlashInfer's kernels compiled, since an image has no compiler for them.
-# TORCH_SHA256: the hash that its file must have; unset, any of that version is taken.
+# TORCH_SHA256: the hash that its file must have; unset, that of gpu.txt for GPUs and pip's own index, otherwise any.
+# FLASHINFER_INDEX, FLASHINFER_SHA256: the same for FlashInfer's kernels, which PyPI does not have.
 set -eu
 
 here=$(dirname "$0")
@@ -24,25 +25,32 @@ dependencies)
     $python -m venv --without-pip "$2"
     lists=$(mktemp -d)
     trap 'rm -rf "$lists"' EXIT
-    torch=$(grep '^torch==' "$here/constraints.txt")
-    echo "$torch${TORCH_SHA256:+ --hash=sha256:$TORCH_SHA256}" > "$lists/torch"
-    grep -v -e '^#' -e '^torch==' "$here/constraints.txt" > "$lists/rest"
-    sed 's/ .*//' "$here/constraints.txt" > "$lists/versions"
+    files=$here/constraints.txt
+    torch=$(grep '^torch==' "$files")${TORCH_SHA256:+ --hash=sha256:$TORCH_SHA256}
+    if [ "${3:-}" = gpu ]; then
+        cat "$files" "$here/gpu.txt" > "$lists/files"
+        files=$lists/files
+        [ -n "${TORCH_INDEX:-}${TORCH_SHA256:-}" ] || torch=$(grep '^torch==' "$here/gpu.txt")
+    fi
+    echo "$torch" > "$lists/torch"
+    grep -v -e '^#' -e '^torch==' "$files" > "$lists/rest"
+    sed 's/ .*//' "$files" > "$lists/versions"
     # By itself: an index for one build of torch lacks the rest.
     $python -m pip --python "$2" install --quiet --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
         --requirement "$lists/torch"
     $python -m pip --python "$2" install --quiet --no-deps --require-hashes --requirement "$lists/rest"
-    # Their other requirements: a GPU's libraries, which torch pins, and backports for an older Python. xgrammar works
-    # without Triton, which torch's CUDA build brings and its CPU build does without.
+    # Their other requirements: backports for an older Python, and the libraries of another build of torch for GPUs.
+    # xgrammar works without Triton, which torch's CUDA build brings and its CPU build does without.
     grep -v '^xgrammar==' "$lists/versions" > "$lists/resolved"
     $python -m pip --python "$2" install --quiet --requirement "$lists/resolved"
     ;;
-gpu)
-    versions=$(mktemp)
-    trap 'rm -f "$versions"' EXIT
-    sed 's/ .*//' "$here/constraints.txt" > "$versions"
-    $python -m pip --python "$2" install --quiet ${FLASHINFER_INDEX:+--extra-index-url "$FLASHINFER_INDEX"} \
-        --constraint "$versions" --requirement "$here/gpu.txt"
+kernels)
+    kernels=$(mktemp)
+    trap 'rm -f "$kernels"' EXIT
+    version=$(sed -n 's/^flashinfer-python==\([^ ]*\).*/\1/p' "$here/gpu.txt")
+    echo "flashinfer-jit-cache==$version${FLASHINFER_SHA256:+ --hash=sha256:$FLASHINFER_SHA256}" > "$kernels"
+    $python -m pip --python "$2" install --quiet --no-deps ${FLASHINFER_INDEX:+--index-url "$FLASHINFER_INDEX"} \
+        --requirement "$kernels"
     ;;
 baton)
     $python -m pip --python "$2" install --quiet --no-deps --no-index "$3"/*.whl
@@ -56,7 +64,7 @@ baton)
     "$2/bin/python" "$here/sbom.py" > "$2/sbom.cdx.json"
     ;;
 *)
-    sed -n '4,7s/^# *//p' "$0" >&2
+    sed -n '4,8s/^# *//p' "$0" >&2
     exit 2
     ;;
 esac

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -26,9 +27,9 @@ TARGETS = ("cpu", "cuda")
 IMAGE_EXTRAS = ("nixl", "ray", "kubernetes", "grammar")
 
 
-def constraints() -> dict[str, tuple[str, str]]:
+def constraints(name: str = "constraints.txt") -> dict[str, tuple[str, str]]:
     """Version and hash by name; the hash is empty where there is none."""
-    lines = (SCRIPTS / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    lines = (SCRIPTS / name).read_text(encoding="utf-8").splitlines()
     found = [re.fullmatch(r"([-a-z0-9]+)==(\S+?)(?: --hash=sha256:([0-9a-f]{64}))?", line) for line in lines[1:]]
     return {each[1]: (each[2], each[3] or "") for each in found if each is not None}
 
@@ -125,10 +126,22 @@ def test_every_file_except_torchs_is_pinned_by_hash() -> None:
     assert len(constraints()) == len(lines) - 1 > 100
     assert [name for name, (_, digest) in constraints().items() if not digest] == ["torch"]
     recipe = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    for name in TARGETS:
-        argument = f"TORCH_{name.upper()}_SHA256"
-        assert f'TORCH_SHA256="${{{argument}}}"' in recipe
-        assert bake()[name]["args"] == {argument: argument}
+    assert 'TORCH_SHA256="${TORCH_CPU_SHA256}"' in recipe
+    assert 'FLASHINFER_SHA256="${FLASHINFER_SHA256}"' in recipe
+    assert bake()["cpu"]["args"] == {"TORCH_CPU_SHA256": "TORCH_CPU_SHA256"}
+    assert bake()["cuda"]["args"] == {"FLASHINFER_SHA256": "FLASHINFER_SHA256"}
+
+
+def test_the_gpu_files_are_pinned_by_hash_and_fit_the_others() -> None:
+    gpu, others = constraints("gpu.txt"), constraints()
+    assert all(digest for _, digest in gpu.values())
+    assert gpu.keys() & others.keys() == {"torch"}
+    assert gpu["torch"][0] == others["torch"][0]
+    [flashinfer] = [
+        Requirement(each) for each in PYPROJECT["project"]["optional-dependencies"]["gpu"] if "python" in each
+    ]
+    assert flashinfer.specifier.contains(gpu[flashinfer.name][0])
+    assert any(name.startswith("nvidia-nccl-") for name in gpu)
 
 
 def write_wheel(directory: Path, name: str, requires: str = "") -> str:
@@ -143,33 +156,90 @@ def write_wheel(directory: Path, name: str, requires: str = "") -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("spoilt", ["", "rest", "torch"])
-def test_a_file_with_another_hash_is_not_installed(tmp_path: Path, spoilt: str) -> None:
-    """By the Dockerfile's own step, with an index of three packages: ours needs one, torch another."""
-    digests = {name: write_wheel(tmp_path, name) for name in ("needed", "cudalib")}
-    torch = write_wheel(tmp_path, "torch", "Requires-Dist: cudalib\n")
+@dataclass(frozen=True)
+class Installation:
+    """An index of three packages, of which ours needs one and torch another, and the Dockerfile's own steps."""
+
+    folder: Path
+    digests: dict[str, str]
+
+    def write(self, name: str, *lines: str) -> None:
+        """Write a list of pinned files."""
+        (self.folder / name).write_text("# made\n" + "\n".join(lines) + "\n")
+
+    def pin(self, name: str, digest: str | None = None) -> str:
+        """Return a line with the file's hash or another one."""
+        return f"{name}==1.0 --hash=sha256:{digest or self.digests[name]}"
+
+    def run(self, *step: str, **more: str) -> tuple[str | None, set[str]]:
+        """Return the error, if there is one, and the installed packages."""
+        env = {"PYTHON": sys.executable, "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
+        result = subprocess.run(
+            ["sh", self.folder / "install.sh", step[0], self.folder / "venv", *step[1:]],
+            env={**os.environ, **env, "PIP_FIND_LINKS": str(self.folder), **more},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found = (self.folder / "venv").glob("lib/python*/site-packages/*.dist-info")
+        return (result.stderr if result.returncode else None), {each.name.partition("-1.0")[0] for each in found}
+
+
+@pytest.fixture
+def installation(tmp_path: Path) -> Installation:
+    digests = {name: write_wheel(tmp_path, name) for name in ("needed", "cudalib", "flashinfer_jit_cache")}
+    digests["torch"] = write_wheel(tmp_path, "torch", "Requires-Dist: cudalib\n")
     shutil.copy(SCRIPTS / "install.sh", tmp_path)
-    wrong = "0" * 64
-    needed = wrong if spoilt == "rest" else digests["needed"]
-    (tmp_path / "constraints.txt").write_text(f"# made\nneeded==1.0 --hash=sha256:{needed}\ntorch==1.0\n")
-    env = {
-        **os.environ,
-        "PYTHON": sys.executable,
-        "PIP_CONFIG_FILE": os.devnull,
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(tmp_path),
-        "TORCH_SHA256": wrong if spoilt == "torch" else torch,
-    }
-    step = ["sh", tmp_path / "install.sh", "dependencies", tmp_path / "venv"]
-    result = subprocess.run(step, env=env, capture_output=True, text=True, check=False)
-    installed = {each.name for each in (tmp_path / "venv").glob("lib/python*/site-packages/*.dist-info")}
+    return Installation(tmp_path, digests)
+
+
+WRONG = "0" * 64
+
+
+@pytest.mark.parametrize("spoilt", ["", "rest", "torch"])
+def test_a_file_with_another_hash_is_not_installed(installation: Installation, spoilt: str) -> None:
+    needed = installation.pin("needed", WRONG if spoilt == "rest" else None)
+    installation.write("constraints.txt", needed, "torch==1.0")
+    torch = WRONG if spoilt == "torch" else installation.digests["torch"]
+    error, installed = installation.run("dependencies", TORCH_SHA256=torch)
     if spoilt:
-        assert result.returncode != 0
-        assert "DO NOT MATCH THE HASHES" in result.stderr
-        assert f"{'needed' if spoilt == 'rest' else 'torch'}-1.0.dist-info" not in installed
+        assert error is not None
+        assert "DO NOT MATCH THE HASHES" in error
+        assert ("needed" if spoilt == "rest" else "torch") not in installed
     else:
-        assert result.returncode == 0, result.stderr
-        assert installed == {f"{name}-1.0.dist-info" for name in ("needed", "torch", "cudalib")}
+        assert error is None
+        assert installed == {"needed", "torch", "cudalib"}
+
+
+@pytest.mark.parametrize("spoilt", ["", "cudalib", "torch"])
+def test_the_gpu_files_are_installed_by_hash(installation: Installation, spoilt: str) -> None:
+    installation.write("constraints.txt", installation.pin("needed"), "torch==1.0")
+    names = ("cudalib", "torch")
+    installation.write("gpu.txt", *(installation.pin(name, WRONG if name == spoilt else None) for name in names))
+    error, installed = installation.run("dependencies", "gpu")
+    if spoilt:
+        assert error is not None
+        assert "DO NOT MATCH THE HASHES" in error
+        assert spoilt not in installed
+    else:
+        assert error is None
+        assert installed == {"needed", "torch", "cudalib"}
+
+
+def test_the_kernels_have_the_version_of_flashinfer(installation: Installation) -> None:
+    installation.write("constraints.txt", installation.pin("needed"), "torch==1.0")
+    assert installation.run("dependencies")[0] is None
+    installation.write("gpu.txt", "flashinfer-python==2.0 --hash=sha256:0")
+    error, _ = installation.run("kernels")
+    assert error is not None
+    assert "flashinfer-jit-cache==2.0" in error
+    installation.write("gpu.txt", "flashinfer-python==1.0 --hash=sha256:0")
+    error, _ = installation.run("kernels", FLASHINFER_SHA256=WRONG)
+    assert error is not None
+    assert "DO NOT MATCH THE HASHES" in error
+    error, installed = installation.run("kernels", FLASHINFER_SHA256=installation.digests["flashinfer_jit_cache"])
+    assert error is None
+    assert "flashinfer_jit_cache" in installed
 
 
 @pytest.fixture(scope="module")
