@@ -39,6 +39,8 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # silences a warning: num_gpus is always set
 }
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # makes Ray bind to 127.0.0.1, as it does on these systems
+# Ray's memory monitor would end Serve's controller on a full machine, because workers are not Ray's own processes.
+NO_MEMORY_MONITOR = {"RAY_memory_monitor_refresh_ms": "0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ def _environment(serving: RayServing, directory: Path) -> dict[str, str]:
     token = directory / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
-    return {**QUIET, **LOOPBACK, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    return {**QUIET, **LOOPBACK, **NO_MEMORY_MONITOR, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
 
 
 async def _serve(serving: RayServing) -> None:

@@ -82,6 +82,8 @@ def _deployment(settings: RaySettings, name: str, replica: type, max_ongoing: in
     elif name == ROUTER and settings.port:
         size["max_replicas_per_node"] = 1  # they listen on the same port
     actor: dict[str, Any] = {"num_cpus": replicas.num_cpus, "num_gpus": settings.num_gpus(name)}
+    if replicas.memory_bytes is not None:
+        actor["memory"] = replicas.memory_bytes
     for key, value in (
         ("resources", options.resources),
         ("label_selector", options.label_selector),

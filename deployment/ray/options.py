@@ -21,6 +21,9 @@ class ReplicaOptions:
     num_gpus: float | None = option(
         None, "GPUs of a replica. Default: one per rank if the engine's device is a GPU.", minimum=0, maximum=1024
     )
+    memory_bytes: int | None = option(
+        None, "Memory that Ray reserves for a replica on its node. Default: none.", minimum=1 << 20
+    )
     max_replicas_per_node: int | None = option(None, "Maximum replicas on one node.", minimum=1, maximum=100)
     max_ongoing_requests: int | None = option(
         None, "Maximum concurrent requests that Serve sends to a replica.", minimum=1

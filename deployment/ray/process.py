@@ -15,6 +15,7 @@ import yaml
 
 from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, check_experts, plan_cluster, rendezvous_spec
 from baton.deployment.local.machine import Machine
+from baton.deployment.ray.options import ReplicaOptions
 from baton.deployment.ray.settings import ROLES, RaySettings
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.membership.rendezvous.config import RendezvousConfig
@@ -33,10 +34,11 @@ class Place:
     application: str = DEFAULT_NAME  # name of its application, unique in the registry
 
 
-def share_of(machine: Machine, num_cpus: float) -> Machine:
-    """Return the node's share for a replica with `num_cpus`; memory is proportional to cores."""
-    num_cores = max(1, min(math.floor(num_cpus), machine.num_cores))
-    return Machine(num_cores, machine.memory_bytes * num_cores // machine.num_cores)
+def share_of(machine: Machine, replica: ReplicaOptions) -> Machine:
+    """Return the node's share for a replica; memory is proportional to cores unless it is reserved."""
+    num_cores = max(1, min(math.floor(replica.num_cpus), machine.num_cores))
+    proportional = machine.memory_bytes * num_cores // machine.num_cores
+    return Machine(num_cores, min(replica.memory_bytes or proportional, machine.memory_bytes))
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from baton.deployment.local.machine import this_machine
 from baton.deployment.ray.application import application_name
 from baton.deployment.ray.child import ReplicaChild
 from baton.deployment.ray.forward import Forward
+from baton.deployment.ray.options import ReplicaOptions
 from baton.deployment.ray.process import Place, rendezvous_process, router_process, share_of, worker_process
 from baton.deployment.ray.settings import RENDEZVOUS, ROUTER, RaySettings, SharedOptions
 from baton.rpc.tls import Security, make_security
@@ -83,7 +84,7 @@ class WorkerReplica:
         name = f"{role}-{serve.get_replica_context().replica_tag}"
         self._security = security_of(settings.shared)
         self._check_timeout_s = options.health_check_timeout_s
-        with worker_process(settings, role, name, here(options.num_cpus)) as spec:
+        with worker_process(settings, role, name, here(options)) as spec:
             child = await ReplicaChild.start(spec, options.start_timeout_s)
         self._name, self._address = name, child.address
         self._keeper = Keeper(child, settings.shutdown_timeout_s(role) - KILL_MARGIN_S)
@@ -115,7 +116,7 @@ class RouterReplica:
         """Start the process. Raises NotReady, OptionError or EngineError; Serve logs it and retries elsewhere."""
         options = settings.deployments[ROUTER].replicas
         name = f"{ROUTER}-{serve.get_replica_context().replica_tag}"
-        spec = router_process(settings, name, here(options.num_cpus))
+        spec = router_process(settings, name, here(options))
         child = await ReplicaChild.start(spec, options.start_timeout_s)
         scheme = "https" if settings.cluster.router.get("ssl_certfile") else "http"
         self._url = f"{scheme}://{child.address}"
@@ -144,11 +145,11 @@ class RouterReplica:
             await self._forward.close()
 
 
-def here(num_cpus: float) -> Place:
+def here(replica: ReplicaOptions) -> Place:
     """Return this replica's node and its share of it."""
     address = get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray has no types for it
     application = application_name(serve.get_replica_context().app_name)
-    return Place(address, share_of(this_machine(), num_cpus), application)
+    return Place(address, share_of(this_machine(), replica), application)
 
 
 async def is_serving(security: Security, address: str, service: str, timeout_s: float) -> bool:
@@ -177,7 +178,7 @@ class RendezvousReplica:
         name = f"{RENDEZVOUS}-{serve.get_replica_context().replica_tag}"
         self._security = security_of(settings.shared)
         self._check_timeout_s = options.health_check_timeout_s
-        with rendezvous_process(settings, name, here(options.num_cpus)) as spec:
+        with rendezvous_process(settings, name, here(options)) as spec:
             child = await ReplicaChild.start(spec, options.start_timeout_s)
         self._name, self._address = name, child.address
         self._keeper = Keeper(child, settings.shutdown_timeout_s(RENDEZVOUS) - KILL_MARGIN_S)

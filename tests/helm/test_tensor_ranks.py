@@ -46,6 +46,20 @@ def test_a_replica_on_ray_has_as_many_gpus_as_ranks() -> None:
     assert {name: each.ray_actor_options["num_gpus"] for name, each in found.items()} == RANKS
 
 
+def test_the_memory_that_ray_reserves_fits_the_pod() -> None:
+    """Ray's node has the memory of its container."""
+    objects = charts.render(CASES["ranks"])
+    [application] = charts.serve_config(objects)["applications"]
+    reserved = {
+        name: each.ray_actor_options["memory"] for name, each in deployments(build(application["args"])).items()
+    }
+    assert reserved == dict.fromkeys(RANKS, charts.chart().values["decode"]["memoryGi"] << 30)
+    for group in ray_cluster(objects)["spec"]["workerGroupSpecs"]:
+        limit = group["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"]
+        assert limit.endswith("Mi")
+        assert reserved[group["groupName"]] * PER_POD[group["groupName"]] < int(limit[:-2]) << 20
+
+
 def test_a_pods_gpus_are_those_of_its_workers_ranks() -> None:
     objects = charts.render(CASES["ranks"])
     for group in ray_cluster(objects)["spec"]["workerGroupSpecs"]:

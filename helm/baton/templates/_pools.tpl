@@ -99,6 +99,7 @@ rendezvous_ray: # it uses none of Ray's CPUs; there is always a node with decode
 {{ $name }}_ray:
   num_cpus: {{ $values.cpu }}
   num_gpus: {{ $pool.gpus }}
+  memory_bytes: {{ int64 (mulf $values.memoryGi 1073741824) }}
   max_replicas_per_node: {{ $values.replicasPerPod }}
   label_selector:
     pool: {{ $name }}

@@ -11,6 +11,7 @@ import baton
 from baton.deployment.local.machine import Machine
 from baton.deployment.local.redis_server import HOST
 from baton.deployment.ray.arguments import read_ray_settings
+from baton.deployment.ray.options import ReplicaOptions
 from baton.deployment.ray.process import Place, rendezvous_process, router_process, share_of, worker_process
 from baton.deployment.ray.settings import RaySettings
 from baton.settings.values import OptionError
@@ -128,9 +129,11 @@ def test_an_invalid_setting_is_named(arguments: dict[str, Any], expected: str) -
 
 def test_a_replica_takes_its_share_of_the_node() -> None:
     node = Machine(num_cores=8, memory_bytes=64)
-    assert share_of(node, 2.5) == Machine(2, 16)
-    assert share_of(node, 0) == Machine(1, 8)
-    assert share_of(node, 100) == node
+    assert share_of(node, ReplicaOptions(num_cpus=2.5)) == Machine(2, 16)
+    assert share_of(node, ReplicaOptions(num_cpus=0)) == Machine(1, 8)
+    assert share_of(node, ReplicaOptions(num_cpus=100)) == node
+    assert share_of(node, ReplicaOptions(num_cpus=1, memory_bytes=20)) == Machine(1, 20)
+    assert share_of(node, ReplicaOptions(num_cpus=1, memory_bytes=1 << 40)) == Machine(1, node.memory_bytes)
 
 
 def test_a_worker_runs_as_without_ray_and_shows_no_password() -> None:
