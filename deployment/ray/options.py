@@ -22,7 +22,7 @@ class ReplicaOptions:
         None, "GPUs of a replica. Default: one per rank if the engine's device is a GPU.", minimum=0, maximum=1024
     )
     memory_bytes: int | None = option(
-        None, "Memory that Ray reserves for a replica on its node. Default: none.", minimum=1 << 20
+        None, "Memory that Ray reserves for a replica on its node. Default: none.", minimum=1
     )
     max_replicas_per_node: int | None = option(None, "Maximum replicas on one node.", minimum=1, maximum=100)
     max_ongoing_requests: int | None = option(
