@@ -174,6 +174,12 @@ class RouterConfig:
     failover_timeout_s: float = option(
         30.0, "Maximum seconds that a request whose worker was lost waits for another.", minimum=0
     )
+    cold_start_timeout_s: float | None = option(
+        None,
+        "Maximum seconds that a request waits for the first worker while there is none, as after a scale to zero. The "
+        "router is then ready without workers. Default: such requests get 503 at once.",
+        minimum=0.001,
+    )
     traffic_window_s: int = option(
         60,
         "Seconds of traffic in the reports to the autoscaler: longer is steadier, shorter reacts sooner.",

@@ -20,11 +20,14 @@ Cancelled (rpc/status.py)
 └── SlowClient   the client does not read its output
 """
 
+import math
 from dataclasses import dataclass
 from types import TracebackType
 
 from baton.engine.errors import InvalidRequest, QueueFull
 from baton.rpc.status import Cancelled, Conflict, Internal, Unavailable
+
+MAX_RETRY_AFTER_S = 600
 
 
 class FieldError(InvalidRequest):
@@ -56,6 +59,11 @@ class Overloaded(QueueFull):
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(f"{message}; try again in {retry_after_s} s")
         self.retry_after_s = retry_after_s
+
+    @classmethod
+    def after(cls, wait_s: float | None, message: str) -> "Overloaded":
+        """Return the error for an expected wait; None: unknown. A client is to retry within `MAX_RETRY_AFTER_S`."""
+        return cls(message, 1 if wait_s is None else min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s))))
 
 
 class KeyLimitReached(Overloaded):

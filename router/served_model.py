@@ -46,6 +46,7 @@ class ServedModel:
     pipeline: Pipeline
     embedder: Embedder
     reporter: PoolsReporter
+    waits_for_worker: bool = False  # requests that arrive while there is none wait for one
 
     @property
     def name(self) -> str:
@@ -53,9 +54,9 @@ class ServedModel:
         return self.info.name
 
     def is_ready(self) -> bool:
-        """Return whether a request would be served now."""
-        if self.admission.draining:
-            return False
+        """Return whether a request would be served now, or wait for a worker that is about to start."""
+        if self.admission.draining or self.waits_for_worker:
+            return not self.admission.draining
         try:
             self.policy(RoutedRequest(1), self.pool.snapshot())
         except NoWorker:
@@ -101,15 +102,17 @@ class ModelMaker:
             pipeline=Pipeline(info, tokenizer, pool, dispatcher, metrics),
             embedder=Embedder(pool, CostModel(targets=targets), limits, metrics),
             reporter=PoolsReporter(router_id, pool, admission, metrics),
+            waits_for_worker=config.cold_start_timeout_s is not None,
         )
 
     def _admission(self, pool: WorkerPool, metrics: RouterMetrics) -> Admission:
-        config = self.config
+        config, cold_start_s = self.config, self.config.cold_start_timeout_s
         limits = AdmissionLimits(
             max_inflight=config.max_model_inflight,
             max_queue=config.max_queue,
             max_wait_s=config.max_queue_wait_s,
-            no_worker_timeout_s=config.failover_timeout_s,
+            no_worker_timeout_s=config.failover_timeout_s if cold_start_s is None else cold_start_s,
+            waits_for_worker=cold_start_s is not None,
         )
         arrivals = Arrivals(config.traffic_window_s)
         own_metrics = AdmissionMetrics(metrics.registry, metrics.model_name)

@@ -33,8 +33,6 @@ from baton.router.metrics.traffic import Arrival, Arrivals
 from baton.router.request_context import RequestContext
 from baton.rpc.status import Unavailable
 
-MAX_RETRY_AFTER_S = 600
-
 
 @dataclass(slots=True, eq=False)
 class _Waiter(Ticket):
@@ -66,7 +64,7 @@ class Admission:
         self.draining = False
         self.arrivals = arrivals  # of requests that generate
         self._limits = limits
-        self._limit = InflightLimit(limits.max_inflight, capacity)
+        self._limit = InflightLimit(limits, capacity)
         self._metrics = metrics
         self._clock = clock
         self._queue = FairQueue[_Waiter]()
@@ -219,7 +217,7 @@ class Admission:
         self._metrics.refused(Refusal.DEADLINE if is_deadline else Refusal.WAIT)
         bound = f"but its deadline is in {left_s:.1f} s" if is_deadline else f"over the limit of {max_wait_s:g} s"
         text = f"the request would wait about {wait_s:.1f} s in the queue, {bound}"
-        raise Overloaded(text, _whole_seconds(wait_s - least_s))
+        raise Overloaded.after(wait_s - least_s, text)
 
     def _make_room(self, ticket: _Waiter, now_s: float) -> None:
         """Displace requests from a full queue. Raises Overloaded if none should yield."""
@@ -227,18 +225,18 @@ class Admission:
         if num_over <= 0:
             return
         displaced = self._queue.displaced_by(ticket, num_over)
-        retry_after_s = _whole_seconds(self._expected_wait_s(ticket, now_s))
+        wait_s = self._expected_wait_s(ticket, now_s)
         if not displaced:
             self._metrics.refused(Refusal.QUEUE_FULL)
-            raise Overloaded(
+            raise Overloaded.after(
+                wait_s,
                 f"no room for {ticket.num_completions} more: {self.num_inflight} completions are in progress "
                 f"(limit: {self._limit_at(now_s, ticket.generates)}) and {self.num_waiting} wait (limit: "
                 f"{self._limits.max_queue})",
-                retry_after_s,
             )
         text = "the queue is full, and a more urgent request or another client's displaced this one"
         for each in displaced:
-            self._fail(each, Overloaded(text, retry_after_s), Refusal.DISPLACED)
+            self._fail(each, Overloaded.after(wait_s, text), Refusal.DISPLACED)
 
     def _expected_wait_s(self, ticket: _Waiter, now_s: float) -> float | None:
         """Return the expected wait of the request if it joins the queue now; None if the rate is unknown."""
@@ -253,7 +251,8 @@ class Admission:
         loop = asyncio.get_running_loop()
         self._queue.add(ticket)
         self._idle.clear()
-        self._rate.busy(now_s)
+        if self._limit.has_worker(generates=True):
+            self._rate.busy(now_s)
         self._press(ticket.is_deferred)
         if self._watch is None or self._watch.done():
             self._watch = loop.create_task(self._watch_workers(), name="admission")
@@ -282,9 +281,9 @@ class Admission:
     def _give_up(self, ticket: _Waiter) -> None:
         """Refuse a request that has waited for `max_wait_s`."""
         if ticket.is_queued:
-            retry_after_s = _whole_seconds(self._expected_wait_s(ticket, self._clock()))
+            wait_s = self._expected_wait_s(ticket, self._clock())
             text = f"the request has waited for the limit of {self._limits.max_wait_s:g} s"
-            self._fail(ticket, Overloaded(text, retry_after_s), Refusal.WAIT)
+            self._fail(ticket, Overloaded.after(wait_s, text), Refusal.WAIT)
             self.serve(self._clock())
 
     def _fail(self, ticket: _Waiter, error: Exception, reason: Refusal) -> None:
@@ -307,16 +306,22 @@ class Admission:
                 return
             now_s = self._clock()
             self._limit.refresh(now_s)
-            for generates, needed in ((True, "decode worker"), (False, "worker")):
-                if self._limit.no_worker_s(now_s, generates) >= self._limits.no_worker_timeout_s:
-                    self._fail_all(NoWorker(f"no {needed} is ready"), Refusal.NO_WORKER, (generates,))
+            (self._rate.busy if self._limit.has_worker(generates=True) else self._rate.idle)(now_s)
+            self._fail_without_worker(now_s)
             self.serve(now_s)
 
-    def _fail_all(self, error: Unavailable, reason: Refusal, kinds: tuple[bool, ...] = (True, False)) -> None:
-        """Fail all waiting requests; `kinds`: values of `generates`."""
+    def _fail_without_worker(self, now_s: float) -> None:
+        """Fail the requests that have waited for too long while there was no worker for them."""
         for ticket in self._queue.tickets():
-            if ticket.generates in kinds:
-                self._fail(ticket, error, reason)
+            waited_s = min(now_s - ticket.since_s, self._limit.no_worker_s(now_s, ticket.generates))
+            if waited_s >= self._limits.no_worker_timeout_s:
+                needed = "decode worker" if ticket.generates else "worker"
+                self._fail(ticket, NoWorker(f"no {needed} is ready"), Refusal.NO_WORKER)
+
+    def _fail_all(self, error: Unavailable, reason: Refusal) -> None:
+        """Fail all waiting requests."""
+        for ticket in self._queue.tickets():
+            self._fail(ticket, error, reason)
         self.serve(self._clock())
 
 
@@ -343,8 +348,3 @@ class Admitted:
         if self._arrival is not None and not generated:
             self._admission.arrivals.remove(self._arrival)
         self._admission.leave(self._num_completions, self._admitted_s, generated, self._context.is_deferred)
-
-
-def _whole_seconds(wait_s: float | None) -> int:
-    """Return a wait as whole seconds for Retry-After, at least 1 and at most `MAX_RETRY_AFTER_S`; 1 if unknown."""
-    return 1 if wait_s is None else min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))

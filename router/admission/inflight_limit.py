@@ -13,6 +13,7 @@ class AdmissionLimits:
     max_queue: int  # completions; 0: no queue
     max_wait_s: float | None = None  # of any request in the queue; None: no limit
     no_worker_timeout_s: float = 30.0  # maximum wait while there is no worker for the request
+    waits_for_worker: bool = False  # also of requests that arrive while there is none; otherwise these fail at once
 
 
 SPAN_S = 10.0  # busy time over which the rate is averaged, with exponential decay
@@ -117,8 +118,9 @@ class InflightLimit:
     workers; in a pool without any, the workers that make embeddings have places for them.
     """
 
-    def __init__(self, max_inflight: int, capacity: Capacity) -> None:
-        self.max_inflight = max_inflight  # upper bound, whatever the workers' capacity
+    def __init__(self, limits: AdmissionLimits, capacity: Capacity) -> None:
+        self.max_inflight = limits.max_inflight  # upper bound, whatever the workers' capacity
+        self._waits_for_worker = limits.waits_for_worker
         self._capacity = capacity
         self._generating, self._others = _Workers(), _Workers()
         self._refreshed_s = -math.inf
@@ -127,14 +129,14 @@ class InflightLimit:
         """Return the completions in flight beyond which further ones wait.
 
         Without a worker, or if one does not report its capacity, the limit is `max_inflight`: requests are admitted
-        and fail at once. `generates`: of requests that generate. `max_margin`: maximum completions beyond the workers'
-        capacity.
+        and, without a worker, fail at once. It is 0 instead if requests wait for the first worker. `generates`: of
+        requests that generate. `max_margin`: maximum completions beyond the workers' capacity.
         """
         if now_s - self._refreshed_s > REFRESH_INTERVAL_S:
             self.refresh(now_s)
         num_seqs = self._needed(generates).num_seqs
         if not num_seqs:
-            return self.max_inflight
+            return 0 if num_seqs == 0 and self._waits_for_worker else self.max_inflight
         margin = min(max(MIN_MARGIN, num_seqs // MARGIN_DIVISOR), max_margin)
         return min(self.max_inflight, num_seqs + int(margin))
 

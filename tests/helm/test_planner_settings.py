@@ -13,7 +13,7 @@ from baton.deployment.ray.scaling_options import read_options
 from baton.deployment.ray.serve_context import serve_conflicts
 from tests.helm import charts
 from tests.helm.application import ray_cluster, without_replicas
-from tests.helm.cases import CASES
+from tests.helm.cases import CASES, MONITORING
 
 pytest.importorskip("ray.serve")  # which warns when it is imported for the first time
 
@@ -96,3 +96,36 @@ def test_a_change_of_bounds_restarts_nothing(change: dict[str, Any]) -> None:
     assert versions[0] == versions[1]
     templates = [charts.pod_templates(each)["Deployment/baton-router"] for each in (before, after)]
     assert templates[0] == templates[1]
+
+
+def test_idle_seconds_scale_both_pools_to_zero_and_requests_wait_for_them() -> None:
+    values = {"autoscaling": {"idleSeconds": 900}, "decode": {"minReplicas": 2, "startTimeoutSeconds": 2400}}
+    objects = charts.render(charts.merged(charts.MODEL, values, MONITORING))
+    [application] = charts.serve_config(objects)["applications"]
+    assert [each["autoscaling_config"]["min_replicas"] for each in application["deployments"]] == [0, 0]
+    settings = charts.scaling_settings(objects)
+    assert settings["idle_s"] == 900
+    assert settings["decode"]["min_replicas"] == 2  # once there are requests
+    router = router_config(objects)
+    assert router["cold_start_timeout_s"] == 2400
+    [alert] = [each for each in alerts_of(objects) if each["alert"] == "BatonNoDecodeWorker"]
+    assert "baton:router_waiting" in alert["expr"]
+    assert alert["for"] == "2400s"
+    own = charts.merged(charts.MODEL, values, {"router": {"config": {"coldStartTimeoutS": 60}}})
+    assert router_config(charts.render(own))["cold_start_timeout_s"] == 60
+    usual = charts.render(charts.MODEL)
+    assert "idle_s" not in charts.scaling_settings(usual)
+    assert "cold_start_timeout_s" not in router_config(usual)
+
+
+def router_config(objects: Any) -> dict[str, Any]:
+    """The routers' config file."""
+    [config] = [each for each in objects if each["kind"] == "ConfigMap" and "router.yaml" in each.get("data", {})]
+    found: dict[str, Any] = yaml.safe_load(config["data"]["router.yaml"])
+    return found
+
+
+def alerts_of(objects: Any) -> list[dict[str, Any]]:
+    """All alerts."""
+    groups = charts.only(objects, "PrometheusRule")["spec"]["groups"]
+    return [rule for group in groups for rule in group["rules"]]

@@ -79,10 +79,14 @@ def sizes(prefill: int, decode: int) -> Counter[str]:
 
 
 @asynccontextmanager
-async def pools_of(nodes: FakeNodes, registry: str) -> AsyncIterator[Pools]:
-    """Run an application and wait until its router listens."""
+async def pools_of(nodes: FakeNodes, registry: str, idle_s: float | None = None) -> AsyncIterator[Pools]:
+    """Run an application and wait until its router listens. `idle_s`: without requests, until no worker is left."""
     [port] = free_ports(HOST, 1)
-    place: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1, "autoscaling": {"min_replicas": 1, "max_replicas": MOST}}
+    bounds = {"min_replicas": 1 if idle_s is None else 0, "max_replicas": MOST}
+    place: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1, "autoscaling": bounds}
+    router: dict[str, Any] = {"local_prefill_below": 64, "traffic_window_s": 10}
+    if idle_s is not None:
+        router["cold_start_timeout_s"] = DEADLINE_S
     args: dict[str, Any] = {
         "registry": registry,
         "model": str(MODEL),
@@ -91,7 +95,7 @@ async def pools_of(nodes: FakeNodes, registry: str) -> AsyncIterator[Pools]:
         "port": port,
         "drain_timeout_s": 1,
         "engine": ENGINE,
-        "router": {"local_prefill_below": 64, "traffic_window_s": 10},
+        "router": router,
         **{f"{pool}_ray": {**place, "label_selector": {"pool": pool}} for pool in POOLS},
     }
     application = {
@@ -100,7 +104,7 @@ async def pools_of(nodes: FakeNodes, registry: str) -> AsyncIterator[Pools]:
         "args": args,
         "autoscaling_policy": {
             "policy_function": "baton.deployment.ray.scaling:PoolsPolicy",
-            "policy_kwargs": {"registry": registry, **POLICY},
+            "policy_kwargs": {"registry": registry, **POLICY, "idle_s": idle_s},
         },
     }
     await nodes.ray.deploy({"proxy_location": "Disabled", "applications": [application]})
@@ -126,5 +130,19 @@ async def test_pools_and_nodes_follow_the_load(tmp_path: Path) -> None:
                 await load.served_by(both)
             async with closed_loop(pools.url, QUIET):
                 await pools.become(sizes(1, 1), most=sizes(2, 1))
+        processes = nodes.ray.processes()
+    assert left_of(processes, 0.0) == []
+
+
+@pytest.mark.timeout(600)
+async def test_the_first_request_after_a_scale_to_zero_waits_for_its_workers(tmp_path: Path) -> None:
+    async with redis_server(tmp_path / "redis") as redis, fake_nodes(POOLS, MOST) as nodes:
+        async with pools_of(nodes, redis.url, idle_s=12.0) as pools:
+            assert not nodes.types()
+            for _ in range(2):
+                await pools.become(sizes(0, 0), most=sizes(1, 1))
+                async with closed_loop(pools.url, QUIET) as load:
+                    both = await pools.become(sizes(1, 1), most=sizes(1, 1))
+                    await load.served_by([each for each in both if each.startswith("decode")])
         processes = nodes.ray.processes()
     assert left_of(processes, 0.0) == []

@@ -41,8 +41,8 @@ PANELS = {
     ),
     "Routing": (
         *("workers", "policy", "slo", "local_prefill_below", "shared_cache", "cache_secret", "max_inflight"),
-        *("max_queue", "max_queue_wait_s", "failover_attempts", "failover_timeout_s", "watch_interval_ms"),
-        "traffic_window_s",
+        *("max_queue", "max_queue_wait_s", "failover_attempts", "failover_timeout_s", "cold_start_timeout_s"),
+        *("watch_interval_ms", "traffic_window_s"),
     ),
     "Registry and Ray": ("registry", "lease_s", "application", "on_ray", "ray_address"),
     "Mutual TLS": ("tls_cert", "tls_key", "tls_ca", "tls_server_name"),

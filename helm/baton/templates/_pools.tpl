@@ -125,7 +125,7 @@ applications:
       - name: {{ $name }}
         {{- if $.Values.autoscaling.enabled }}
         autoscaling_config:
-          min_replicas: {{ $pool.least }}
+          min_replicas: {{ ternary $pool.least 0 (kindIs "invalid" $.Values.autoscaling.idleSeconds) }}
           max_replicas: {{ $pool.most }}
           upscale_delay_s: 0
           downscale_delay_s: 0
@@ -152,9 +152,11 @@ slo:
   quantile: {{ $.Values.slo.quantile }}
 prefill:
   gpus_per_replica: {{ max 1 $prefill.gpus }}
+  min_replicas: {{ max 1 $prefill.least }}
 decode:
   gpus_per_replica: {{ max 1 $decode.gpus }}
-{{- range $name, $option := dict "upscaleDelaySeconds" "upscale_delay_s" "downscaleDelaySeconds" "downscale_delay_s" "startSeconds" "start_s" }}
+  min_replicas: {{ max 1 $decode.least }}
+{{- range $name, $option := dict "upscaleDelaySeconds" "upscale_delay_s" "downscaleDelaySeconds" "downscale_delay_s" "idleSeconds" "idle_s" "startSeconds" "start_s" }}
 {{- $value := index $.Values.autoscaling $name }}
 {{- if not (kindIs "invalid" $value) }}
 {{ $option }}: {{ $value }}

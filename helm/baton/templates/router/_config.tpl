@@ -29,7 +29,11 @@ ssl_keyfile: /etc/baton/https/tls.key
 {{- if .Values.router.files.existingClaim }}
 files_dir: /var/lib/baton/files
 {{- end }}
-{{- with fromYaml (include "baton.options" .Values.router.config) }}
+{{- $config := fromYaml (include "baton.options" .Values.router.config) }}
+{{- if and .Values.autoscaling.enabled (not (kindIs "invalid" .Values.autoscaling.idleSeconds)) }}
+{{- $config = merge $config (dict "cold_start_timeout_s" (include "baton.startTimeoutSeconds" . | float64)) }}
+{{- end }}
+{{- with $config }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}

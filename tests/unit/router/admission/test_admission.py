@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from baton.router.errors import Overloaded
+from baton.router.errors import NoWorker, Overloaded
 from baton.router.request_context import RequestContext
 from baton.rpc.status import DeadlineExceeded
 from tests.unit.router.admission_rig import Rig, Workers, overloaded, settle, until
@@ -55,6 +55,47 @@ async def test_the_limit_is_the_workers_capacity_and_a_margin() -> None:
     assert rig.metric("router_capacity") == 500
     rig.end(*rig.order)
     await asyncio.gather(*tasks)
+
+
+async def test_requests_wait_for_the_first_worker_each_for_its_own_time() -> None:
+    rig = Rig(workers=Workers(0), no_worker_timeout_s=60.0, waits_for_worker=True)
+    rig.now_s = 1000  # there has been no worker for long
+    first = rig.send("first")
+    await settle()
+    assert (rig.order, rig.admission.num_waiting) == ([], 1)
+    rig.now_s = 1030
+    second = rig.send("second")
+    await settle()
+    rig.now_s = 1061
+    with pytest.raises(NoWorker, match="no decode worker is ready"):
+        await first
+    assert rig.admission.num_waiting == 1
+    rig.workers.become(1)
+    await until(lambda: rig.order == ["second"])
+    rig.end("second")
+    await second
+    assert rig.refusals() == {"no_worker": 1}
+
+
+async def test_a_wait_for_the_first_worker_is_not_the_workers_speed() -> None:
+    rig = Rig(max_inflight=1, workers=Workers(1), no_worker_timeout_s=600.0, waits_for_worker=True)
+    task = rig.send("first")
+    await settle()
+    rig.now_s = 1.0
+    rig.end("first")
+    await task
+    rig.workers.become(0)
+    rig.now_s = 500
+    waiting = rig.send("second")
+    await settle()
+    rig.now_s = 800
+    rig.workers.become(1)
+    await until(lambda: rig.order == ["first", "second"])
+    third = rig.send("third", timeout_s=5)  # the workers end one a second
+    await settle()
+    assert rig.admission.num_waiting == 1
+    rig.end("second", "third")
+    await asyncio.gather(waiting, third)
 
 
 async def test_requests_without_generation_do_not_affect_the_rate() -> None:
