@@ -2,8 +2,8 @@
 
 Clients never retry by themselves. Their users report that Redis is lost and retry after a pause.
 
-Replies are bytes. A reply that is longer than Baton's own can be is not read: any program that can write to Redis could
-otherwise stop the event loop of every router.
+Replies are bytes. A reply that is longer than Baton's own can be, or has more parts, is not read: any program that can
+write to Redis, or takes its place, could otherwise stop the event loop of every router.
 """
 
 import asyncio
@@ -25,6 +25,8 @@ from baton.settings.registry_url import RegistryUrl
 
 TIMEOUT_S = 2.0  # to connect, and per command
 MAX_REPLY_BYTES = 1 << 23  # twice the longest text that Baton stores
+MAX_REPLY_PARTS = 1 << 16  # five times those of COMMAND, which a cluster's client reads
+PARTS_AT_ONCE = 256  # of a reply, before other tasks of the event loop run
 CLUSTER_RETRIES = 1  # a cluster's client needs one to ask for the cluster's nodes anew
 
 # Whatever can come of a Redis that is not there, not willing, or someone else's.
@@ -38,12 +40,21 @@ class ReplyTooLong(RedisError):
 
 
 class BoundedParser(_AsyncRESP2Parser):
-    """Parser that raises ReplyTooLong instead of reading a reply of more than MAX_REPLY_BYTES."""
+    """Parser that raises ReplyTooLong instead of reading a reply of more than MAX_REPLY_BYTES or MAX_REPLY_PARTS."""
 
     async def read_response(self, disable_decoding: bool = False) -> Any:
         """Return the next reply."""
         self._num_bytes = 0  # of the reply's strings so far
+        self._num_parts = 0  # arrays, strings and numbers so far
         return await super().read_response(disable_decoding)
+
+    async def _readline(self) -> bytes:
+        self._num_parts += 1
+        if self._num_parts > MAX_REPLY_PARTS:
+            raise ReplyTooLong(f"a reply of Redis has more than {MAX_REPLY_PARTS} parts")
+        if self._num_parts % PARTS_AT_ONCE == 0:
+            await asyncio.sleep(0)  # what is buffered is read without a pause
+        return await super()._readline()
 
     async def _read(self, length: int) -> bytes:
         self._num_bytes += length
@@ -90,6 +101,8 @@ class RedisConnections:
         elif url.kind == "sentinel":
             sentinel_login = {name: url.options.get(f"sentinel_{name}") for name in ("username", "password")}
             self._sentinel = Sentinel(list(url.hosts), sentinel_kwargs={**common, **sentinel_login})  # type: ignore[no-untyped-call]  # redis's own lack
+            for sentinel in self._sentinel.sentinels:
+                sentinel.connection_pool.connection_kwargs["parser_class"] = BoundedParser
             master = self._sentinel.master_for(url.service, db=url.db, **common, **login)
             assert isinstance(master, Redis)
             self.client = master

@@ -34,6 +34,8 @@ MAX_REPORT_BYTES = 1 << 22  # some thousand workers
 MAX_NUMBER = 1 << 31
 MAX_SHOWN_CHARS = 100
 MAX_ANNOUNCEMENTS = 1000  # covered by one listing
+ANNOUNCEMENTS_AT_ONCE = 10  # before other tasks of the event loop run
+FLOOD_PAUSE_S = 0.05  # before the next listing if there are more announcements than one covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,12 @@ class Changes:
     async def wait(self, timeout_s: float) -> None:
         """Wait for an announcement since the last call, or for the time-out. Raises if Redis is lost."""
         await done(self._next(timeout_s))
-        for _ in range(MAX_ANNOUNCEMENTS):  # one listing covers them all
+        for count in range(1, MAX_ANNOUNCEMENTS):  # one listing covers them all
             if await done(self._next(0)) is None:
-                break
+                return
+            if count % ANNOUNCEMENTS_AT_ONCE == 0:
+                await asyncio.sleep(0)  # buffered announcements are read without a pause
+        await asyncio.sleep(FLOOD_PAUSE_S)
 
     def _next(self, timeout_s: float) -> Awaitable[Any]:
         return self._channel.get_message(ignore_subscribe_messages=True, timeout=timeout_s)
