@@ -43,6 +43,7 @@ async def ended(sock: socket.socket) -> None:
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_DEADLINE_S = 10.0
+MAX_HANDSHAKES = 256  # at the same time; each has a descriptor, whoever opened the connection
 
 
 class Listener:
@@ -61,6 +62,7 @@ class Listener:
         self._pool = pool
         self._serve = serve
         self._tasks: set[asyncio.Task[None]] = set()  # one that accepts, and one per caller
+        self._handshakes: dict[asyncio.Timeout, None] = {}  # in progress, the oldest first
         self._begin(self._accept())
 
     @property
@@ -98,8 +100,7 @@ class Listener:
         with sock:
             sock.setblocking(False)
             try:
-                async with asyncio.timeout(HANDSHAKE_DEADLINE_S):
-                    caller = await admit(sock, self._pool, self.key)
+                caller = await self._admit(sock)
             except (TransferError, TimeoutError) as error:
                 logger.warning("refused a connection to the KV pool: %s", error or "the caller sent no greeting")
                 return
@@ -107,3 +108,16 @@ class Listener:
                 await self._serve(sock, caller)
             except OSError as error:
                 logger.info("a reader of the KV pool disconnected: %s", error)
+
+    async def _admit(self, sock: socket.socket) -> Caller:
+        """Return the caller. Raises TransferError, or TimeoutError if it is too slow, or the slowest of too many."""
+        async with asyncio.timeout(HANDSHAKE_DEADLINE_S) as limit:
+            self._handshakes[limit] = None
+            try:
+                if len(self._handshakes) > MAX_HANDSHAKES:
+                    oldest = next(iter(self._handshakes))
+                    del self._handshakes[oldest]
+                    oldest.reschedule(asyncio.get_running_loop().time())
+                return await admit(sock, self._pool, self.key)
+            finally:
+                self._handshakes.pop(limit, None)

@@ -3,11 +3,12 @@ import json
 import random
 import socket
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import pytest
 
+from baton.kvtransfer import listener
 from baton.kvtransfer.base import PoolIdentity
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
 from baton.kvtransfer.handshake import PROTOCOL
@@ -67,6 +68,22 @@ async def test_garbage_ends_only_its_connection(cluster: Cluster) -> None:
     for sent in garbage:
         assert await asyncio.to_thread(exchange, cluster, sent) == b""
     await assert_serves(cluster)
+
+
+async def test_silent_connections_have_a_bound(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "MAX_HANDSHAKES", 8)
+    address = json.loads(cluster.description.endpoints["tcp"])
+    loop = asyncio.get_running_loop()
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.socket()) for _ in range(12)]
+        for each in silent:
+            each.setblocking(False)
+            await loop.sock_connect(each, (address["host"], address["port"]))
+        async with asyncio.timeout(listener.HANDSHAKE_DEADLINE_S / 2):
+            for each in silent[:4]:
+                assert await loop.sock_recv(each, 1) == b""  # the oldest are closed at once
+        await assert_serves(cluster)
+        assert all(listener.is_open(each) for each in silent[5:])  # one more made room for a peer
 
 
 @pytest.mark.parametrize("what", ["protocol", "key", "incarnation", "fingerprint", "block_bytes"])
