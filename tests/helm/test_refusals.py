@@ -46,6 +46,11 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
     ({"router": {"config": {"targetTpotMs": 50}}}, "targetTtftMs needs targetTpotMs"),
     ({"decode": {"shmGi": 100}}, "count as the pod's memory"),
     ({"decode": {"extraResources": {"nvidia.com/gpu": 2}}}, "nvidia.com/gpu is set twice"),
+    ({"decode": {"gpuClaimTemplate": "gpu"}, "device": "cpu"}, "decode.gpuClaimTemplate: device is cpu"),
+    (
+        {"decode": {"gpuClaimTemplate": "gpu"}, "autoscaling": {"clusterBudget": {"enabled": True}}},
+        "decode.gpuClaimTemplate: .* set autoscaling.budgetGPUs instead",
+    ),
     ({"rdma": {"enabled": True}, "prefill": {"extraResources": {"rdma/hca": 2}}}, "rdma/hca is set twice"),
     *(
         ({"head": {"extraEnv": [{"name": name, "value": "x"}]}}, f"head.extraEnv: {name} is the operator's own")

@@ -1,8 +1,9 @@
 """Ray's worker groups: their pods have what the replicas need that come to them."""
 
 import pytest
+from helm_python import HelmError
 
-from tests.helm import charts
+from tests.helm import charts, schemas
 from tests.helm.application import ray_cluster, settings_of
 from tests.helm.cases import CASES
 
@@ -53,3 +54,19 @@ def test_pods_have_the_resources_of_their_replicas(case: str) -> None:
         assert int(limits["cpu"].removesuffix("m")) >= pool["cpu"] * pool["replicasPerPod"] * 1000
         assert int(limits["memory"].removesuffix("Mi")) > pool["memoryGi"] * pool["replicasPerPod"] * 1024
         assert str(limits.get(values["gpuResource"], 0)) == group["resources"].get("GPU", "0")
+
+
+def test_gpus_by_claim_instead_of_a_device_plugin() -> None:
+    values = charts.merged(charts.MODEL, {"decode": {"gpuClaimTemplate": "one-gpu"}})
+    objects = charts.render(values, kube_version="v1.34.0")
+    for each in objects:
+        schemas.check(each, "v1.34.0")
+    prefill, decode = ray_cluster(objects)["spec"]["workerGroupSpecs"]
+    spec = decode["template"]["spec"]
+    assert spec["resourceClaims"] == [{"name": "gpus", "resourceClaimTemplateName": "one-gpu"}]
+    assert spec["containers"][0]["resources"]["claims"] == [{"name": "gpus"}]
+    assert "nvidia.com/gpu" not in spec["containers"][0]["resources"]["limits"]
+    assert decode["resources"]["GPU"] == "1"  # Ray sees none in the limits
+    assert "resourceClaims" not in prefill["template"]["spec"]
+    with pytest.raises(HelmError, match=r"needs Kubernetes 1\.34, and this is v1\.33\.0"):
+        charts.render(values, kube_version="v1.33.0")

@@ -70,6 +70,17 @@
 {{- if gt (mulf $values.shmGi 1024) (float64 $pool.podMemoryMi) -}}
 {{- fail (printf "%s.shmGi: %v GiB of shared memory count as the pod's memory, which has %v MiB" $name $values.shmGi $pool.podMemoryMi) -}}
 {{- end -}}
+{{- if $values.gpuClaimTemplate -}}
+{{- if eq $v.device "cpu" -}}
+{{- fail (printf "%s.gpuClaimTemplate: device is cpu, so the pods have no GPUs to claim" $name) -}}
+{{- end -}}
+{{- if semverCompare "<1.34-0" .root.Capabilities.KubeVersion.Version -}}
+{{- fail (printf "%s.gpuClaimTemplate: dynamic resource allocation needs Kubernetes 1.34, and this is %s; leave it out, and the pods request %s" $name .root.Capabilities.KubeVersion.Version $v.gpuResource) -}}
+{{- end -}}
+{{- if $v.autoscaling.clusterBudget.enabled -}}
+{{- fail (printf "%s.gpuClaimTemplate: autoscaling.clusterBudget counts the nodes' %s, which claims do not use; set autoscaling.budgetGPUs instead" $name $v.gpuResource) -}}
+{{- end -}}
+{{- end -}}
 {{- range $resource, $_ := $values.extraResources -}}
 {{- if has $resource (list "cpu" "memory" $v.gpuResource) -}}
 {{- fail (printf "%s.extraResources: %s is set twice; it follows from cpu, memoryGi and tensorParallelSize" $name $resource) -}}

@@ -40,6 +40,10 @@ template:
     {{- with $values.runtimeClassName }}
     runtimeClassName: {{ . }}
     {{- end }}
+    {{- with $values.gpuClaimTemplate }}
+    resourceClaims:
+      - {name: gpus, resourceClaimTemplateName: {{ . }}}
+    {{- end }}
     {{- with $values.topologySpreadConstraints }}
     topologySpreadConstraints:
       {{- include "baton.topologySpread" (dict "root" $root "component" $name "constraints" .) | nindent 6 }}
@@ -85,12 +89,15 @@ template:
     {{- include "baton.env" (dict "own" $own "extra" .values.extraEnv "key" (printf "%s.extraEnv" .name)) | nindent 4 }}
   resources:
     {{- $size := dict "cpu" (printf "%dm" (int64 .pool.podMillis)) "memory" (printf "%dMi" (int64 .pool.podMemoryMi)) -}}
-    {{- if .pool.podGPUs }}{{ $_ := set $size $root.Values.gpuResource (int .pool.podGPUs) }}{{ end -}}
+    {{- if and .pool.podGPUs (not .values.gpuClaimTemplate) }}{{ $_ := set $size $root.Values.gpuResource (int .pool.podGPUs) }}{{ end -}}
     {{- if $root.Values.rdma.enabled }}{{ $_ := set $size $root.Values.rdma.resource (int $root.Values.rdma.count) }}{{ end -}}
     {{- if $root.Values.hugepages.enabled }}{{ $_ := set $size (printf "hugepages-%s" $root.Values.hugepages.size) $root.Values.hugepages.amount }}{{ end -}}
     {{- $size = merge $size .values.extraResources }}
     {{- $storage := include "baton.ephemeralStorage" (dict "root" $root "sizes" (list $root.Values.tmpSizeLimit)) }}
     {{- include "baton.resources" (dict "resources" (dict "requests" $size "limits" $size) "storage" $storage) | nindent 4 }}
+    {{- if .values.gpuClaimTemplate }}
+    claims: [{name: gpus}]
+    {{- end }}
   securityContext:
     {{- $context := fromYaml (include "baton.containerSecurityContext" $root) -}}
     {{- if $root.Values.rdma.enabled }}{{ $_ := set $context.capabilities "add" (list "IPC_LOCK") }}{{ end }}
