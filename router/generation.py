@@ -129,7 +129,9 @@ class Generation:
     def parts_reader(self) -> PartsReader | None:
         """Return a reader for the parts of one completion; None if the output is text."""
         rules = self.request.output_rules
-        return None if rules is None else rules.reader(self.is_reasoning_open, self.sampling.grammar is not None)
+        if rules is None:
+            return None
+        return rules.reader(self.is_reasoning_open, self.sampling.grammar is not None, self.request.request_id)
 
     def start(self, index: int) -> CompletionStart | None:
         """Return where a completion of a resumed request continues; None if the request is new."""

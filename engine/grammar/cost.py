@@ -1,6 +1,5 @@
 """Whether a grammar is cheap to compile, judged by its source."""
 
-import json
 import re
 from collections.abc import Iterator
 from math import inf, prod
@@ -47,7 +46,7 @@ def is_cheap(grammar: Grammar) -> bool:
         case GrammarKind.JSON_SCHEMA | GrammarKind.STRUCTURAL_TAG:
             if len(grammar.source) > MAX_JSON_CHARS:
                 return False
-            return sum(_costs(json.loads(grammar.source))) <= MAX_TEXTS_COST
+            return sum(_costs(grammar.parsed())) <= MAX_TEXTS_COST
 
 
 def is_surely_cheap(grammar: Grammar) -> bool:

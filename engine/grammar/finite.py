@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from baton.engine.grammar.place import Place
+from baton.engine.grammar.reference import target_of
 
 Schema = Mapping[str, object]
 
@@ -118,7 +119,7 @@ def _own_length(schema: Schema, pattern_length: Callable[[str], float]) -> float
 def _needed(schema: Schema, root: object) -> _Needs:
     """Return the schemas that every value of a schema needs."""
     if "$ref" in schema:
-        return _Needs([(_target(str(schema["$ref"]), root), 1)])
+        return _Needs([(target_of(str(schema["$ref"]), root), 1)])
     if "const" in schema or "enum" in schema:
         return _Needs()
     for name in ("anyOf", "oneOf", "allOf"):
@@ -136,16 +137,3 @@ def _needed(schema: Schema, root: object) -> _Needs:
         num_further = least - len(first)
         return _Needs([*parts, *([(schema["items"], num_further)] if num_further and "items" in schema else [])])
     return _Needs()
-
-
-def _target(reference: str, root: object) -> object:
-    """Return the schema to which a reference points; true if there is none, which the compiler reports."""
-    current = root
-    for name in reference.split("/")[1:]:
-        if isinstance(current, dict) and name in current:
-            current = current[name]
-        elif isinstance(current, list) and name.isdecimal() and float(name) < len(current):
-            current = current[int(name)]
-        else:
-            return True
-    return current

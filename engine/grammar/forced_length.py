@@ -5,7 +5,6 @@ structural tag names. So forced texts are used for grammars whose forced texts a
 at most as long as the shortest output that can follow.
 """
 
-import json
 import re
 from math import inf, prod
 
@@ -30,9 +29,9 @@ def has_short_forced_texts(grammar: Grammar) -> bool:
         case GrammarKind.EBNF:
             return False
         case GrammarKind.JSON_SCHEMA:
-            return _schema_length(json.loads(grammar.source)) <= MAX_CHARS
+            return _schema_length(grammar.parsed()) <= MAX_CHARS
         case GrammarKind.STRUCTURAL_TAG:
-            return _tag_length(json.loads(grammar.source)) <= MAX_CHARS
+            return _tag_length(grammar.parsed()) <= MAX_CHARS
 
 
 def expression_length(pattern: str) -> float:

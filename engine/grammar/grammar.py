@@ -4,11 +4,12 @@ import json
 import logging
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from baton.engine.errors import InvalidRequest
 from baton.engine.grammar.json_schema import check_schema
 from baton.engine.grammar.regex import check_counts, check_regex
-from baton.engine.grammar.structural_tag import check_structural_tag
+from baton.engine.grammar.structural_tag import check_structural_tag, current_tag
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,11 @@ class Grammar:
             logger.exception("a grammar could not be validated")
             raise ValueError("it is invalid: a keyword has a value of the wrong type or size") from None
 
+    def parsed(self) -> Any:
+        """Return the value of a source in JSON, a structural tag in its current form. Raises ValueError."""
+        value = json.loads(self.source)
+        return current_tag(value) if self.kind is GrammarKind.STRUCTURAL_TAG else value
+
     def invalid(self, problem: str) -> InvalidRequest:
         """Return the error for a grammar with this problem; its message begins with the field's name."""
         return InvalidRequest(f"{self.field}: {problem}")
@@ -91,7 +97,7 @@ class Grammar:
         elif self.kind is GrammarKind.CHOICE:
             _check_choices(value)
         else:
-            check_structural_tag(value)
+            check_structural_tag(current_tag(value))
 
 
 def _check_choices(choices: object) -> None:

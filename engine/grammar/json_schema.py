@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from baton.engine.grammar.exclusion import TYPES_OF, exclude_each_other
+from baton.engine.grammar.exclusion import TYPES_OF, Exclusion
 from baton.engine.grammar.finite import check_finite
 from baton.engine.grammar.place import Place
 from baton.engine.grammar.regex import check_string_pattern
@@ -56,6 +56,7 @@ MAX_COUNT = 10**9  # larger ones overflow in the compiler, which then enforces o
 def check_schema(schema: object) -> None:
     """Raise ValueError, with the path of the problem, for a schema that would not be enforced as it is."""
     num_pattern_chars = 0
+    exclusion = Exclusion(schema)
     for number, (place, current) in enumerate(schemas_in(schema)):
         if number == MAX_SCHEMAS:
             raise ValueError(f"the schema contains over {MAX_SCHEMAS} schemas; simplify it")
@@ -64,7 +65,7 @@ def check_schema(schema: object) -> None:
                 num_pattern_chars += sum(map(len, _patterns(current)))
                 if num_pattern_chars > MAX_PATTERN_CHARS:
                     raise ValueError(f"the schema's patterns have over {MAX_PATTERN_CHARS} characters")
-                _check(current)
+                _check(current, exclusion)
             elif not isinstance(current, bool):
                 raise ValueError("a schema must be an object, true or false")
         except ValueError as error:
@@ -112,7 +113,7 @@ def _inner(schema: Schema) -> Iterator[tuple[str, object]]:
             yield f"{name}[{place}]", inner
 
 
-def _check(schema: Schema) -> None:
+def _check(schema: Schema, exclusion: Exclusion) -> None:
     for name in IGNORED:
         if name in schema:
             raise ValueError(f"{name} is not supported")
@@ -131,7 +132,7 @@ def _check(schema: Schema) -> None:
     _check_values(schema)
     _check_siblings(schema)
     _check_reference(schema)
-    _check_one_of(schema)
+    _check_one_of(schema, exclusion)
     _check_text(schema)
     _check_number(schema)
     _check_object(schema)
@@ -164,13 +165,13 @@ def _check_reference(schema: Schema) -> None:
         raise ValueError("$ref with escapes (~ or %) is not supported; rename what it points to")
 
 
-def _check_one_of(schema: Schema) -> None:
+def _check_one_of(schema: Schema, exclusion: Exclusion) -> None:
     options = schema.get("oneOf")
     if not isinstance(options, list):
         return
     if len(options) > MAX_ONE_OF:
         raise ValueError(f"oneOf has {len(options)} schemas, over the limit of {MAX_ONE_OF}; use anyOf")
-    if not exclude_each_other(options):
+    if not exclusion.holds(options):
         text = "its schemas exclude each other by type, constants or one required property"
         raise ValueError(f"oneOf is only supported if {text}; use anyOf")
 

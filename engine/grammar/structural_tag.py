@@ -8,6 +8,35 @@ MAX_PARTS = 4096  # JSON objects outside of schemas
 SCHEMA_TYPES = ("json_schema", "qwen_xml_parameter")
 
 
+def current_tag(tag: object) -> object:
+    """Return a structural tag in its current form: vLLM's older one has `structures` and `triggers`, but no `format`.
+
+    Raises ValueError for structures of another form.
+    """
+    if not isinstance(tag, dict) or "structures" not in tag or tag.get("format") is not None:
+        return tag
+    structures = tag["structures"]
+    if not isinstance(structures, list) or not all(isinstance(each, dict) for each in structures):
+        raise ValueError("structures must be a list of objects")
+    for number, each in enumerate(structures):
+        for name in ("begin", "schema", "end"):
+            if name not in each:
+                raise ValueError(f"structures[{number}]: {name} is missing")
+    triggered = {
+        "type": "triggered_tags",
+        "triggers": tag.get("triggers") or [],
+        "tags": [
+            {"type": "tag", "begin": each["begin"], "content": _schema_format(each["schema"]), "end": each["end"]}
+            for each in structures
+        ],
+    }
+    return {"type": "structural_tag", "format": triggered}
+
+
+def _schema_format(schema: object) -> dict[str, object]:
+    return {"type": "json_schema", "json_schema": schema}
+
+
 def check_structural_tag(tag: object) -> None:
     """Raise ValueError for a tag whose schemas or regular expressions would not be enforced as they are."""
     if not isinstance(tag, dict):

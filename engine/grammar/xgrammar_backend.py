@@ -91,7 +91,7 @@ class XGrammarBackend:
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         if grammar.kind is not GrammarKind.STRUCTURAL_TAG:
             return XGrammar(self._compile_text(grammar), self._text_bits, self._special)
-        found = self._tokens.resolve(compilable_tag(json.loads(grammar.source)))
+        found = self._tokens.resolve(compilable_tag(grammar.parsed()))
         hidden = self._special - found.token_ids
         bits = ~mask_of(hidden, self._num_words) if found.token_ids else self._text_bits
         compiled = self._compiler.compile_structural_tag(json.dumps(found.tag))

@@ -9,7 +9,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from baton.router.errors import ContextExceeded, Overloaded, RequestLost
+from baton.router.errors import ContextExceeded, FieldError, Overloaded, RequestLost
 from baton.router.openai.errors import NO_RETRY, RETRY_AFTER_S
 from baton.rpc.status import message_of, shortened, status_of
 
@@ -35,6 +35,8 @@ NAMES: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"stop"), "stop_sequences"),
     (re.compile(r"user"), "metadata.user_id"),
 )
+# Anthropic's clients then send the request again without a thread.
+NO_THREADS: Mapping[str, object] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 NO_TOOLS = ('set tool_choice to "none"', 'set tool_choice to {"type": "none"}')
 
 
@@ -58,8 +60,10 @@ def error_body(error: Exception, request_id: str) -> dict[str, object]:
     if status == 500:
         logger.error("a request failed", exc_info=error)
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    details = {"type": kind, "message": shortened(_message(error))}
-    return {"type": "error", "error": details, "request_id": request_id}
+    content: dict[str, object] = {"type": kind, "message": shortened(_message(error))}
+    if isinstance(error, FieldError) and error.field == "thread":
+        content["details"] = NO_THREADS
+    return {"type": "error", "error": content, "request_id": request_id}
 
 
 def _status(error: Exception) -> int:

@@ -2,13 +2,22 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from baton.router.anthropic.blocks import CacheControl
 from baton.router.openai.ignored_fields import Label
 from baton.router.openai.request_body import RequestBody
 
 Object = dict[str, object]
+
+
+def _no_thread(value: object) -> None:
+    if value is not None:
+        raise PydanticCustomError("no_thread", "this server keeps no threads; send the whole conversation instead")
+
+
+Thread = Annotated[None, BeforeValidator(_no_thread)]
 
 
 class IgnoredFields(RequestBody):
@@ -23,5 +32,5 @@ class IgnoredFields(RequestBody):
     speed: Label | None = None
     container: None = None
     fallbacks: None = None
-    thread: None = None
+    thread: Thread = None
     mcp_servers: Annotated[list[object], Field(max_length=0, fail_fast=True)] | None = None

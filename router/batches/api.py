@@ -40,7 +40,10 @@ class BatchesApi:
         """Store a batch, which a router then runs."""
         client = exchange.client
         tenant, files, batches = self._needed(client)
-        file = await files.disk.run(lambda: files.folder.find(tenant, body.input_file_id))
+        try:
+            file = await files.disk.run(lambda: files.folder.find(tenant, body.input_file_id))
+        except UnknownId as error:
+            raise UnknownId(str(error), "input_file_id") from None
         if file.purpose != PURPOSE:
             text = f"input_file_id: the purpose of {file.id} is '{file.purpose}', but must be '{PURPOSE}'"
             raise FieldError("input_file_id", text)

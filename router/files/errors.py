@@ -12,10 +12,15 @@ OFF = "This server stores no files and runs no batches: start its routers with -
 class UnknownId(NotFound):
     """A file or batch does not exist, or belongs to another tenant; or the server stores none."""
 
+    def __init__(self, message: str, field: str = "id") -> None:
+        """`field`: the request's field that has the id."""
+        super().__init__(message)
+        self.field = field
+
 
 def error_response(error: Exception, _request_id: str = "") -> Response:
     """Return the response for an error before the response has begun."""
     if not isinstance(error, UnknownId):
         return errors.error_response(error)
-    body = errors.error_body(str(error), "invalid_request_error", "id", "not_found")
+    body = errors.error_body(str(error), "invalid_request_error", error.field, "not_found")
     return Response(orjson.dumps(body), 404, media_type="application/json")

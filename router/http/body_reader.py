@@ -13,11 +13,20 @@ from starlette.exceptions import HTTPException
 
 from baton.engine.errors import InvalidRequest
 from baton.router.admission.turns import Turns
+from baton.router.errors import FieldError
 from baton.router.http.exchange import ClientGone, Exchange
 from baton.router.http.headers import read_resumption
-from baton.router.http.json_parts import MAX_ELEMENTS, MAX_OBJECTS, JsonParts, count_parts
+from baton.router.http.json_parts import (
+    ELEMENTS,
+    MAX_ELEMENTS,
+    MAX_OBJECTS,
+    OBJECTS,
+    JsonParts,
+    count_parts,
+    fullest_field,
+)
 from baton.router.inline_work import InlineWork
-from baton.router.openai.invalid_body import invalid_body
+from baton.router.openai.invalid_body import MAX_NAME_CHARS, invalid_body
 from baton.router.resumption.resumption import Resumption
 
 
@@ -67,6 +76,7 @@ LIGHT_PARTS = 256  # objects, lists and keys
 LIGHT_QUOTES = 1024  # of strings, each of which may become an object; numbers are a hundred times as fast
 LONG_BYTES = 1 << 20  # bodies from this size on have a separate thread
 LONG_PARTS = 8192
+MAX_NESTING, TOO_DEEP = 1024, "depth limit exceeded"  # the parser's limit, and its message
 
 
 class BodyReader:
@@ -85,15 +95,14 @@ class BodyReader:
         self._long_lane.close()
 
     async def read(self, model: type[Body], content: Content, exchange: Exchange) -> Body:
-        """Parse a body. Raises InvalidRequest, ClientGone, or HTTPException (413) for too many parts."""
+        """Parse a body. Raises InvalidRequest or ClientGone."""
         if is_light(content):
             if self._inline.is_used_up:
                 return await self._lane.run(exchange, lambda: read_body(model, content))
             return self._inline.run(lambda: read_body(model, content))
         lane = self._lane if len(content) < LONG_BYTES else self._long_lane
         max_elements = max(MAX_ELEMENTS, self._context_len())
-        parts = await lane.run(exchange, lambda: count_parts(content, MAX_OBJECTS, max_elements))
-        check_parts(parts, max_elements)
+        parts = await lane.run(exchange, lambda: checked_parts(content, max_elements))
         if parts.num_objects + parts.num_elements > LONG_PARTS:
             lane = self._long_lane
         return await lane.run(exchange, lambda: read_body(model, content))
@@ -158,12 +167,22 @@ def is_light(content: Content) -> bool:
     return sum(map(content.count, (b"{", b"[", b":"))) <= LIGHT_PARTS
 
 
-def check_parts(parts: JsonParts, max_elements: int) -> None:
-    """Raise HTTPException (413) for too many parts."""
+def checked_parts(content: Content, max_elements: int) -> JsonParts:
+    """Return the number of parts. Raises InvalidRequest for too many, which names the field with most of them."""
+    parts = count_parts(content, MAX_OBJECTS, max_elements)
     if parts.num_objects > MAX_OBJECTS:
-        raise HTTPException(413, f"the body has over {MAX_OBJECTS} lists, objects and keys")
+        raise _too_many(content, OBJECTS, MAX_OBJECTS, "lists, objects and keys")
     if parts.num_elements > max_elements:
-        raise HTTPException(413, f"the body has over {max_elements} elements of lists and objects")
+        raise _too_many(content, ELEMENTS, max_elements, "elements of lists and objects")
+    return parts
+
+
+def _too_many(content: Content, tokens: frozenset[bytes], limit: int, what: str) -> InvalidRequest:
+    text, field = f"the body has over {limit} {what}", fullest_field(content, tokens, limit)
+    if field is None:
+        return InvalidRequest(text)
+    name = field[:MAX_NAME_CHARS]
+    return FieldError(name, f"{name}: {text}, most of them in this field; send fewer")
 
 
 def read_body(model: type[Body], content: Content) -> Body:
@@ -176,6 +195,8 @@ def read_body(model: type[Body], content: Content) -> Body:
     try:
         return model.model_validate(orjson.loads(content))
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest("the body is no valid JSON") from error
+        is_deep = error.msg == TOO_DEEP
+        text = f"is nested over {MAX_NESTING} levels deep" if is_deep else "is no valid JSON"
+        raise InvalidRequest(f"the body {text}") from error
     except ValidationError as error:
         raise invalid_body(model, error) from error

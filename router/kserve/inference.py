@@ -32,6 +32,7 @@ from baton.rpc.status import NotFound
 VERSION = "1"  # of each model
 MAX_OPTIONS_BYTES = 64 << 10  # of `sampling_parameters`, which is parsed on the event loop
 MAX_PARAMETERS = 256
+BAD_WORDS, STOP_WORDS = "bad_words", "stop_words"
 TIMEOUT = "timeout"  # parameter with the time limit of a request in microseconds, as Triton has it
 # Parameters of clients that concern the protocol alone.
 PROTOCOL_PARAMETERS = frozenset({"binary_data_output", "triton_enable_empty_final_response"})
@@ -90,6 +91,7 @@ class InferenceInputs:
         if TEXT_INPUT not in inputs:
             raise FieldError(TEXT_INPUT, f"{TEXT_INPUT} is required")
         options |= _options(inputs.get(SAMPLING_PARAMETERS, "{}"))
+        _rename_words(options)
         stream = bool(inputs.get(STREAM, False))
         if stream and not self.may_stream:
             text = f"{STREAM} must be false: this call returns one response; use ModelStreamInfer or generate_stream"
@@ -133,6 +135,22 @@ def _options(text: Value) -> dict[str, object]:
         if name in INPUTS:
             raise FieldError(SAMPLING_PARAMETERS, f"{SAMPLING_PARAMETERS} has {name}, which is an input of its own")
     return options
+
+
+def _rename_words(options: dict[str, object]) -> None:
+    """Rename the fields that clients of TensorRT-LLM's backend send, often without a word. Raises FieldError."""
+    for name in (BAD_WORDS, STOP_WORDS):
+        words = options.pop(name, None)
+        given = [words] if isinstance(words, str) else words or []
+        if not isinstance(given, list) or not all(isinstance(word, str) for word in given):
+            raise FieldError(name, f"{name} must be a string, or a list of strings")
+        if not (given := [word for word in given if word]):
+            continue
+        if name == BAD_WORDS:
+            raise FieldError(name, f"{name} is not supported by this server; omit it")
+        if "stop" in options:
+            raise FieldError(name, f"{name} and stop must not both be given")
+        options["stop"] = given
 
 
 def _seconds(value: object) -> float | None:

@@ -75,15 +75,11 @@ class StructuralTagFormat(RequestBody):
     triggers: Annotated[list[str], AtMost(MAX_ENTRIES)] | None = None
 
     def tag(self) -> Object:
-        """Return the structural tag in its current form."""
+        """Return the structural tag, in the form in which it was given."""
         if self.structures is None:
             return {"type": self.type, "format": self.format}
-        content = [
-            {"begin": each.begin, "content": {"type": "json_schema", "json_schema": each.schema_}, "end": each.end}
-            for each in self.structures
-        ]
-        triggered = {"type": "triggered_tags", "triggers": self.triggers or [], "tags": content}
-        return {"type": self.type, "format": triggered}
+        structures = [{"begin": each.begin, "schema": each.schema_, "end": each.end} for each in self.structures]
+        return {"type": self.type, "structures": structures, "triggers": self.triggers or []}
 
 
 ResponseFormat = Annotated[

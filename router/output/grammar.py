@@ -41,7 +41,7 @@ def format_of(grammar: Grammar) -> Format:
             choices = json.loads(grammar.source)
             return {"type": "or", "elements": [{"type": "const_string", "value": each} for each in choices]}
         case GrammarKind.STRUCTURAL_TAG:
-            form = json.loads(grammar.source).get("format")
+            form = grammar.parsed().get("format")
             if not isinstance(form, dict):
                 text = "with tools or reasoning, a structural tag needs the field format"
                 raise FieldError(grammar.field, f"{grammar.field}: {text}")

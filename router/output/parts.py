@@ -28,11 +28,12 @@ class PartsReader:
         in_reasoning: bool,
         with_calls: bool,
         max_calls: int | None,
+        request_id: str,
     ) -> None:
         """`markers`: by token id. `in_reasoning`: the prompt ends in the reasoning.
 
         `with_calls`: otherwise the arguments of calls, which Harmony always marks, are content. `max_calls` None: any
-        number.
+        number. `request_id`: for the log.
         """
         self.markers = markers
         self.num_calls = 0
@@ -42,6 +43,7 @@ class PartsReader:
         self._has_content = False
         self._with_calls = with_calls
         self._max_calls = max_calls
+        self._request_id = request_id
         self._held: deque[Piece] = deque()
         self._num_released = 0  # characters of a marker at the front that is not released as a whole
 
@@ -88,7 +90,8 @@ class PartsReader:
                 continue
             self._has_content = True
             if isinstance(part, CallEnd) and not part.is_valid_json:
-                logger.debug("the arguments of a tool call are no JSON object; the client gets them as they are")
+                text = "%s: the arguments of a tool call are no JSON object; the client gets them as they are"
+                logger.warning(text, self._request_id)
             if isinstance(part, CallStart):
                 if self.num_calls == self._max_calls:
                     self.is_full = True

@@ -55,16 +55,17 @@ class OutputRules:
         """Number of characters of the tools' schemas that a grammar would have, and the equal of each tool in work."""
         return sum(TOOL_CHARS + len(orjson.dumps(tool.parameters)) for tool in self.tools.offered)
 
-    def reader(self, is_reasoning_open: bool | None, has_grammar: bool) -> PartsReader:
+    def reader(self, is_reasoning_open: bool | None, has_grammar: bool, request_id: str) -> PartsReader:
         """Return a reader for the parts of one completion.
 
         `is_reasoning_open`: at the end of its prompt. `has_grammar`: a grammar applies to the output.
+        `request_id`: for the log.
         """
         max_calls = None if self.tools.is_parallel else 1
         parser = self.format.parser(self.tools.offered, is_reasoning_open, has_grammar)
         with_calls = bool(self.tools.offered)
         markers = self.format.markers if with_calls else self.format.reasoning_markers
-        return PartsReader(parser, markers, is_reasoning_open is True, with_calls, max_calls)
+        return PartsReader(parser, markers, is_reasoning_open is True, with_calls, max_calls, request_id)
 
     def grammar(self, given: Grammar | None, is_reasoning_open: bool | None) -> Grammar | None:
         """Return the valid grammar of the whole output; `given`: that of its content. Raises InvalidRequest.

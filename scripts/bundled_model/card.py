@@ -40,6 +40,10 @@ which is all it has read, calls simple tools (for one question in a conversation
 extracts what simple sentences say as JSON. It knows the well-known modules nearly by heart; about anything else **it is
 often wrong, and sure of itself when it is**. Do not use it to learn Python.
 
+It uses a tool's result only if that is a JSON object like those of its training, such as `{{"result": 5}}` for a sum.
+The names of arguments may be wrong where a tool's properties have a `title`, as pydantic writes them, unless the call
+is enforced (`tool_choice: "required"`, or `strict`).
+
 ## What it is
 
 - Architecture `Qwen3MoeForCausalLM`: {layers} layers, hidden size {hidden}, {heads} query and {kv_heads} key-value

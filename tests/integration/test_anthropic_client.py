@@ -144,6 +144,22 @@ async def test_a_loop_with_results(api: anthropic.AsyncAnthropic) -> None:
     assert caught.value.request_id
 
 
+async def test_a_tool_runner_with_its_defaults_goes_on_without_a_thread(api: anthropic.AsyncAnthropic) -> None:
+    calls: list[int] = []
+
+    @anthropic.beta_async_tool(name="Clock")
+    async def clock(offset: Annotated[int, Field(ge=-12, le=14)]) -> str:
+        """Get the time."""
+        calls.append(offset)
+        return '{"time": "12:00"}'
+
+    options: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 600, "tool_choice": CLOCK}
+    runner = api.beta.messages.tool_runner(**options, tools=[clock], max_iterations=2)
+    replies = [reply.stop_reason async for reply in runner]
+    assert replies == ["tool_use", "tool_use"]
+    assert len(calls) == 2
+
+
 class Answer(BaseModel):
     """The client omits the bounds of numbers and texts from schemas, so it has none of them."""
 

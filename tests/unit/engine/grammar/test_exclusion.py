@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.engine.errors import InvalidRequest
-from baton.engine.grammar.exclusion import exclude_each_other
+from baton.engine.grammar.exclusion import Exclusion
 from baton.engine.grammar.json_schema import MAX_ONE_OF
 from tests.unit.engine.grammar_rig import schema_grammar
 
@@ -27,6 +27,7 @@ EXCLUSIVE: list[list[Any]] = [
     [tagged(k="p", z=1), tagged(k="p", z=2)],
     [{"type": "object", "properties": {"k": tagged(a=n)}, "required": ["k"]} for n in range(3)],
 ]
+EXCLUSIVE_SCALARS = [each for each in EXCLUSIVE[:-1] if {"const": [1]} not in each]
 OVERLAPPING: list[list[Any]] = [
     [{}, {"type": "null"}],
     [True, {"type": "null"}],
@@ -46,14 +47,14 @@ OVERLAPPING: list[list[Any]] = [
 
 @pytest.mark.parametrize("schemas", EXCLUSIVE, ids=json.dumps)
 def test_schemas_that_exclude_each_other(schemas: list[Any]) -> None:
-    assert exclude_each_other(schemas)
-    assert exclude_each_other(schemas[::-1])
+    assert Exclusion({}).holds(schemas)
+    assert Exclusion({}).holds(schemas[::-1])
 
 
 @pytest.mark.parametrize("schemas", OVERLAPPING, ids=json.dumps)
 def test_schemas_that_may_overlap(schemas: list[Any]) -> None:
-    assert not exclude_each_other(schemas)
-    assert not exclude_each_other(schemas[::-1])
+    assert not Exclusion({}).holds(schemas)
+    assert not Exclusion({}).holds(schemas[::-1])
 
 
 def test_many_and_large_schemas_are_compared_at_once() -> None:
@@ -64,8 +65,55 @@ def test_many_and_large_schemas_are_compared_at_once() -> None:
     ]
     for schemas in (constants, objects):
         started_s = time.thread_time()
-        assert exclude_each_other(schemas)
+        assert Exclusion({}).holds(schemas)
         assert time.thread_time() - started_s < 0.5  # comparing each pair takes seconds
+
+
+def referred(*schemas: Any, **further: Any) -> dict[str, Any]:
+    """A schema of one of these, each behind a reference."""
+    named = {f"d{place}": schema for place, schema in enumerate(schemas)}
+    return {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in named], "$defs": {**named, **further}}
+
+
+@pytest.mark.parametrize("schemas", EXCLUSIVE_SCALARS, ids=json.dumps)
+def test_references_are_followed(schemas: list[Any]) -> None:
+    schema_grammar(referred(*schemas)).validate()
+
+
+def test_properties_behind_references_are_followed() -> None:
+    kinds = [{"type": "object", "properties": {"k": {"$ref": f"#/$defs/k{n}"}}, "required": ["k"]} for n in range(2)]
+    schema_grammar(referred(*kinds, k0={"const": "p"}, k1={"$ref": "#/$defs/q"}, q={"enum": ["q", "r"]})).validate()
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        schema_grammar(referred(*kinds, k0={"const": "q"}, k1={"enum": ["q", "r"]})).validate()
+
+
+@pytest.mark.parametrize("schemas", OVERLAPPING, ids=json.dumps)
+def test_references_to_schemas_that_may_overlap_are_refused(schemas: list[Any]) -> None:
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        schema_grammar(referred(*schemas)).validate()
+
+
+def test_references_that_lead_nowhere_or_in_a_circle_show_nothing() -> None:
+    circle = {"$ref": "#/$defs/d0"}
+    node = {"type": "object", "properties": {"next": circle}, "required": ["next"]}
+    for schema in (referred({"$ref": "#/$defs/d1"}, circle), referred(node, node), {"oneOf": [{"$ref": "#/x"}] * 2}):
+        assert not Exclusion(schema).holds(schema["oneOf"])
+
+
+def test_work_behind_references_is_bounded() -> None:
+    large = [{"enum": [f"{name}{number}" for number in range(1000)]} for name in "pq"]
+    schema = referred(*large)
+    doubling: dict[str, Any] = {"d20": {"type": "null"}}
+    for depth in range(20):
+        inner = {"$ref": f"#/$defs/d{depth + 1}"}
+        doubling[f"d{depth}"] = {"type": "object", "properties": {"a": inner, "b": inner}, "required": ["a", "b"]}
+    nested = {"oneOf": [{"$ref": "#/$defs/d0"}] * 2, "$defs": doubling}
+    started_s = time.thread_time()
+    exclusion = Exclusion(schema)
+    assert exclusion.holds(schema["oneOf"])
+    assert [exclusion.holds(schema["oneOf"]) for _ in range(1000)][-1] is False
+    assert not Exclusion(nested).holds(nested["oneOf"])
+    assert time.thread_time() - started_s < 0.5
 
 
 def test_the_number_of_schemas_is_bounded() -> None:

@@ -1,12 +1,13 @@
 """Schemas: what is refused by name, and that everything else is enforced."""
 
 import json
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field
 
 from baton.engine.errors import InvalidRequest
 from baton.engine.grammar import grammar as grammar_module
@@ -159,6 +160,37 @@ def test_what_would_be_ignored_is_refused_by_name(schema: Any, problem: str) -> 
 @pytest.mark.parametrize("schema", ENFORCED, ids=lambda schema: json.dumps(schema)[:60])
 def test_every_complete_output_is_valid(xgrammar: XGrammarBackend, schema: Any, is_open: bool) -> None:
     assert check_outputs(xgrammar, schema, is_open, 30) > 0
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: int
+
+
+class Dog(BaseModel):
+    kind: Literal["dog", "puppy"]
+    name: str
+
+
+class Owner(BaseModel):
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")]
+
+
+CAT, DOG = '{"pet":{"kind":"cat","lives":9}}', '{"pet":{"kind":"puppy","name":"Rex"}}'
+MIXED = ('{"pet":{"kind":"cat","name":"Rex"}}', '{"pet":{"kind":"dog","lives":9}}', '{"pet":{"kind":"cow"}}')
+
+
+def test_a_discriminated_union_of_pydantic_has_one_of_its_forms(xgrammar: XGrammarBackend) -> None:
+    schema = Owner.model_json_schema()
+    assert "discriminator" in schema["properties"]["pet"]
+    assert check_outputs(xgrammar, schema, False, 30) > 0
+    compiled, tokenizer = xgrammar.compile(schema_grammar(schema)), byte_tokenizer()
+
+    def is_accepted(text: str) -> bool:
+        matcher = compiled.matcher(frozenset({EOS}))
+        return all(matcher.accept(token_id) for token_id in (*tokenizer.encode(text).ids, EOS))
+
+    assert [is_accepted(text) for text in (CAT, DOG, *MIXED)] == [True, True, False, False, False]
 
 
 def test_an_open_schema_allows_what_it_does_not_mention(xgrammar: XGrammarBackend) -> None:

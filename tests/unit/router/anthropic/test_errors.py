@@ -40,6 +40,14 @@ def test_statuses_types_and_headers(error: Exception, status: int, kind: str, he
     assert sent == {**headers, "request-id": "req"}
 
 
+def test_a_thread_is_refused_as_clients_expect_it() -> None:
+    [refused, other] = [
+        orjson.loads(error_response(FieldError(name, "a"), "req").body)["error"] for name in ("thread", "tools")
+    ]
+    assert refused["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert "details" not in other
+
+
 def test_details_of_internal_errors_are_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         response = error_response(ValueError("secret"), "req")

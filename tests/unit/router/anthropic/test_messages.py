@@ -192,6 +192,7 @@ async def test_errors_of_requests() -> None:
             ({**BODY, "min_tokens": 9}, 400, invalid, "min_tokens is 9"),
             ({**BODY, "chat_template_kwargs": {"tokenize": 1}}, 400, invalid, "must not set tokenize"),
             ({**BODY, "thinking": {"type": "enabled"}}, 400, invalid, "thinking is not supported"),
+            ({**BODY, "thread": {"type": "create"}}, 400, invalid, "thread: this server keeps no threads"),
         ]
         for body, status, kind, message in cases:
             check(await http.post(MESSAGES, json=body), status, kind, message)

@@ -172,8 +172,9 @@ async def test_wrong_lines_fail_the_batch_before_it_starts(tmp_path: Path) -> No
             fields: Any = {"endpoint": CHAT, "completion_window": "24h", **options}
             with pytest.raises(openai.BadRequestError):
                 await router.openai.batches.create(input_file_id=file.id, **fields)
-        with pytest.raises(openai.NotFoundError, match="No such File"):
+        with pytest.raises(openai.NotFoundError, match="No such File") as caught:
             await router.openai.batches.create(input_file_id="file-0", endpoint=CHAT, completion_window="24h")  # type: ignore[arg-type]
+        assert caught.value.param == "input_file_id"
 
 
 async def test_cancelled_and_expired_batches_keep_what_they_have(tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """Counts of the parts of a JSON text, compared with a parser's."""
 
 import random
+import time
 from typing import Any
 
 import orjson
 import pytest
 
 from baton.router.http import json_parts
-from baton.router.http.json_parts import count_parts
+from baton.router.http.json_parts import MAX_OBJECTS, OBJECTS, count_parts, fullest_field
 
 MANY = 1 << 30
 
@@ -49,3 +50,31 @@ def test_counting_stops_above_the_limit() -> None:
     found = count_parts(b"[" + b"1," * (1 << 20), MANY, 100)
     assert 100 < found.num_elements < 1 << 18
     assert count_parts(b"[" * (1 << 20), 100, MANY).num_objects <= 1 << 18
+
+
+PAIRS = b"[" + b"{}," * 200 + b"{}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (b'{"a": 1, "b": %b, "c": []}' % PAIRS, "b"),
+        (b'{"a": {"b": %b}}' % PAIRS, "a"),
+        (b'{"a": "\\\\\\"{:[", "\\u0062\\"": %b}' % PAIRS, 'b"'),
+        (b'{"a": %b, "b": %b, "c": %b}' % ((PAIRS[:120] + b"]",) * 3), None),
+        (PAIRS, None),
+        (b'{"a' + PAIRS, None),
+        (b'{"a": "' + b"x" * 500, None),
+        (b"", None),
+    ],
+)
+def test_the_field_with_most_parts(text: bytes, field: str | None) -> None:
+    assert fullest_field(text, OBJECTS, 150) == field
+    assert fullest_field(bytearray(text), OBJECTS, 150) == field
+
+
+@pytest.mark.parametrize("text", [b'{"a":"' + rb"\"" * (4 << 20), b'{"a":[' + b"[]," * (4 << 20), b'"\\' * (4 << 20)])
+def test_the_time_to_find_the_field_is_bounded(text: bytes) -> None:
+    started_s = time.thread_time()
+    fullest_field(text, OBJECTS, MAX_OBJECTS)
+    assert time.thread_time() - started_s < 1

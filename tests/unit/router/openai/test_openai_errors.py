@@ -112,7 +112,7 @@ async def test_broken_bodies_and_wrong_paths() -> None:
         lone = b'{"prompt": "\\ud800"}'
         check(await http.post(COMPLETIONS, content=lone, headers=headers), 400, "no valid JSON")
         deep = b'{"prompt": ' + b"[" * 1900
-        check(await http.post(COMPLETIONS, content=deep, headers=headers), 400, "no valid JSON")
+        check(await http.post(COMPLETIONS, content=deep, headers=headers), 400, "nested over 1024 levels deep")
         form = {"content-type": "application/x-www-form-urlencoded"}  # what curl -d says
         check(
             await http.post(COMPLETIONS, content=b'{"prompt": "a"}', headers=form),
@@ -143,11 +143,22 @@ async def test_bodies_of_mostly_structure_are_rejected_unparsed() -> None:
     async with running_router(ScriptedWorker()) as router:
         body = b'{"prompt": [' + b",".join([b"[5]"] * 300_000) + b"]}"
         answer = await router.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
-        check(answer, 413, "lists, objects and keys")
+        check(answer, 400, "lists, objects and keys, most of them in this field", "prompt")
         keys = b",".join(b'"%d":1' % number for number in range(300_000))
         body = b'{"messages": [], "chat_template_kwargs": {' + keys + b"}}"
         answer = await router.http.post(CHAT, content=body, headers={"content-type": "application/json"})
-        check(answer, 413, "lists, objects and keys")
+        check(answer, 400, "lists, objects and keys, most of them in this field", "chat_template_kwargs")
+        tools = b",".join([b'{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}'] * 20_000)
+        body = b'{"messages":[{"role":"user","content":"[{:\\""}],"tools":[' + tools + b"]}"
+        answer = await router.http.post(CHAT, content=body, headers={"content-type": "application/json"})
+        check(answer, 400, "tools: the body has over 131072 lists", "tools")
+        elements = b'{"prompt": [' + b"1," * 600_000 + b"1]}"
+        answer = await router.http.post(COMPLETIONS, content=elements, headers={"content-type": "application/json"})
+        check(answer, 400, "prompt: the body has over 524288 elements of lists", "prompt")
+        answer = await router.http.post(
+            COMPLETIONS, content=b"[" * 300_000, headers={"content-type": "application/json"}
+        )
+        check(answer, 400, "the body has over 131072 lists, objects and keys")
 
 
 async def test_arguments_of_mostly_structure_are_rejected_unparsed() -> None:

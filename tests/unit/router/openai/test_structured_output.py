@@ -100,14 +100,21 @@ async def test_workers_get_the_grammar_of_every_field(path: str) -> None:
         assert not worker.commands[-1].sampling.HasField("grammar")
 
 
-async def test_an_older_structural_tag_is_converted() -> None:
+async def test_an_older_structural_tag_is_accepted_in_every_field() -> None:
     worker = ScriptedWorker()
-    async with running_router(worker) as router:
-        answer = await router.http.post(CHAT, json={**NEEDED[CHAT], "response_format": OLD_TAG})
-        assert answer.status_code == 200, answer.text
-    content = {"begin": "<a>", "content": {"type": "json_schema", "json_schema": {"type": "null"}}, "end": "</a>"}
-    expected = {"type": "triggered_tags", "triggers": ["<a"], "tags": [content]}
-    assert json.loads(worker.commands[-1].sampling.grammar.structural_tag)["format"] == expected
+    untyped = json.dumps({name: value for name, value in OLD_TAG.items() if name != "type"})
+    wrong = json.dumps({"structures": [{"begin": "<a>", "schema": {"not": {}}, "end": "</a>"}]})
+    async with running_router(worker) as router, grpc.aio.insecure_channel(router.grpc_address) as channel:
+        for fields in ({"response_format": OLD_TAG}, {"structured_outputs": {"structural_tag": untyped}}):
+            answer = await router.http.post(CHAT, json={**NEEDED[CHAT], **fields})
+            assert answer.status_code == 200, answer.text
+            tag = json.loads(worker.commands[-1].sampling.grammar.structural_tag)
+            assert (tag["structures"], tag["triggers"]) == (OLD_TAG["structures"], OLD_TAG["triggers"])
+        answer = await router.http.post(CHAT, json={**NEEDED[CHAT], "structured_outputs": {"structural_tag": wrong}})
+        assert answer.status_code == 400
+        assert "not is not supported" in answer.json()["error"]["message"]
+        sampling = common_pb2.SamplingParams(max_tokens=2, grammar=common_pb2.Grammar(structural_tag=untyped))
+        assert [each async for each in InferenceStub(channel).Generate(GenerateRequest(text="a", sampling=sampling))]
 
 
 @pytest.mark.parametrize("stream", [False, True])

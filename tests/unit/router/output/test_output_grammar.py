@@ -71,7 +71,7 @@ def test_outputs_of_a_format_match_the_grammar(compiler: XGrammarBackend) -> Non
 
 
 def test_what_has_no_format_is_refused() -> None:
-    grammar = Grammar(GrammarKind.STRUCTURAL_TAG, '{"structures": [], "triggers": []}', field="guided")
+    grammar = Grammar(GrammarKind.STRUCTURAL_TAG, '{"triggers": []}', field="guided")
     with pytest.raises(FieldError, match=r"guided: .*needs the field format"):
         format_of(grammar)
 

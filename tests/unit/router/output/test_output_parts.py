@@ -118,6 +118,18 @@ async def test_how_an_output_with_calls_ends(tokenizer: Tokenizer) -> None:
     assert (plain.finish_reason, parts(plain)) == ("stop", [Content("Hello.")])
 
 
+async def test_broken_arguments_are_logged_with_the_requests_id(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = CALL_F.replace('{"a": 1}', '{"a": secret')
+    for text in (CALL_F, broken):
+        run(CompletionOutput(0, generation(tokenizer), tokenizer), await encoded(tokenizer, text))
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith("r: the arguments of a tool call are no JSON object")
+    assert "secret" not in record.getMessage()
+
+
 @pytest.mark.parametrize("step", [1, 1000])
 @pytest.mark.parametrize("include", [False, True])
 async def test_stop_strings_see_the_whole_text(tokenizer: Tokenizer, step: int, include: bool) -> None:

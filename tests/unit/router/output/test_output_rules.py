@@ -158,7 +158,7 @@ def test_optional_arguments_of_python_calls_take_linear_space() -> None:
 def test_calls_that_were_not_offered_are_content() -> None:
     rules = output_rules(OutputFormat("openai", "openai_gptoss", {}), NO_TOOLS)
     assert rules is not None
-    reader = rules.reader(None, has_grammar=False)
+    reader = rules.reader(None, has_grammar=False, request_id="r")
     text = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>'
     reader.hold(Piece(text))
     parts = [*reader.release(len(text)), *reader.flush()]
@@ -174,7 +174,7 @@ def test_a_marker_that_is_spelled_counts_if_a_grammar_asks_for_its_text(
 ) -> None:
     marks = {7: "<tool_call>", 8: "</tool_call>"}
     form = OutputFormat("hermes", None, marks, frozenset(marks.values()) if is_special else frozenset())
-    reader = OutputRules(form, use(*TOOLS, is_required=True)).reader(None, has_grammar)
+    reader = OutputRules(form, use(*TOOLS, is_required=True)).reader(None, has_grammar, "r")
     for text in ("<", "tool_call>\n", '{"name": "f", "arguments": {"age": 5}}', "\n"):
         reader.hold(Piece(text))
     reader.hold(Piece("</tool_call>", "</tool_call>"))
