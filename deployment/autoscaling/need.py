@@ -4,14 +4,18 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, sqrt
 
 from baton.deployment.autoscaling.backlog import Backlog
+from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.decode_model import DecodeModel
 from baton.deployment.autoscaling.input_check import known
+from baton.deployment.autoscaling.local_prompts import LocalPrompts
 from baton.deployment.autoscaling.moments import Moments
 from baton.deployment.autoscaling.pool_model import PoolModel, smallest_size
 from baton.deployment.autoscaling.prefill_model import PrefillModel, seconds_per_token
+from baton.deployment.autoscaling.prompt_split import Models
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, Traffic
 
+MOST_PREFILL = 4096
 CHANCE_DEVIATIONS = 2  # standard deviations of a measured load that count as chance
 
 
@@ -40,10 +44,31 @@ class Need:
         return replace(self, least=lowest, sure=sure, keep=keep)
 
 
-def prefill_need(snapshot: PoolsSnapshot, settings: ScalingSettings, factor: float, most: int) -> Need:
+def models_of(
+    snapshot: PoolsSnapshot, settings: ScalingSettings, factors: ByPool[float], local_share: float
+) -> Models:
+    """Return both pools' models if decode workers compute the prompts of this share of the requests."""
+    traffic, prefill = snapshot.traffic, snapshot.prefill
+    prefills = PrefillModel.of(traffic, prefill, settings.slo, factors.prefill, local_share)
+    prompts = LocalPrompts(
+        share=local_share,
+        tokens=traffic.uncached_tokens,
+        token_s=factors.prefill / prefill.tokens_per_s,
+        max_step_tokens=prefill.max_step_tokens,
+        arrival_cv2=traffic.arrival_cv2,
+    )
+    least = smallest_size(prefills, traffic.requests_per_s, 1, MOST_PREFILL)
+    token_s = prefills.prompt_token_s(traffic.prompt_tokens, least, traffic.requests_per_s)
+    decodes = DecodeModel.of(traffic, snapshot.decode, settings, factors.decode, token_s, prompts)
+    return Models(local_share, prefills, decodes)
+
+
+def prefill_need(
+    snapshot: PoolsSnapshot, settings: ScalingSettings, factor: float, most: int, model: PrefillModel | None = None
+) -> Need:
     """Return the prefill replicas needed for TTFT, from the request rate, the queue and the oldest wait."""
     traffic, prefill, slo = snapshot.traffic, snapshot.prefill, settings.slo
-    model = PrefillModel.of(traffic, prefill, slo, factor)
+    model = model or PrefillModel.of(traffic, prefill, slo, factor)
     backlog = Backlog(
         queued=prefill.queued_tokens * factor * seconds_per_token(prefill),
         arriving_per_s=model.share * traffic.requests_per_s * model.service.mean,
@@ -61,14 +86,19 @@ def prefill_need(snapshot: PoolsSnapshot, settings: ScalingSettings, factor: flo
 
 
 def decode_need(
-    snapshot: PoolsSnapshot, settings: ScalingSettings, factor: float, most: int, prompt_token_s: float
+    snapshot: PoolsSnapshot,
+    settings: ScalingSettings,
+    factor: float,
+    most: int,
+    prompt_token_s: float,
+    model: DecodeModel | None = None,
 ) -> Need:
     """Return the decode replicas needed for TPOT and KV, from the request rate and the waiting sequences.
 
     Running sequences limit only how far the pool may shrink.
     """
     traffic, decode, slo = snapshot.traffic, snapshot.decode, settings.slo
-    model = DecodeModel.of(traffic, decode, settings, factor, prompt_token_s)
+    model = model or DecodeModel.of(traffic, decode, settings, factor, prompt_token_s)
     done_per_s = min(model.full_rate(1), full_pool_rate(traffic, decode, settings))
     backlog = Backlog(decode.num_waiting, traffic.requests_per_s, done_per_s)
     start_s = known(decode.pool.start_s, settings.start_s)

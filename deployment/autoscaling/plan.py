@@ -21,7 +21,8 @@ from baton.deployment.autoscaling.decision import Decision, PoolDecision
 from baton.deployment.autoscaling.grants import Grants, grant
 from baton.deployment.autoscaling.hysteresis import SizeState
 from baton.deployment.autoscaling.input_check import decode_fault, known, prefill_fault, snapshot_fault
-from baton.deployment.autoscaling.need import Need, decode_need, prefill_need
+from baton.deployment.autoscaling.need import Need, decode_need, models_of, prefill_need
+from baton.deployment.autoscaling.prompt_split import Models, choose_models
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot
 from baton.deployment.autoscaling.split import fit, sure_split
@@ -48,7 +49,8 @@ def plan_pools(
     believed = watch.trouble.believed(budget, now_s) if watch.trouble is not None else budget
     present = replace(state.grants, sizes=watch.granted)
     sizes = _present_sizes(state, present, budget)
-    needs = _needs(snapshot, state, faults, sizes, settings, budget)
+    models = _models(snapshot, state, faults, settings, believed)
+    needs = _needs(snapshot, state, faults, sizes, settings, budget, models)
     sizes, band = _followed(sizes, needs, present, believed, snapshot, settings)
     grants = grant(sizes.map(lambda size: size.wanted), present, watch.arrived, snapshot, believed, settings)
     sizes = ByPool(
@@ -61,6 +63,7 @@ def plan_pools(
         grants=grants,
         corrections=_corrected(snapshot, state, needs, settings),
         trouble=watch.trouble,
+        local_share=state.local_share if models is None else models.local_share,
     )
     return _decision(state, following, needs, band, believed.gpus), following
 
@@ -82,19 +85,41 @@ def _needs(
     sizes: ByPool[SizeState],
     settings: ScalingSettings,
     budget: Budget,
+    models: Models | None,
 ) -> ByPool[Need]:
     """Return what each pool needs; the wanted size for a pool with invalid measurements."""
     most, least, factors = budget.most, budget.least, state.corrections.map(lambda each: each.factor)
     if faults.prefill is None:
-        prefill = prefill_need(snapshot, settings, factors.prefill, most.prefill).within(least.prefill, most.prefill)
+        prefill = prefill_need(snapshot, settings, factors.prefill, most.prefill, models and models.prefill).within(least.prefill, most.prefill)
     else:
         prefill = Need.unknown(sizes.prefill.wanted, faults.prefill)
     if faults.decode is None:
-        decode = decode_need(snapshot, settings, factors.decode, most.decode, prefill.prompt_token_s)
+        decode = decode_need(
+            snapshot, settings, factors.decode, most.decode, prefill.prompt_token_s, models and models.decode
+        )
         decode = decode.within(least.decode, most.decode)
     else:
         decode = Need.unknown(sizes.decode.wanted, faults.decode)
     return ByPool(prefill, decode)
+
+
+def _models(
+    snapshot: PoolsSnapshot,
+    state: ScalingState,
+    faults: ByPool[str | None],
+    settings: ScalingSettings,
+    budget: Budget,
+) -> Models | None:
+    """Return both pools' models for the best share of local prompts; None if a pool's measurements are invalid."""
+    if any(faults.both()):
+        return None
+    factors = state.corrections.map(lambda each: each.factor)
+    return choose_models(
+        lambda share: models_of(snapshot, settings, factors, share),
+        state.local_share,
+        snapshot.traffic.requests_per_s,
+        budget,
+    )
 
 
 def _followed(

@@ -29,13 +29,16 @@ class PrefillModel:
     share: float = 1.0  # part of the requests that is prefilled here
 
     @classmethod
-    def of(cls, traffic: Traffic, prefill: PrefillSnapshot, slo: SLO, factor: float) -> "PrefillModel":
-        """Make the model from measured rates. `factor` is the correction of prefill times by measured TTFT."""
-        # With no ready replica, decode workers prefill all prompts, so the measured split is not used.
-        remote = traffic.remote_tokens if prefill.pool.num_ready else None
-        share = traffic.remote_share if remote is not None else 1.0
-        tokens = remote or traffic.uncached_tokens
-        service = tokens.linear(factor * prefill.step_s, factor * seconds_per_token(prefill))
+    def of(
+        cls, traffic: Traffic, prefill: PrefillSnapshot, slo: SLO, factor: float, local_share: float = 0.0
+    ) -> "PrefillModel":
+        """Make the model from measured rates.
+
+        `factor` is the correction of prefill times by measured TTFT. `local_share`: of the requests, that decode
+        workers prefill.
+        """
+        share = 1 - local_share
+        service = traffic.uncached_tokens.linear(factor * prefill.step_s, factor * seconds_per_token(prefill))
         best_s = quantile_of(service.mean, service.variance, slo.quantile) + prefill.handover_s
         ttft_s = max(slo.ttft_s, UNREACHABLE_SLACK * best_s)
         return cls(service, traffic.arrival_cv2, prefill.handover_s, ttft_s, slo.quantile, share)

@@ -21,6 +21,7 @@ class ScalingState:
     grants: Grants
     corrections: ByPool[Correction] = field(default_factory=lambda: ByPool(Correction(), Correction()))
     trouble: StartTrouble | None = None
+    local_share: float = 0.0  # of the requests, that decode workers are planned to prefill
 
     @classmethod
     def of(cls, snapshot: PoolsSnapshot) -> "ScalingState":
