@@ -133,6 +133,11 @@ class WorkerPool:
         return not self.view.is_listed or bool(self.unlearnt)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is no worker, or there are draining ones. False if the registry lists some and none is reached."""
+        return self.view.is_listed and (bool(self.reached) or not self._connections)
+
+    @property
     def losses(self) -> Counter[WorkerRole]:
         """Number of workers lost before they began to drain, by role."""
         lost = (connection.losses for connection in self._connections.values() if connection.losses)
