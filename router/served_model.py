@@ -59,7 +59,7 @@ class ServedModel:
         try:
             self.policy(RoutedRequest(1), self.pool.snapshot())
         except NoWorker:
-            if self.admission.limits.waits_for_worker and self.pool.is_empty:
+            if self.admission.limits.waits_for_worker and self.pool.is_sound:
                 return True
             return self.embedder.is_ready  # without decode workers, only embeddings
         return True

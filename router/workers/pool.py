@@ -133,8 +133,8 @@ class WorkerPool:
         return not self.view.is_listed or bool(self.unlearnt)
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there is no worker, or there are draining ones. False if the registry lists some and none is reached."""
+    def is_sound(self) -> bool:
+        """Whether no worker is listed, or some worker is reached: then the registry and the network are as they should be."""
         return self.view.is_listed and (bool(self.reached) or not self._connections)
 
     @property

@@ -216,6 +216,7 @@ async def test_no_request_starts_without_a_worker() -> None:
     await settle()
     assert batch.num_running == 0
     batch.rig.workers.become(NUM_SEQS)
+    batch.rig.now_s = 1.0
     await until(lambda: batch.num_running == 1)
     batch.may_end.set()
     await driving
