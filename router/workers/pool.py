@@ -134,7 +134,7 @@ class WorkerPool:
 
     @property
     def is_sound(self) -> bool:
-        """Whether no worker is listed, or some worker is reached: then the registry and the network are as they should be."""
+        """Whether no worker is listed, or some worker is reached: registry and network are as they should be."""
         return self.view.is_listed and (bool(self.reached) or not self._connections)
 
     @property
