@@ -117,7 +117,8 @@ class Listener:
                 if len(self._handshakes) > MAX_HANDSHAKES:
                     oldest = next(iter(self._handshakes))
                     del self._handshakes[oldest]
-                    oldest.reschedule(asyncio.get_running_loop().time())
+                    if not oldest.expired():
+                        oldest.reschedule(asyncio.get_running_loop().time())
                 return await admit(sock, self._pool, self.key)
             finally:
                 self._handshakes.pop(limit, None)

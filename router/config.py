@@ -171,14 +171,9 @@ class RouterConfig:
     )
     watch_interval_ms: int = option(50, "Minimum milliseconds between two load reports of a worker.", minimum=1)
     failover_attempts: int = option(3, "Maximum retries of a request whose worker was lost.", minimum=0)
-    failover_timeout_s: float = option(
-        30.0, "Maximum seconds that a request whose worker was lost waits for another.", minimum=0
-    )
+    failover_timeout_s: float = option(30.0, "Maximum seconds a request waits after its worker was lost.", minimum=0)
     cold_start_timeout_s: float | None = option(
-        None,
-        "Maximum seconds that a request waits for the first worker while there is none, as after a scale to zero. The "
-        "router is then ready without workers. Default: such requests get 503 at once.",
-        minimum=0.001,
+        None, "Maximum seconds a completion waits for a first worker. Default: it gets 503 at once.", minimum=0.001
     )
     traffic_window_s: int = option(
         60,

@@ -46,7 +46,6 @@ class ServedModel:
     pipeline: Pipeline
     embedder: Embedder
     reporter: PoolsReporter
-    waits_for_worker: bool = False  # requests that arrive while there is none wait for one
 
     @property
     def name(self) -> str:
@@ -55,11 +54,13 @@ class ServedModel:
 
     def is_ready(self) -> bool:
         """Return whether a request would be served now, or wait for a worker that is about to start."""
-        if self.admission.draining or self.waits_for_worker:
-            return not self.admission.draining
+        if self.admission.draining:
+            return False
         try:
             self.policy(RoutedRequest(1), self.pool.snapshot())
         except NoWorker:
+            if self.admission.limits.waits_for_worker and self.pool.is_sound:
+                return True
             return self.embedder.is_ready  # without decode workers, only embeddings
         return True
 
@@ -102,7 +103,6 @@ class ModelMaker:
             pipeline=Pipeline(info, tokenizer, pool, dispatcher, metrics),
             embedder=Embedder(pool, CostModel(targets=targets), limits, metrics),
             reporter=PoolsReporter(router_id, pool, admission, metrics),
-            waits_for_worker=config.cold_start_timeout_s is not None,
         )
 
     def _admission(self, pool: WorkerPool, metrics: RouterMetrics) -> Admission:
@@ -111,7 +111,7 @@ class ModelMaker:
             max_inflight=config.max_model_inflight,
             max_queue=config.max_queue,
             max_wait_s=config.max_queue_wait_s,
-            no_worker_timeout_s=config.failover_timeout_s if cold_start_s is None else cold_start_s,
+            no_worker_timeout_s=max(config.failover_timeout_s, cold_start_s or 0.0),
             waits_for_worker=cold_start_s is not None,
         )
         arrivals = Arrivals(config.traffic_window_s)

@@ -70,9 +70,10 @@ helm test baton --namespace "$NAMESPACE" --logs --timeout 10m
 
 say "upgrade under load: a change of the pods makes KubeRay build a second cluster"
 before=$(clusters)
-start_load 420
+start_load 660
 apply --set-string decode.podAnnotations.upgraded=yes
 await 600 only_cluster_but "$before"
+[ "$(kube get pod load -o jsonpath='{.status.phase}')" = Running ] || { echo "the load ended before the switch" >&2; exit 1; }
 end_load
 
 say "loss of a node under load"

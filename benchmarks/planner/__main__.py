@@ -1,12 +1,12 @@
 """The planner compared with the best fixed splits in hindsight.
 
-    python -m benchmarks.planner [--scenario NAME]... [--seeds N] [--json FILE]
+    python -m benchmarks.planner [--scenario NAME]... [--seeds N] [--verbose] [--json FILE]
 
 Each scenario is simulated with the planner, from few replicas and with an ample budget, and with fixed splits. The
 best fixed split of a number of GPUs is found by search with the whole trace, and has all its replicas from the start.
 
 - `good / best fixed`: good requests of the planner, relative to the best fixed split with as many GPU-hours
-Each scenario is simulated with the planner, from few replicas and with an ample budget, and with fixed splits. The best
+- `GPU-hours / cheapest fixed`: GPU-hours of the planner, relative to the cheapest fixed split with as many good ones
 """
 
 import os

@@ -29,7 +29,6 @@ class Scenario:
     machine: Machine
     slo: SLO
     start: int = 2  # replicas of each pool at the start
-    is_varying: bool = False
 
 
 def _trace(file: str, rate_scale: float, seed: int) -> list[TraceRequest]:
@@ -69,7 +68,6 @@ SCENARIOS = [
         ),
         machine=LARGE,
         slo=SLO(),
-        is_varying=True,
     ),
     Scenario(
         name="day",
@@ -78,6 +76,5 @@ SCENARIOS = [
         ),
         machine=LARGE,
         slo=SLO(),
-        is_varying=True,
     ),
 ]

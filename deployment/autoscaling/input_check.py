@@ -26,6 +26,14 @@ def snapshot_fault(snapshot: PoolsSnapshot) -> str | None:
     return None
 
 
+def is_activity_known(snapshot: PoolsSnapshot) -> bool:
+    """Return whether it can be told from the snapshot that there are no requests, whatever else is not measured yet."""
+    prefill, decode = snapshot.prefill, snapshot.decode
+    waits_s = (prefill.pool.oldest_wait_s, decode.pool.oldest_wait_s)
+    counts = (prefill.queued_tokens, decode.num_running, decode.num_waiting)
+    return _are_amounts((snapshot.traffic.requests_per_s, *waits_s, *counts))
+
+
 def prefill_fault(snapshot: PoolsSnapshot) -> str | None:
     """Return why the prefill pool's need is unknown, or None."""
     prefill = snapshot.prefill

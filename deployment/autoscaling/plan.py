@@ -20,7 +20,13 @@ from baton.deployment.autoscaling.correction import Correction
 from baton.deployment.autoscaling.decision import Decision, PoolDecision
 from baton.deployment.autoscaling.grants import Grants, grant
 from baton.deployment.autoscaling.hysteresis import SizeState
-from baton.deployment.autoscaling.input_check import decode_fault, known, prefill_fault, snapshot_fault
+from baton.deployment.autoscaling.input_check import (
+    decode_fault,
+    is_activity_known,
+    known,
+    prefill_fault,
+    snapshot_fault,
+)
 from baton.deployment.autoscaling.need import Need, decode_need, models_of, prefill_need
 from baton.deployment.autoscaling.prompt_split import Models, choose_models
 from baton.deployment.autoscaling.settings import ScalingSettings
@@ -40,7 +46,7 @@ def plan_pools(
     now_s = snapshot.now_s
     state = (state or ScalingState.of(snapshot)).at(now_s, settings.max_gap_s)
     faults = ByPool(prefill_fault(snapshot), decode_fault(snapshot))
-    if snapshot.has_requests or (any(faults.both()) and not state.is_asleep):
+    if snapshot.has_requests or not (is_activity_known(snapshot) or state.is_asleep):
         state = replace(state, active_s=now_s)
     if settings.idle_s is not None and state.idle_s(now_s) >= settings.idle_s:
         return _asleep(state, settings)

@@ -98,10 +98,11 @@ class Exclusion:
 
     def _may_read(self, schema: Mapping[str, object]) -> bool:
         """Return whether a schema behind a reference is small enough, and count it."""
-        values, required = _values(schema), schema.get("required")
+        values = _values(schema)
         if any(isinstance(value, list | dict) for value in values):
             return False
-        self._num_followed += SCHEMA_COST + len(values) + (len(required) if isinstance(required, list) else 0)
+        names = [schema.get("required"), schema.get("type")]
+        self._num_followed += SCHEMA_COST + len(values) + sum(len(each) for each in names if isinstance(each, list))
         return self._num_followed <= MAX_FOLLOWED
 
 

@@ -44,7 +44,7 @@ class BoundedParser(_AsyncRESP2Parser):
 
     async def read_response(self, disable_decoding: bool = False) -> Any:
         """Return the next reply."""
-        self._num_bytes = 0  # of the reply's strings so far
+        self._num_bytes = 0  # of the reply so far
         self._num_parts = 0  # arrays, strings and numbers so far
         return await super().read_response(disable_decoding)
 
@@ -54,13 +54,18 @@ class BoundedParser(_AsyncRESP2Parser):
             raise ReplyTooLong(f"a reply of Redis has more than {MAX_REPLY_PARTS} parts")
         if self._num_parts % PARTS_AT_ONCE == 0:
             await asyncio.sleep(0)  # what is buffered is read without a pause
-        return await super()._readline()
+        line = await super()._readline()
+        self._count(len(line))
+        return line
 
     async def _read(self, length: int) -> bytes:
-        self._num_bytes += length
+        self._count(length)
+        return await super()._read(length)
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
         if self._num_bytes > MAX_REPLY_BYTES:
             raise ReplyTooLong(f"a reply of Redis is longer than {MAX_REPLY_BYTES} bytes")
-        return await super()._read(length)
 
 
 class PasswordFile(CredentialProvider):

@@ -63,7 +63,7 @@ class Admission:
         self.on_pressure: Callable[[int], None] = lambda _: None  # see `_press`
         self.draining = False
         self.arrivals = arrivals  # of requests that generate
-        self._limits = limits
+        self.limits = limits
         self._limit = InflightLimit(limits, capacity)
         self._metrics = metrics
         self._clock = clock
@@ -174,10 +174,10 @@ class Admission:
 
         Completions beyond the workers' capacity wait at the workers: no more of them than end within `max_wait_s`.
         """
-        if self._limits.max_wait_s is None:
+        if self.limits.max_wait_s is None:
             return self._limit.at(now_s, generates)
         rate = self._rate.per_s(now_s, self.num_inflight)
-        return self._limit.at(now_s, generates, math.inf if rate is None else rate * self._limits.max_wait_s)
+        return self._limit.at(now_s, generates, math.inf if rate is None else rate * self.limits.max_wait_s)
 
     def _fits(self, num_completions: int, now_s: float, generates: bool) -> bool:
         """Return whether a request may be admitted now.
@@ -208,7 +208,7 @@ class Admission:
 
     def _refuse_late(self, ticket: _Waiter, now_s: float, left_s: float) -> None:
         """Raise Overloaded if the request's expected wait exceeds its deadline or `max_wait_s`."""
-        max_wait_s = math.inf if self._limits.max_wait_s is None else self._limits.max_wait_s
+        max_wait_s = math.inf if self.limits.max_wait_s is None else self.limits.max_wait_s
         least_s = min(left_s, max_wait_s)
         wait_s = self._expected_wait_s(ticket, now_s) if least_s < math.inf else None
         if wait_s is None or wait_s <= least_s:
@@ -221,7 +221,7 @@ class Admission:
 
     def _make_room(self, ticket: _Waiter, now_s: float) -> None:
         """Displace requests from a full queue. Raises Overloaded if none should yield."""
-        num_over = self.num_waiting + ticket.num_completions - self._limits.max_queue
+        num_over = self.num_waiting + ticket.num_completions - self.limits.max_queue
         if num_over <= 0:
             return
         displaced = self._queue.displaced_by(ticket, num_over)
@@ -232,7 +232,7 @@ class Admission:
                 wait_s,
                 f"no room for {ticket.num_completions} more: {self.num_inflight} completions are in progress "
                 f"(limit: {self._limit_at(now_s, ticket.generates)}) and {self.num_waiting} wait (limit: "
-                f"{self._limits.max_queue})",
+                f"{self.limits.max_queue})",
             )
         text = "the queue is full, and a more urgent request or another client's displaced this one"
         for each in displaced:
@@ -257,8 +257,8 @@ class Admission:
         if self._watch is None or self._watch.done():
             self._watch = loop.create_task(self._watch_workers(), name="admission")
         timers = [loop.call_later(left_s, self._expire, ticket)] if left_s < math.inf else []
-        if self._limits.max_wait_s is not None:
-            timers.append(loop.call_later(self._limits.max_wait_s, self._give_up, ticket))
+        if self.limits.max_wait_s is not None:
+            timers.append(loop.call_later(self.limits.max_wait_s, self._give_up, ticket))
         try:
             await ticket.admitted
         except asyncio.CancelledError:
@@ -281,9 +281,8 @@ class Admission:
     def _give_up(self, ticket: _Waiter) -> None:
         """Refuse a request that has waited for `max_wait_s`."""
         if ticket.is_queued:
-            wait_s = self._expected_wait_s(ticket, self._clock())
-            text = f"the request has waited for the limit of {self._limits.max_wait_s:g} s"
-            self._fail(ticket, Overloaded.after(wait_s, text), Refusal.WAIT)
+            text = f"the request has waited for the limit of {self.limits.max_wait_s:g} s"
+            self._fail(ticket, Overloaded.after(self._expected_wait_s(ticket, self._clock()), text), Refusal.WAIT)
             self.serve(self._clock())
 
     def _fail(self, ticket: _Waiter, error: Exception, reason: Refusal) -> None:
@@ -312,11 +311,12 @@ class Admission:
 
     def _fail_without_worker(self, now_s: float) -> None:
         """Fail the requests that have waited for too long while there was no worker for them."""
-        for ticket in self._queue.tickets():
-            waited_s = min(now_s - ticket.since_s, self._limit.no_worker_s(now_s, ticket.generates))
-            if waited_s >= self._limits.no_worker_timeout_s:
-                needed = "decode worker" if ticket.generates else "worker"
-                self._fail(ticket, NoWorker(f"no {needed} is ready"), Refusal.NO_WORKER)
+        timeout_s = self.limits.no_worker_timeout_s
+        lacking = [kind for kind in (True, False) if self._limit.no_worker_s(now_s, kind) >= timeout_s]
+        for ticket in self._queue.tickets() if lacking else ():
+            if ticket.generates in lacking and now_s - ticket.since_s >= timeout_s:
+                kind = "decode worker" if ticket.generates else "worker"
+                self._fail(ticket, NoWorker(f"no {kind} is ready"), Refusal.NO_WORKER)
 
     def _fail_all(self, error: Unavailable, reason: Refusal) -> None:
         """Fail all waiting requests."""

@@ -13,7 +13,7 @@ class AdmissionLimits:
     max_queue: int  # completions; 0: no queue
     max_wait_s: float | None = None  # of any request in the queue; None: no limit
     no_worker_timeout_s: float = 30.0  # maximum wait while there is no worker for the request
-    waits_for_worker: bool = False  # also of requests that arrive while there is none; otherwise these fail at once
+    waits_for_worker: bool = False  # requests that generate wait for a first decode worker, instead of failing at once
 
 
 SPAN_S = 10.0  # busy time over which the rate is averaged, with exponential decay
@@ -129,14 +129,14 @@ class InflightLimit:
         """Return the completions in flight beyond which further ones wait.
 
         Without a worker, or if one does not report its capacity, the limit is `max_inflight`: requests are admitted
-        and, without a worker, fail at once. It is 0 instead if requests wait for the first worker. `generates`: of
-        requests that generate. `max_margin`: maximum completions beyond the workers' capacity.
+        and, without a worker, fail at once. It is 0 instead if requests that generate wait for the first decode worker.
+        `generates`: of such requests. `max_margin`: maximum completions beyond the workers' capacity.
         """
         if now_s - self._refreshed_s > REFRESH_INTERVAL_S:
             self.refresh(now_s)
         num_seqs = self._needed(generates).num_seqs
         if not num_seqs:
-            return 0 if num_seqs == 0 and self._waits_for_worker else self.max_inflight
+            return 0 if num_seqs == 0 and generates and self._waits_for_worker else self.max_inflight
         margin = min(max(MIN_MARGIN, num_seqs // MARGIN_DIVISOR), max_margin)
         return min(self.max_inflight, num_seqs + int(margin))
 

@@ -117,6 +117,8 @@ class Slots:
         if num_own and now_s < self._shared_until_s and num_own + num_completions > num_seqs // SHARE_DIVISOR:
             return False
         fits = num_used + num_completions <= num_seqs - reserve and num_own + num_completions <= self._max_inflight
+        if num_seqs == 0 and self._admission.limits.waits_for_worker:
+            return num_used == 0  # one waits in the queue, so that the autoscaler sees it
         return fits or (num_used == 0 < num_seqs)
 
     def _end(self, task: "asyncio.Task[T]") -> None:

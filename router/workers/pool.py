@@ -133,6 +133,11 @@ class WorkerPool:
         return not self.view.is_listed or bool(self.unlearnt)
 
     @property
+    def is_sound(self) -> bool:
+        """Whether no worker is listed, or some worker is reached: registry and network are as they should be."""
+        return self.view.is_listed and (bool(self.reached) or not self._connections)
+
+    @property
     def losses(self) -> Counter[WorkerRole]:
         """Number of workers lost before they began to drain, by role."""
         lost = (connection.losses for connection in self._connections.values() if connection.losses)

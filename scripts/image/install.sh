@@ -28,7 +28,9 @@ dependencies)
     files=$here/constraints.txt
     torch=$(grep '^torch==' "$files")${TORCH_SHA256:+ --hash=sha256:$TORCH_SHA256}
     if [ "${3:-}" = gpu ]; then
-        cat "$files" "$here/gpu.txt" > "$lists/files"
+        # Another build of torch has other libraries, which are resolved below.
+        others=$([ -z "${TORCH_INDEX:-}" ] || echo '^nvidia-|^cuda-|^triton==')
+        grep -v -E "${others:-^#}" "$here/gpu.txt" | cat "$files" - > "$lists/files"
         files=$lists/files
         [ -n "${TORCH_INDEX:-}${TORCH_SHA256:-}" ] || torch=$(grep '^torch==' "$here/gpu.txt")
     fi

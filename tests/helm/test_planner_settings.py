@@ -111,11 +111,22 @@ def test_idle_seconds_scale_both_pools_to_zero_and_requests_wait_for_them() -> N
     [alert] = [each for each in alerts_of(objects) if each["alert"] == "BatonNoDecodeWorker"]
     assert "baton:router_waiting" in alert["expr"]
     assert alert["for"] == "2400s"
+    assert [each["replicas"] for each in ray_cluster(objects)["spec"]["workerGroupSpecs"]] == [0, 0]
+    precise = charts.merged(
+        charts.MODEL, MONITORING, {"autoscaling": {"idleSeconds": 1e6, "startTimeoutSeconds": 2e6 + 0.5}}
+    )
+    large = charts.render(precise)
+    assert charts.scaling_settings(large)["idle_s"] == 1_000_000
+    assert [each["for"] for each in alerts_of(large) if each["alert"] == "BatonNoDecodeWorker"] == ["2000001s"]
     own = charts.merged(charts.MODEL, values, {"router": {"config": {"coldStartTimeoutS": 60}}})
     assert router_config(charts.render(own))["cold_start_timeout_s"] == 60
-    usual = charts.render(charts.MODEL)
-    assert "idle_s" not in charts.scaling_settings(usual)
-    assert "cold_start_timeout_s" not in router_config(usual)
+    by_hand = charts.merged(charts.MODEL, MONITORING, values, {"autoscaling": {"enabled": False}})
+    for usual in (charts.render(charts.merged(charts.MODEL, MONITORING)), charts.render(by_hand)):
+        assert "cold_start_timeout_s" not in router_config(usual)
+        [alert] = [each for each in alerts_of(usual) if each["alert"] == "BatonNoDecodeWorker"]
+        assert "router_waiting" not in alert["expr"]
+        assert alert["for"] == "2m"
+    assert "idle_s" not in charts.scaling_settings(charts.render(charts.MODEL))
 
 
 def router_config(objects: Any) -> dict[str, Any]:

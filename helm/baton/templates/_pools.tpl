@@ -11,7 +11,7 @@ name: {{ .name }}
 size: {{ $size }}
 least: {{ $least }}
 most: {{ $most }}
-startPods: {{ ceil (divf $size $replicasPerPod) }}
+startPods: {{ ternary 0 (ceil (divf $size $replicasPerPod)) (not (empty (include "baton.scalesToZero" $root))) }}
 leastPods: {{ ceil (divf $least $replicasPerPod) }}
 mostPods: {{ ceil (divf $most $replicasPerPod) }}
 groupSize: {{ include "baton.groupSize" $pool }}
@@ -125,7 +125,7 @@ applications:
       - name: {{ $name }}
         {{- if $.Values.autoscaling.enabled }}
         autoscaling_config:
-          min_replicas: {{ ternary $pool.least 0 (kindIs "invalid" $.Values.autoscaling.idleSeconds) }}
+          min_replicas: {{ ternary 0 $pool.least (not (empty (include "baton.scalesToZero" $))) }}
           max_replicas: {{ $pool.most }}
           upscale_delay_s: 0
           downscale_delay_s: 0
@@ -159,11 +159,16 @@ decode:
 {{- range $name, $option := dict "upscaleDelaySeconds" "upscale_delay_s" "downscaleDelaySeconds" "downscale_delay_s" "idleSeconds" "idle_s" "startSeconds" "start_s" }}
 {{- $value := index $.Values.autoscaling $name }}
 {{- if not (kindIs "invalid" $value) }}
-{{ $option }}: {{ $value }}
+{{ $option }}: {{ ternary (int64 $value) $value (eq (float64 (int64 $value)) (float64 $value)) }}
 {{- end }}
 {{- end }}
 start_timeout_s: {{ include "baton.startTimeoutSeconds" . }}
 drain_s: {{ $.Values.drainTimeoutSeconds }}
+{{- end }}
+
+{{/* Whether pools may have no worker. */}}
+{{- define "baton.scalesToZero" -}}
+{{- if and .Values.autoscaling.enabled (not (kindIs "invalid" .Values.autoscaling.idleSeconds)) -}}true{{- end -}}
 {{- end }}
 
 {{/* Time after which a worker that does not start is given up; not while a worker of either pool may still be loading. */}}

@@ -54,6 +54,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         self.refusal: worker_pb2.RequestDelta | None = None  # sent instead of any token
         self.go_on = asyncio.Event()  # cleared: decoding pauses before each token after the first
         self.go_on.set()
+        self.num_pauses = 0  # of requests whose decoding has waited for it
         self.may_tell = asyncio.Event()  # cleared: watchers are told nothing
         self.may_tell.set()
         self.gives_away = False  # each request, after its first token, once it may go on
@@ -187,6 +188,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         served_by = self._served_by(command)
         while True:
             if len(tokens) > num_old:
+                self.num_pauses += not self.go_on.is_set()
                 await self.go_on.wait()
                 if self.gives_away:
                     outgoing.put_nowait(worker_pb2.WorkerMessage(deltas=[given_away(command)]))

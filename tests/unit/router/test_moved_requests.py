@@ -120,7 +120,7 @@ async def test_further_completions_of_a_request_wait_for_room(timeout_s: float, 
     worker.go_on.clear()
     async with running_router(worker, failover_timeout_s=timeout_s) as router:
         request = post(router, n=2)
-        await until(lambda: len(worker.commands) == 1)
+        await until(lambda: worker.num_pauses == 1)  # the first completion is accepted
         worker.refusal = BUSY
         worker.go_on.set()
         if status == 200:

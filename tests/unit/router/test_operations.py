@@ -35,6 +35,13 @@ async def test_readiness_needs_a_worker_that_decodes() -> None:
         assert (await router.http.get("/ready")).status_code == 200
 
 
+async def test_a_router_of_cold_starts_is_ready_unless_it_reaches_no_worker() -> None:
+    async with running_router(ScriptedWorker("prefill-0", WORKER_ROLE_PREFILL), cold_start_timeout_s=60.0) as router:
+        assert (await router.http.get("/ready")).status_code == 200
+    async with running_router(workers=("127.0.0.1:9",), cold_start_timeout_s=60.0) as router:
+        assert (await router.http.get("/ready")).status_code == 503
+
+
 async def test_tokenize_and_detokenize() -> None:
     async with running_router(ScriptedWorker()) as router:
         answer = (await router.http.post("/tokenize", json={"prompt": "hello 🎉", "return_token_strs": True})).json()

@@ -30,7 +30,7 @@ ssl_keyfile: /etc/baton/https/tls.key
 files_dir: /var/lib/baton/files
 {{- end }}
 {{- $config := fromYaml (include "baton.options" .Values.router.config) }}
-{{- if and .Values.autoscaling.enabled (not (kindIs "invalid" .Values.autoscaling.idleSeconds)) }}
+{{- if include "baton.scalesToZero" . }}
 {{- $config = merge $config (dict "cold_start_timeout_s" (include "baton.startTimeoutSeconds" . | float64)) }}
 {{- end }}
 {{- with $config }}

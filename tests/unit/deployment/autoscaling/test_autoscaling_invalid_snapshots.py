@@ -76,3 +76,10 @@ def test_invalid_measurements_neither_wake_pools_nor_put_them_to_sleep() -> None
     planner = Planner(lost)
     assert sizes(planner.plan(snapshot(0.0, QUIET, pool(0), pool(0)))) == (0, 0)
     assert sizes(planner.plan(snapshot(1.0, traffic(nan), pool(0), pool(0)))) == (0, 0)
+
+
+def test_pools_whose_speed_was_never_measured_are_put_to_sleep() -> None:
+    """After a few requests, workers do not know the time of their steps."""
+    seen = snapshot(load=QUIET, prefills=pool(1), decodes=pool(1))
+    unmeasured = replace(seen, prefill=replace(seen.prefill, tokens_per_s=0.0), decode=replace(seen.decode, step_s=0.0))
+    assert sizes(Planner(replace(SETTINGS, idle_s=100.0)).plan_for(500, unmeasured)) == (0, 0)

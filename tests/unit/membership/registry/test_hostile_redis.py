@@ -88,6 +88,14 @@ async def test_a_reply_without_end_is_given_up_and_read_in_turns(part: bytes) ->
     assert turns.count >= MAX_REPLY_PARTS // PARTS_AT_ONCE
 
 
+async def test_long_lines_count_as_bytes_of_a_reply() -> None:
+    with hostile_redis(b"*60000\r\n", b"+" + b"a" * 60_000 + b"\r\n") as port:
+        connections = RedisConnections(parse_registry_url(f"redis://{HOST}:{port}/0"))
+        with pytest.raises(ReplyTooLong, match="bytes"):
+            await done(connections.client.exists("key"))
+        await connections.close()
+
+
 async def test_a_long_reply_of_a_sentinel_is_not_read() -> None:
     with hostile_redis(b"*1\r\n$3000000000\r\n", b"a" * (1 << 20)) as port:
         connections = RedisConnections(parse_registry_url(f"redis+sentinel://{HOST}:{port}/main"))

@@ -77,6 +77,18 @@ async def test_requests_wait_for_the_first_worker_each_for_its_own_time() -> Non
     assert rig.refusals() == {"no_worker": 1}
 
 
+async def test_other_requests_do_not_wait_for_the_first_decode_worker() -> None:
+    rig = Rig(workers=Workers(0), no_worker_timeout_s=60.0, waits_for_worker=True)
+    waiting = rig.send("completion")
+    await settle()
+    async with rig.admission.admit(1, RequestContext(), generates=False):  # such as /tokenize
+        assert rig.admission.num_waiting == 1
+    rig.workers.become(1)
+    await until(lambda: rig.order == ["completion"])
+    rig.end("completion")
+    await waiting
+
+
 async def test_a_wait_for_the_first_worker_is_not_the_workers_speed() -> None:
     rig = Rig(max_inflight=1, workers=Workers(1), no_worker_timeout_s=600.0, waits_for_worker=True)
     task = rig.send("first")

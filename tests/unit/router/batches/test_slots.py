@@ -21,8 +21,8 @@ SHARE = 4  # a quarter of them
 class BatchRig:
     """An admission, and requests of batches for it."""
 
-    def __init__(self, max_inflight: int = 100, num_seqs: int = NUM_SEQS) -> None:
-        self.rig = Rig(max_inflight=1000, workers=Workers(num_seqs))
+    def __init__(self, max_inflight: int = 100, num_seqs: int = NUM_SEQS, waits_for_worker: bool = False) -> None:
+        self.rig = Rig(max_inflight=1000, workers=Workers(num_seqs), waits_for_worker=waits_for_worker)
         self.registry = CollectorRegistry()
         self.slots = Slots(self.rig.admission, max_inflight, BatchMetrics(self.registry, "model"), lambda: True)
         self.started: list[asyncio.Task[None]] = []
@@ -196,3 +196,28 @@ async def test_a_cancellation_just_after_a_request_has_ended_is_not_lost(num_tur
     await asyncio.wait((driving,), timeout=5)
     assert driving.cancelled()
     await asyncio.gather(*batch.started, return_exceptions=True)
+
+
+async def test_one_request_waits_for_the_first_worker_so_that_one_starts() -> None:
+    batch = BatchRig(num_seqs=0, waits_for_worker=True)
+    driving = asyncio.create_task(batch.drive(3))
+    await until(lambda: batch.rig.admission.num_waiting == 1)
+    assert batch.num_running == 1
+    batch.rig.workers.become(NUM_SEQS)
+    await until(lambda: batch.num_running == 3)
+    batch.may_end.set()
+    await driving
+    await asyncio.gather(*batch.started)
+
+
+async def test_no_request_starts_without_a_worker() -> None:
+    batch = BatchRig(num_seqs=0)
+    driving = asyncio.create_task(batch.drive(1))
+    await settle()
+    assert batch.num_running == 0
+    batch.rig.workers.become(NUM_SEQS)
+    batch.rig.now_s = 1.0
+    await until(lambda: batch.num_running == 1)
+    batch.may_end.set()
+    await driving
+    await asyncio.gather(*batch.started)
