@@ -96,7 +96,9 @@ class DecodeModel:
 
     def predicted_s(self, num_replicas: int, requests_per_s: float) -> float:
         """Return the SLO quantile of TPOT. A full replica queues further sequences, so its step time is bounded."""
-        return self._tpot_s(min(self.capacity, self.most_sequences(num_replicas, requests_per_s)), num_replicas, requests_per_s)
+        return self._tpot_s(
+            min(self.capacity, self.most_sequences(num_replicas, requests_per_s)), num_replicas, requests_per_s
+        )
 
     def holds(self, num_replicas: int, requests_per_s: float) -> bool:
         """Whether the SLO quantiles of TPOT, of the held KV, and of the TTFT of the pool's own prompts fit."""

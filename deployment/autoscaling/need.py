@@ -4,18 +4,14 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, sqrt
 
 from baton.deployment.autoscaling.backlog import Backlog
-from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.decode_model import DecodeModel
 from baton.deployment.autoscaling.input_check import known
-from baton.deployment.autoscaling.local_prompts import LocalPrompts
 from baton.deployment.autoscaling.moments import Moments
 from baton.deployment.autoscaling.pool_model import PoolModel, smallest_size
 from baton.deployment.autoscaling.prefill_model import PrefillModel, seconds_per_token
-from baton.deployment.autoscaling.prompt_split import Models
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, Traffic
 
-MOST_PREFILL = 4096
 CHANCE_DEVIATIONS = 2  # standard deviations of a measured load that count as chance
 
 
@@ -42,25 +38,6 @@ class Need:
         """Return the need clamped to the limits."""
         lowest, sure, keep = (max(least, min(size, most)) for size in (self.least, self.sure, self.keep))
         return replace(self, least=lowest, sure=sure, keep=keep)
-
-
-def models_of(
-    snapshot: PoolsSnapshot, settings: ScalingSettings, factors: ByPool[float], local_share: float
-) -> Models:
-    """Return both pools' models if decode workers compute the prompts of this share of the requests."""
-    traffic, prefill = snapshot.traffic, snapshot.prefill
-    prefills = PrefillModel.of(traffic, prefill, settings.slo, factors.prefill, local_share)
-    prompts = LocalPrompts(
-        share=local_share,
-        tokens=traffic.uncached_tokens,
-        token_s=factors.prefill / prefill.tokens_per_s,
-        max_step_tokens=prefill.max_step_tokens,
-        arrival_cv2=traffic.arrival_cv2,
-    )
-    least = smallest_size(prefills, traffic.requests_per_s, 1, MOST_PREFILL)
-    token_s = prefills.prompt_token_s(traffic.prompt_tokens, least, traffic.requests_per_s)
-    decodes = DecodeModel.of(traffic, snapshot.decode, settings, factors.decode, token_s, prompts)
-    return Models(local_share, prefills, decodes)
 
 
 def prefill_need(

@@ -27,8 +27,9 @@ from baton.deployment.autoscaling.input_check import (
     prefill_fault,
     snapshot_fault,
 )
-from baton.deployment.autoscaling.need import Need, decode_need, models_of, prefill_need
-from baton.deployment.autoscaling.prompt_split import Models, choose_models
+from baton.deployment.autoscaling.need import Need, decode_need, prefill_need
+from baton.deployment.autoscaling.pools_model import PoolsModel
+from baton.deployment.autoscaling.prompt_split import best_model
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot
 from baton.deployment.autoscaling.split import fit, sure_split
@@ -55,8 +56,8 @@ def plan_pools(
     believed = watch.trouble.believed(budget, now_s) if watch.trouble is not None else budget
     present = replace(state.grants, sizes=watch.granted)
     sizes = _present_sizes(state, present, budget)
-    models = _models(snapshot, state, faults, settings, believed)
-    needs = _needs(snapshot, state, faults, sizes, settings, budget, models)
+    model = _model(snapshot, state, faults, settings, believed)
+    needs = _needs(snapshot, state, faults, sizes, settings, budget, model)
     sizes, band = _followed(sizes, needs, present, believed, snapshot, settings)
     grants = grant(sizes.map(lambda size: size.wanted), present, watch.arrived, snapshot, believed, settings)
     sizes = ByPool(
@@ -69,7 +70,7 @@ def plan_pools(
         grants=grants,
         corrections=_corrected(snapshot, state, needs, settings),
         trouble=watch.trouble,
-        local_share=state.local_share if models is None else models.local_share,
+        local_share=state.local_share if model is None else model.local_share,
     )
     return _decision(state, following, needs, band, believed.gpus), following
 
@@ -91,17 +92,18 @@ def _needs(
     sizes: ByPool[SizeState],
     settings: ScalingSettings,
     budget: Budget,
-    models: Models | None,
+    model: PoolsModel | None,
 ) -> ByPool[Need]:
     """Return what each pool needs; the wanted size for a pool with invalid measurements."""
     most, least, factors = budget.most, budget.least, state.corrections.map(lambda each: each.factor)
     if faults.prefill is None:
-        prefill = prefill_need(snapshot, settings, factors.prefill, most.prefill, models and models.prefill).within(least.prefill, most.prefill)
+        prefill = prefill_need(snapshot, settings, factors.prefill, most.prefill, model and model.prefill)
+        prefill = prefill.within(least.prefill, most.prefill)
     else:
         prefill = Need.unknown(sizes.prefill.wanted, faults.prefill)
     if faults.decode is None:
         decode = decode_need(
-            snapshot, settings, factors.decode, most.decode, prefill.prompt_token_s, models and models.decode
+            snapshot, settings, factors.decode, most.decode, prefill.prompt_token_s, model and model.decode
         )
         decode = decode.within(least.decode, most.decode)
     else:
@@ -109,19 +111,19 @@ def _needs(
     return ByPool(prefill, decode)
 
 
-def _models(
+def _model(
     snapshot: PoolsSnapshot,
     state: ScalingState,
     faults: ByPool[str | None],
     settings: ScalingSettings,
     budget: Budget,
-) -> Models | None:
-    """Return both pools' models for the best share of local prompts; None if a pool's measurements are invalid."""
+) -> PoolsModel | None:
+    """Return the model for the best share of local prompts; None if a pool's measurements are invalid."""
     if any(faults.both()):
         return None
     factors = state.corrections.map(lambda each: each.factor)
-    return choose_models(
-        lambda share: models_of(snapshot, settings, factors, share),
+    return best_model(
+        lambda share: PoolsModel.of(snapshot, settings, factors, share),
         state.local_share,
         snapshot.traffic.requests_per_s,
         budget,

@@ -8,57 +8,67 @@ prices lead to about that share.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from baton.deployment.autoscaling.budget import Budget
-from baton.deployment.autoscaling.by_pool import ByPool
-from baton.deployment.autoscaling.decode_model import DecodeModel
-from baton.deployment.autoscaling.pool_model import smallest_size
-from baton.deployment.autoscaling.prefill_model import PrefillModel
+from baton.deployment.autoscaling.pools_model import PoolsModel
 
-SHARES = tuple(place / 10 for place in range(10)) + (0.95,)  # of the requests, that are tried
+SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # of the requests, that are tried
+NUM_HALVINGS = 7  # of the search for the goodput
+CLEARLY_MORE = 1.1  # ratio, below which the present share stays
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
-    """The models of both pools for a share of local prompts."""
+class Worth:
+    """How good a share is."""
 
-    local_share: float
-    prefill: PrefillModel
-    decode: DecodeModel
+    num_gpus: int
+    goodput: float  # requests per second; infinite if the budget is enough for all
+    strain: float
 
-    def sizes(self, requests_per_s: float, budget: Budget) -> ByPool[int]:
-        """Return the smallest sizes that hold; those of the whole budget if none do."""
-        least, most = budget.least, budget.most
-        return ByPool(
-            smallest_size(self.prefill, requests_per_s, least.prefill, most.prefill),
-            smallest_size(self.decode, requests_per_s, least.decode, most.decode),
-        )
+    @classmethod
+    def of(cls, model: PoolsModel, requests_per_s: float, budget: Budget) -> "Worth":
+        """Judge a model for a rate, within a budget."""
+        sizes = model.sizes(requests_per_s, budget)
+        num_gpus = budget.cost(sizes)
+        if num_gpus <= budget.gpus and model.holds(sizes, requests_per_s):
+            return cls(num_gpus, inf, model.strain(sizes, requests_per_s))
+        return cls(num_gpus, _goodput(model, requests_per_s, budget), inf)
 
-    def strain(self, sizes: ByPool[int], requests_per_s: float) -> float:
-        """Return the larger ratio of a predicted latency to its objective."""
-        return max(
-            self.prefill.predicted_s(sizes.prefill, requests_per_s) / self.prefill.ttft_s,
-            self.decode.predicted_s(sizes.decode, requests_per_s) / self.decode.slo.tpot_s,
-        )
+    def exceeds(self, other: "Worth") -> bool:
+        """Whether this one is clearly better."""
+        if self.goodput != other.goodput:
+            return self.goodput > CLEARLY_MORE * other.goodput
+        if self.num_gpus != other.num_gpus:
+            return self.num_gpus < other.num_gpus
+        return CLEARLY_MORE * self.strain < other.strain
 
 
-def choose_models(
-    make: Callable[[float], Models], present: float, requests_per_s: float, budget: Budget
-) -> Models:
-    """Return the models of the best share. `make` makes those of a share; `present`: the share chosen before.
+def best_model(
+    make: Callable[[float], PoolsModel], present: float, requests_per_s: float, budget: Budget
+) -> PoolsModel:
+    """Return the model of the best share: that of the fewest GPUs or, beyond the budget, of the most goodput.
 
-    Another share is chosen only if it needs fewer GPUs.
+    `make` makes the model of a share. The `present` one, chosen before, stays unless another is clearly better.
     """
-
-    def cost(models: Models) -> tuple[int, float]:
-        sizes = models.sizes(requests_per_s, budget)
-        return budget.cost(sizes), models.strain(sizes, requests_per_s)
-
     best = make(present)
-    least = cost(best)
+    most = Worth.of(best, requests_per_s, budget)
     for share in SHARES:
-        models = make(share)
-        found = cost(models)
-        if found[0] < least[0] or (found[0] == least[0] and found[1] < 0.9 * least[1]):
-            best, least = models, found
+        model = make(share)
+        worth = Worth.of(model, requests_per_s, budget)
+        if worth.exceeds(most):
+            best, most = model, worth
     return best
+
+
+def _goodput(model: PoolsModel, requests_per_s: float, budget: Budget) -> float:
+    """Return the highest rate for which the budget is enough, below one for which it is not."""
+    low, high = 0.0, requests_per_s
+    for _ in range(NUM_HALVINGS):
+        middle = (low + high) / 2
+        sizes = model.sizes(middle, budget)
+        if budget.cost(sizes) <= budget.gpus and model.holds(sizes, middle):
+            low = middle
+        else:
+            high = middle
+    return low

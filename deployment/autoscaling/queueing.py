@@ -1,6 +1,7 @@
 """Waiting times of a queue with several servers."""
 
 from dataclasses import dataclass
+from functools import cache
 from math import exp, log1p, sqrt
 from statistics import NormalDist
 
@@ -55,6 +56,7 @@ def queue_wait(num_servers: int, requests_per_s: float, service: Moments, arriva
     return Wait(erlang_c(num_servers, load), delayed_s)
 
 
+@cache
 def normal_quantile(quantile: float) -> float:
     """Return the quantile of the standard normal distribution."""
     return NormalDist().inv_cdf(quantile)
