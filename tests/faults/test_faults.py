@@ -19,7 +19,10 @@ SEED = 7
 NUM_CANCELS = 60
 NUM_LOSSES = 4
 MAX_ROUNDS = 5
-RARE = ("killed draining", "killed, disks full", "killed draining, streams resumed", "killed, with TCP and Redis")
+RARE = (
+    "killed draining", "killed, disks full", "killed draining, streams resumed", "killed, with TCP and Redis",
+    "killed with a prefill worker", "killed with a decode worker, streams resumed", "restarted, streams resumed",
+)  # fmt: skip
 
 
 async def _made(place: Place, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Chaos]:

@@ -96,12 +96,12 @@ def test_random_requests_conform_to_the_description(fuzzing: Fuzzing, real: Rout
     check = DescriptionCheck()
     operations = [operation.ok() for operation in schema.get_all_operations() if is_strict(operation.ok().path)]
     inputs = [each.as_strategy(generation_mode=mode) for each in operations for mode in GenerationMode]
-    fuzzing.run_all([(each, check) for each in filter(is_possible, inputs)], 7)
-    assert check.num_accepted > 24
+    fuzzing.run_all([(each, check) for each in filter(is_possible, inputs)], 4)
+    assert check.num_accepted > 14
     real.check_serves()
 
 
-@pytest.mark.parametrize("stride", [6, slow_case(1)])
+@pytest.mark.parametrize("stride", [12, slow_case(1)])
 def test_every_bound_of_every_field_is_enforced(real: RouterRig, stride: int) -> None:
     schema = schemathesis.openapi.from_url(f"{real.router.url}/openapi.json")
     check = DescriptionCheck()

@@ -55,6 +55,7 @@ async def test_measured_times_match_the_simulated_workers(tmp_path: Path) -> Non
     assert four["output_tokens_per_s"] > 1.5 * one["output_tokens_per_s"]
 
 
+@pytest.mark.slow
 async def test_a_traces_shared_prefixes_hit_the_cache(tmp_path: Path) -> None:
     """The trace's prompts are scaled to an eighth: 64 tokens per hash, which is four blocks."""
     trace = tmp_path / "trace.jsonl"

@@ -37,18 +37,18 @@ UNEVEN = {"hidden_size": 192, "intermediate_size": 320}
 NAME = "model.layers.1.self_attn.k_proj.weight"
 CASES = [
     ("qwen3", "blocks", UNEVEN),
-    ("qwen3", "blocks-24x20", {}),
+    slow_case(("qwen3", "blocks-24x20", {})),
     slow_case(("llama-biased", "channel", {})),
     slow_case(("qwen2", "tensor", {})),
     ("llama3", "plain", {}),
     slow_case(("mistral", "plain-inverse", {})),
-    ("qwen2", "weights-alone", {}),
-    ("qwen3-moe", "blocks", {"hidden_size": 160, "moe_intermediate_size": 144}),
+    slow_case(("qwen2", "weights-alone", {})),
+    slow_case(("qwen3-moe", "blocks", {"hidden_size": 160, "moe_intermediate_size": 144})),
     ("qwen3-moe", "channel", {}),
     slow_case(("mixtral", "tensor", {})),
     slow_case(("deepseek-v2-lite", "blocks-24x20", {})),
     ("deepseek-v3", "blocks", {"hidden_size": 160, "kv_lora_rank": 144, "moe_intermediate_size": 144}),
-    ("deepseek-v3", "channel", {}),
+    slow_case(("deepseek-v3", "channel", {})),
 ]
 
 
