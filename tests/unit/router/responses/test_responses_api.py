@@ -128,7 +128,7 @@ async def test_a_lagging_client_gets_all_of_it() -> None:
     worker.max_model_len = 1 << 16
     worker.script = lambda token_ids, _: 300 + len(token_ids) % 3000  # cheaper than a hash of all tokens
     async with running_router(worker) as router:
-        body = {"input": "a", "stream": True, "max_output_tokens": 10_000, "seed": 1, "ignore_eos": True}
+        body = {"input": "a", "stream": True, "max_output_tokens": 30_000, "seed": 1, "ignore_eos": True}
         async with router.http.stream("POST", PATH, json=body, timeout=300) as response:
             async with asyncio.timeout(300):
                 while (await router.http.get("/workers")).json()["router"]["inflight"]:
@@ -137,10 +137,10 @@ async def test_a_lagging_client_gets_all_of_it() -> None:
         data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
         parsed = [httpx.Response(200, content=line).json() for line in data]
         assert [event["sequence_number"] for event in parsed] == list(range(len(parsed)))
-        assert len(parsed) < 10_000  # some were merged
+        assert len(parsed) < 30_000  # some were merged
         deltas = [event["delta"] for event in parsed if event["type"] == "response.output_text.delta"]
         last = parsed[-1]["response"]
-        assert last["usage"]["output_tokens"] == 10_000
+        assert last["usage"]["output_tokens"] == 30_000
         assert last["output"][0]["content"][0]["text"] == "".join(deltas)
 
 
