@@ -59,7 +59,7 @@ async def test_redis_accepts_the_password_and_the_previous_one(tmp_path: Path) -
             for password in passwords:
                 await wait_accepted(port, password)
             for password in {"", "o ld", "other"} - set(passwords):
-                async with Redis(host=HOST, port=port, password=password or None) as client:
+                async with Redis(host=HOST, port=port, password=password or None, retry=ONCE) as client:
                     with pytest.raises(AuthenticationError):
                         await client.set("a", "b")
         finally:

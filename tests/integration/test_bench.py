@@ -92,6 +92,7 @@ async def test_a_traces_shared_prefixes_hit_the_cache(tmp_path: Path) -> None:
     assert all(each["prefill_worker"] and each["decode_worker"] for each in profile["requests"])
 
 
+@pytest.mark.slow
 async def test_chats_with_the_bundled_model(cluster_url: str, tmp_path: Path) -> None:
     flags = (
         "--endpoint=/v1/chat/completions",

@@ -171,7 +171,7 @@ def small_and_large(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize(("quantization", "most"), [("", 2.7), slow_case("int8", 1.5)])
+@pytest.mark.parametrize(("quantization", "most"), [slow_case("", 2.7), slow_case("int8", 1.5)])
 def test_no_copy_in_fp32_is_made(small_and_large: list[Path], quantization: str, most: float) -> None:
     """Peak over the files' bytes: 2 for bfloat16 or 1 for int8, and the tensors being converted."""
     if quantization and not torch.cpu._is_vnni_supported():
