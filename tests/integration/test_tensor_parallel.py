@@ -142,6 +142,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(directory)
 
 
+@pytest.mark.slow
 async def test_ranks_that_are_terminated_together_end_after_their_requests(tmp_path: Path, temporary: Path) -> None:
     """A service manager that knows all processes terminates them together."""
     model = make_checkpoint("llama3", tmp_path / "model")

@@ -163,6 +163,7 @@ async def test_a_prefill_worker_pulls_what_a_decode_worker_has(tmp_path: Path) -
         await asyncio.gather(prefill.wait_idle(), source.wait_idle(), decode.wait_idle())
 
 
+@pytest.mark.slow
 async def test_one_engine_prefills_for_another_and_decodes(tmp_path: Path) -> None:
     """Concurrently, in a pool that is too small for both: every token must equal that of an undisturbed engine."""
     model = make_checkpoint("qwen3", tmp_path / "model")
