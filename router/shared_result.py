@@ -15,10 +15,10 @@ class SharedResult(Generic[T]):
     A request gets a result whose computation began after the request arrived. It waits up to an interval for that.
     """
 
-    def __init__(self, compute: Callable[[], Awaitable[T]], interval_s: float = INTERVAL_S) -> None:
-        """`interval_s`: minimum time from the end of a computation to the beginning of the next."""
+    def __init__(self, compute: Callable[[], Awaitable[T]], interval_s: float | None = None) -> None:
+        """`interval_s`: minimum time from the end of a computation to the beginning of the next. Default: 0.1."""
         self._compute = compute
-        self._interval_s = interval_s
+        self._interval_s = INTERVAL_S if interval_s is None else interval_s
         self._running = asyncio.Lock()
         self._next: asyncio.Task[T] | None = None  # scheduled, not begun
         self._earliest_s = 0.0

@@ -19,7 +19,11 @@ SEED = 7
 NUM_CANCELS = 60
 NUM_LOSSES = 4
 MAX_ROUNDS = 5
-RARE = ("killed draining", "killed, disks full", "killed draining, streams resumed", "killed, with TCP and Redis")
+RARE = (
+    "killed draining", "killed, disks full", "killed draining, streams resumed", "killed, with TCP and Redis",
+    "killed with a prefill worker", "killed with a decode worker, streams resumed", "restarted, streams resumed",
+    "sends chunks of a byte", "does not read",
+)  # fmt: skip
 
 
 async def _made(place: Place, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Chaos]:
@@ -124,8 +128,12 @@ async def test_routers_lost_in_turn_lose_no_stream(with_resuming_clients: Chaos)
 
 
 def _attacks_on(place: Place) -> pytest.MarkDecorator:
-    attacks = [attack for attack in attacks_on(place) if not attack.is_long]
-    return pytest.mark.parametrize("attack", attacks, ids=lambda attack: f"{attack.role} {attack.name}")
+    attacks = [
+        pytest.param(attack, marks=[pytest.mark.slow] * (attack.name in RARE), id=f"{attack.role} {attack.name}")
+        for attack in attacks_on(place)
+        if not attack.is_long
+    ]
+    return pytest.mark.parametrize("attack", attacks)
 
 
 async def _assert_disturbs_no_stream(made: Chaos, attack: Attack) -> None:

@@ -9,15 +9,14 @@ import psutil
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from tests.faults.supervised import FLAGS, SUPERVISED_FAULTS, SupervisedFault, kills_during_starts, served_cluster
+from tests.faults.supervised import FLAGS, SUPERVISED_FAULTS, SupervisedFault, served_cluster
 
 SEED = 7
 NUM_FAILURES = 4  # failed starts; a cluster that was never ready would not survive as many
 
 
 def _cases() -> list[ParameterSet]:
-    marks = {kills_during_starts: [pytest.mark.slow]}
-    return [pytest.param(each, marks=marks.get(each, ()), id=each.__name__) for each in SUPERVISED_FAULTS]
+    return [pytest.param(each, marks=pytest.mark.slow, id=each.__name__) for each in SUPERVISED_FAULTS]
 
 
 @pytest.mark.parametrize("fault", _cases())

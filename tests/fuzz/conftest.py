@@ -38,7 +38,9 @@ def fuzzing(request: pytest.FixtureRequest) -> Fuzzing:
 
 
 @pytest.fixture(autouse=True)
-def _no_errors_logged(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def _no_errors_logged(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, small_heap: None
+) -> Iterator[None]:
     """Fail on logged errors, also of tasks that are never awaited; warnings about hostile input are expected."""
     with caplog.at_level(logging.ERROR):
         yield

@@ -23,6 +23,7 @@ from baton.router.model_info import read_model_info
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.mutations import damaged_bytes, damaged_json, json_values
 from tests.fuzz.small_checkpoint import DENSE, GENERATION, SPARSE, make_sharded, make_small
+from tests.marks import slow_case
 from tests.unit.engine.checkpoint.test_model_config import DEEPSEEK_V2, LLAMA, QWEN3_MOE
 
 NO_FILES = ["../model-1-of-2.safetensors", "/etc/passwd", "..", ".", "", "a\0b", "x" * 600, "\udc80", 5]
@@ -106,7 +107,7 @@ def test_undamaged_checkpoints_serve(whole: dict[str, Path]) -> None:
     assert all(serves(directory) for directory in whole.values())
 
 
-@pytest.mark.parametrize("kind", ["dense", "sharded"])
+@pytest.mark.parametrize("kind", ["dense", slow_case("sharded")])
 def test_damaged_weights_are_served_or_refused(
     fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Path, kind: str
 ) -> None:
@@ -125,7 +126,7 @@ def test_damaged_weights_are_served_or_refused(
 
     near_header = damaged_bytes(content[: len(content) - len(data)]).map(lambda head: head + data)
     fuzzing.run_all(
-        [(near_header, check_bytes), (damaged_bytes(content), check_bytes), (damaged_json(header), check_header)], 40
+        [(near_header, check_bytes), (damaged_bytes(content), check_bytes), (damaged_json(header), check_header)], 20
     )
 
 
@@ -153,7 +154,7 @@ def test_damaged_configs_are_served_or_refused(fuzzing: Fuzzing, whole: dict[str
     )
     read = st.sampled_from(CONFIGS).flatmap(damaged_json)
     kinds = [(served, check_served), (read, check_read), (damaged_bytes(json.dumps(DENSE).encode()), check_bytes)]
-    fuzzing.run_all(kinds, 50)
+    fuzzing.run_all(kinds, 25)
 
 
 def test_damaged_generation_configs_are_served_or_refused(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -96,24 +95,24 @@ def test_random_requests_conform_to_the_description(fuzzing: Fuzzing, real: Rout
     check = DescriptionCheck()
     operations = [operation.ok() for operation in schema.get_all_operations() if is_strict(operation.ok().path)]
     inputs = [each.as_strategy(generation_mode=mode) for each in operations for mode in GenerationMode]
-    fuzzing.run_all([(each, check) for each in filter(is_possible, inputs)], 7)
-    assert check.num_accepted > 24
+    fuzzing.run_all([(each, check) for each in filter(is_possible, inputs)], 4)
+    assert check.num_accepted > 14
     real.check_serves()
 
 
-@pytest.mark.parametrize("stride", [6, slow_case(1)])
-def test_every_bound_of_every_field_is_enforced(real: RouterRig, stride: int) -> None:
+@pytest.mark.parametrize(("path", "num_accepted"), [("/v1/completions", 0), slow_case("", 100)])
+def test_every_bound_of_every_field_is_enforced(real: RouterRig, path: str, num_accepted: int) -> None:
     schema = schemathesis.openapi.from_url(f"{real.router.url}/openapi.json")
     check = DescriptionCheck()
     for operation in schema.get_all_operations():
-        if not is_strict(operation.ok().path):
+        if not is_strict(operation.ok().path) or path not in ("", operation.ok().path):
             continue
         cases = schema.iter_coverage_cases(
             operation.ok(), generation_modes=list(GenerationMode), generation_config=schema.config.generation
         )
-        for case in islice(cases, 0, None, stride):
+        for case in cases:
             check(case)
-    assert check.num_accepted > 100 / stride
+    assert check.num_accepted > num_accepted
     real.check_serves()
 
 

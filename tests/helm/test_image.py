@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from baton.doctor.machine import ENGINE_MODULES
 from tests.helm.dockerfile import ROOT, copied, is_sent, stages, whole
+from tests.marks import slow_case
 
 SCRIPTS = ROOT / "scripts" / "image"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -196,7 +197,7 @@ def installation(tmp_path: Path) -> Installation:
 WRONG = "0" * 64
 
 
-@pytest.mark.parametrize("spoilt", ["", "rest", "torch"])
+@pytest.mark.parametrize("spoilt", [slow_case(""), slow_case("rest"), "torch"])
 def test_a_file_with_another_hash_is_not_installed(installation: Installation, spoilt: str) -> None:
     needed = installation.pin("needed", WRONG if spoilt == "rest" else None)
     installation.write("constraints.txt", needed, "torch==1.0")
@@ -211,7 +212,7 @@ def test_a_file_with_another_hash_is_not_installed(installation: Installation, s
         assert installed == {"needed", "torch", "cudalib"}
 
 
-@pytest.mark.parametrize("spoilt", ["", "cudalib", "torch"])
+@pytest.mark.parametrize("spoilt", ["", slow_case("cudalib"), "torch"])
 def test_the_gpu_files_are_installed_by_hash(installation: Installation, spoilt: str) -> None:
     installation.write("constraints.txt", installation.pin("needed"), "torch==1.0")
     names = ("cudalib", "torch")

@@ -107,7 +107,7 @@ VALUES = ["default", "cpu", "moe"]
 DEFAULT_VALUES = pytest.mark.parametrize("installed", slow_except(VALUES, {"default"}), indirect=True)
 
 
-@pytest.fixture(params=VALUES)
+@pytest.fixture(params=slow_except(VALUES, {"default"}))
 def installed(
     request: pytest.FixtureRequest, server: ApiServer, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Cluster:

@@ -111,6 +111,7 @@ def test_pods_are_placed_by_their_pools_values(releases: Releases, seen: Seen) -
     assert {name: {key: spec[key] for key in wanted} for name, spec in found.items()} == placement
 
 
+@pytest.mark.slow
 def test_new_bounds_build_no_second_cluster(releases: Releases, seen: Seen) -> None:
     """A second one would need all GPUs twice."""
     releases.install(CHART, "baton", MODEL)
@@ -146,6 +147,7 @@ def test_another_image_builds_a_second_cluster(releases: Releases, seen: Seen) -
     assert len(seen.of("RayCluster")) == 2
 
 
+@pytest.mark.slow
 def test_without_a_strategy_there_is_never_a_second_cluster(releases: Releases, seen: Seen) -> None:
     values = merged(MODEL, {"ray": {"upgradeStrategy": "None"}})
     releases.install(CHART, "baton", values)
@@ -188,6 +190,7 @@ def test_an_uninstall_leaves_nothing_else_anywhere(releases: Releases, seen: See
     assert {f"{key.type.kind}/{key.name}" for key in left} == {"Pod/baton-test"}  # for its log
 
 
+@pytest.mark.slow
 def test_kept_objects_are_reused_by_the_next_install(releases: Releases, seen: Seen) -> None:
     releases.install(CHART, "baton", merged(MODEL, KEPT))
     models = seen.all()["PersistentVolumeClaim/baton-models"]["metadata"]["uid"]
@@ -229,6 +232,7 @@ def test_the_test_pod_is_created_only_for_helm_test(releases: Releases, seen: Se
     assert pod["spec"]["containers"][0]["image"] == router["image"]
 
 
+@pytest.mark.slow
 def test_two_releases_share_a_namespace(releases: Releases, seen: Seen) -> None:
     releases.install(CHART, "one", MODEL)
     first = seen.wished()

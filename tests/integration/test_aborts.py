@@ -4,6 +4,8 @@ import asyncio
 import random
 from pathlib import Path
 
+import pytest
+
 from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import decode_client
@@ -13,6 +15,7 @@ from tests.integration.worker_process import worker_processes
 NUM_REQUESTS = 300
 
 
+@pytest.mark.slow
 async def test_a_storm_of_aborts(tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path / "model")
     rng = random.Random(1)

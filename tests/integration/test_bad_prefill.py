@@ -14,6 +14,7 @@ from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
 from tests.integration.scripted_prefill import Prefilled, Script, scripted_prefill
 from tests.integration.worker_process import WorkerProcess, worker_processes
+from tests.marks import slow_case
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -144,7 +145,7 @@ async def breaks(prefilled: Prefilled) -> Events:
         (sends_checksums_without_blocks, 0),
         (sends_a_token_that_the_model_lacks, 0),
         (accepts_twice, 0),
-        (announces_the_same_again_and_again, 0),
+        slow_case(announces_the_same_again_and_again, 0),
         (breaks, 0),
         (says_nothing, 0),
     ],
@@ -163,7 +164,7 @@ async def test_a_bad_handover_falls_back_to_local_prefill(rig: Rig, script: Scri
     assert load.checksum_failures == before.checksum_failures + num_checksum_failures
 
 
-@pytest.mark.parametrize("script", [ends_at_once, wrong_checksum, breaks, says_nothing])
+@pytest.mark.parametrize("script", [ends_at_once, wrong_checksum, breaks, slow_case(says_nothing)])
 async def test_another_prefill_worker_computes_what_is_missing(rig: Rig, script: Script) -> None:
     decode, prefill = rig.decode, rig.prefill
     before = await decode.wait_idle()

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 from openai.types import Batch
 
 from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_workers
@@ -85,6 +86,7 @@ async def check_outputs(client: openai.AsyncOpenAI, router: RouterProcess, batch
             assert output[line["custom_id"]]["response"]["body"]["choices"] == single["choices"]
 
 
+@pytest.mark.slow
 async def test_a_killed_router_continues_its_batch_after_a_restart(tmp_path: Path) -> None:
     async with deployment(tmp_path) as deployed:
         first, client = await deployed.router("--batch-inflight=4")

@@ -55,6 +55,7 @@ async def test_measured_times_match_the_simulated_workers(tmp_path: Path) -> Non
     assert four["output_tokens_per_s"] > 1.5 * one["output_tokens_per_s"]
 
 
+@pytest.mark.slow
 async def test_a_traces_shared_prefixes_hit_the_cache(tmp_path: Path) -> None:
     """The trace's prompts are scaled to an eighth: 64 tokens per hash, which is four blocks."""
     trace = tmp_path / "trace.jsonl"
@@ -91,6 +92,7 @@ async def test_a_traces_shared_prefixes_hit_the_cache(tmp_path: Path) -> None:
     assert all(each["prefill_worker"] and each["decode_worker"] for each in profile["requests"])
 
 
+@pytest.mark.slow
 async def test_chats_with_the_bundled_model(cluster_url: str, tmp_path: Path) -> None:
     flags = (
         "--endpoint=/v1/chat/completions",

@@ -47,6 +47,7 @@ async def test_the_priced_choice_under_mixed_prompts(tmp_path: Path) -> None:
     assert row["handed over %"] > 0
 
 
+@pytest.mark.slow
 async def test_a_system_without_responses_is_reported() -> None:
     trace = next(each for each in make_traces() if each.name == "mixed")
     console = Console(stderr=True)
@@ -67,6 +68,7 @@ def test_unknown_names_are_reported() -> None:
     assert "mixd: known are always_remote, azure, colocated" in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_traces_are_fitted_to_the_rate() -> None:
     for trace in make_traces():
         arrivals = trace.arrivals(rate_per_s=5.0, seconds=20.0)

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import slow_except
+
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv" / "clients" / "bin" / "python"
 SCRIPTS = ("agents_sdk", "langchain_openai_class", "llama_index_openai_like")
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", slow_except(SCRIPTS, {"langchain_openai_class"}))
 def test_a_tool_is_called_and_its_result_used(cluster_url: str, script: str) -> None:
     assert PYTHON.exists(), "the client libraries are not installed: `make test` installs them"
     path = ROOT / "tests" / "clients" / f"{script}.py"

@@ -101,6 +101,7 @@ def held(worker: WorkerProcess) -> tuple[int, int]:
     return process.num_fds(), process.num_threads()
 
 
+@pytest.mark.slow
 async def test_probes_leak_nothing_and_do_not_wait_for_a_stopped_owner(tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path / "model")
     pair = ("prefill", "--transport=tcp"), ("decode", "--transport=auto")

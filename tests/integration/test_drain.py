@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import httpx
+import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
@@ -79,6 +80,7 @@ async def test_a_drained_decode_workers_request_migrates_with_its_kv() -> None:
         assert response.headers["x-baton-decode"] != leaving
 
 
+@pytest.mark.slow
 async def test_an_undrained_worker_serves_again_with_the_same_tokens() -> None:
     async with (
         served("", "--prefill", "1", "--decode", "1", "--dtype", "float32") as url,

@@ -122,6 +122,7 @@ async def test_a_rank_that_waits_for_others_ends_with_status_0(tmp_path: Path) -
         assert " ERROR " not in (tmp_path / "decode-0.log").read_text()
 
 
+@pytest.mark.slow
 async def test_a_rank_that_waits_for_others_while_it_receives_kv_ends_after_its_drain(tmp_path: Path) -> None:
     async with (
         ranks_of_a_group(tmp_path, 2, "--min-expert-ranks=2", "--drain-timeout-s=0.1") as ranks,
@@ -136,6 +137,7 @@ async def test_a_rank_that_waits_for_others_while_it_receives_kv_ends_after_its_
         assert " ERROR " not in (tmp_path / "decode-0.log").read_text()
 
 
+@pytest.mark.slow
 async def test_a_rank_lost_without_a_rendezvous_makes_the_others_short_until_there_is_one(tmp_path: Path) -> None:
     [port] = free_ports("127.0.0.1", 1)
     async with AsyncExitStack() as stack:

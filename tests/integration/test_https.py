@@ -23,6 +23,7 @@ from baton.simulation.workers.worker_config import SimulatedWorkerConfig
 from benchmarks.server import free_port
 from tests.integration.completion_load import complete, completion_load
 from tests.integration.router_process import DEADLINE_S, MODEL, RouterProcess, router_process
+from tests.marks import slow_case
 from tests.unit.rpc.test_tls import write
 
 HOST = "127.0.0.1"
@@ -174,6 +175,7 @@ async def test_commands_use_https(tmp_path: Path) -> None:
         assert await baton("drain", "--force", "decode-0", url, trust) == "decode-0 is drained\n"
 
 
+@pytest.mark.slow
 async def test_shutdown_waits_for_responses_but_not_for_idle_connections(tmp_path: Path) -> None:
     authority = trustme.CA()
     context = trusting(authority)
@@ -206,7 +208,11 @@ async def in_flight(router: RouterProcess, context: ssl.SSLContext) -> int:
 
 @pytest.mark.parametrize(
     "command",
-    [("router", f"--model={MODEL}"), ("baton", "router", f"--model={MODEL}", "--processes=2"), ("baton", "serve")],
+    [
+        ("router", f"--model={MODEL}"),
+        slow_case(("baton", "router", f"--model={MODEL}", "--processes=2")),
+        slow_case(("baton", "serve")),
+    ],
 )
 def test_unusable_files_are_a_usage_error(tmp_path: Path, command: tuple[str, ...]) -> None:
     authority = trustme.CA()

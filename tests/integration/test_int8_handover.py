@@ -58,7 +58,7 @@ def random_prompts(seed: int, *lens: int) -> list[list[int]]:
         slow_case("qwen3", "shared_memory", 1, 1),
         ("deepseek-v3", "tcp", 1, 1),
         slow_case("llama3", "nixl", 1, 1),
-        ("llama3", "tcp", 2, 1),
+        slow_case("llama3", "tcp", 2, 1),
         slow_case("llama3", "shared_memory", 1, 2),
     ],
 )

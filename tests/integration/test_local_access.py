@@ -207,6 +207,7 @@ async def test_no_log_no_page_and_no_command_line_has_a_key_or_the_secret(served
         assert not [each for each in secret if each in text]
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_after_its_sockets_were_removed_serves_again(served: Served) -> None:
     rows = {row["worker_id"]: Path(row["address"].removeprefix("unix:")) for row in await served.workers()}
     directory = rows["decode-0"].parent

@@ -5,6 +5,7 @@ import random
 
 import httpx
 import orjson
+import pytest
 
 from benchmarks.server import served
 from tests.integration.workers_view import wait_all_ready, wait_idle
@@ -27,6 +28,7 @@ async def stream(client: httpx.AsyncClient, body: dict[str, object], cut_after: 
     return tokens
 
 
+@pytest.mark.slow
 async def test_all_streams_are_complete_and_all_blocks_are_freed() -> None:
     rng = random.Random(1)
     shared = [rng.randrange(300, 3000) for _ in range(300)]

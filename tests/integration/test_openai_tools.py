@@ -202,6 +202,7 @@ THINKING = """
 """
 
 
+@pytest.mark.slow
 async def test_reasoning_of_a_template_that_begins_it(tmp_path: Path) -> None:
     model = tmp_path / "thinking"
     shutil.copytree(BUNDLED, model)

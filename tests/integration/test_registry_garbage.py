@@ -3,6 +3,8 @@
 import random
 from pathlib import Path
 
+import pytest
+
 import baton
 from tests.faults.redis_garbage import garbage_in_redis
 from tests.integration.registry_router import registry_router, wait_ready_workers
@@ -14,6 +16,7 @@ NUM_ROUNDS = 60
 BODY = {"prompt": "Once upon a time there was a registry.", "max_tokens": 2, "temperature": 0}
 
 
+@pytest.mark.slow
 async def test_routers_serve_and_start_whatever_redis_holds(tmp_path: Path) -> None:
     rng = random.Random(3)
     async with redis_server(tmp_path / "redis") as redis, registry_router(redis.url, MODEL, tmp_path) as client:

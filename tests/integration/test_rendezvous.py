@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
+import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -119,6 +120,7 @@ async def test_a_wake_reaches_the_other_process(tmp_path: Path) -> None:
             assert (await member.wait_woken())["woken"] == [epoch, 7]
 
 
+@pytest.mark.slow
 async def test_the_group_outlives_its_rendezvous(tmp_path: Path) -> None:
     """A restart or a pause of the rendezvous ends no epoch; afterwards it learns of losses and starts the next."""
     [port] = free_ports("127.0.0.1", 1)

@@ -156,6 +156,7 @@ def listens(process: psutil.Process) -> bool:
     return any(each.status == psutil.CONN_LISTEN for each in process.net_connections("tcp"))
 
 
+@pytest.mark.slow
 async def test_a_terminated_process_leaves_new_calls_to_the_others(tmp_path: Path) -> None:
     async with group(tmp_path, WorkerSpec(step_s=0.02)) as router, AsyncExitStack() as stack:
         watcher = await client_of(router, 1, stack)

@@ -53,6 +53,7 @@ async def test_a_stopped_process_is_replaced(tmp_path: Path) -> None:
         assert second in await processes(router)
 
 
+@pytest.mark.slow
 async def test_a_process_whose_event_loop_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(STALL_ON_SIGNAL)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")

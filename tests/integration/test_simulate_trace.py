@@ -33,6 +33,7 @@ def test_a_trace_is_simulated_and_reported(tmp_path: Path) -> None:
     assert page.read_text().count("<svg") == 5
 
 
+@pytest.mark.slow
 def test_a_fixed_split_and_worker_options(tmp_path: Path) -> None:
     figures, config = tmp_path / "twin.json", tmp_path / "config.yaml"
     config.write_text("prefill: 1\nspec:\n  step_s: 0.02\n  sequence_s: 0\n")

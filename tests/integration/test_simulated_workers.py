@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import httpx
+import pytest
 
 from baton.process.child import ChildProcess, ProcessSpec
 from baton.process.progress import Failed, Ready
@@ -107,6 +108,7 @@ async def test_router_finds_simulated_workers_in_redis(tmp_path: Path) -> None:
         await wait_ready_workers(client)
 
 
+@pytest.mark.slow
 async def test_workers_leave_an_unresponsive_registry_concurrently(tmp_path: Path) -> None:
     async with redis_server(tmp_path / "redis") as redis:
         async with asyncio.timeout(60) as limit:  # a fifth of 100 sequential Redis timeouts
@@ -116,6 +118,7 @@ async def test_workers_leave_an_unresponsive_registry_concurrently(tmp_path: Pat
         redis.resume()
 
 
+@pytest.mark.slow
 async def test_two_thousand_workers_in_a_process() -> None:
     async with simulated("--colocated=2000", "--num-blocks=256") as simulation:
         addresses = simulation["addresses"].split(",")

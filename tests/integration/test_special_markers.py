@@ -17,7 +17,7 @@ from benchmarks.server import served
 from tests.integration.test_tool_call_moves import NUM_SEEN, NUM_WORDS, PARAMETERS, TOOL, Received
 from tests.integration.workers_view import pid_of, wait_all_ready
 from tests.marked_checkpoints import GENERATION_PROMPT, marked_checkpoint
-from tests.marks import slow_except
+from tests.marks import slow_case
 
 QUESTION = [{"role": "user", "content": "What is the weather in Oslo? " * 20}]
 WEATHER = {
@@ -69,7 +69,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(MODELS, ["mistral"]))
+@pytest.mark.parametrize("name", [*map(slow_case, MODELS)])
 async def test_special_tokens_around_calls_and_reasoning(name: str, tmp_path: Path) -> None:
     form = MODELS[name]
     model = marked_checkpoint(tmp_path / name, form.marks, form.special, form.ends, form.generation_prompt)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import httpx
 import orjson
+import pytest
 
 from benchmarks.server import served
 from tests.integration.workers_view import pid_of, wait_all_ready
@@ -45,6 +46,7 @@ async def tokens_of(response: httpx.Response) -> AsyncIterator[int]:
                     yield token
 
 
+@pytest.mark.slow
 async def test_a_stopped_decode_workers_requests_continue_elsewhere() -> None:
     async with (
         served("", "--prefill", "1", "--decode", "2", "--dtype", "float32") as url,

@@ -64,7 +64,7 @@ def expected() -> list[int]:
     return generate_here({SEED: PROMPT})[SEED]
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "tcp", slow_case("nixl"), slow_case("staged")])
+@pytest.mark.parametrize("transport", ["shared_memory", *map(slow_case, ("tcp", "nixl", "staged"))])
 async def test_a_handover_and_a_local_prefill(transport: str, tmp_path: Path, expected: list[int]) -> None:
     flags = (f"--transport={transport}", *FLAGS)
     async with (
@@ -126,6 +126,7 @@ async def test_a_worker_reports_compiling_and_masks(tmp_path: Path) -> None:
     assert values["late_masks"] >= 0
 
 
+@pytest.mark.slow
 async def test_preempted_requests(tmp_path: Path) -> None:
     prompts = {seed: [300 + seed, *PROMPT[:20]] for seed in range(6)}
     outputs = generate_here(prompts)

@@ -45,7 +45,7 @@ def followers_of(worker: WorkerProcess) -> list[psutil.Process]:
         slow_case("llama3", 1, 2, "tcp"),
         slow_case("qwen3", 2, 4, "nixl"),
         ("mixtral", 2, 1, "shared_memory"),
-        ("deepseek-v3", 2, 2, "tcp"),
+        slow_case("deepseek-v3", 2, 2, "tcp"),
     ],
 )
 async def test_a_handover_between_workers_of_different_shapes(
@@ -74,6 +74,7 @@ async def test_a_handover_between_workers_of_different_shapes(
     assert not any(follower.is_running() for follower in followers)
 
 
+@pytest.mark.slow
 async def test_a_prefix_is_pulled_from_a_worker_of_a_different_shape(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     oracle = Oracle(model)
@@ -94,6 +95,7 @@ async def test_a_prefix_is_pulled_from_a_worker_of_a_different_shape(tmp_path: P
             await puller.wait_idle()
 
 
+@pytest.mark.slow
 async def test_aborts_during_handovers_leave_nothing_held(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     oracle = Oracle(model)
@@ -140,6 +142,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(directory)
 
 
+@pytest.mark.slow
 async def test_ranks_that_are_terminated_together_end_after_their_requests(tmp_path: Path, temporary: Path) -> None:
     """A service manager that knows all processes terminates them together."""
     model = make_checkpoint("llama3", tmp_path / "model")
@@ -168,6 +171,7 @@ async def test_a_stopped_rank_does_not_keep_others_from_ending(tmp_path: Path) -
         assert not stopped.is_running()
 
 
+@pytest.mark.slow
 async def test_a_rank_stopped_in_mid_decode_does_not_keep_its_worker_from_ending(tmp_path: Path) -> None:
     """The first rank leaves a step that never ends. The stopped rank then continues, and ends too."""
     model = make_checkpoint("llama3", tmp_path / "model")
@@ -202,6 +206,7 @@ async def test_a_stopped_rank_that_receives_kv_does_not_keep_its_worker_from_end
         assert not stopped.is_running()
 
 
+@pytest.mark.slow
 async def test_killing_a_workers_process_group_leaves_no_rank(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     async with worker_processes(model, tmp_path, ("decode", "--tensor-parallel=2", *SMALL)) as [decode]:

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import httpx
 import orjson
+import pytest
 
 from baton.protos.worker_pb2 import DrainRequest, UndrainRequest
 from baton.protos.worker_pb2_grpc import WorkerStub
@@ -66,6 +67,7 @@ class Received:
         return isinstance(other, Received) and vars(self) == vars(other)
 
 
+@pytest.mark.slow
 async def test_a_required_call_over_a_handover_a_drain_and_a_kill() -> None:
     flags = ("--prefill", "1", "--decode", "2", "--dtype", "float32", "--num-threads", "1")
     async with (

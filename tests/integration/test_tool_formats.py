@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from baton.router.parsing.formats import TOOL_FORMAT_NAMES
 from tests.integration.worker_process import worker_process
 from tests.marked_checkpoints import BUNDLED, GENERATION_PROMPT, marked_checkpoint
+from tests.marks import slow_except
 from tests.unit.router.running_router import running_router
 
 # Texts by which a router finds a format in a chat template.
@@ -33,6 +34,7 @@ MARKS = {
     "openai": "<|channel|> <|message|>",
     "kimi_k2": "<|tool_calls_section_begin|>",
 }
+USUAL = ("hermes", "llama3_json", "pythonic", "deepseek_v31", "qwen3_coder", "openai")  # a style each
 SAME_FORMATS = {"qwen3_xml": "qwen3_coder", "glm47": "glm45"}  # other names, which templates do not show
 PARAMETERS = {
     "type": "object",
@@ -60,7 +62,7 @@ async def worker_address(tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("name", MARKS)
+@pytest.mark.parametrize("name", slow_except(MARKS, USUAL))
 async def test_a_required_call(name: str, worker_address: str, tmp_path: Path) -> None:
     prompt = "<|start|>assistant" if name == "openai" else GENERATION_PROMPT
     model = marked_checkpoint(tmp_path / "model", MARKS[name], generation_prompt=prompt)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.integration.completion_load import (
     NUM_PROMPTS,
@@ -65,6 +66,7 @@ async def two_routers(
         yield TwoRouters(redis, (first, second), await stack.enter_async_context(AsyncExitStack()))
 
 
+@pytest.mark.slow
 async def test_redis_ends_and_comes_back_under_load(tmp_path: Path) -> None:
     async with two_routers(tmp_path, WORKERS) as two:
         watchers = await two.watchers()

@@ -61,7 +61,7 @@ async def test_disaggregated_equals_colocated_equals_transformers(transport: str
     model = make_checkpoint("qwen3-moe", tmp_path / "model")
     oracle = Oracle(model)
     rng = random.Random(transport)
-    requests = workload(rng, 50)
+    requests = workload(rng, 30)
     cuts = [rng.randint(1, 10) if rng.random() < 0.2 else 0 for _ in requests]
     flag = f"--transport={transport}"
     async with (
@@ -91,7 +91,7 @@ async def test_disaggregated_equals_colocated_equals_transformers(transport: str
         load = await decode.wait_idle()
         await asyncio.gather(prefill.wait_idle(), both.wait_idle())
         assert load.num_preemptions > 0, "the pool was meant to be too small"
-        assert load.handovers > 20
+        assert load.handovers > 12
         assert load.handover_failures == 0
 
 
@@ -163,6 +163,7 @@ async def test_a_prefill_worker_pulls_what_a_decode_worker_has(tmp_path: Path) -
         await asyncio.gather(prefill.wait_idle(), source.wait_idle(), decode.wait_idle())
 
 
+@pytest.mark.slow
 async def test_one_engine_prefills_for_another_and_decodes(tmp_path: Path) -> None:
     """Concurrently, in a pool that is too small for both: every token must equal that of an undisturbed engine."""
     model = make_checkpoint("qwen3", tmp_path / "model")
@@ -179,9 +180,9 @@ async def test_one_engine_prefills_for_another_and_decodes(tmp_path: Path) -> No
 
         async def decode_there(number: int) -> None:
             """Outgrow the pool; a plan that names another worker for the prefill is not followed."""
-            for _ in range(3):
+            for _ in range(2):
                 prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(5, 20))]
-                greedy = SamplingParams(temperature=0, max_tokens=rng.randint(60, 120), ignore_eos=True)
+                greedy = SamplingParams(temperature=0, max_tokens=rng.randint(60, 90), ignore_eos=True)
                 generation = await run_one(other, (prompt, greedy), elsewhere if number % 2 else None, 0)
                 assert generation.token_ids == oracle.greedy(prompt, greedy.max_tokens)
                 assert generation.served_by.prefill_worker == peer.worker_id

@@ -94,6 +94,7 @@ async def test_a_crashed_driver_leaves_no_child(tmp_path: Path) -> None:
     await wait_gone(child)
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_step_add_up_to_the_whole(checkpoint: Path) -> None:
     reports = list(profile(checkpoint, torch.get_num_threads()))
     assert len(reports) == 2 * len(BATCHES)

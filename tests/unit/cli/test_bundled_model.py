@@ -190,6 +190,7 @@ def test_greedy_outputs_are_sentences_that_end(model: Any, tokenizer: Any, quest
     assert text.endswith((".", "!", "?"))
 
 
+@pytest.mark.slow
 def test_sampled_outputs_are_words_that_end(model: Any, tokenizer: Any) -> None:
     torch.manual_seed(0)
     questions = ["What does os.path.join do?", "Hi", "What is the class collections.Counter for?", "Explain len."]

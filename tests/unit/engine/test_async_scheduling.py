@@ -126,7 +126,7 @@ class Clients:
         self._ended.set()
 
 
-@pytest.mark.parametrize("seed", slow_except(range(6), {0, 1}))
+@pytest.mark.parametrize("seed", slow_except(range(6), {0}))
 @pytest.mark.parametrize("memory", [1 << 20, 1 << 17], ids=["plenty", "scarce"])
 def test_tokens_equal_those_of_synchronous_scheduling(model: Path, seed: int, memory: int) -> None:
     requests = [random_request(random.Random(1000 * seed + number), str(number)) for number in range(25)]
@@ -142,7 +142,7 @@ def test_tokens_equal_those_of_synchronous_scheduling(model: Path, seed: int, me
     assert expected.num_launched_ahead == 0
 
 
-@pytest.mark.parametrize("seed", slow_except(range(12), {0, 1, 2, 3}))
+@pytest.mark.parametrize("seed", slow_except(range(12), {0, 1}))
 def test_prompts_that_share_a_small_budget_get_the_same_tokens(model: Path, seed: int) -> None:
     """Chunks of one token are among the decodes and sample nothing; outputs of one token end at once."""
     draw = random.Random(seed)

@@ -37,18 +37,18 @@ UNEVEN = {"hidden_size": 192, "intermediate_size": 320}
 NAME = "model.layers.1.self_attn.k_proj.weight"
 CASES = [
     ("qwen3", "blocks", UNEVEN),
-    ("qwen3", "blocks-24x20", {}),
+    slow_case(("qwen3", "blocks-24x20", {})),
     slow_case(("llama-biased", "channel", {})),
     slow_case(("qwen2", "tensor", {})),
     ("llama3", "plain", {}),
     slow_case(("mistral", "plain-inverse", {})),
-    ("qwen2", "weights-alone", {}),
-    ("qwen3-moe", "blocks", {"hidden_size": 160, "moe_intermediate_size": 144}),
+    slow_case(("qwen2", "weights-alone", {})),
+    slow_case(("qwen3-moe", "blocks", {"hidden_size": 160, "moe_intermediate_size": 144})),
     ("qwen3-moe", "channel", {}),
     slow_case(("mixtral", "tensor", {})),
     slow_case(("deepseek-v2-lite", "blocks-24x20", {})),
     ("deepseek-v3", "blocks", {"hidden_size": 160, "kv_lora_rank": 144, "moe_intermediate_size": 144}),
-    ("deepseek-v3", "channel", {}),
+    slow_case(("deepseek-v3", "channel", {})),
 ]
 
 
@@ -171,7 +171,7 @@ def small_and_large(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize(("quantization", "most"), [("", 2.7), slow_case("int8", 1.5)])
+@pytest.mark.parametrize(("quantization", "most"), [slow_case("", 2.7), slow_case("int8", 1.5)])
 def test_no_copy_in_fp32_is_made(small_and_large: list[Path], quantization: str, most: float) -> None:
     """Peak over the files' bytes: 2 for bfloat16 or 1 for int8, and the tensors being converted."""
     if quantization and not torch.cpu._is_vnni_supported():

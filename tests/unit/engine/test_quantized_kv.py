@@ -16,6 +16,7 @@ from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.kv_scales import add_kv_scales
+from tests.marks import slow_case
 from tests.unit.engine.perplexity import perplexity
 from tests.unit.engine.tensor_rig import TensorRig
 
@@ -50,7 +51,7 @@ def greedy(engine: Engine, name: str, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", slow_case("bfloat16")])
 def test_the_bundled_models_perplexity_hardly_changes(dtype: str, kv_dtype: str) -> None:
     usual = perplexity(dtype=dtype)
     assert usual < 200  # the model knows such texts
@@ -59,7 +60,8 @@ def test_the_bundled_models_perplexity_hardly_changes(dtype: str, kv_dtype: str)
 
 
 @pytest.mark.parametrize(
-    ("family", "kv_dtype"), [("llama3", "int8"), ("deepseek-v3", "int8"), ("llama3", "fp8"), ("qwen3", "fp8")]
+    ("family", "kv_dtype"),
+    [slow_case("llama3", "int8"), ("deepseek-v3", "int8"), slow_case("llama3", "fp8"), ("qwen3", "fp8")],
 )
 def test_a_prefix_from_the_cache_gives_the_same_tokens(
     checkpoints: dict[str, Path], family: str, kv_dtype: str

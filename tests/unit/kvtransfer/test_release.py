@@ -25,7 +25,7 @@ Life = Callable[[Cluster], Awaitable[None]]
 
 
 @pytest.fixture(autouse=True)
-def _without_collector() -> Iterator[None]:
+def _without_collector(small_heap: None) -> Iterator[None]:
     gc.collect()
     gc.disable()
     yield

@@ -14,6 +14,7 @@ from torch import Tensor
 from baton.kvtransfer.base import PoolDescription
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
 from baton.kvtransfer.local_pool import MAX_BLOCK_UNITS, MAX_PEER_UNITS, Units, unit_bytes_of
+from tests.marks import slow_case, slow_except
 from tests.unit.kvtransfer.kv_peers import holds_unit
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, UNTOUCHED, Gate, cluster_of, every_backend, soon
 
@@ -22,6 +23,7 @@ LARGE_PART_WORDS = 3 << 17  # 3 MiB: 14 of them exceed the socket buffers of two
 OUR_PARTS = 12  # in each of our blocks
 # Parts per block of the peers: equal, 1/2, 1/4, 1/3, 2, 4, 3 and 2/3 times ours.
 THEIR_PARTS = (12, 6, 3, 4, 24, 48, 36, 8)
+USUAL_PARTS = (3, 24, 8)
 NUM_BLOCKS = 10
 
 
@@ -31,7 +33,7 @@ def note_landed(pool: Tensor, pairs: Iterator[tuple[int, int]], words: int, land
 
 
 @every_backend
-@pytest.mark.parametrize("parts", THEIR_PARTS)
+@pytest.mark.parametrize("parts", slow_except(THEIR_PARTS, USUAL_PARTS))
 async def test_random_units_arrive_and_nothing_else_changes(
     backend: str, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,8 +107,13 @@ async def test_wrong_units_are_refused(backend: str, parts: int, monkeypatch: py
 
 
 @every_backend
-@pytest.mark.parametrize("parts", [1, 4])  # our blocks are of two
-@pytest.mark.parametrize("how", ["deadline", "cancelled", "killed"])
+@pytest.mark.parametrize(
+    ("how", "parts"),  # our blocks are of two
+    [
+        *(("deadline", 4), ("cancelled", 1), ("killed", 4)),
+        *(slow_case("deadline", 1), slow_case("cancelled", 4), slow_case("killed", 1)),
+    ],
+)
 async def test_an_abandoned_read_keeps_the_blocks_of_its_units(
     backend: str, how: str, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,36 @@
-"""The router's tests run on the router's event loop."""
+"""The router's tests run on the router's event loop, with short intervals: most of them start and end a router."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
+import uvicorn.server
 import uvloop
+
+from baton.router import shared_result
+
+POLL_S = 0.005
+
+
+class QuickAsyncio:
+    """The module asyncio, with short sleeps."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    def sleep(self, delay_s: float) -> Awaitable[None]:
+        """Sleep for `POLL_S` at most."""
+        return asyncio.sleep(min(delay_s, POLL_S))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def short_intervals() -> Iterator[None]:
+    """Otherwise uvicorn notices its end, and /workers is computed for the tests that poll it, ten times a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.server, "asyncio", QuickAsyncio())
+        patch.setattr(shared_result, "INTERVAL_S", POLL_S)
+        yield
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

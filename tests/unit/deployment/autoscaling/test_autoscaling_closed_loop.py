@@ -110,6 +110,7 @@ def test_a_gpu_moves_between_pools_within_the_budget() -> None:
     assert max(planned.gpus for planned in rig.decisions) <= 8
 
 
+@pytest.mark.slow
 def test_needs_over_the_budget_give_a_stable_split() -> None:
     settings = replace(SETTINGS, budget_gpus=8)
     rig = Rig(Load(lambda _: 14.0, output_tokens=lambda _: 400.0), settings, sizes=(4, 4))
@@ -120,6 +121,7 @@ def test_needs_over_the_budget_give_a_stable_split() -> None:
     assert rig.decisions[-1].decision.prefill.need + rig.decisions[-1].decision.decode.need > 8
 
 
+@pytest.mark.slow
 def test_replicas_of_several_gpus_stay_within_the_budget() -> None:
     settings = ScalingSettings(
         budget_gpus=20, prefill=PoolLimits(gpus_per_replica=2), decode=PoolLimits(gpus_per_replica=4)

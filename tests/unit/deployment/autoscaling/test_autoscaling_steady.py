@@ -107,7 +107,7 @@ def test_a_steady_load_turns_no_pool_twice_in_ten_minutes(steady: Steady, budget
     ("requests_per_s", "seed"),  # close to needing one more replica
     [
         (5.2, 0),
-        (19.4, 1),
+        slow_case(19.4, 1),
         *(slow_case(*each) for each in [(1.9, 0), (1.9, 1), (5.2, 1), (13.9, 0), (13.9, 1), (19.4, 0)]),
     ],
 )

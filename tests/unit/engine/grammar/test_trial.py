@@ -192,6 +192,7 @@ def test_a_process_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: py
         ProcessTrial(tmp_path, VOCAB_SIZE, frozenset({EOS})).run(WORD, TIMEOUT_S)
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_by_itself_is_gone(trial: ProcessTrial, directory: Path) -> None:
     trial.run(WORD, TIMEOUT_S)
     [pid] = processes(directory)

@@ -85,6 +85,7 @@ async def test_a_registry_behind_sentinels_survives_a_failover(tmp_path: Path) -
         assert "'role': 'master'" in str(await command(replica, "INFO", "replication"))
 
 
+@pytest.mark.slow
 async def test_a_registry_in_a_redis_cluster(tmp_path: Path) -> None:
     bus_port = str(free_ports(HOST, 1)[0])  # by default 10,000 above the port, where another program may listen
     async with redis_server(tmp_path, "--cluster-enabled", "yes", "--cluster-port", bus_port) as server:

@@ -17,6 +17,7 @@ EMBEDDINGS = "/v1/embeddings"
 LINE = {"custom_id": "1", "method": "POST", "url": EMBEDDINGS, "body": {"model": MODEL, "input": "a"}}
 
 
+@pytest.mark.slow
 async def test_batches_that_no_worker_can_run_hold_up_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,15 +24,21 @@ from baton.router.http.event_stream import EventStream
 from baton.router.http.exchange import Exchange
 from baton.router.http.paced_response import PacedResponse
 from baton.router.http.server import HttpServer
+from tests.marks import slow_case
 
 NUM_BYTES = 24 << 20  # more than the kernel buffers
 NUM_EVENTS = 12
 SHORT_S = 0.2
 SLOW_S = 1.4  # longer than a connection without a request is kept, and then than one that takes nothing
+TOO_SLOW_S = 8.0
 DEADLINE_S = 20.0
+CLOSE = (b"connection: close",)
 PACED = b"GET /paced HTTP/1.1\r\nhost: x\r\n%b\r\n"
 PAGE = b"GET /page HTTP/1.1\r\nhost: x\r\n%b\r\n"
 REQUEST = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n%b\r\n{}"
+KEPT_AND_CLOSED = pytest.mark.parametrize(
+    ("headers", "is_tls"), [((), True), (CLOSE, False), slow_case((), False), slow_case(CLOSE, True)]
+)
 
 
 class LargeAnswer:
@@ -160,8 +166,7 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unread, "STALL_S", 2 * SHORT_S)
 
 
-@pytest.mark.parametrize("is_tls", [False, True])
-@pytest.mark.parametrize("headers", [(), (b"connection: close",)], ids=["kept", "closed"])
+@KEPT_AND_CLOSED
 async def test_a_slow_client_gets_the_whole_answer(tmp_path: Path, is_tls: bool, headers: tuple[bytes, ...]) -> None:
     async with serving(tmp_path, is_tls) as served, asyncio.timeout(DEADLINE_S):
         reader, writer = await served.ask(*headers)
@@ -169,7 +174,7 @@ async def test_a_slow_client_gets_the_whole_answer(tmp_path: Path, is_tls: bool,
         writer.transport.abort()
 
 
-@pytest.mark.parametrize("is_tls", [False, True])
+@pytest.mark.parametrize("is_tls", [slow_case(False), True])
 async def test_a_slow_client_gets_the_whole_stream(tmp_path: Path, is_tls: bool) -> None:
     async with serving(tmp_path, is_tls, is_streamed=True) as served, asyncio.timeout(DEADLINE_S):
         reader, writer = await served.ask()
@@ -177,7 +182,7 @@ async def test_a_slow_client_gets_the_whole_stream(tmp_path: Path, is_tls: bool)
         writer.transport.abort()
 
 
-@pytest.mark.parametrize("is_tls", [False, True])
+@pytest.mark.parametrize("is_tls", [slow_case(False), True])
 async def test_a_slow_client_gets_the_whole_answer_of_a_server_that_leaves(tmp_path: Path, is_tls: bool) -> None:
     async with serving(tmp_path, is_tls) as served, asyncio.timeout(DEADLINE_S):
         reader, writer = await served.ask()
@@ -188,8 +193,7 @@ async def test_a_slow_client_gets_the_whole_answer_of_a_server_that_leaves(tmp_p
         writer.transport.abort()
 
 
-@pytest.mark.parametrize("is_tls", [False, True])
-@pytest.mark.parametrize("headers", [(), (b"connection: close",)], ids=["kept", "closed"])
+@KEPT_AND_CLOSED
 async def test_a_client_that_reads_nothing_is_disconnected(
     tmp_path: Path, is_tls: bool, headers: tuple[bytes, ...]
 ) -> None:
@@ -214,8 +218,9 @@ async def test_the_drain_ignores_clients_that_have_their_response(tmp_path: Path
         writer.transport.abort()
 
 
-@pytest.mark.parametrize("is_tls", [False, True])
-@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("is_streamed", "is_tls"), [(False, False), (True, True), slow_case(False, True), slow_case(True, False)]
+)
 async def test_a_client_below_the_minimum_rate_is_disconnected(
     tmp_path: Path, is_tls: bool, is_streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,12 +228,12 @@ async def test_a_client_below_the_minimum_rate_is_disconnected(
     async with serving(tmp_path, is_tls, is_streamed) as served, asyncio.timeout(DEADLINE_S):
         reader, writer = await served.ask()
         with suppress(ConnectionError):
-            assert await read_slowly(reader, over_s=DEADLINE_S) < NUM_BYTES
+            assert await read_slowly(reader, over_s=TOO_SLOW_S) < NUM_BYTES
         assert not served.server.server_state.connections
         writer.transport.abort()
 
 
-@pytest.mark.parametrize("is_tls", [False, True])
+@pytest.mark.parametrize("is_tls", [False, slow_case(True)])
 async def test_a_slow_stream_has_no_minimum_rate_if_the_client_keeps_up(
     tmp_path: Path, is_tls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +245,7 @@ async def test_a_slow_stream_has_no_minimum_rate_if_the_client_keeps_up(
         writer.transport.abort()
 
 
-@pytest.mark.parametrize("is_tls", [False, True])
+@pytest.mark.parametrize("is_tls", [slow_case(False), True])
 async def test_a_client_that_does_not_read_a_large_page_is_disconnected(tmp_path: Path, is_tls: bool) -> None:
     async with serving(tmp_path, is_tls) as served, asyncio.timeout(DEADLINE_S):
         reader, writer = await served.ask(request=PAGE)
@@ -256,7 +261,7 @@ async def until_connected(server: HttpServer) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("is_tls", [False, True])
+@pytest.mark.parametrize("is_tls", [False, slow_case(True)])
 async def test_a_slow_client_gets_the_whole_paced_response(tmp_path: Path, is_tls: bool) -> None:
     async with serving(tmp_path, is_tls) as served, asyncio.timeout(DEADLINE_S):
         reader, writer = await served.ask(request=PACED)

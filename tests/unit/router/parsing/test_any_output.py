@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from baton.router.parsing.base import Content, OutputPart, Piece, Reasoning
 from baton.router.parsing.formats import TOOL_FORMAT_NAMES, make_parser, markers
+from tests.marks import slow_except
 from tests.unit.router.parsing.arbitrary_outputs import TOOLS, formats, outputs
 from tests.unit.router.parsing.outputs import Parsed, joined, parse, pieces_of
 
 OPENAI = "openai"
+USUAL = ("hermes", "pythonic", "mistral", "deepseek_v32", "glm45", OPENAI)
 FAST = settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -78,7 +80,7 @@ def _parse_s(text: str, size: int, tool: str) -> float:
     return time.thread_time() - started_s
 
 
-@pytest.mark.parametrize("tool", TOOL_FORMAT_NAMES)
+@pytest.mark.parametrize("tool", slow_except(TOOL_FORMAT_NAMES, USUAL))
 def test_adversarial_outputs_take_linear_time(tool: str) -> None:
     known = sorted(markers(tool, None))
     starts = ["", *known, '<tool_call>{"name": "f", "arguments": {"a": "', "[f(a=[", "<function=f>\n<parameter=a>"]

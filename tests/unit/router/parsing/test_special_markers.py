@@ -21,6 +21,7 @@ from baton.router.output.format import OutputFormat
 from baton.router.output.rules import NO_TOOLS, OutputRules, ToolUse
 from baton.router.parsing.base import Piece, Tool
 from baton.router.parsing.formats import TOOL_FORMAT_NAMES, markers, text_markers
+from tests.marks import slow_case
 from tests.unit.engine.grammar_rig import EOS, VOCAB_SIZE, allowed, byte_tokenizer
 from tests.unit.router.parsing.outputs import Parsed, parse
 
@@ -167,7 +168,7 @@ def test_text_with_calls(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["openai", "mistral", "hermes", "kimi_k2"])
-@pytest.mark.parametrize("is_open", [None, True])
+@pytest.mark.parametrize("is_open", [slow_case(None), True])
 def test_structured_output_behind_reasoning(name: str, is_open: bool | None) -> None:
     """The content may be anything but `x`, and begins like a marker: no special token is part of it."""
     of, given = model(name), Grammar(GrammarKind.REGEX, "ab[^x]{3,9}", field="regex")

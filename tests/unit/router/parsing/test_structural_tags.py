@@ -15,6 +15,7 @@ from baton.engine.grammar.schema_rewrite import compilable_tag
 from baton.router.parsing.base import Tool
 from baton.router.parsing.formats import TOOL_FORMAT_NAMES, markers, output_tag, response_tag
 from baton.router.parsing.structural_tag import Format
+from tests.marks import slow_case
 from tests.unit.router.parsing.outputs import Parsed, parse, pieces_of
 
 TOOLS = (
@@ -129,7 +130,7 @@ def check_calls(parsed: Parsed) -> None:
         jsonschema.validate(json.loads(call.arguments), dict(tools[call.name].parameters))
 
 
-@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("parallel", [slow_case(False), True])
 @pytest.mark.parametrize("name", TOOL_FORMAT_NAMES)
 def test_required_calls_are_valid_and_nothing_else_is_written(name: str, parallel: bool) -> None:
     tag = output_tag(name, None, TOOLS, required=True, parallel=parallel)
@@ -163,7 +164,7 @@ def test_text_may_contain_calls(name: str) -> None:
     assert num_outputs >= 4
 
 
-@pytest.mark.parametrize("is_open", [None, False, True])
+@pytest.mark.parametrize("is_open", [None, slow_case(False), True])
 @pytest.mark.parametrize("name", REASONING_OF)
 def test_reasoning_comes_before_required_calls(name: str, is_open: bool | None) -> None:
     reasoning = REASONING_OF[name]

@@ -122,6 +122,7 @@ async def test_the_clients_accumulator() -> None:
         assert [call.arguments for call in final.output if call.type == "function_call"] == ARGUMENTS
 
 
+@pytest.mark.slow
 async def test_a_lagging_client_gets_all_of_it() -> None:
     """What is merged while a client does not read comes in front of the last event."""
     worker = ScriptedWorker()

@@ -24,6 +24,7 @@ from baton.simulation.twin.machine import Machine
 from baton.simulation.twin.outcome import Outcome
 from baton.simulation.twin.trace_request import TraceRequest
 from baton.simulation.twin.twin import simulate
+from tests.marks import slow_case
 from tests.unit.simulation.trace_load import random_load
 
 MACHINE = Machine(
@@ -45,7 +46,7 @@ def comparison() -> Comparison:
     ).run()
 
 
-@pytest.mark.parametrize("num_gpus", [2, 3, 8])
+@pytest.mark.parametrize("num_gpus", [2, 3, slow_case(8)])
 def test_the_search_finds_the_best_split(num_gpus: int) -> None:
     outcomes = [
         simulate(replace(PLAN, prefill=prefill, decode=num_gpus - prefill), REQUESTS[:150])

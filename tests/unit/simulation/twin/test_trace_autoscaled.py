@@ -29,7 +29,7 @@ BASE = DeploymentPlan(machine=Machine().with_block_size(granule(Lengths())), sta
 SCALING = ScalingSettings(budget_gpus=NUM_GPUS, slo=SLO_, start_s=30.0)
 BEST_PREFILL = {1.0: 1, 2.0: 5}  # prefill replicas of the best fixed split, by times the trace's rate
 STARTS = [  # times the trace's rate, prefill and decode replicas
-    (1.0, 3, 3),
+    slow_case((1.0, 3, 3)),
     slow_case((1.0, 8, 2)),  # short of KV
     slow_case((1.0, 10, 10)),  # all GPUs
     slow_case((2.0, 5, 5)),

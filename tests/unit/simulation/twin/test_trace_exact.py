@@ -64,6 +64,7 @@ def test_times_of_a_colocated_worker_with_eviction_and_preemption_are_equal() ->
     assert num_preemptions > 0
 
 
+@pytest.mark.slow
 def test_medians_agree_if_handovers_wait_for_memory() -> None:
     """If memory is short, handovers wait for each other, and ties are broken differently. Medians are within 10%."""
     for seed in range(4):
