@@ -1,53 +1,100 @@
-"""Correction of the model by measured latencies."""
+"""Correction of the models by measured latencies."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, inf, isfinite
+from math import exp, isfinite, sqrt
 
-from baton.deployment.autoscaling.settings import ScalingSettings
-from baton.deployment.autoscaling.snapshot import PoolSnapshot, ReplicaLatency
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.settings import SLO, ScalingSettings
+from baton.deployment.autoscaling.snapshot import ReplicaLatency
 
 MIN_SAMPLES = 20  # in a window; quantiles of fewer samples are ignored
 ENOUGH_BEYOND = 5.0  # samples beyond the quantile that make it fully trusted
 EASING = 5  # the factor falls this much more slowly than it rises
 MOST_DT_S = 10.0  # longest time step of the smoothing
+BREACH_S = 10.0  # after which a broken objective corrects the model at once
+MOST_FACTOR = 10.0  # of a broken objective; slow corrections stay below `max_correction`
+NUM_HALVINGS = 12  # of the search for a factor
+
+Predict = Callable[[float], float]  # the latency's quantile in seconds, by the factor
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Factor on a pool's service times: measured over predicted latency, smoothed and bounded."""
+    """Factor on a pool's service times, with which the model predicts what is measured; smoothed and bounded.
+
+    While the objective is kept, the factor changes slowly. An objective that has been broken for `BREACH_S` corrects it
+    at once.
+    """
 
     factor: float = 1.0
-    num_ready: int = 0
+    num_ready: ByPool[int] | None = None
     steady_since_s: float = 0.0  # when `num_ready` last changed
     updated_s: float = 0.0
+    broken_since_s: float | None = None  # None: the objective is kept, or not measured
 
     def after(
         self,
-        pool: PoolSnapshot,
-        predicted_s: float | None,
-        slo_s: float,
+        latencies: Sequence[ReplicaLatency],
+        num_ready: ByPool[int],
+        predict: Predict,
+        objective_s: float,
         now_s: float,
         window_s: float,
         settings: ScalingSettings,
     ) -> "Correction":
-        """Return the exponentially smoothed factor after one more snapshot. `predicted_s` None: no prediction.
+        """Return the correction after one more snapshot.
 
-        Only a pool whose size has been constant for a window is used; otherwise its samples are of several sizes.
+        Samples are used only if both pools' sizes have been constant for a window: otherwise they are of several sizes,
+        and a pool is late because the other one was too small.
         """
         dt_s = min(MOST_DT_S, max(0.0, now_s - self.updated_s))
-        if pool.num_ready != self.num_ready:
-            return replace(self, num_ready=pool.num_ready, steady_since_s=now_s, updated_s=now_s)
-        updated = replace(self, updated_s=now_s)
-        measured = warm_quantile(pool.latencies, settings.warmup_s)
-        if predicted_s is None or measured is None or now_s - self.steady_since_s < window_s:
-            return updated
-        ratio = _ratio(measured.quantile_s, predicted_s, slo_s, settings.max_correction)
-        trust = min(1.0, measured.num_samples * (1 - settings.slo.quantile) / ENOUGH_BEYOND)
-        time_s = settings.correction_s * (1 if ratio > 1 else EASING)
-        factor = self.factor * ratio ** (1 - exp(-trust * dt_s / time_s))
-        bounded = min(max(factor, 1 / settings.max_correction), settings.max_correction)
-        return replace(updated, factor=bounded)
+        if num_ready != self.num_ready:
+            return self.unknown(num_ready, now_s)
+        measured = warm_quantile(latencies, settings.warmup_s)
+        if measured is None or now_s - self.steady_since_s < window_s:
+            return replace(self, updated_s=now_s, broken_since_s=None)
+        is_over = measured.quantile_s > objective_s
+        broken_since_s = (
+            (now_s if self.broken_since_s is None else min(self.broken_since_s, now_s)) if is_over else None
+        )
+        updated = replace(self, updated_s=now_s, broken_since_s=broken_since_s)
+        is_broken = broken_since_s is not None and now_s - broken_since_s >= BREACH_S
+        bound = settings.max_correction
+        found = factor_for(predict, measured.quantile_s, 1 / bound, MOST_FACTOR if is_broken else bound)
+        if is_over and found <= self.factor:
+            return updated  # the queue of an overloaded pool is still growing, so nothing follows about the model
+        if is_broken:
+            weight = measured.trust(settings.slo)
+        else:
+            time_s = settings.correction_s * (1 if found > self.factor else EASING)
+            weight = 1 - exp(-measured.trust(settings.slo) * dt_s / time_s)
+        return replace(updated, factor=self.factor * (found / self.factor) ** weight)
+
+    def unknown(self, num_ready: ByPool[int], now_s: float) -> "Correction":
+        """Return the correction after a snapshot that says nothing about the model."""
+        steady_since_s = self.steady_since_s if num_ready == self.num_ready else now_s
+        return Correction(self.factor, num_ready, steady_since_s, now_s)
+
+
+def factor_for(predict: Predict, measured_s: float, least: float, most: float) -> float:
+    """Return the factor with which the prediction is what was measured, by bisection within the bounds.
+
+    Near saturation a little more load makes waits much longer, so a ratio of times would not do. A prediction rises
+    with the factor, to infinity for an overload.
+    """
+    low, high = least, most
+    if predict(low) >= measured_s:
+        return low
+    if predict(high) <= measured_s:
+        return high
+    for _ in range(NUM_HALVINGS):
+        middle = sqrt(low * high)
+        if predict(middle) <= measured_s:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +103,10 @@ class Measured:
 
     quantile_s: float
     num_samples: int
+
+    def trust(self, slo: SLO) -> float:
+        """Return the weight of these samples, from 0 to 1: how many are beyond the SLO's quantile."""
+        return min(1.0, self.num_samples * (1 - slo.quantile) / ENOUGH_BEYOND)
 
 
 def warm_quantile(latencies: Iterable[ReplicaLatency], warmup_s: float) -> Measured | None:
@@ -77,16 +128,3 @@ def warm_quantile(latencies: Iterable[ReplicaLatency], warmup_s: float) -> Measu
         if 2 * passed >= num_samples:
             return Measured(quantile_s, num_samples) if quantile_s > 0 else None
     return None
-
-
-def _ratio(measured_s: float, predicted_s: float, slo_s: float, bound: float) -> float:
-    """Return measured over predicted, bounded.
-
-    If the model predicts overload (infinite) but the SLO is met, the pool is faster than the model. If the pool is
-    really overloaded, nothing follows about the model.
-    """
-    if predicted_s == inf:
-        return 1 / bound if measured_s <= slo_s else 1.0
-    if predicted_s <= 0:
-        return 1.0
-    return min(max(measured_s / predicted_s, 1 / bound), bound)

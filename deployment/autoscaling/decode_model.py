@@ -68,6 +68,11 @@ class DecodeModel:
             prompts=prompts,
         )
 
+    @property
+    def tpot_s(self) -> float:
+        """The objective; slightly more than the shortest step, if that is longer."""
+        return max(self.slo.tpot_s, UNREACHABLE_SLACK * self.step_s)
+
     def step_time_s(self, num_sequences: float) -> float:
         """Return the seconds of a step with this batch size that computes no prompt."""
         return self.step_s + self.sequence_s * max(0.0, num_sequences - 1)
@@ -107,10 +112,10 @@ class DecodeModel:
             return False
         if not self.prompts.share:
             return True
-        if self._tpot_s(most, num_replicas, requests_per_s) > max(self.slo.tpot_s, UNREACHABLE_SLACK * self.step_s):
+        if self._tpot_s(most, num_replicas, requests_per_s) > self.tpot_s:
             return False
         step_s = self.step_time_s(self.mean_sequences(num_replicas, requests_per_s))
-        return self.prompts.ttft_s(num_replicas, requests_per_s, step_s, self.slo.quantile) <= self.slo.ttft_s
+        return self.prompts.ttft_s(num_replicas, requests_per_s, step_s, self.slo.quantile) <= self.prompts.objective_s
 
     def rate(self, num_replicas: int) -> float:
         """Return the highest request rate that holds: Little's law with room for the deviations."""

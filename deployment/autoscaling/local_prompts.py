@@ -20,6 +20,7 @@ class LocalPrompts:
     token_s: float = 0.0  # apart from the fixed time of a step
     max_step_tokens: int = 2048
     arrival_cv2: float = 1.0
+    objective_s: float = inf  # of their time to first token
 
     def busy(self, num_replicas: float, requests_per_s: float) -> float:
         """Return the fraction of a worker's time that prompts take; 1 or more if they take all of it."""

@@ -31,6 +31,12 @@ class Moments:
         square = self.mean * self.mean
         return self.variance / square if square > 0 else 0.0
 
+    def without(self, others: "Moments", share: float) -> "Moments":
+        """Return the moments of the rest, of samples of which this share, less than 1, has those of `others`."""
+        left = 1 - share
+        mean = max(0.0, self.mean - share * others.mean) / left
+        return Moments(mean, max(mean * mean, (self.second - share * others.second) / left))
+
     def linear(self, fixed: float, factor: float) -> "Moments":
         """Return the exact moments of `fixed + factor * value`."""
         mean = fixed + factor * self.mean

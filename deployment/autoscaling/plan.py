@@ -68,7 +68,7 @@ def plan_pools(
         state,
         sizes=sizes,
         grants=grants,
-        corrections=_corrected(snapshot, state, needs, settings),
+        corrections=_corrected(snapshot, state, faults, settings),
         trouble=watch.trouble,
         local_share=state.local_share if model is None else model.local_share,
     )
@@ -97,13 +97,13 @@ def _needs(
     """Return what each pool needs; the wanted size for a pool with invalid measurements."""
     most, least, factors = budget.most, budget.least, state.corrections.map(lambda each: each.factor)
     if faults.prefill is None:
-        prefill = prefill_need(snapshot, settings, factors.prefill, most.prefill, model and model.prefill)
+        prefill = prefill_need(snapshot, settings, factors.prefill, most.prefill, model.prefill if model else None)
         prefill = prefill.within(least.prefill, most.prefill)
     else:
         prefill = Need.unknown(sizes.prefill.wanted, faults.prefill)
     if faults.decode is None:
         decode = decode_need(
-            snapshot, settings, factors.decode, most.decode, prefill.prompt_token_s, model and model.decode
+            snapshot, settings, factors.decode, most.decode, prefill.prompt_token_s, model.decode if model else None
         )
         decode = decode.within(least.decode, most.decode)
     else:
@@ -191,22 +191,31 @@ def _sure_bands(
 
 
 def _corrected(
-    snapshot: PoolsSnapshot, state: ScalingState, needs: ByPool[Need], settings: ScalingSettings
+    snapshot: PoolsSnapshot, state: ScalingState, faults: ByPool[str | None], settings: ScalingSettings
 ) -> ByPool[Correction]:
     """Return the corrections for the next snapshot, from the models' predictions for the current sizes."""
     rate, window_s, now_s = snapshot.traffic.requests_per_s, snapshot.traffic.window_s, snapshot.now_s
-    ttft_s = tpot_s = None
-    prefill, decode = needs.both()
+    factors = state.corrections.map(lambda each: each.factor)
+
+    def ttft_s(factor: float) -> float:
+        model = PoolsModel.as_measured(snapshot, settings, replace(factors, prefill=factor))
+        return model.prefill.predicted_s(snapshot.prefill.pool.num_ready, rate)
+
+    def tpot_s(factor: float) -> float:
+        model = PoolsModel.as_measured(snapshot, settings, replace(factors, decode=factor))
+        return model.decode.predicted_s(snapshot.decode.pool.num_ready, rate)
+
     # While requests wait for a decode slot, TTFT is late whatever the prefill pool does, and decode batches are full of
     # earlier requests whatever the current rate is. Neither says anything about the models.
-    has_places = not snapshot.decode.num_waiting
-    if prefill.model is not None and snapshot.prefill.pool.num_ready and has_places:
-        ttft_s = prefill.model.predicted_s(snapshot.prefill.pool.num_ready, rate)
-    if decode.model is not None and snapshot.decode.pool.num_ready and has_places:
-        tpot_s = decode.model.predicted_s(snapshot.decode.pool.num_ready, rate)
+    num_ready = snapshot.pools.map(lambda pool: pool.num_ready)
+    if any(faults.both()) or not all(num_ready.both()) or snapshot.decode.num_waiting:
+        return state.corrections.map(lambda each: each.unknown(num_ready, now_s))
+    present = PoolsModel.as_measured(snapshot, settings, factors)
+    prefill, decode = state.corrections.both()
+    ttfts, tpots = snapshot.pools.map(lambda pool: pool.latencies).both()
     return ByPool(
-        state.corrections.prefill.after(snapshot.prefill.pool, ttft_s, settings.slo.ttft_s, now_s, window_s, settings),
-        state.corrections.decode.after(snapshot.decode.pool, tpot_s, settings.slo.tpot_s, now_s, window_s, settings),
+        prefill.after(ttfts, num_ready, ttft_s, present.prefill.ttft_s, now_s, window_s, settings),
+        decode.after(tpots, num_ready, tpot_s, present.decode.tpot_s, now_s, window_s, settings),
     )
 
 

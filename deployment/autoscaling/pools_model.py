@@ -6,6 +6,7 @@ from baton.deployment.autoscaling.budget import Budget
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.decode_model import DecodeModel
 from baton.deployment.autoscaling.local_prompts import LocalPrompts
+from baton.deployment.autoscaling.moments import Moments
 from baton.deployment.autoscaling.pool_model import smallest_size
 from baton.deployment.autoscaling.prefill_model import PrefillModel
 from baton.deployment.autoscaling.settings import ScalingSettings
@@ -27,14 +28,38 @@ class PoolsModel:
         cls, snapshot: PoolsSnapshot, settings: ScalingSettings, factors: ByPool[float], local_share: float
     ) -> "PoolsModel":
         """Make the models from measured rates. `factors` are the corrections by measured latencies."""
+        tokens = snapshot.traffic.uncached_tokens
+        return cls._of(snapshot, settings, factors, local_share, ByPool(tokens, tokens))
+
+    @classmethod
+    def as_measured(cls, snapshot: PoolsSnapshot, settings: ScalingSettings, factors: ByPool[float]) -> "PoolsModel":
+        """Make the models for the prompts that decode workers compute now."""
+        traffic = snapshot.traffic
+        local_share = 1 - traffic.remote_share
+        if traffic.remote_tokens is None or not 0 < local_share < 1:
+            return cls.of(snapshot, settings, factors, local_share)
+        local = traffic.uncached_tokens.without(traffic.remote_tokens, traffic.remote_share)
+        return cls._of(snapshot, settings, factors, local_share, ByPool(traffic.remote_tokens, local))
+
+    @classmethod
+    def _of(
+        cls,
+        snapshot: PoolsSnapshot,
+        settings: ScalingSettings,
+        factors: ByPool[float],
+        local_share: float,
+        tokens: ByPool[Moments],
+    ) -> "PoolsModel":
+        """Make the models. `tokens`: uncached prompt tokens of the requests that each pool prefills."""
         traffic, prefill, rate = snapshot.traffic, snapshot.prefill, snapshot.traffic.requests_per_s
-        prefills = PrefillModel.of(traffic, prefill, settings.slo, factors.prefill, local_share)
+        prefills = PrefillModel.of(traffic, prefill, settings.slo, factors.prefill, 1 - local_share, tokens.prefill)
         prompts = LocalPrompts(
             share=local_share,
-            tokens=traffic.uncached_tokens,
+            tokens=tokens.decode,
             token_s=factors.prefill / prefill.tokens_per_s,
             max_step_tokens=prefill.max_step_tokens,
             arrival_cv2=traffic.arrival_cv2,
+            objective_s=prefills.ttft_s,
         )
         least = smallest_size(prefills, rate, 1, MOST_PREFILL)
         token_s = prefills.prompt_token_s(traffic.prompt_tokens, least, rate)
@@ -57,5 +82,5 @@ class PoolsModel:
         """Return the larger ratio of a predicted latency to its objective."""
         return max(
             self.prefill.predicted_s(sizes.prefill, requests_per_s) / self.prefill.ttft_s,
-            self.decode.predicted_s(sizes.decode, requests_per_s) / self.decode.slo.tpot_s,
+            self.decode.predicted_s(sizes.decode, requests_per_s) / self.decode.tpot_s,
         )

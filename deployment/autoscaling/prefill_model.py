@@ -30,15 +30,22 @@ class PrefillModel:
 
     @classmethod
     def of(
-        cls, traffic: Traffic, prefill: PrefillSnapshot, slo: SLO, factor: float, local_share: float = 0.0
+        cls,
+        traffic: Traffic,
+        prefill: PrefillSnapshot,
+        slo: SLO,
+        factor: float,
+        share: float = 1.0,
+        tokens: Moments | None = None,
     ) -> "PrefillModel":
         """Make the model from measured rates.
 
-        `factor` is the correction of prefill times by measured TTFT. `local_share`: of the requests, that decode
-        workers prefill.
+        `factor` is the correction of prefill times by measured TTFT. `share`: of the requests, that are prefilled here,
+        and their uncached `tokens`; None: those of all requests.
         """
-        share = 1 - local_share
-        service = traffic.uncached_tokens.linear(factor * prefill.step_s, factor * seconds_per_token(prefill))
+        service = (tokens or traffic.uncached_tokens).linear(
+            factor * prefill.step_s, factor * seconds_per_token(prefill)
+        )
         best_s = quantile_of(service.mean, service.variance, slo.quantile) + prefill.handover_s
         ttft_s = max(slo.ttft_s, UNREACHABLE_SLACK * best_s)
         return cls(service, traffic.arrival_cv2, prefill.handover_s, ttft_s, slo.quantile, share)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from math import inf
 
 from baton.deployment.autoscaling.budget import Budget
+from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.pools_model import PoolsModel
 
-SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # of the requests, that are tried
+SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)  # of the requests, that are tried
 NUM_HALVINGS = 7  # of the search for the goodput
 CLEARLY_MORE = 1.1  # ratio, below which the present share stays
 
@@ -22,26 +23,33 @@ CLEARLY_MORE = 1.1  # ratio, below which the present share stays
 class Worth:
     """How good a share is."""
 
+    model: PoolsModel
+    requests_per_s: float
+    sizes: ByPool[int]
     num_gpus: int
     goodput: float  # requests per second; infinite if the budget is enough for all
-    strain: float
 
     @classmethod
     def of(cls, model: PoolsModel, requests_per_s: float, budget: Budget) -> "Worth":
         """Judge a model for a rate, within a budget."""
         sizes = model.sizes(requests_per_s, budget)
         num_gpus = budget.cost(sizes)
-        if num_gpus <= budget.gpus and model.holds(sizes, requests_per_s):
-            return cls(num_gpus, inf, model.strain(sizes, requests_per_s))
-        return cls(num_gpus, _goodput(model, requests_per_s, budget), inf)
+        goodput = inf
+        if num_gpus > budget.gpus or not model.holds(sizes, requests_per_s):
+            goodput = _goodput(model, requests_per_s, budget)
+        return cls(model, requests_per_s, sizes, num_gpus, goodput)
 
     def exceeds(self, other: "Worth") -> bool:
         """Whether this one is clearly better."""
         if self.goodput != other.goodput:
             return self.goodput > CLEARLY_MORE * other.goodput
-        if self.num_gpus != other.num_gpus:
+        if self.num_gpus != other.num_gpus or self.goodput < inf:
             return self.num_gpus < other.num_gpus
-        return CLEARLY_MORE * self.strain < other.strain
+        return CLEARLY_MORE * self.strain() < other.strain()
+
+    def strain(self) -> float:
+        """Return the larger ratio of a predicted latency to its objective."""
+        return self.model.strain(self.sizes, self.requests_per_s)
 
 
 def best_model(
@@ -51,14 +59,12 @@ def best_model(
 
     `make` makes the model of a share. The `present` one, chosen before, stays unless another is clearly better.
     """
-    best = make(present)
-    most = Worth.of(best, requests_per_s, budget)
+    best = Worth.of(make(present), requests_per_s, budget)
     for share in SHARES:
-        model = make(share)
-        worth = Worth.of(model, requests_per_s, budget)
-        if worth.exceeds(most):
-            best, most = model, worth
-    return best
+        worth = Worth.of(make(share), requests_per_s, budget)
+        if worth.exceeds(best):
+            best = worth
+    return best.model
 
 
 def _goodput(model: PoolsModel, requests_per_s: float, budget: Budget) -> float:

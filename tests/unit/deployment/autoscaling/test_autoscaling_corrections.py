@@ -1,11 +1,12 @@
 """Correction of the models by measured latencies."""
 
 from dataclasses import replace
-from math import inf, nan
+from math import exp, inf, nan
 
 import pytest
 
-from baton.deployment.autoscaling.correction import Correction, Measured, warm_quantile
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.correction import MOST_FACTOR, Correction, Measured, factor_for, warm_quantile
 from baton.deployment.autoscaling.snapshot import PoolSnapshot, ReplicaLatency
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, Planner, decode, pool, snapshot, traffic
 
@@ -16,15 +17,28 @@ def measured(*quantiles_s: float, ready_for_s: float = 1000.0) -> PoolSnapshot:
     return pool(len(quantiles_s), latencies=tuple(ReplicaLatency(ready_for_s, 100, each) for each in quantiles_s))
 
 
-def corrected(seconds: int, seen: PoolSnapshot, predicted_s: float | None, start: float = 1.0) -> float:
-    state = Correction(factor=start, num_ready=seen.num_ready, steady_since_s=-WINDOW_S)
+def after(state: Correction, seen: PoolSnapshot, predicted_s: float, now_s: float, num_decode: int = 1) -> Correction:
+    """Return the next correction. `predicted_s`: with a factor of 1, in proportion to which it is longer."""
+    num_ready = ByPool(seen.num_ready, num_decode)
+    return state.after(seen.latencies, num_ready, lambda factor: factor * predicted_s, 1.0, now_s, WINDOW_S, SETTINGS)
+
+
+def steady(seen: PoolSnapshot, factor: float = 1.0) -> Correction:
+    """Return a correction of pools that have had these sizes for a window."""
+    return Correction(factor, ByPool(seen.num_ready, 1), steady_since_s=-WINDOW_S)
+
+
+def corrected(seconds: int, seen: PoolSnapshot, predicted_s: float, start: float = 1.0) -> float:
+    state = steady(seen, start)
     for second in range(1, seconds + 1):
-        state = state.after(seen, predicted_s, 1.0, float(second), WINDOW_S, SETTINGS)
+        state = after(state, seen, predicted_s, float(second))
     return state.factor
 
 
 def test_an_optimistic_model_is_made_slower() -> None:
-    assert corrected(int(SETTINGS.correction_s), measured(0.6, 0.6), 0.4) == pytest.approx(1.5, rel=0.01)
+    factor = corrected(int(SETTINGS.correction_s), measured(0.6, 0.6), 0.4)
+    assert factor == pytest.approx(1.5 ** (1 - exp(-1)), rel=0.01)
+    assert corrected(20 * int(SETTINGS.correction_s), measured(0.6, 0.6), 0.4) == pytest.approx(1.5, rel=0.01)
 
 
 def test_corrections_towards_a_faster_pool_are_slower() -> None:
@@ -32,9 +46,40 @@ def test_corrections_towards_a_faster_pool_are_slower() -> None:
     assert slower - 1 > 2 * (1 - faster) > 0
 
 
+def test_an_objective_that_is_broken_for_ten_seconds_corrects_at_once_and_beyond_the_bound() -> None:
+    late = measured(1.5)
+    assert corrected(10, late, 0.5) < 1.2
+    assert corrected(11, late, 0.5) == pytest.approx(3.0, rel=0.01)
+    assert corrected(100_000, measured(100.0), 0.5) == pytest.approx(MOST_FACTOR, rel=0.01)
+    # Once it is kept again, the factor returns slowly.
+    state = steady(late, 3.0)
+    for second in range(60):
+        state = after(state, measured(0.5), 0.5, float(second))
+    assert 2.0 < state.factor < 3.0
+
+
+def test_a_breach_that_ends_begins_anew() -> None:
+    state = steady(measured(1.5))
+    for second in range(100):
+        state = after(state, measured(1.5 if second % 8 else 0.5), 0.5, float(second))
+    assert state.factor < SETTINGS.max_correction
+
+
+def test_a_small_sample_of_a_broken_objective_corrects_by_parts() -> None:
+    few = pool(1, latencies=(ReplicaLatency(100.0, 20, 1.5),))
+    assert 1.0 < corrected(11, few, 0.5) < corrected(20, few, 0.5) < 3.0
+
+
+def test_the_factor_explains_a_wait_near_saturation() -> None:
+    """Twice the wait of a queue with a load of 0.9 takes a load of 0.947, and not twice the service time."""
+    assert factor_for(lambda factor: 1 / max(1e-9, 1 - 0.9 * factor), 20.0, 0.5, 10.0) == pytest.approx(
+        1.0556, rel=1e-2
+    )
+
+
 def test_the_correction_factor_is_bounded() -> None:
-    assert corrected(100_000, measured(100.0), 0.1) == SETTINGS.max_correction
-    assert corrected(100_000, measured(0.001), 0.1) == 1 / SETTINGS.max_correction
+    assert corrected(100_000, measured(0.9), 0.1) == pytest.approx(SETTINGS.max_correction, rel=0.01)
+    assert corrected(100_000, measured(0.001), 0.1) == pytest.approx(1 / SETTINGS.max_correction, rel=0.01)
 
 
 def test_cold_replicas_do_not_count() -> None:
@@ -54,34 +99,35 @@ def test_too_few_or_invalid_samples_correct_nothing() -> None:
     assert warm_quantile((ReplicaLatency(100.0, 19, 0.5),), 30.0) is None
     assert warm_quantile((ReplicaLatency(100.0, 50, nan), ReplicaLatency(100.0, 50, inf)), 30.0) is None
     assert corrected(100, pool(1), 0.5, start=1.3) == 1.3
-    assert corrected(100, measured(5.0), None, start=1.3) == 1.3
 
 
 def test_a_small_sample_has_a_small_weight() -> None:
     few, many = (corrected(60, pool(1, latencies=(ReplicaLatency(100.0, count, 0.6),)), 0.4) for count in (20, 200))
-    assert few == pytest.approx(1.5 ** (60 / 5 / SETTINGS.correction_s), rel=0.01)  # one of five beyond the quantile
-    assert many == pytest.approx(1.5 ** (60 / SETTINGS.correction_s), rel=0.01)
+    assert few == pytest.approx(1.5 ** (1 - exp(-60 / 5 / SETTINGS.correction_s)), rel=0.01)  # one of five beyond it
+    assert many == pytest.approx(1.5 ** (1 - exp(-60 / SETTINGS.correction_s)), rel=0.01)
 
 
-def test_a_recently_resized_pool_corrects_nothing() -> None:
-    state = Correction(num_ready=1, steady_since_s=-WINDOW_S)
+@pytest.mark.parametrize("num_decode", [1, 2])
+def test_recently_resized_pools_correct_nothing(num_decode: int) -> None:
+    seen = measured(5.0) if num_decode == 2 else measured(5.0, 5.0)  # either pool has grown from one replica
+    state = Correction(num_ready=ByPool(1, 1), steady_since_s=-WINDOW_S)
     for second in range(int(WINDOW_S)):
-        state = state.after(measured(5.0, 5.0), 0.5, 1.0, float(second), WINDOW_S, SETTINGS)
+        state = after(state, seen, 0.5, float(second), num_decode)
     assert state.factor == 1.0
-    assert state.after(measured(5.0, 5.0), 0.5, 1.0, WINDOW_S, WINDOW_S, SETTINGS).factor > 1.0
+    assert after(state, seen, 0.5, WINDOW_S, num_decode).factor > 1.0
 
 
 def test_an_overloaded_pool_corrects_only_towards_faster() -> None:
+    """A model that predicts an endless wait is too slow if the objective is kept, and is not blamed otherwise."""
     assert corrected(100, measured(30.0), inf) == 1.0
     assert corrected(100, measured(0.5), inf, start=2.0) < 2.0
 
 
 def test_a_long_gap_does_not_count_as_evidence() -> None:
-    state = Correction(num_ready=1, steady_since_s=-WINDOW_S)
-    paused = state.after(measured(0.6), 0.4, 1.0, 10_000.0, WINDOW_S, SETTINGS)
+    paused = after(steady(measured(0.6)), measured(0.6), 0.4, 10_000.0)
     assert paused.factor < 1.1
     back = replace(paused, updated_s=20_000.0, steady_since_s=0.0)
-    assert back.after(measured(0.6), 0.4, 1.0, 15_000.0, WINDOW_S, SETTINGS).factor == paused.factor
+    assert after(back, measured(0.6), 0.4, 15_000.0).factor == paused.factor
 
 
 def test_full_batches_of_queued_sequences_correct_nothing() -> None:

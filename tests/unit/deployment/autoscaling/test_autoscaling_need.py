@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.need import decode_need, full_pool_rate, prefill_need
+from baton.deployment.autoscaling.pools_model import PoolsModel
 from baton.deployment.autoscaling.snapshot import ReplicaLatency
-from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, exponential, pool, prefill, snapshot, traffic
+from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, pool, prefill, snapshot, traffic
 
 
 def test_a_need_is_at_most_the_maximum_size() -> None:
@@ -36,18 +37,17 @@ def test_a_full_pools_measured_throughput_replaces_the_models() -> None:
     assert decode_need(snapshot(load=load, decode=full), SETTINGS, 1.0, 50, 0.0).least > 5
 
 
-def test_prefill_is_planned_for_the_prompts_that_it_computes() -> None:
-    """Of 80 requests a second 20 have 2,000 tokens for a prefill worker; decode workers compute the other prompts."""
-    mixed = traffic(80.0, prompt=500, remote_share=0.25, remote_tokens=exponential(2000))
-    alone = traffic(20.0, prompt=2000)
-    needs = [prefill_need(snapshot(load=load), SETTINGS, 1.0, 100) for load in (mixed, alone)]
+def test_prefill_is_planned_for_its_share_of_the_prompts() -> None:
+    """Of 80 requests a second decode workers compute three of four prompts, so 20 are left."""
+    mixed, alone = traffic(80.0), traffic(20.0)
+    factors = ByPool(1.0, 1.0)
+    needs = [
+        prefill_need(seen, SETTINGS, 1.0, 100, PoolsModel.of(seen, SETTINGS, factors, share).prefill)
+        for seen, share in ((snapshot(load=mixed), 0.75), (snapshot(load=alone), 0.0))
+    ]
     assert needs[0].least == needs[1].least
     assert needs[0].sure == needs[1].sure
     assert needs[0].model is not None
     assert needs[1].model is not None
     assert needs[0].model.rate(8) == pytest.approx(4 * needs[1].model.rate(8), rel=1e-3)
-    everything = replace(mixed, remote_share=1.0)
-    assert prefill_need(snapshot(load=everything), SETTINGS, 1.0, 100).least > 3 * needs[0].least
-    # Without a replica it is unknown how many prompts it would get.
-    empty = snapshot(load=replace(mixed, remote_share=0.0, remote_tokens=Moments()), prefills=pool(0))
-    assert prefill_need(empty, SETTINGS, 1.0, 100).least > 1
+    assert prefill_need(snapshot(load=mixed), SETTINGS, 1.0, 100).least > 3 * needs[0].least
