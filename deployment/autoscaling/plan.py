@@ -29,7 +29,7 @@ from baton.deployment.autoscaling.input_check import (
 )
 from baton.deployment.autoscaling.need import Need, decode_need, prefill_need
 from baton.deployment.autoscaling.pools_model import PoolsModel
-from baton.deployment.autoscaling.prompt_split import best_model
+from baton.deployment.autoscaling.prompt_split import best_model, most_local
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot
 from baton.deployment.autoscaling.split import fit, sure_split
@@ -125,6 +125,7 @@ def _model(
     return best_model(
         lambda share: PoolsModel.of(snapshot, settings, factors, share),
         state.local_share,
+        most_local(1 - snapshot.traffic.remote_share),
         snapshot.traffic.requests_per_s,
         budget,
     )

@@ -3,7 +3,8 @@
 The router lets a decode worker compute a prompt where its first token comes sooner that way. So a deployment with few
 prefill workers computes most prompts at decode workers, and needs fewer GPUs if time per output token leaves room for
 them. The planner chooses the share for which both pools together need the fewest GPUs; with these sizes, the router's
-prices lead to about that share.
+prices lead to about that share. Since the router may have reasons of its own for handing prompts over, the share grows
+from the measured one in steps.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from baton.deployment.autoscaling.budget import Budget
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.pools_model import PoolsModel
 
-SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)  # of the requests, that are tried
+SHARES = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)  # of the requests, that are tried
 NUM_HALVINGS = 7  # of the search for the goodput
 CLEARLY_MORE = 1.1  # ratio, below which the present share stays
 
@@ -52,18 +53,25 @@ class Worth:
         return self.model.strain(self.sizes, self.requests_per_s)
 
 
+def most_local(measured: float) -> float:
+    """Return the largest share to try, if this share of the requests has local prompts now."""
+    return 2 * measured + 0.1
+
+
 def best_model(
-    make: Callable[[float], PoolsModel], present: float, requests_per_s: float, budget: Budget
+    make: Callable[[float], PoolsModel], present: float, most: float, requests_per_s: float, budget: Budget
 ) -> PoolsModel:
     """Return the model of the best share: that of the fewest GPUs or, beyond the budget, of the most goodput.
 
-    `make` makes the model of a share. The `present` one, chosen before, stays unless another is clearly better.
+    `make` makes the model of a share, up to `most`. The `present` one, chosen before, stays unless another is clearly
+    better.
     """
-    best = Worth.of(make(present), requests_per_s, budget)
+    best = Worth.of(make(min(present, most)), requests_per_s, budget)
     for share in SHARES:
-        worth = Worth.of(make(share), requests_per_s, budget)
-        if worth.exceeds(best):
-            best = worth
+        if share <= most:
+            worth = Worth.of(make(share), requests_per_s, budget)
+            if worth.exceeds(best):
+                best = worth
     return best.model
 
 

@@ -10,7 +10,7 @@ from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.local_prompts import LocalPrompts
 from baton.deployment.autoscaling.moments import Moments
 from baton.deployment.autoscaling.pools_model import PoolsModel
-from baton.deployment.autoscaling.prompt_split import SHARES, best_model
+from baton.deployment.autoscaling.prompt_split import SHARES, best_model, most_local
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot, Traffic
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, Planner, exponential, pool, sizes, snapshot, traffic
 
@@ -27,7 +27,7 @@ def num_gpus(seen: PoolsSnapshot, share: float) -> int:
 
 
 def best(seen: PoolsSnapshot, present: float = 0.0, budget: Budget = BUDGET) -> PoolsModel:
-    return best_model(lambda share: model(seen, share), present, seen.traffic.requests_per_s, budget)
+    return best_model(lambda share: model(seen, share), present, 1.0, seen.traffic.requests_per_s, budget)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,20 @@ def test_measured_prompts_of_either_pool_are_used_for_what_is_measured() -> None
 
 
 def test_pools_of_the_chosen_sizes_stay() -> None:
-    load = traffic(9.0, prompt=1000, output=20)
+    load = traffic(9.0, prompt=1000, output=20, remote_share=0.5)
     planner = Planner()
     decision = planner.plan_for(20, snapshot(load=load, prefills=pool(1), decodes=pool(1)))
     assert sizes(decision) == (1, 1)
     assert planner.state is not None
     assert planner.state.local_share == best(snapshot(load=load)).local_share > 0
+
+
+@pytest.mark.parametrize(("remote_share", "most"), [(1.0, 0.1), (0.9, 0.3), (0.5, 1.0)])
+def test_the_share_grows_from_the_measured_one(remote_share: float, most: float) -> None:
+    """A router that hands all prompts over leaves a small prefill pool with a queue."""
+    assert most_local(1 - remote_share) >= most - 1e-9
+    load = traffic(9.0, prompt=1000, output=20, remote_share=remote_share)
+    planner = Planner()
+    planner.plan_for(20, snapshot(load=load, prefills=pool(1), decodes=pool(1)))
+    assert planner.state is not None
+    assert planner.state.local_share <= most

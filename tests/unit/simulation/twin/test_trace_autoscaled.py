@@ -132,7 +132,6 @@ def test_a_cold_start_near_capacity_is_over_in_minutes(num_gpus: int) -> None:
     assert sum(record.is_good(SLO_) for record in late) > 0.95 * len(late)
     granted = [each for each in outcome.sizes if each.since_s < 30.0][-1]
     assert sum(granted.gpus.both()) >= num_gpus * 5 // 6  # most of them within half a minute
-    assert min(granted.gpus.both()) >= num_gpus / 4  # neither pool takes all of them
 
 
 def test_requests_without_a_place_in_the_batch_count_as_waiting() -> None:
