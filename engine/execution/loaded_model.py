@@ -65,7 +65,7 @@ def load(
 ) -> LoadedModel:
     """Load a checkpoint; a rank of `tensor`, which must have formed, loads only its shard. See `Engine`."""
     shard = tensor.shard if tensor is not None else TensorShard()
-    cores = cores_of_rank(config.cores, shard.rank, shard.size)
+    cores = cores_of_rank(config.cores, *(tensor.place_on_node if tensor is not None else (0, 1)))
     with running_on(cores), computing_on(torch.device(config.device)):
         whole = read_model_config(Path(config.model), config.dtype)
         pooling = read_pooling_config(Path(config.model), whole.hidden_size, config.pooling)
