@@ -133,7 +133,7 @@ def _load(
     fingerprint = fingerprint_with(weights_hash.revision())
     if tensor is not None:
         tensor.barrier()
-        tensor.agree(("weights",), (_number(fingerprint),))
+        tensor.agree(("weights",), (_number(fingerprint),), "x")
     on_captured = _share_of(on_progress, WEIGHTS_SHARE, 1.0)
     served = _recorded(model, pool, config, size.max_model_len, on_captured) if records else model
     return LoadedModel(
@@ -159,10 +159,8 @@ def _size_beforehand(
 
 def _agree(tensor: TensorGroup, size: PoolSize, fingerprint: str) -> None:
     """Compare the ranks' settings before they load anything; their weights are compared after loading."""
-    tensor.agree(
-        ("number of KV blocks", "max_model_len", "model, dtype or block size"),
-        (size.num_blocks, size.max_model_len, _number(fingerprint)),
-    )
+    tensor.agree(("number of KV blocks", "max_model_len"), (size.num_blocks, size.max_model_len))
+    tensor.agree(("model, dtype or block size",), (_number(fingerprint),), "x")
 
 
 def _number(fingerprint: str) -> int:

@@ -120,12 +120,15 @@ class TensorGroup:
             if num_ranks > self._size:
                 raise EngineError(f"a tensor-parallel group of {self._size} ranks has {num_ranks} members")
 
-    def agree(self, names: Sequence[str], numbers: Sequence[int]) -> None:
-        """Check that all ranks have the same numbers. Raises EngineError naming those that differ, or GroupBroken."""
+    def agree(self, names: Sequence[str], numbers: Sequence[int], spec: str = "d") -> None:
+        """Check that all ranks have the same numbers. Raises EngineError naming those that differ, or GroupBroken.
+
+        spec: format of the numbers in the error.
+        """
         first, *others = self._ranks.gather(numbers)
         for rank, theirs in enumerate(others, start=1):
             pairs = zip(names, first, theirs, strict=True)
-            differ = [f"{name} ({theirs:x}, not {ours:x})" for name, ours, theirs in pairs if ours != theirs]
+            differ = [f"{name} ({theirs:{spec}}, not {ours:{spec}})" for name, ours, theirs in pairs if ours != theirs]
             if differ:
                 raise EngineError(
                     f"rank {rank} differs from rank 0 in {', '.join(differ)}: ranks of one model need the same "

@@ -1,0 +1,104 @@
+"""Workers whose ranks are on two nodes: tokens, handovers, the loss of a node, and nodes that do not fit."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import psutil
+import pytest
+
+from baton.deployment.local.ports import free_ports
+from baton.engine.sampling.params import SamplingParams
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.integration.decode_client import decode_client
+from tests.integration.oracle import Oracle
+from tests.integration.two_nodes import HOSTS, SMALL, flags_of_node, second_node, worker_on_two_nodes
+from tests.integration.worker_process import worker_process
+from tests.marks import slow_case
+from tests.process_ends import wait_gone
+
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+PROMPT = [random.Random(11).randrange(3, VOCAB_SIZE) for _ in range(120)]
+
+
+@pytest.mark.parametrize(
+    ("transport", "many"),
+    [("tcp", "decode"), slow_case("tcp", "prefill"), slow_case("nixl", "decode"), ("nixl", "prefill")],
+)
+async def test_tokens_equal_one_ranks_alone_and_through_a_handover(transport: str, many: str, tmp_path: Path) -> None:
+    """`many`: the worker that lies on two nodes."""
+    model = make_checkpoint("llama3", tmp_path / "model")
+    one = "prefill" if many == "decode" else "decode"
+    flag = f"--transport={transport}"
+    async with (
+        worker_on_two_nodes(many, model, tmp_path, flag) as (large, node),
+        worker_process(one, model, tmp_path, flag, *SMALL) as small,
+    ):
+        prefill, decode = (small, large) if many == "decode" else (large, small)
+        description = await large.describe()
+        assert description.num_ranks == 2
+        async with decode_client(decode) as client:
+            expected = Oracle(model).greedy(PROMPT, GREEDY.max_tokens)
+            handed_over = await client.generate(PROMPT, GREEDY, await prefill.peer())
+            assert handed_over.token_ids == expected
+            assert handed_over.served_by.kv_transport == transport
+            assert handed_over.served_by.handed_over_tokens == len(PROMPT)
+            alone = [5, *PROMPT]
+            assert (await client.generate(alone, GREEDY)).token_ids == Oracle(model).greedy(alone, GREEDY.max_tokens)
+        assert await prefill.wait_idle()
+        ranks = [process for child in (large.child, node.child) for process in psutil.Process(child.pid).children()]
+        assert len(ranks) == 1  # of the second node; the first rank is the worker's process
+        large.child.terminate()
+        assert await large.child.wait() == 0
+        assert await node.ended() == 0
+        await wait_gone(*ranks)
+
+
+async def test_a_worker_ends_with_either_node(tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path / "model")
+    with pytest.raises(AssertionError, match=r"ended with 1: [^$]*rank 1 of this worker is gone"):
+        async with worker_on_two_nodes("decode", model, tmp_path) as (worker, node):
+            [rank] = psutil.Process(node.child.pid).children()
+            node.child.kill()  # and with it the lifeline of its rank
+            async with asyncio.timeout(20):
+                assert await worker.child.wait() == 1
+            await wait_gone(rank)
+    async with worker_on_two_nodes("decode", model, tmp_path) as (worker, node):
+        worker.child.kill()
+        async with asyncio.timeout(20):
+            assert await node.ended() == 1
+        assert "the first rank at 127.0.0.1:" in node.log.read_text()
+
+
+async def test_a_signal_to_any_node_drains_the_worker(tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path / "model")
+    async with worker_on_two_nodes("decode", model, tmp_path) as (worker, node), decode_client(worker) as client:
+        sampling = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+        generation = await client.submit([5, 6, 7], sampling)
+        await generation.progressed.wait()
+        node.child.terminate()
+        await generation.ended.wait()
+        assert len(generation.token_ids) == 100
+        assert (await worker.child.wait(), await node.ended()) == (0, 0)
+
+
+async def test_a_node_that_does_not_fit_is_refused_and_the_wait_for_one_that_does_ends(tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path / "model")
+    other = make_checkpoint("qwen3", tmp_path / "other")
+    [port] = free_ports(HOSTS[0], 1)
+    [free] = free_ports(HOSTS[0], 1)
+    missing = rf"node 1 \(rank 1\) has not connected to {HOSTS[0]}:{port} in 15 s; the last one refused: "
+    with pytest.raises(AssertionError, match=missing):
+        async with (
+            second_node("decode", other, tmp_path, port, *SMALL) as wrong_model,
+            second_node("decode", model, tmp_path / "..", free, *SMALL, "--node-timeout-s=1") as alone,
+            second_node("prefill", model, tmp_path, port, *SMALL, "--block-size=32") as wrong_size,
+            worker_process("decode", model, tmp_path, *flags_of_node(0, port, *SMALL, "--node-timeout-s=15")),
+        ):
+            pass
+    for node, text in (
+        (wrong_model, "model is 'Qwen3ForCausalLM (3-"),
+        (wrong_size, "block_size is '32' on rank 1 and '16' on rank 0; set the same on all nodes"),
+        (alone, f"the worker's first rank is not at {HOSTS[0]}:{free}: no answer in 1 s"),
+    ):
+        assert text in node.log.read_text()
