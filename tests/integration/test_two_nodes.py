@@ -54,15 +54,20 @@ async def test_tokens_equal_one_ranks_alone_and_through_a_handover(transport: st
         await wait_gone(*ranks)
 
 
+async def lose_the_second_node(model: Path, directory: Path) -> None:
+    """Kill the second node of an idle worker, and check that the worker ends, and the rank on that node."""
+    async with worker_on_two_nodes("decode", model, directory) as (worker, node):
+        [rank] = psutil.Process(node.child.pid).children()
+        node.child.kill()  # and with it the lifeline of its rank
+        async with asyncio.timeout(20):
+            assert await worker.child.wait() == 1
+        await wait_gone(rank)
+
+
 async def test_a_worker_ends_with_either_node(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     with pytest.raises(AssertionError, match=r"ended with 1: [^$]*rank 1 of this worker is gone"):
-        async with worker_on_two_nodes("decode", model, tmp_path) as (worker, node):
-            [rank] = psutil.Process(node.child.pid).children()
-            node.child.kill()  # and with it the lifeline of its rank
-            async with asyncio.timeout(20):
-                assert await worker.child.wait() == 1
-            await wait_gone(rank)
+        await lose_the_second_node(model, tmp_path)
     async with worker_on_two_nodes("decode", model, tmp_path) as (worker, node):
         worker.child.kill()
         async with asyncio.timeout(20):
