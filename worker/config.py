@@ -234,10 +234,7 @@ class WorkerConfig:
 
     def _check_nodes(self) -> None:
         if self.node_rank >= self.nnodes:
-            last = self.nnodes - 1
-            raise OptionError(
-                f"node_rank: {self.node_rank}, but the last of the {self.nnodes} nodes (nnodes) is {last}"
-            )
+            raise OptionError(f"node_rank: {self.node_rank}, but nnodes is {self.nnodes}; set 0 to {self.nnodes - 1}")
         if self.nnodes == 1:
             return
         if self.tensor_parallel % self.nnodes:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from tests.integration.completion_load import completion_load
 from tests.integration.ray_application import RayApplication, ray_application
 from tests.integration.ray_cluster import command_line, ray_cluster
+from tests.integration.ray_fake_nodes import fake_nodes
 from tests.integration.test_expert_parallel import completions
 from tests.integration.workers_view import workers
 from tests.redis_server import redis_server
@@ -62,3 +64,14 @@ async def test_a_replica_over_two_nodes_serves_and_is_replaced_as_a_whole(tmp_pa
                 assert ray.worker(second).is_running()
                 await load.more(3)
             assert not ranks(app, first)
+
+
+async def test_rays_autoscaler_starts_a_node_for_each_bundle(tmp_path: Path) -> None:
+    decode = {"nodes_per_worker": 2, "num_cpus": 1, "num_gpus": 1, "label_selector": {"pool": "decode"}}
+    on_cpus = {"engine": {"device": "cpu", "dtype": "float32", "kv_cache_memory_bytes": "64MiB", "num_threads": 1}}
+    async with redis_server(tmp_path) as registry, fake_nodes(["decode"], most=4) as nodes:
+        assert nodes.types() == Counter()
+        arguments = {**on_cpus, "tensor_parallel": 2, "decode_ray": decode}
+        async with ray_application(nodes.ray, registry.url, **arguments) as app:
+            assert len(await app.wait_workers("decode", 2)) == 2
+            assert nodes.types() == Counter(decode=4)  # one GPU on each

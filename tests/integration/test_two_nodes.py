@@ -6,14 +6,19 @@ from pathlib import Path
 
 import psutil
 import pytest
+import trustme
 
 from baton.deployment.local.ports import free_ports
 from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
-from tests.integration.two_nodes import HOSTS, SMALL, flags_of_node, second_node, worker_on_two_nodes
+from tests.integration.router_process import MODEL, router_process
+from tests.integration.test_structured_output_moves import tokens_of
+from tests.integration.test_tls import flags
+from tests.integration.two_nodes import HOSTS, SMALL, flags_of_node, on_two_nodes, second_node, worker_on_two_nodes
 from tests.integration.worker_process import worker_process
+from tests.integration.workers_view import wait_all_ready
 from tests.marks import slow_case
 from tests.process_ends import wait_gone
 
@@ -23,7 +28,7 @@ PROMPT = [random.Random(11).randrange(3, VOCAB_SIZE) for _ in range(120)]
 
 @pytest.mark.parametrize(
     ("transport", "many"),
-    [("tcp", "decode"), slow_case("tcp", "prefill"), slow_case("nixl", "decode"), ("nixl", "prefill")],
+    [("tcp", "decode"), slow_case("tcp", "prefill"), slow_case("nixl", "decode"), slow_case("nixl", "prefill")],
 )
 async def test_tokens_equal_one_ranks_alone_and_through_a_handover(transport: str, many: str, tmp_path: Path) -> None:
     """`many`: the worker that lies on two nodes."""
@@ -75,6 +80,7 @@ async def test_a_worker_ends_with_either_node(tmp_path: Path) -> None:
         assert "the first rank at 127.0.0.1:" in node.log.read_text()
 
 
+@pytest.mark.slow
 async def test_a_signal_to_any_node_drains_the_worker(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     async with worker_on_two_nodes("decode", model, tmp_path) as (worker, node), decode_client(worker) as client:
@@ -87,6 +93,16 @@ async def test_a_signal_to_any_node_drains_the_worker(tmp_path: Path) -> None:
         assert (await worker.child.wait(), await node.ended()) == (0, 0)
 
 
+async def test_a_node_that_never_comes_ends_the_start(tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path / "model")
+    [port] = free_ports(HOSTS[0], 1)
+    missing = rf"node 1 \(rank 1\) has not connected to {HOSTS[0]}:{port} in 0\.5 s"
+    with pytest.raises(AssertionError, match=missing):
+        async with worker_process("decode", model, tmp_path, *flags_of_node(0, port, *SMALL, "--node-timeout-s=0.5")):
+            pass
+
+
+@pytest.mark.slow
 async def test_a_node_that_does_not_fit_is_refused_and_the_wait_for_one_that_does_ends(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     other = make_checkpoint("qwen3", tmp_path / "other")
@@ -96,7 +112,7 @@ async def test_a_node_that_does_not_fit_is_refused_and_the_wait_for_one_that_doe
     with pytest.raises(AssertionError, match=missing):
         async with (
             second_node("decode", other, tmp_path, port, *SMALL) as wrong_model,
-            second_node("decode", model, tmp_path / "..", free, *SMALL, "--node-timeout-s=1") as alone,
+            second_node("decode", model, tmp_path, free, *SMALL, "--node-timeout-s=1") as alone,
             second_node("prefill", model, tmp_path, port, *SMALL, "--block-size=32") as wrong_size,
             worker_process("decode", model, tmp_path, *flags_of_node(0, port, *SMALL, "--node-timeout-s=15")),
         ):
@@ -107,3 +123,52 @@ async def test_a_node_that_does_not_fit_is_refused_and_the_wait_for_one_that_doe
         (alone, f"the worker's first rank is not at {HOSTS[0]}:{free}: no answer in 1 s"),
     ):
         assert text in node.log.read_text()
+
+
+async def move_from_a_lost_node(model: Path, directory: Path) -> None:
+    """Kill a node of the worker that streams a sampled response, and check that another worker goes on with it."""
+    body = {"prompt": PROMPT, "max_tokens": 120, "temperature": 1, "seed": 3, "stream": True, "ignore_eos": True}
+    async with (
+        on_two_nodes(model, directory, ("decode",), ("decode",)) as pairs,
+        router_process(directory, "--port=0", f"--workers={','.join(each.address for each, _ in pairs)}") as router,
+        router.client() as client,
+    ):
+        await wait_all_ready(router.url)
+        nodes = {(await worker.describe()).worker_id: node for worker, node in pairs}
+        streams = []
+        for is_disturbed in (False, True):
+            async with client.stream("POST", "/v1/completions", json={**body, "return_token_ids": True}) as response:
+                tokens = tokens_of(response)
+                seen = [await anext(tokens) for _ in range(20)]
+                if is_disturbed:
+                    nodes[response.headers["x-baton-decode"]].child.kill()
+                streams.append(seen + [token async for token in tokens])
+        assert len(streams[0]) == 120
+        assert streams[0] == streams[1]
+
+
+@pytest.mark.slow
+async def test_requests_of_a_worker_that_loses_a_node_continue_with_the_same_tokens(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="rank 1 of this worker is gone"):
+        await move_from_a_lost_node(MODEL, tmp_path)
+
+
+@pytest.mark.slow
+async def test_nodes_without_a_certificate_are_not_let_in(tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path / "model")
+    own = flags(tmp_path / "tls", trustme.CA())
+    with pytest.raises(AssertionError, match=r"node 1 \(rank 1\) has not connected to 127.0.0.1:\d+ in 8 s'"):
+        await start_with(model, tmp_path, own, ())
+    async with worker_on_two_nodes("decode", model, tmp_path, *own):
+        pass
+
+
+async def start_with(model: Path, directory: Path, first: tuple[str, ...], second: tuple[str, ...]) -> None:
+    """Start a worker whose nodes have different options."""
+    [port] = free_ports(HOSTS[0], 1)
+    own = (*SMALL, "--node-timeout-s=8")
+    async with (
+        second_node("decode", model, directory, port, *own, *second),
+        worker_process("decode", model, directory, *flags_of_node(0, port, *own, *first)),
+    ):
+        raise AssertionError("the worker started")

@@ -64,7 +64,7 @@ class FollowerProcess:
             self._tensor.leave()
             stopping.cancel()
             await commands.close()
-            await asyncio.wait({following})
+            await asyncio.gather(following, return_exceptions=True)
             await channel.close(None)
             if self._thread is not None:
                 await asyncio.to_thread(self._thread.join, END_TIMEOUT_S)

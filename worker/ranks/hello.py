@@ -33,8 +33,9 @@ def hello_of(config: WorkerConfig, rank: int) -> rank_pb2.RankHello:
 
 def refusal_of(hello: rank_pb2.RankHello, first: rank_pb2.RankHello) -> str | None:
     """Return how a rank differs from the first one, with both values; None if it is one of its worker's ranks."""
-    for name, value in first.options.items():
-        theirs = hello.options.get(name)
+    # A model's fingerprint covers other options too, so it comes last.
+    for name in sorted(first.options, key=lambda name: (name == "model", name != "version", name)):
+        value, theirs = first.options[name], hello.options.get(name)
         if theirs != value:
             of_theirs = "none" if theirs is None else shown(theirs)
             return f"{name} is {of_theirs} on rank {hello.rank} and {shown(value)} on rank 0; set the same on all nodes"

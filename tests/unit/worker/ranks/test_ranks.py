@@ -120,7 +120,7 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
     finally:
         await follower.close()
         await commands.close()
-        await asyncio.wait([following])
+        await asyncio.gather(following, return_exceptions=True)
         await channel.close()
         await server.stop(None)
 
