@@ -155,6 +155,8 @@ class RemoteRank:
         try:
             async for result in news:
                 self._on_result(result)
+        except Exception as error:  # a message without sense, or the end of the connection
+            self.lose(PeerLost(f"rank {self.rank} of this worker is gone: {type(error).__name__}: {error}"))
         finally:
             self._end()
 

@@ -19,6 +19,7 @@ from baton.process.progress import ProgressReporter
 from baton.protos import rank_pb2_grpc
 from baton.rpc.grpc_options import LOCAL_OPTIONS, SERVER_OPTIONS
 from baton.rpc.listening import listen
+from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.tls import Security
 from baton.rpc.unix_sockets import socket_parent, unix_address
 from baton.worker.config import WorkerConfig
@@ -51,7 +52,8 @@ class WorkerRanks:
         self._config = config
         self._service = FirstRankService(hello_of(config, 0), self.followers)
         # Keepalives end the connection to a node that is lost.
-        self._server = grpc.aio.server(options=SERVER_OPTIONS if config.nnodes > 1 else LOCAL_OPTIONS)
+        options = SERVER_OPTIONS if config.nnodes > 1 else LOCAL_OPTIONS
+        self._server = grpc.aio.server(interceptors=[RefuseMalformed()], options=options)
         self._address = ""  # for other nodes
         self._directory = Path(tempfile.mkdtemp(prefix="baton-ranks-", dir=socket_parent()))
         self._processes: dict[int, RankProcess] = {}  # by rank, of those on this node

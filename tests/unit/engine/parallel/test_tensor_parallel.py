@@ -21,6 +21,8 @@ from baton.engine.errors import EngineError, GroupBroken, UnsupportedModel
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.layers.expert_reader import ExpertNames, ExpertReader
 from baton.engine.loop import EngineLoop
+from baton.engine.parallel.group_view import GroupView
+from baton.engine.parallel.tensor_parallel import TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
@@ -251,6 +253,13 @@ def test_ranks_with_different_weights_are_refused_after_loading(llama3: Path, tm
         EngineError, match=r"rank 1 differs from rank 0 in weights \([0-9a-f]+, not [0-9a-f]+\): ranks of one model"
     ):
         _ = rigs(llama3, 2, others=other).engine
+
+
+def test_ranks_share_the_cores_of_their_own_node() -> None:
+    for rank, place in enumerate([(0, 2), (1, 2), (0, 2), (1, 2)]):
+        tensor = TensorGroup(Member(Group(), "a"), "127.0.0.1", CPU, 4, ranks_per_node=2)
+        tensor._ranks._view = GroupView(1, ("a", "b", "c", "d"), rank)
+        assert tensor.place_on_node == place
 
 
 def test_too_many_members_are_refused(llama3: Path, rigs: Rigs) -> None:
