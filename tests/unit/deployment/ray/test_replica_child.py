@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -44,9 +43,10 @@ async def test_the_loss_of_another_node_ends_the_start(tmp_path: Path) -> None:
 
 async def test_the_address_for_other_nodes_is_passed_on(tmp_path: Path) -> None:
     waiting: list[str] = []
-    report = "import os, sys; os.write(int(sys.argv[1].split('=')[1]), b'%s')"
+    report = "import os, sys, time; os.write(int(sys.argv[1].split('=')[1]), b'%s'); time.sleep(60)"
     lines = '{"stage": "waiting", "address": "10.0.0.1:31000"}\\n{"stage": "ready", "address": "10.0.0.1:7000"}\\n'
     spec = ProcessSpec("worker-0", (sys.executable, "-c", report % lines), tmp_path / "log")
-    with suppress(NotReady):  # it ends at once
-        await ReplicaChild.start(spec, 20, waiting.append)
+    child = await ReplicaChild.start(spec, 20, waiting.append)
+    await child.kill()
+    assert child.address == "10.0.0.1:7000"
     assert waiting == ["10.0.0.1:31000"]
