@@ -32,7 +32,7 @@ async def run_node(config: WorkerConfig) -> None:
         for number in config.ranks_here:
             started = await RankProcess.start(config, number, leader)
             ranks.append(started)
-        logger.info("node %d of %s: ranks %s", config.node_rank, leader, format_ranks(config.ranks_here))
+        logger.info("node %d runs %s of the worker at %s", config.node_rank, format_ranks(config.ranks_here), leader)
         ends = {asyncio.create_task(rank.wait()): rank for rank in ranks}
         [ended, *_], _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if not ended.result():
@@ -44,4 +44,4 @@ async def run_node(config: WorkerConfig) -> None:
 
 def format_ranks(ranks: range) -> str:
     """Return consecutive ranks as text."""
-    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"

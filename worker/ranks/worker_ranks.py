@@ -1,6 +1,7 @@
 """The follower ranks of a worker: they connect to its first rank, this process, which starts those on its node."""
 
 import asyncio
+import logging
 import os
 import shutil
 import tempfile
@@ -29,6 +30,8 @@ from baton.worker.ranks.hello import hello_of
 from baton.worker.ranks.node import format_ranks
 from baton.worker.ranks.rank_process import RankProcess
 from baton.worker.ranks.remote_rank import RankFailed, RemoteRank
+
+logger = logging.getLogger(__name__)
 
 SELF_END_TIMEOUT_S = 5.0  # for a rank whose stream has ended, to end by itself: its exit status says why
 
@@ -70,6 +73,7 @@ class WorkerRanks:
         if config.nnodes > 1:
             self._address = listen(self._server, security, config.host, config.master_port)
             progress.waiting(self._address)
+            logger.info("waits for %d more nodes at %s", config.nnodes - 1, self._address)
         await self._server.start()
         for rank in config.ranks_here[1:]:
             self._processes[rank] = await RankProcess.start(config, rank, local)
@@ -129,9 +133,13 @@ class WorkerRanks:
         config = self._config
         missing = next(each.rank for each in self.followers if not each.connected.is_set())
         node = missing // config.ranks_per_node
-        ranks, where = format_ranks(config.ranks_on(node)), f" to {self._address}" if self._address else ""
+        if node == 0:
+            return f"rank {missing} of this worker has not connected in {config.node_timeout_s:g} s"
         refused = f"; the last one refused: {self._service.last_refusal}" if self._service.last_refusal else ""
-        return f"node {node} (rank {ranks}) has not connected{where} in {config.node_timeout_s:g} s{refused}"
+        return (
+            f"node {node} ({format_ranks(config.ranks_on(node))}) has not connected to {self._address} in "
+            f"{config.node_timeout_s:g} s{refused}"
+        )
 
     def _join(self, store: str) -> None:
         for follower in self.followers:
