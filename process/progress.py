@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 HEARTBEAT_S = 0.25
 MIN_INTERVAL_S = 0.1  # between two loading messages
-FINAL_WRITE_TIMEOUT_S = 5.0  # for `ready` and `failed` while the pipe is full
+FINAL_WRITE_TIMEOUT_S = 5.0  # for `waiting`, `ready` and `failed` while the pipe is full
 MAX_MESSAGE_CHARS = 2000  # of a failure
 MAX_MESSAGE_BYTES = select.PIPE_BUF - 100  # of a failure as JSON: a line below PIPE_BUF is written atomically
 
@@ -25,6 +25,13 @@ class Loading:
     """The process is loading; `fraction` is done, 0 to 1."""
 
     fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The process waits for the worker's other nodes at `address` (host:port)."""
+
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,7 @@ class Alive:
     """A heartbeat of the process's event loop."""
 
 
-Progress = Loading | Ready | Failed | Alive
+Progress = Loading | Waiting | Ready | Failed | Alive
 
 
 class ProgressReporter:
@@ -67,6 +74,10 @@ class ProgressReporter:
             return
         self._next_loading_s = now_s + MIN_INTERVAL_S
         self._write({"stage": "loading", "fraction": round(min(max(fraction, 0.0), 1.0), 4)}, timeout_s=0)
+
+    def waiting(self, address: str) -> None:
+        """Report the address (host:port) at which it waits for other nodes."""
+        self._write({"stage": "waiting", "address": address}, timeout_s=FINAL_WRITE_TIMEOUT_S)
 
     def ready(self, **fields: object) -> None:
         """Report that the process serves; `fields` has its `address` (host:port)."""
@@ -109,6 +120,8 @@ def parse_progress(line: bytes) -> Progress:
     match message:
         case {"stage": "loading", "fraction": int() | float() as fraction} if 0 <= fraction <= 1:
             return Loading(float(fraction))
+        case {"stage": "waiting", "address": str() as address}:
+            return Waiting(address)
         case {"stage": "ready", **details}:
             return Ready(str(details.get("address", "")), {str(key): value for key, value in details.items()})
         case {"stage": "failed", "message": str() as text}:

@@ -197,8 +197,10 @@ class RankNews(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     CHECKSUMS_FIELD_NUMBER: _builtins.int
     CLEARED_FIELD_NUMBER: _builtins.int
+    HELLO_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """number of the command's operation"""
+    """number of the command's operation; 0: news of the rank itself"""
     @_builtins.property
     def pool(self) -> _worker_pb2.KVPool:
         """the rank has loaded"""
@@ -209,7 +211,7 @@ class RankNews(_message.Message):
 
     @_builtins.property
     def failure(self) -> Global___RankFailure:
-        """of a receive, which ends, or of a command"""
+        """of a receive, which ends, of a command, or of the rank, whose process ends"""
 
     @_builtins.property
     def checksums(self) -> _worker_pb2.BlockChecksums:
@@ -218,6 +220,14 @@ class RankNews(_message.Message):
     @_builtins.property
     def cleared(self) -> Global___BlocksCleared:
         """result of clear"""
+
+    @_builtins.property
+    def hello(self) -> Global___RankHello:
+        """first message of the stream"""
+
+    @_builtins.property
+    def leaving(self) -> Global___RankLeaving:
+        """its process was told to end: the worker drains"""
 
     def __init__(
         self,
@@ -228,16 +238,79 @@ class RankNews(_message.Message):
         failure: Global___RankFailure | None = ...,
         checksums: _worker_pb2.BlockChecksums | None = ...,
         cleared: Global___BlocksCleared | None = ...,
+        hello: Global___RankHello | None = ...,
+        leaving: Global___RankLeaving | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "cleared", b"cleared", "failure", b"failure", "news", b"news", "pool", b"pool", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "cleared", b"cleared", "failure", b"failure", "hello", b"hello", "leaving", b"leaving", "news", b"news", "pool", b"pool", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "cleared", b"cleared", "failure", b"failure", "news", b"news", "number", b"number", "pool", b"pool", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "cleared", b"cleared", "failure", b"failure", "hello", b"hello", "leaving", b"leaving", "news", b"news", "number", b"number", "pool", b"pool", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_news: _TypeAlias = _typing.Literal["pool", "progress", "failure", "checksums", "cleared"]  # noqa: Y015
+    _WhichOneofReturnType_news: _TypeAlias = _typing.Literal["pool", "progress", "failure", "checksums", "cleared", "hello", "leaving"]  # noqa: Y015
     _WhichOneofArgType_news: _TypeAlias = _typing.Literal["news", b"news"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_news) -> _WhichOneofReturnType_news | None: ...
 
 Global___RankNews: _TypeAlias = RankNews  # noqa: Y015
+
+@_typing.final
+class RankHello(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class OptionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RANK_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """number of the rank in its worker"""
+    @_builtins.property
+    def options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """values that must be equal on all ranks, by name"""
+
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        options: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankHello: _TypeAlias = RankHello  # noqa: Y015
+
+@_typing.final
+class RankLeaving(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankLeaving: _TypeAlias = RankLeaving  # noqa: Y015
 
 @_typing.final
 class ReceiveProgress(_message.Message):

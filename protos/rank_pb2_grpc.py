@@ -25,8 +25,8 @@ if _version_not_supported:
     )
 
 
-class RankStub:
-    """A follower rank.
+class FirstRankStub:
+    """The first rank, to which each follower connects: over a Unix socket on its machine, over the network from other nodes.
     """
 
     def __init__(self, channel):
@@ -36,42 +36,43 @@ class RankStub:
             channel: A grpc.Channel.
         """
         self.Follow = channel.stream_stream(
-                '/baton.v1.Rank/Follow',
-                request_serializer=baton_dot_protos_dot_rank__pb2.RankCommand.SerializeToString,
-                response_deserializer=baton_dot_protos_dot_rank__pb2.RankNews.FromString,
+                '/baton.v1.FirstRank/Follow',
+                request_serializer=baton_dot_protos_dot_rank__pb2.RankNews.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_rank__pb2.RankCommand.FromString,
                 _registered_method=True)
 
 
-class RankServicer:
-    """A follower rank.
+class FirstRankServicer:
+    """The first rank, to which each follower connects: over a Unix socket on its machine, over the network from other nodes.
     """
 
     def Follow(self, request_iterator, context):
-        """The only stream between the two, for the life of the worker: commands in, executed in order; results out. The first
-        result is the rank's pool, once it has loaded.
+        """The only stream between the two, for the life of the worker: news in, beginning with the follower's hello and, once
+        it has loaded, its pool; commands out, executed in order. A follower that does not fit is refused with
+        FAILED_PRECONDITION. The initial metadata is sent once it has been accepted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
 
-def add_RankServicer_to_server(servicer, server):
+def add_FirstRankServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Follow': grpc.stream_stream_rpc_method_handler(
                     servicer.Follow,
-                    request_deserializer=baton_dot_protos_dot_rank__pb2.RankCommand.FromString,
-                    response_serializer=baton_dot_protos_dot_rank__pb2.RankNews.SerializeToString,
+                    request_deserializer=baton_dot_protos_dot_rank__pb2.RankNews.FromString,
+                    response_serializer=baton_dot_protos_dot_rank__pb2.RankCommand.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'baton.v1.Rank', rpc_method_handlers)
+            'baton.v1.FirstRank', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('baton.v1.Rank', rpc_method_handlers)
+    server.add_registered_method_handlers('baton.v1.FirstRank', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class Rank:
-    """A follower rank.
+class FirstRank:
+    """The first rank, to which each follower connects: over a Unix socket on its machine, over the network from other nodes.
     """
 
     @staticmethod
@@ -88,9 +89,9 @@ class Rank:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/baton.v1.Rank/Follow',
-            baton_dot_protos_dot_rank__pb2.RankCommand.SerializeToString,
-            baton_dot_protos_dot_rank__pb2.RankNews.FromString,
+            '/baton.v1.FirstRank/Follow',
+            baton_dot_protos_dot_rank__pb2.RankNews.SerializeToString,
+            baton_dot_protos_dot_rank__pb2.RankCommand.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,39 +26,42 @@ class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ig
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
-class RankStub:
-    """A follower rank."""
+class FirstRankStub:
+    """The first rank, to which each follower connects: over a Unix socket on its machine, over the network from other nodes."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> RankAsyncStub: ...
-    Follow: _grpc.StreamStreamMultiCallable[_rank_pb2.RankCommand, _rank_pb2.RankNews]
-    """The only stream between the two, for the life of the worker: commands in, executed in order; results out. The first
-    result is the rank's pool, once it has loaded.
+    def __new__(cls, channel: _aio.Channel) -> FirstRankAsyncStub: ...
+    Follow: _grpc.StreamStreamMultiCallable[_rank_pb2.RankNews, _rank_pb2.RankCommand]
+    """The only stream between the two, for the life of the worker: news in, beginning with the follower's hello and, once
+    it has loaded, its pool; commands out, executed in order. A follower that does not fit is refused with
+    FAILED_PRECONDITION. The initial metadata is sent once it has been accepted.
     """
 
 @_typing.type_check_only
-class RankAsyncStub(RankStub):
-    """A follower rank."""
+class FirstRankAsyncStub(FirstRankStub):
+    """The first rank, to which each follower connects: over a Unix socket on its machine, over the network from other nodes."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Follow: _aio.StreamStreamMultiCallable[_rank_pb2.RankCommand, _rank_pb2.RankNews]  # type: ignore[assignment]
-    """The only stream between the two, for the life of the worker: commands in, executed in order; results out. The first
-    result is the rank's pool, once it has loaded.
+    Follow: _aio.StreamStreamMultiCallable[_rank_pb2.RankNews, _rank_pb2.RankCommand]  # type: ignore[assignment]
+    """The only stream between the two, for the life of the worker: news in, beginning with the follower's hello and, once
+    it has loaded, its pool; commands out, executed in order. A follower that does not fit is refused with
+    FAILED_PRECONDITION. The initial metadata is sent once it has been accepted.
     """
 
-class RankServicer(metaclass=_abc_1.ABCMeta):
-    """A follower rank."""
+class FirstRankServicer(metaclass=_abc_1.ABCMeta):
+    """The first rank, to which each follower connects: over a Unix socket on its machine, over the network from other nodes."""
 
     @_abc_1.abstractmethod
     def Follow(
         self,
-        request_iterator: _MaybeAsyncIterator[_rank_pb2.RankCommand],
+        request_iterator: _MaybeAsyncIterator[_rank_pb2.RankNews],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_rank_pb2.RankNews], _abc.AsyncIterator[_rank_pb2.RankNews]]:
-        """The only stream between the two, for the life of the worker: commands in, executed in order; results out. The first
-        result is the rank's pool, once it has loaded.
+    ) -> _typing.Union[_abc.Iterator[_rank_pb2.RankCommand], _abc.AsyncIterator[_rank_pb2.RankCommand]]:
+        """The only stream between the two, for the life of the worker: news in, beginning with the follower's hello and, once
+        it has loaded, its pool; commands out, executed in order. A follower that does not fit is refused with
+        FAILED_PRECONDITION. The initial metadata is sent once it has been accepted.
         """
 
-def add_RankServicer_to_server(servicer: RankServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_FirstRankServicer_to_server(servicer: FirstRankServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

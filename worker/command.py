@@ -46,7 +46,7 @@ def run_worker(flags: dict[str, object], roles: tuple[Role, ...], start: Start) 
     if not is_name(config.worker_id):
         raise OptionError(f"worker_id: {config.worker_id!r} must be {NAME_RULE}")
     if process.lifeline_fd is None and config.is_on_gpu:  # a supervisor has already checked
-        require_gpus(config.engine.device, config.tensor_parallel, visible_gpus())
+        require_gpus(config.engine.device, config.ranks_per_node, visible_gpus())
     run_process(process.named(config.worker_id, config.progress_fd), lambda: start(config))
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from baton.engine.config import EngineConfig
-from baton.settings.names import GPU_TRANSPORTS, TRANSPORTS, WILDCARDS, Role, registered_name
+from baton.settings.names import GPU_TRANSPORTS, TRANSPORTS, WILDCARDS, Role, is_loopback, registered_name
 from baton.settings.options import LEASE_S, PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.values import OptionError
@@ -69,10 +69,30 @@ class WorkerConfig:
     )
     tensor_parallel: int = option(
         1,
-        "Ranks of the worker, processes of one machine; each computes a part of every layer.",
+        "Ranks of the worker, processes of one machine or of `nnodes`; each computes a part of every layer.",
         minimum=1,
         maximum=64,
         aliases=("--tensor-parallel-size", "-tp"),
+    )
+    nnodes: int = option(
+        1,
+        "Nodes over which the worker's tensor-parallel ranks are divided evenly. The same command is started on each, "
+        "with its own node_rank and host.",
+        minimum=1,
+        maximum=64,
+    )
+    node_rank: int = option(
+        0,
+        "Number of this node. 0 leads: it has the worker's requests. The others only run their ranks.",
+        minimum=0,
+        maximum=63,
+    )
+    master_addr: str = option("127.0.0.1", "Host at which node 0 waits for the other nodes, its `host`.")
+    master_port: int = option(
+        29501, "Port at which node 0 waits for the other nodes; there, 0 for any free one.", minimum=0, maximum=65535
+    )
+    node_timeout_s: float = option(
+        600.0, "Maximum seconds until all nodes have connected to node 0.", minimum=0.1, maximum=86400
     )
     expert_parallel: int = option(
         1,
@@ -125,11 +145,25 @@ class WorkerConfig:
     progress_fd: int | None = option(None, PROGRESS_FD, minimum=0, hidden=True)
 
     @property
+    def ranks_per_node(self) -> int:
+        """Number of tensor-parallel ranks on each node."""
+        return self.tensor_parallel // self.nnodes
+
+    @property
+    def ranks_here(self) -> range:
+        """Tensor-parallel ranks on this node."""
+        return self.ranks_on(self.node_rank)
+
+    def ranks_on(self, node: int) -> range:
+        """Return the tensor-parallel ranks on a node."""
+        return range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
+
+    @property
     def kv_ports(self) -> range:
-        """Ports from `kv_port` on: one per rank, or several if several transports may need one; empty for 0."""
+        """Ports from `kv_port` on: one per rank here, or several if several transports may need one; empty for 0."""
         if not self.kv_port:
             return range(0)
-        return range(self.kv_port, self.kv_port + self.tensor_parallel * self.kv_ports_of_a_rank)
+        return range(self.kv_port, self.kv_port + self.ranks_per_node * self.kv_ports_of_a_rank)
 
     @property
     def kv_ports_of_a_rank(self) -> int:
@@ -191,8 +225,28 @@ class WorkerConfig:
             raise OptionError(
                 "rendezvous: expert_parallel needs the host:port of a `baton rendezvous`, or a registry that has one"
             )
+        self._check_nodes()
         if self.registry is None:
             return
         parse_registry_url(self.registry)
         if self.host in WILDCARDS:
             raise OptionError(f"host: routers cannot reach {self.host}; set an address that they can reach")
+
+    def _check_nodes(self) -> None:
+        if self.node_rank >= self.nnodes:
+            raise OptionError(f"node_rank: {self.node_rank}, but nnodes is {self.nnodes}; set 0 to {self.nnodes - 1}")
+        if self.nnodes == 1:
+            return
+        if self.tensor_parallel % self.nnodes:
+            raise OptionError(
+                f"nnodes: {self.nnodes} nodes cannot have equal shares of {self.tensor_parallel} ranks; set "
+                f"tensor_parallel to a multiple of {self.nnodes}"
+            )
+        if self.host in WILDCARDS or (is_loopback(self.host) and not is_loopback(self.master_addr)):
+            raise OptionError(f"host: other nodes cannot reach {self.host}; set this node's address")
+        if self.node_rank and not self.master_port:
+            raise OptionError("master_port: 0; set the port at which node 0 waits")
+        if self.engine.is_on_cpu and self.engine.kv_cache_memory_bytes is None:
+            raise OptionError(
+                "kv_cache_memory_bytes: missing; nodes without GPUs have no common default, so set the size for a rank"
+            )

@@ -54,9 +54,9 @@ def memory_need(workers: Sequence[WorkerConfig], model: ModelConfig) -> MemoryNe
         if model.moe is not None:
             weights //= worker.group_size  # approximately: most weights are experts, which are spread over the group
         need = MemoryNeed(
-            need.num_pools + worker.tensor_parallel,
-            need.kv_bytes + worker.tensor_parallel * (engine.kv_cache_memory_bytes or 0),
-            need.weights_bytes + weights,
+            need.num_pools + worker.ranks_per_node,
+            need.kv_bytes + worker.ranks_per_node * (engine.kv_cache_memory_bytes or 0),
+            need.weights_bytes + weights // worker.nnodes,
         )
     return need
 
@@ -71,7 +71,7 @@ def with_kv_memory(config: WorkerConfig, memory: HostMemory) -> WorkerConfig:
         return config
     model = read_model_config(Path(engine.model), engine.dtype)
     if engine.kv_cache_memory_bytes is None:
-        kv_bytes = default_kv_bytes(memory.free_bytes, config.tensor_parallel, model, engine)
+        kv_bytes = default_kv_bytes(memory.free_bytes, config.ranks_per_node, model, engine)
         engine = replace(engine, kv_cache_memory_bytes=kv_bytes)
     sized = replace(config, engine=engine)
     memory_need([sized], model).check(memory)

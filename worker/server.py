@@ -43,6 +43,7 @@ from baton.worker.health import WorkerHealth
 from baton.worker.kv.source import KVSourceService
 from baton.worker.memory import with_kv_memory
 from baton.worker.metrics import WorkerMetrics, serve_metrics
+from baton.worker.ranks.node import run_node
 from baton.worker.ranks.worker_ranks import WorkerRanks, follower_ranks, with_thread_share
 from baton.worker.registration import member_of, registered
 from baton.worker.reporting import WorkerCounters
@@ -96,16 +97,25 @@ class WorkerServices(Protocol):
 
 
 async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], WorkerServices]) -> None:
-    """Load the engine and serve until SIGTERM or SIGINT, then drain. Raises if the engine fails."""
+    """Load the engine and serve until SIGTERM or SIGINT, then drain. Raises if the engine fails.
+
+    On a worker's other nodes, only run their ranks.
+    """
+    if config.node_rank:
+        await run_node(with_kv_memory(with_thread_share(config), host_memory()))
+        return
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     progress = ProgressReporter(config.progress_fd)
     security = make_security(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
     channels, incarnation = Channels(security), uuid.uuid4().hex
-    require_gpus(config.engine.device, config.tensor_parallel, gpus_here())
+    require_gpus(config.engine.device, config.ranks_per_node, gpus_here())
     config = with_kv_memory(with_thread_share(config), host_memory())
-    async with joined(config, incarnation, security, channels) as group, follower_ranks(config) as ranks:
+    async with (
+        joined(config, incarnation, security, channels) as group,
+        follower_ranks(config, security, progress, stopping.set) as ranks,
+    ):
         memory = SharedPool()
         experts = group.experts if group is not None else None
         tensor = ranks.tensor if ranks is not None else None

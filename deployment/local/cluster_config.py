@@ -135,6 +135,7 @@ WORKER_PLANNED = frozenset(
         *("role", "worker_id", "host", "port", "uds", "kv_port", "served_model_name", "registry", "lease_s"),
         *("tensor_parallel", "expert_parallel", "enable_expert_parallel", "rendezvous", "group", "group_port"),
         "application",
+        *("nnodes", "node_rank", "master_addr", "master_port", "node_timeout_s"),
         *(
             "metrics_port",
             "progress_fd",

@@ -21,6 +21,10 @@ class Machine:
     memory_bytes: int  # currently free
     nodes: tuple[tuple[int, ...], ...] = ()  # cores of each NUMA node; empty if a CPU quota applies
 
+    def times(self, count: int) -> "Machine":
+        """Return the cores and memory of `count` such machines together."""
+        return self if count == 1 else Machine(self.num_cores * count, self.memory_bytes * count)
+
     def near(self, index: int, count: int) -> "NearCores | None":
         """Return the cores for process `index` of `count`, on as few NUMA nodes as possible; None: any cores."""
         num_nodes = len(self.nodes)

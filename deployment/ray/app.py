@@ -13,6 +13,7 @@ from ray.serve import Application, Deployment
 from baton.deployment.local.cluster_config import router_options
 from baton.deployment.ray.arguments import read_ray_settings
 from baton.deployment.ray.connection import num_gpus
+from baton.deployment.ray.nodes import actor_options, placement_group
 from baton.deployment.ray.replica import RendezvousReplica, RouterReplica, WorkerReplica
 from baton.deployment.ray.settings import RENDEZVOUS, ROLES, ROUTER, RaySettings
 
@@ -81,16 +82,12 @@ def _deployment(settings: RaySettings, name: str, replica: type, max_ongoing: in
         size["max_replicas_per_node"] = replicas.max_replicas_per_node
     elif name == ROUTER and settings.port:
         size["max_replicas_per_node"] = 1  # they listen on the same port
-    actor: dict[str, Any] = {"num_cpus": replicas.num_cpus, "num_gpus": settings.num_gpus(name)}
-    if replicas.memory_bytes is not None:
-        actor["memory"] = replicas.memory_bytes
-    for key, value in (
-        ("resources", options.resources),
-        ("label_selector", options.label_selector),
-        ("runtime_env", options.runtime_env),
-    ):
-        if value:
-            actor[key] = dict(value)
+    bundles = [group for role in ROLES if name == role and (group := placement_group(settings, role))]
+    actor = actor_options(settings, name)
+    if options.label_selector and not bundles:  # a placement group has selectors of its own
+        actor["label_selector"] = dict(options.label_selector)
+    if options.runtime_env:
+        actor["runtime_env"] = dict(options.runtime_env)
     return serve.deployment(
         name=name,
         ray_actor_options=actor,
@@ -100,4 +97,5 @@ def _deployment(settings: RaySettings, name: str, replica: type, max_ongoing: in
         graceful_shutdown_wait_loop_s=WAIT_LOOP_S,
         graceful_shutdown_timeout_s=settings.shutdown_timeout_s(name),
         **size,
+        **(bundles[0] if bundles else {}),
     )(replica)

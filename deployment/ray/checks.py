@@ -15,11 +15,15 @@ def check_deployments(settings: RaySettings) -> None:
     for role in ROLES:
         _check_size(settings, role)
         if settings.has(role):
+            _check_nodes(settings, role)
             _check_device(settings, role)
             _check_end(settings, role, settings.longest_drain_s)
             _check_group(settings, role)
     if settings.has_router:
         _check_end(settings, ROUTER, settings.drain_timeout_s + END_MARGIN_S)  # a router hands nothing over
+    for name in (ROUTER, RENDEZVOUS):
+        if settings.deployments[name].replicas.nodes_per_worker > 1:
+            raise OptionError(f"{SECTIONS[name]}.nodes_per_worker: only workers have ranks; remove it")
     if settings.deployments[RENDEZVOUS].has_size:
         raise OptionError(f"{SECTIONS[RENDEZVOUS]}: a pool with expert_parallel has exactly one; remove its number")
 
@@ -35,6 +39,26 @@ def _check_size(settings: RaySettings, role: Role) -> None:
             f"{where}.initial_replicas: Serve would return to it at every change of the application, whatever the load;"
             " remove it, a pool starts with min_replicas"
         )
+
+
+def _check_nodes(settings: RaySettings, role: Role) -> None:
+    """Check that a worker's ranks can be divided over its nodes."""
+    num_nodes, num_ranks = settings.num_nodes(role), settings.cluster.cluster.num_tensor_ranks(role)
+    where = SECTIONS[role]
+    if num_ranks % num_nodes:
+        raise OptionError(
+            f"{where}.nodes_per_worker: {num_nodes} nodes cannot have equal shares of {num_ranks} ranks; set "
+            f"{_ranks_option(role)} to a multiple of {num_nodes}"
+        )
+    if num_nodes > 1 and settings.deployments[role].replicas.max_replicas_per_node is not None:
+        raise OptionError(
+            f"{where}.max_replicas_per_node: Ray has no such limit for replicas on several nodes (nodes_per_worker); "
+            "remove it"
+        )
+
+
+def _ranks_option(role: Role) -> str:
+    return "prefill_tensor_parallel" if role == "prefill" else "tensor_parallel"
 
 
 def _check_group(settings: RaySettings, role: Role) -> None:
@@ -60,11 +84,12 @@ def _check_device(settings: RaySettings, role: Role) -> None:
     kind, _, index = device.partition(":")
     if settings.uses_gpu(role) and not num_gpus:
         raise OptionError(f"{SECTIONS[role]}.num_gpus: must be above 0, or Ray hides the GPUs that device needs")
-    num_ranks = settings.cluster.cluster.num_tensor_ranks(role)
+    num_ranks = settings.ranks_per_node(role)
     if settings.uses_gpu(role) and math.ceil(num_gpus) < num_ranks:  # a single rank may have a fraction of a GPU
-        option = "prefill_tensor_parallel" if role == "prefill" else "tensor_parallel"
+        there = f" on each of {num} nodes" if (num := settings.num_nodes(role)) > 1 else ""
         raise OptionError(
-            f"{SECTIONS[role]}.num_gpus: {num_gpus:g}, but a worker has {num_ranks} ranks ({option}), each with a GPU"
+            f"{SECTIONS[role]}.num_gpus: {num_gpus:g}, but a worker has {num_ranks} ranks ({_ranks_option(role)})"
+            f"{there}, each with a GPU"
         )
     if settings.uses_gpu(role) and index.isdecimal() and int(index) + num_ranks > math.ceil(num_gpus):
         raise OptionError(

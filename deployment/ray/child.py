@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from baton.process.child import ChildProcess, ProcessSpec, log_tail
-from baton.process.progress import Failed, Ready
+from baton.process.progress import Failed, Ready, Waiting
 
 TAIL_LINES = 12
 LAST_REPORT_S = 1.0  # after the process has ended, to read the rest of its progress reports
@@ -18,20 +18,31 @@ class NotReady(Exception):
 class ReplicaChild:
     """Owner of a replica's process."""
 
-    def __init__(self, spec: ProcessSpec, child: ChildProcess) -> None:
+    def __init__(self, spec: ProcessSpec, child: ChildProcess, on_waiting: Callable[[str], None] | None = None) -> None:
+        """`on_waiting` is called with the address at which the process waits for other nodes, if it does."""
         self._spec = spec
+        self._on_waiting = on_waiting
         self._child = child
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._failure: str | None = None  # reported by the process
         self._following = asyncio.create_task(self._follow())
 
     @classmethod
-    async def start(cls, spec: ProcessSpec, timeout_s: float) -> "ReplicaChild":
-        """Start the process and wait until it is ready. Raises NotReady."""
-        started = cls(spec, await ChildProcess.start(spec))
+    async def start(
+        cls,
+        spec: ProcessSpec,
+        timeout_s: float,
+        on_waiting: Callable[[str], None] | None = None,
+        lost: "asyncio.Future[str] | None" = None,
+    ) -> "ReplicaChild":
+        """Start the process and wait until it is ready. Raises NotReady, also with the reason of `lost`."""
+        started = cls(spec, await ChildProcess.start(spec), on_waiting)
         ended = asyncio.create_task(started.wait())
+        waits = [started._ready, ended, *([lost] if lost is not None else [])]
         try:
-            await asyncio.wait([started._ready, ended], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if lost is not None and lost.done():
+                raise NotReady(f"{spec.name} cannot serve: {lost.result()}{started._tail()}")
             if ended.done():
                 raise NotReady(f"{spec.name} cannot serve: {ended.result()}{started._tail()}")
             if not started._ready.done():
@@ -57,6 +68,8 @@ class ReplicaChild:
         async for progress in self._child.progress():
             if isinstance(progress, Ready) and not self._ready.done():
                 self._ready.set_result(progress.address)
+            elif isinstance(progress, Waiting) and self._on_waiting is not None:
+                self._on_waiting(progress.address)
             elif isinstance(progress, Failed):
                 self._failure = progress.message
 

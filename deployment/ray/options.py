@@ -17,12 +17,22 @@ class ReplicaOptions:
     num_replicas: int | None = option(
         None, "Number of replicas. Default: from the cluster's options.", minimum=1, maximum=4096
     )
-    num_cpus: float = option(1.0, "Ray CPUs of a replica.", minimum=0, maximum=4096)
+    nodes_per_worker: int = option(
+        1,
+        "Nodes over which the tensor-parallel ranks of each worker are divided. Each replica then has a placement "
+        "group with a bundle on each of as many nodes.",
+        minimum=1,
+        maximum=64,
+    )
+    num_cpus: float = option(1.0, "Ray CPUs of a replica, on each of its nodes.", minimum=0, maximum=4096)
     num_gpus: float | None = option(
-        None, "GPUs of a replica. Default: one per rank if the engine's device is a GPU.", minimum=0, maximum=1024
+        None,
+        "GPUs of a replica, on each of its nodes. Default: one per rank there if the engine's device is a GPU.",
+        minimum=0,
+        maximum=1024,
     )
     memory_bytes: int | None = option(
-        None, "Memory that Ray reserves for a replica on its node. Default: none.", minimum=1
+        None, "Memory that Ray reserves for a replica, on each of its nodes. Default: none.", minimum=1
     )
     max_replicas_per_node: int | None = option(None, "Maximum replicas on one node.", minimum=1, maximum=100)
     max_ongoing_requests: int | None = option(

@@ -21,8 +21,10 @@ from baton.engine.checkpoint.model_config import read_model_config
 from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.child import ProcessSpec
 from baton.router.config import SECRETS
-from baton.settings.names import DEFAULT_NAME, REGISTRY, Role
+from baton.settings.names import DEFAULT_NAME, REGISTRY, Role, host_port
 from baton.settings.values import OptionError
+
+ANY_PORT = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,27 @@ def worker_process(settings: RaySettings, role: Role, worker_id: str, place: Pla
 
     Raises OptionError for options that the checkpoint does not support, EngineError for an unsupported checkpoint.
     """
-    plan = _plan(settings, role, place.machine)
+    leader = host_port(place.address, ANY_PORT)
+    with _with_registry(_worker_spec(settings, role, worker_id, place, 0, leader), settings) as spec:
+        yield spec
+
+
+def node_process(
+    settings: RaySettings, role: Role, worker_id: str, place: Place, number: int, leader: str
+) -> ProcessSpec:
+    """Return the process of a worker on its node `number`, for a first process at `leader` (host:port).
+
+    Raises OptionError or EngineError, like `worker_process`.
+    """
+    return _logged(_worker_spec(settings, role, worker_id, place, number, leader), settings)
+
+
+def _worker_spec(
+    settings: RaySettings, role: Role, worker_id: str, place: Place, node: int, leader: str
+) -> ProcessSpec:
+    num_nodes = settings.num_nodes(role)
+    nodes = _nodes(num_nodes, node, leader, settings.deployments[role].replicas.start_timeout_s)
+    plan = _plan(settings, role, place.machine.times(num_nodes))
     [worker] = plan.workers
     shared = settings.shared
     worker = replace(
@@ -63,10 +85,19 @@ def worker_process(settings: RaySettings, role: Role, worker_id: str, place: Pla
         tls_key=shared.tls_key,
         tls_ca=shared.tls_ca,
         tls_server_name=shared.tls_server_name,
+        **nodes,  # type: ignore[arg-type]  # of the fields' types
     )
     [_, spec] = replace(plan, workers=(worker,)).specs(_log_dir(settings))
-    with _with_registry(spec, settings) as complete:
-        yield complete
+    return spec
+
+
+def _nodes(num_nodes: int, node: int, leader: str, timeout_s: float) -> dict[str, object]:
+    """Return the options of one node of a worker on several."""
+    if num_nodes == 1:
+        return {}
+    host, _, port = leader.rpartition(":")
+    master = {"master_addr": host.strip("[]"), "master_port": int(port)}
+    return {"nnodes": num_nodes, "node_rank": node, **master, "node_timeout_s": timeout_s}
 
 
 @contextmanager

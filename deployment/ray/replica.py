@@ -5,7 +5,8 @@
 2. Serve checks the replica's health: the process runs, its server responds, and a worker's engine steps.
 3. When the process dies, the replica exits and Serve replaces it. When the replica dies, its process ends too, because
    it holds a lifeline.
-4. At shutdown the process drains: a worker finishes or hands over its requests, a router finishes its requests.
+4. A worker whose ranks lie on several nodes has an actor on each other node (`nodes.py`); all end together.
+5. At shutdown the process drains: a worker finishes or hands over its requests, a router finishes its requests.
 """
 
 import logging
@@ -25,6 +26,7 @@ from baton.deployment.local.machine import this_machine
 from baton.deployment.ray.application import application_name
 from baton.deployment.ray.child import ReplicaChild
 from baton.deployment.ray.forward import Forward
+from baton.deployment.ray.nodes import OtherNodes
 from baton.deployment.ray.options import ReplicaOptions
 from baton.deployment.ray.process import Place, rendezvous_process, router_process, share_of, worker_process
 from baton.deployment.ray.settings import RENDEZVOUS, ROUTER, RaySettings, SharedOptions
@@ -84,8 +86,13 @@ class WorkerReplica:
         name = f"{role}-{serve.get_replica_context().replica_tag}"
         self._security = security_of(settings.shared)
         self._check_timeout_s = options.health_check_timeout_s
-        with worker_process(settings, role, name, here(options)) as spec:
-            child = await ReplicaChild.start(spec, options.start_timeout_s)
+        self._nodes = OtherNodes(settings, role, name)
+        try:
+            with worker_process(settings, role, name, here(options)) as spec:
+                child = await ReplicaChild.start(spec, options.start_timeout_s, self._nodes.start, self._nodes.lost)
+        except BaseException:
+            self._nodes.end()
+            raise
         self._name, self._address = name, child.address
         self._keeper = Keeper(child, settings.shutdown_timeout_s(role) - KILL_MARGIN_S)
         logger.info("worker %s serves at %s (process %d)", name, child.address, child.pid)
@@ -105,6 +112,7 @@ class WorkerReplica:
         """Drain the worker; Serve waits for it."""
         if self._keeper is not None:
             await self._keeper.end()
+            self._nodes.end()
 
 
 class RouterReplica:

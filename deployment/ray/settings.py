@@ -101,12 +101,19 @@ class RaySettings:
         return sizes.get(name, 1)  # one router, one rendezvous
 
     def num_gpus(self, name: str) -> float:
-        """Return the GPUs of one replica of a deployment."""
+        """Return the GPUs of one replica of a deployment, on each of its nodes."""
         given = self.deployments[name].replicas.num_gpus
         if given is not None:
             return given
-        using = [role for role in ROLES if name == role and self.uses_gpu(role)]
-        return float(sum(map(self.cluster.cluster.num_tensor_ranks, using)))
+        return float(sum(self.ranks_per_node(role) for role in ROLES if name == role and self.uses_gpu(role)))
+
+    def num_nodes(self, role: Role) -> int:
+        """Return the number of nodes of each of the role's workers."""
+        return self.deployments[role].replicas.nodes_per_worker
+
+    def ranks_per_node(self, role: Role) -> int:
+        """Return the tensor-parallel ranks of each of the role's workers on each of its nodes."""
+        return self.cluster.cluster.num_tensor_ranks(role) // self.num_nodes(role)
 
     def group_size(self, role: Role) -> int:
         """Return the number of workers that a pool's expert-parallel group needs to start; later workers join it."""

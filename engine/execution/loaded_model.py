@@ -65,7 +65,7 @@ def load(
 ) -> LoadedModel:
     """Load a checkpoint; a rank of `tensor`, which must have formed, loads only its shard. See `Engine`."""
     shard = tensor.shard if tensor is not None else TensorShard()
-    cores = cores_of_rank(config.cores, shard.rank, shard.size)
+    cores = cores_of_rank(config.cores, *(tensor.place_on_node if tensor is not None else (0, 1)))
     with running_on(cores), computing_on(torch.device(config.device)):
         whole = read_model_config(Path(config.model), config.dtype)
         pooling = read_pooling_config(Path(config.model), whole.hidden_size, config.pooling)
@@ -133,7 +133,7 @@ def _load(
     fingerprint = fingerprint_with(weights_hash.revision())
     if tensor is not None:
         tensor.barrier()
-        tensor.agree(("weights",), (_number(fingerprint),))
+        tensor.agree(("weights",), (_number(fingerprint),), "x")
     on_captured = _share_of(on_progress, WEIGHTS_SHARE, 1.0)
     served = _recorded(model, pool, config, size.max_model_len, on_captured) if records else model
     return LoadedModel(
@@ -159,10 +159,8 @@ def _size_beforehand(
 
 def _agree(tensor: TensorGroup, size: PoolSize, fingerprint: str) -> None:
     """Compare the ranks' settings before they load anything; their weights are compared after loading."""
-    tensor.agree(
-        ("number of KV blocks", "max_model_len", "model, dtype or block size"),
-        (size.num_blocks, size.max_model_len, _number(fingerprint)),
-    )
+    tensor.agree(("number of KV blocks", "max_model_len"), (size.num_blocks, size.max_model_len))
+    tensor.agree(("model, dtype or block size",), (_number(fingerprint),), "x")
 
 
 def _number(fingerprint: str) -> int:

@@ -61,12 +61,20 @@ class TensorGroup:
     """Ranks of one sharded model. It forms only once: if one rank is lost, the model is incomplete."""
 
     def __init__(
-        self, membership: Membership, host: str, device: torch.device, size: int, has_whole_experts: bool = False
+        self,
+        membership: Membership,
+        host: str,
+        device: torch.device,
+        size: int,
+        has_whole_experts: bool = False,
+        ranks_per_node: int | None = None,
     ) -> None:
         """Create the group without forming it.
 
-        host: address of this rank's interface; size: number of ranks; has_whole_experts: as in TensorShard.
+        host: address of this rank's interface; size: number of ranks; has_whole_experts: as in TensorShard;
+        ranks_per_node: how many consecutive ranks share a node. Default: all.
         """
+        self._ranks_per_node = ranks_per_node or size
         self._has_whole_experts = has_whole_experts
         self._ranks = RankGroup(membership, host, device)
         self._size = size
@@ -75,6 +83,11 @@ class TensorGroup:
     def shard(self) -> TensorShard:
         """This rank's shard; rank 0 leads."""
         return TensorShard(self._ranks.view.rank, self._size, self._has_whole_experts)
+
+    @property
+    def place_on_node(self) -> tuple[int, int]:
+        """Place of this rank among those of its node, and their number."""
+        return self._ranks.view.rank % self._ranks_per_node, self._ranks_per_node
 
     @property
     def is_broken(self) -> bool:
@@ -107,11 +120,15 @@ class TensorGroup:
             if num_ranks > self._size:
                 raise EngineError(f"a tensor-parallel group of {self._size} ranks has {num_ranks} members")
 
-    def agree(self, names: Sequence[str], numbers: Sequence[int]) -> None:
-        """Check that all ranks have the same numbers. Raises EngineError naming those that differ, or GroupBroken."""
+    def agree(self, names: Sequence[str], numbers: Sequence[int], spec: str = "d") -> None:
+        """Check that all ranks have the same numbers. Raises EngineError naming those that differ, or GroupBroken.
+
+        spec: format of the numbers in the error.
+        """
         first, *others = self._ranks.gather(numbers)
         for rank, theirs in enumerate(others, start=1):
-            differ = [name for name, a, b in zip(names, first, theirs, strict=True) if a != b]
+            pairs = zip(names, first, theirs, strict=True)
+            differ = [f"{name} ({theirs:{spec}}, not {ours:{spec}})" for name, ours, theirs in pairs if ours != theirs]
             if differ:
                 raise EngineError(
                     f"rank {rank} differs from rank 0 in {', '.join(differ)}: ranks of one model need the same "

@@ -33,6 +33,22 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"decode": {"tensorParallelSize": 4}, "autoscaling": {"budgetGPUs": 4}}, "the smallest pools need 5"),
     (
+        {"decode": {"tensorParallelSize": 4, "nodesPerWorker": 2}, "autoscaling": {"budgetGPUs": 4}},
+        "the smallest pools need 5",
+    ),
+    (
+        {"decode": {"tensorParallelSize": 3, "nodesPerWorker": 2}},
+        r"decode\.nodesPerWorker: 2 nodes cannot have equal shares of 3 ranks; set decode\.tensorParallelSize to a mul",
+    ),
+    (
+        {"prefill": {"tensorParallelSize": 4, "nodesPerWorker": 2, "replicasPerPod": 2}},
+        r"prefill\.replicasPerPod: 2, but a worker over several nodes has a pod on each of them to itself; set 1",
+    ),
+    (
+        {"decode": {"tensorParallelSize": 4, "nodesPerWorker": 4, "maxReplicas": 5}},
+        r"decode\.maxReplicas: 5 replicas, 4 pods each, need 20 pods, but the worker group has 16",
+    ),
+    (
         {"decode": {"expertParallelSize": 3, "minReplicas": 2}},
         r"decode\.minReplicas: 2, but the pool's group begins with 3 workers",
     ),

@@ -108,3 +108,33 @@ def test_workers_with_more_gpus_build_a_second_cluster(pool: str) -> None:
         charts.render(charts.merged(CASES["ranks"], each)) for each in ({}, {pool: {"tensorParallelSize": 4}})
     )
     assert without_replicas(before) != without_replicas(after)
+
+
+def test_a_worker_over_several_nodes_takes_a_pod_on_each() -> None:
+    over_nodes = {"decode": {"tensorParallelSize": 16, "nodesPerWorker": 2, "minReplicas": 2, "maxReplicas": 3}}
+    budget = {"autoscaling": {"clusterBudget": {"enabled": True}}}
+    objects = charts.render(charts.merged(charts.MODEL, over_nodes, budget))
+    settings_of(objects).check()
+    [application] = charts.serve_config(objects)["applications"]
+    decode = deployments(build(application["args"]))["decode"]
+    memory = charts.chart().values["decode"]["memoryGi"] << 30
+    bundle = {"CPU": 8.0, "GPU": 8.0, "memory": memory}
+    config = decode._replica_config
+    assert config.placement_group_bundles == [bundle] * 2
+    assert config.placement_group_strategy == "STRICT_SPREAD"
+    assert config.placement_group_bundle_label_selector == [{"pool": "decode"}] * 2
+    assert decode.ray_actor_options["num_gpus"] == 8
+    [group] = [each for each in ray_cluster(objects)["spec"]["workerGroupSpecs"] if each["groupName"] == "decode"]
+    assert group["resources"]["GPU"] == "8"
+    assert (group["replicas"], group["minReplicas"]) == (4, 0)
+    settings = charts.scaling_settings(objects)
+    assert settings["decode"]["gpus_per_replica"] == 16
+    assert settings["budget_gpus"] == 4 + 3 * 16
+    kubernetes = application["autoscaling_policy"]["policy_kwargs"]["kubernetes"]
+    assert kubernetes["decode"]["gpus_per_pod"] == 8
+    [disruptions] = [
+        each["spec"]["minAvailable"]
+        for each in objects
+        if each["kind"] == "PodDisruptionBudget" and each["metadata"]["name"].endswith("-decode")
+    ]
+    assert disruptions == 3

@@ -1,4 +1,4 @@
-"""`python -m baton.worker.ranks`: one follower rank, started by the worker's first rank."""
+"""`python -m baton.worker.ranks`: one follower rank, started by the worker's process on its node."""
 
 from collections.abc import Coroutine
 
@@ -16,16 +16,16 @@ ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
 @click.option(
     "--rank", type=click.IntRange(min=1), required=True, help="Rank number in the worker; the first rank is 0."
 )
-@click.option("--socket", required=True, help="Path of the Unix socket on which it receives commands.")
+@click.option("--leader", required=True, help="Address of the first rank, host:port or unix:PATH.")
 @worker_command(ROLES)
 @plain_errors
-def main(rank: int, socket: str, **flags: object) -> None:
+def main(rank: int, leader: str, **flags: object) -> None:
     """Run one follower rank: it executes the steps of its worker's first rank."""
 
     def start(config: WorkerConfig) -> Coroutine[object, object, None]:
         from baton.worker.ranks.follower import run
 
-        return run(config, rank, socket)
+        return run(config, rank, leader)
 
     run_worker(flags, ROLES, start)
 

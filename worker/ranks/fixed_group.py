@@ -13,7 +13,7 @@ EPOCH = 1  # the only one
 
 
 class FixedGroup:
-    """The Membership of ranks whose processes the first rank starts."""
+    """The Membership of ranks that have connected to the first one."""
 
     def __init__(self, size: int, rank: int, on_store: Callable[[str], None] | None = None) -> None:
         """`on_store` is called on the engine's thread with the address of the first rank's store."""
@@ -59,4 +59,5 @@ class FixedGroup:
 def tensor_group(config: WorkerConfig, membership: FixedGroup) -> TensorGroup:
     """Return the tensor-parallel group for a worker's engine."""
     size, device = config.tensor_parallel, torch.device(config.engine.device)
-    return TensorGroup(membership, config.host, device, size, has_whole_experts=config.expert_parallel > 1)
+    has_whole_experts = config.expert_parallel > 1
+    return TensorGroup(membership, config.host, device, size, has_whole_experts, config.ranks_per_node)

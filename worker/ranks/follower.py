@@ -16,11 +16,13 @@ from baton.kvtransfer.base import KVTransport, PoolIdentity
 from baton.kvtransfer.block_slice import PartGroup
 from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.shared_memory.pool import SharedPool
-from baton.protos import rank_pb2_grpc
 from baton.rpc.grpc_options import LOCAL_OPTIONS
+from baton.rpc.tls import make_security
+from baton.rpc.unix_sockets import unix_address
 from baton.worker.config import WorkerConfig
 from baton.worker.ranks.fixed_group import FixedGroup, tensor_group
-from baton.worker.ranks.rank_service import RankService
+from baton.worker.ranks.hello import hello_of
+from baton.worker.ranks.rank_commands import RankCommands
 from baton.worker.ranks.ranks import Ranks
 
 logger = logging.getLogger(__name__)
@@ -43,32 +45,40 @@ class FollowerProcess:
         self._transport: KVTransport | None = None
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def serve(self, socket: str) -> None:
-        """Execute the first rank's commands, received on a Unix socket at this path, until the worker ends."""
-        service = RankService(self._load)
-        stopping = asyncio.ensure_future(_sigterm_without_leader(service))
-        server = grpc.aio.server(options=LOCAL_OPTIONS)
-        rank_pb2_grpc.add_RankServicer_to_server(service, server)
-        server.add_insecure_port(f"unix:{socket}")  # in a directory that only our user may enter
-        await server.start()
+    async def serve(self, leader: str) -> None:
+        """Execute the commands of the first rank at the address `leader` until the worker ends."""
+        commands = RankCommands(hello_of(self._config, self._rank), self._load)
+        channel = self._channel(leader)
+        following = asyncio.create_task(commands.follow(channel, leader, self._config.node_timeout_s))
+        stopping = asyncio.ensure_future(_sigterm_without_leader(commands))
         watching = asyncio.create_task(self._watch())
         try:
-            ends = {stopping, watching, self._failed, service.ended}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for each in (self._failed, watching):
+            await asyncio.wait({stopping, watching, self._failed, following}, return_when=asyncio.FIRST_COMPLETED)
+            for each in (self._failed, watching, following):
                 if each.done():
                     each.result()
+        except Exception as error:
+            await commands.report(error)
+            raise
         finally:
             self._tensor.leave()
             stopping.cancel()
-            await service.close()
-            await server.stop(0)
+            await commands.close()
+            await asyncio.gather(following, return_exceptions=True)
+            await channel.close(None)
             if self._thread is not None:
                 await asyncio.to_thread(self._thread.join, END_TIMEOUT_S)
             watching.cancel()
             if self._transport is not None:
                 await self._transport.close()
             self._memory.close()
+
+    def _channel(self, leader: str) -> grpc.aio.Channel:
+        if leader.startswith(unix_address("")):
+            return grpc.aio.insecure_channel(leader, options=LOCAL_OPTIONS)
+        config = self._config
+        security = make_security(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
+        return security.channel(leader)
 
     async def _load(self, store: str) -> Ranks:
         config = self._config
@@ -110,12 +120,14 @@ class FollowerProcess:
             faulthandler.cancel_dump_traceback_later()
 
 
-async def _sigterm_without_leader(service: RankService) -> None:
-    """Return at SIGTERM, unless a first rank is connected: it may still drain requests. SIGINT is ignored."""
+async def _sigterm_without_leader(commands: RankCommands) -> None:
+    """Return at SIGTERM; a first rank that is connected drains the worker instead. SIGINT is ignored."""
     stopping = asyncio.Event()
 
     def on_sigterm() -> None:
-        if not service.is_followed:
+        if commands.is_followed:
+            commands.leave()
+        else:
             stopping.set()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_sigterm)
@@ -123,6 +135,6 @@ async def _sigterm_without_leader(service: RankService) -> None:
     await stopping.wait()
 
 
-async def run(config: WorkerConfig, rank: int, socket: str) -> None:
+async def run(config: WorkerConfig, rank: int, leader: str) -> None:
     """Serve until the worker ends."""
-    await FollowerProcess(config, rank).serve(socket)
+    await FollowerProcess(config, rank).serve(leader)

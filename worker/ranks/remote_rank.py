@@ -3,20 +3,20 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
-import grpc
 from google.protobuf.message import Message
 
 from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.errors import PeerLost
-from baton.protos import rank_pb2, rank_pb2_grpc, worker_pb2
+from baton.protos import rank_pb2, worker_pb2
 from baton.rpc.pool_description import pool_from_proto
 from baton.worker.ranks.remote_receiver import RemoteReceiver, error_of
 
+CLOSE_TIMEOUT_S = 2.0  # for a rank to end its stream
 RESPONSE_TIMEOUT_S = 60.0  # of a command; abandoned reads end long before
 MAX_UNSENT = 1 << 16  # commands that the rank has not read; far more than requests in progress need
-FollowCall = grpc.aio.StreamStreamCall[rank_pb2.RankCommand, rank_pb2.RankNews]
 
 FIELDS = {
     rank_pb2.JoinRanks: "join",
@@ -28,35 +28,51 @@ FIELDS = {
 }
 
 
+class RankFailed(PeerLost):
+    """The rank itself has reported why it ends."""
+
+
 class RemoteRank:
-    """The stream to one follower, with the commands that it has not answered."""
+    """The stream from one follower, with the commands that it has not answered."""
 
-    def __init__(self, rank: int, channel: grpc.aio.Channel, on_lost: Callable[[PeerLost], None]) -> None:
-        """Open the stream to rank number `rank`, whose process may not be listening yet.
+    def __init__(
+        self, rank: int, on_lost: Callable[[PeerLost], None], on_leaving: Callable[[], object] = lambda: None
+    ) -> None:
+        """Wait for rank number `rank` to connect.
 
-        `on_lost` is called once, when the stream has ended. It must end the process and then set `gone`.
+        `on_lost` is called once, when the stream has ended. It must end the process and then set `gone`. `on_leaving`
+        is called if the rank's process was told to end.
         """
         self.rank = rank
+        self.connected = asyncio.Event()
         self.gone = asyncio.Event()  # set when its process has ended and can write no more
         self._on_lost = on_lost
+        self._on_leaving = on_leaving
         self.choices: dict[PeerId, TransportChoice] = {}
-        self._unsent: asyncio.Queue[rank_pb2.RankCommand] = asyncio.Queue(MAX_UNSENT)
-        self._call: FollowCall = rank_pb2_grpc.RankStub(channel).Follow(self._commands(), wait_for_ready=True)
+        self._unsent: asyncio.Queue[rank_pb2.RankCommand | None] = asyncio.Queue(MAX_UNSENT)  # None: ends the stream
         self._numbers = itertools.count(1)
         self._receivers: dict[int, RemoteReceiver] = {}
         self._responses: dict[int, asyncio.Future[rank_pb2.RankNews]] = {}
         self._pool: asyncio.Future[PoolDescription] = asyncio.get_running_loop().create_future()
         self._error: PeerLost | None = None
-        self._listening = asyncio.create_task(self._listen())
+        self._ended = asyncio.Event()
+
+    async def commands(self, news: AsyncIterator[rank_pb2.RankNews]) -> AsyncIterator[rank_pb2.RankCommand]:
+        """Yield the rank's commands, and execute its news, until either ends or `close`."""
+        self.connected.set()
+        listening = asyncio.create_task(self._listen(news))
+        try:
+            while (command := await self._unsent.get()) is not None:
+                yield command
+        finally:
+            listening.cancel()
+            self.lose(PeerLost(f"rank {self.rank} of this worker is gone: its process or the connection ended"))
+            self._ended.set()
 
     @property
     def pool(self) -> PoolDescription:
         """How peers read this rank's pool; available after `loaded`."""
         return self._pool.result()
-
-    async def wait_listening(self) -> None:
-        """Return when the rank's process accepts commands."""
-        await self._call.wait_for_connection()
 
     def join(self, store: str) -> None:
         """Make the rank load its shard and join the store at `store` (host:port)."""
@@ -104,8 +120,9 @@ class RemoteRank:
 
     async def close(self) -> None:
         """End the stream."""
-        self._call.cancel()
-        await asyncio.wait([self._listening])
+        self._end()
+        if self.connected.is_set():
+            await asyncio.wait((asyncio.ensure_future(self._ended.wait()),), timeout=CLOSE_TIMEOUT_S)
 
     async def _ask(self, message: Message) -> rank_pb2.RankNews:
         """Send a command and return the response. A rank that does not respond in time counts as lost."""
@@ -117,7 +134,7 @@ class RemoteRank:
             async with asyncio.timeout(RESPONSE_TIMEOUT_S):
                 return await response
         except TimeoutError:
-            self._lose(PeerLost(f"rank {self.rank} of this worker does not answer"))
+            self.lose(PeerLost(f"rank {self.rank} of this worker does not answer"))
             raise PeerLost(f"rank {self.rank} of this worker does not answer") from None
         finally:
             del self._responses[number]
@@ -131,29 +148,30 @@ class RemoteRank:
             self._unsent.put_nowait(command)
         except asyncio.QueueFull:
             error = PeerLost(f"rank {self.rank} of this worker has not read the last {MAX_UNSENT} commands")
-            self._lose(error)
+            self.lose(error)
             raise error from None
 
-    async def _commands(self) -> AsyncIterator[rank_pb2.RankCommand]:
-        while True:
-            yield await self._unsent.get()
-
-    async def _listen(self) -> None:
-        reason = "its process ended"
+    async def _listen(self, news: AsyncIterator[rank_pb2.RankNews]) -> None:
         try:
-            async for result in self._call:
+            async for result in news:
                 self._on_result(result)
-        except asyncio.CancelledError:
-            reason = "the worker is shutting down"
-        except grpc.aio.AioRpcError as error:
-            reason = f"{error.code().name}: {error.details()}"
+        except Exception as error:  # a message without sense, or the end of the connection
+            self.lose(PeerLost(f"rank {self.rank} of this worker is gone: {type(error).__name__}: {error}"))
         finally:
-            self._lose(PeerLost(f"rank {self.rank} of this worker is gone: {reason}"))
+            self._end()
+
+    def _end(self) -> None:
+        with suppress(asyncio.QueueFull):  # it reads no commands: the stream ends with the server
+            self._unsent.put_nowait(None)
 
     def _on_result(self, result: rank_pb2.RankNews) -> None:
         kind = result.WhichOneof("news")
         if kind == "pool":
             self._pool.set_result(pool_from_proto(result.pool))
+        elif kind == "leaving":
+            self._on_leaving()
+        elif kind == "failure" and not result.number:
+            self.lose(RankFailed(f"rank {self.rank} of this worker: {result.failure.kind}: {result.failure.message}"))
         elif result.number in self._responses:
             self._on_response(self._responses[result.number], result)
         elif kind in ("progress", "failure"):
@@ -165,7 +183,7 @@ class RemoteRank:
         if result.HasField("failure"):
             error = PeerLost(str(error_of(result.failure, self.rank)))
             response.set_exception(error)
-            self._lose(error)  # after any failure the state of its memory is unknown
+            self.lose(error)  # after any failure the state of its memory is unknown
         else:
             response.set_result(result)
 
@@ -185,10 +203,12 @@ class RemoteRank:
         if receiver.is_complete or not receiver.blocks:
             del self._receivers[result.number]  # a failed one stays until its blocks are cleared
 
-    def _lose(self, error: PeerLost) -> None:
+    def lose(self, error: PeerLost) -> None:
+        """End the stream and all that waits for the rank, the first time."""
         if self._error is not None:
             return
         self._error = error
+        self._end()
         for receiver in self._receivers.values():
             receiver.fail(error)
         self._receivers.clear()

@@ -17,6 +17,7 @@ PANELS = {
     ),
     "Workers": (
         *("role", "worker_id", "prefill", "decode", "colocated", "tensor_parallel", "prefill_tensor_parallel"),
+        *("nnodes", "node_rank", "master_addr", "master_port", "node_timeout_s"),
         *("num_threads", "cores", "max_step_s", "orphan_timeout_s", "strict"),
     ),
     "Mixture of experts": (

@@ -59,10 +59,16 @@
 {{- fail (printf "autoscaling.startTimeoutSeconds: %v, but a worker of %s may take %v (%s.startTimeoutSeconds): it would be given up while it starts, again and again" $timeout $name $values.startTimeoutSeconds $name) -}}
 {{- end -}}
 {{- if gt (int $pool.mostPods) (int $values.maxPods) -}}
-{{- fail (printf "%s.maxReplicas: %v replicas, %v per pod, need %v pods, but the worker group has %v at most; raise %s.maxPods" $name $pool.most $values.replicasPerPod $pool.mostPods $values.maxPods $name) -}}
+{{- fail (printf "%s.maxReplicas: %v replicas, %s, need %v pods, but the worker group has %v at most; raise %s.maxPods" $name $pool.most (ternary (printf "%v pods each" $values.nodesPerWorker) (printf "%v per pod" $values.replicasPerPod) (gt (int $values.nodesPerWorker) 1)) $pool.mostPods $values.maxPods $name) -}}
 {{- end -}}
 {{- if and (gt (int $values.tensorParallelSize) 1) (gt (int $values.expertParallelSize) 1) (ne (int $values.tensorParallelSize) (int $values.expertParallelSize)) -}}
 {{- fail (printf "%s.tensorParallelSize: %v, but expertParallelSize: %v; the ranks of a worker share its experts among themselves: set the same number, to keep each expert whole on one rank, or 1" $name $values.tensorParallelSize $values.expertParallelSize) -}}
+{{- end -}}
+{{- if mod (int $values.tensorParallelSize) (int $values.nodesPerWorker) -}}
+{{- fail (printf "%s.nodesPerWorker: %v nodes cannot have equal shares of %v ranks; set %s.tensorParallelSize to a multiple of %v" $name $values.nodesPerWorker $values.tensorParallelSize $name $values.nodesPerWorker) -}}
+{{- end -}}
+{{- if and (gt (int $values.nodesPerWorker) 1) (gt (int $values.replicasPerPod) 1) -}}
+{{- fail (printf "%s.replicasPerPod: %v, but a worker over several nodes has a pod on each of them to itself; set 1" $name $values.replicasPerPod) -}}
 {{- end -}}
 {{- if lt (int $pool.least) (int $pool.groupSize) -}}
 {{- fail (printf "%s.%s: %v, but the pool's group begins with %v workers (expertParallelSize), and none of them serves before that; set %v or more" $name (ternary "minReplicas" "replicas" (or $v.autoscaling.enabled (kindIs "invalid" $values.replicas))) $pool.least $values.expertParallelSize $values.expertParallelSize) -}}

@@ -3,7 +3,9 @@
 {{- $root := .root -}}
 {{- $pool := index $root.Values .name -}}
 {{- $replicasPerPod := int $pool.replicasPerPod -}}
+{{- $nodes := int $pool.nodesPerWorker -}}
 {{- $gpus := ternary 0 (int $pool.tensorParallelSize) (eq $root.Values.device "cpu") -}}
+{{- $nodeGPUs := div $gpus $nodes -}}
 {{- $size := int (ternary $pool.minReplicas $pool.replicas (or $root.Values.autoscaling.enabled (kindIs "invalid" $pool.replicas))) -}}
 {{- $most := ternary (int $pool.maxReplicas) $size $root.Values.autoscaling.enabled -}}
 {{- $least := ternary (int $pool.minReplicas) $size $root.Values.autoscaling.enabled -}}
@@ -11,12 +13,13 @@ name: {{ .name }}
 size: {{ $size }}
 least: {{ $least }}
 most: {{ $most }}
-startPods: {{ ternary 0 (ceil (divf $size $replicasPerPod)) (not (empty (include "baton.scalesToZero" $root))) }}
-leastPods: {{ ceil (divf $least $replicasPerPod) }}
-mostPods: {{ ceil (divf $most $replicasPerPod) }}
+startPods: {{ ternary 0 (mul $nodes (ceil (divf $size $replicasPerPod))) (not (empty (include "baton.scalesToZero" $root))) }}
+leastPods: {{ mul $nodes (ceil (divf $least $replicasPerPod)) }}
+mostPods: {{ mul $nodes (ceil (divf $most $replicasPerPod)) }}
 groupSize: {{ include "baton.groupSize" $pool }}
 gpus: {{ $gpus }}
-podGPUs: {{ mul $gpus $replicasPerPod }}
+nodeGPUs: {{ $nodeGPUs }}
+podGPUs: {{ mul $nodeGPUs $replicasPerPod }}
 podCPUs: {{ ceil (mulf $pool.cpu $replicasPerPod) }}
 podMillis: {{ int64 (mulf (addf (mulf $pool.cpu $replicasPerPod) $pool.overheadCPU) 1000) }}
 podMemoryMi: {{ int64 (mulf (addf (mulf $pool.memoryGi $replicasPerPod) $pool.overheadMemoryGi) 1024) }}
@@ -98,9 +101,13 @@ rendezvous_ray: # it uses none of Ray's CPUs; there is always a node with decode
 {{- end }}
 {{ $name }}_ray:
   num_cpus: {{ $values.cpu }}
-  num_gpus: {{ $pool.gpus }}
+  num_gpus: {{ $pool.nodeGPUs }}
   memory_bytes: {{ int64 (mulf $values.memoryGi 1073741824) }}
+  {{- if gt (int $values.nodesPerWorker) 1 }}
+  nodes_per_worker: {{ $values.nodesPerWorker }}
+  {{- else }}
   max_replicas_per_node: {{ $values.replicasPerPod }}
+  {{- end }}
   label_selector:
     pool: {{ $name }}
   start_timeout_s: {{ $values.startTimeoutSeconds }}

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.process.progress import Failed, Loading, Progress, ProgressError, ProgressReporter, Ready, parse_progress
+from baton.process.progress import (
+    Failed,
+    Loading,
+    Progress,
+    ProgressError,
+    ProgressReporter,
+    Ready,
+    Waiting,
+    parse_progress,
+)
 
 
 class Clock:
@@ -37,10 +46,12 @@ def read_all(fd: int) -> list[Progress]:
 def test_messages_round_trip(pipe: tuple[int, int]) -> None:
     reporter = ProgressReporter(pipe[1])
     reporter.loading(0.42)
+    reporter.waiting("127.0.0.1:29501")
     reporter.ready(address="127.0.0.1:41231", grpc_address="127.0.0.1:5")
     reporter.failed("model: no\nsuch thing")
-    loading, ready, failed = read_all(pipe[0])
+    loading, waiting, ready, failed = read_all(pipe[0])
     assert loading == Loading(0.42)
+    assert waiting == Waiting("127.0.0.1:29501")
     assert isinstance(ready, Ready)
     assert ready.address == "127.0.0.1:41231"
     assert ready.details["grpc_address"] == "127.0.0.1:5"

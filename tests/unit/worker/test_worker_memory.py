@@ -65,6 +65,12 @@ def test_all_workers_together_must_fit() -> None:
         need.check(HostMemory(10 * MIB, is_limited=False))
 
 
+def test_a_node_has_the_weights_and_caches_of_its_ranks() -> None:
+    need = memory_need([replace(worker(GIB, ranks=4), nnodes=2)], MODEL)
+    assert (need.num_pools, need.kv_bytes) == (2, 2 * GIB)
+    assert need.weights_bytes == weights_bytes(BUNDLED, MODEL, None) // 2
+
+
 def test_each_rank_has_a_cache_of_the_configured_size() -> None:
     need = memory_need([worker(GIB, ranks=2)], MODEL)
     assert (need.num_pools, need.kv_bytes, need.weights_bytes) == (2, 2 * GIB, weights_bytes(BUNDLED, MODEL, None))

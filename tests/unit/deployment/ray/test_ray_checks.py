@@ -76,6 +76,19 @@ SCALED = {"min_replicas": 1, "max_replicas": 4}
             "prefill_ray.num_gpus: 1, but a worker has 2 ranks (prefill_tensor_parallel), each with a GPU",
         ),
         (
+            {**ANY_GPU, "tensor_parallel": 16, "decode_ray": {"num_gpus": 4, "nodes_per_worker": 2}},
+            "decode_ray.num_gpus: 4, but a worker has 8 ranks (tensor_parallel) on each of 2 nodes, each with a GPU",
+        ),
+        (
+            {"prefill_tensor_parallel": 3, "prefill_ray": {"nodes_per_worker": 2}},
+            "prefill_ray.nodes_per_worker: 2 nodes cannot have equal shares of 3 ranks; set prefill_tensor_parallel to",
+        ),
+        (
+            {"tensor_parallel": 2, "decode_ray": {"nodes_per_worker": 2, "max_replicas_per_node": 1}},
+            "decode_ray.max_replicas_per_node: Ray has no such limit for replicas on several nodes",
+        ),
+        ({"router_ray": {"nodes_per_worker": 2}}, "router_ray.nodes_per_worker: only workers have ranks; remove it"),
+        (
             {**ANY_GPU, "tensor_parallel": 2, "decode_ray": {"num_gpus": 0.5}},
             "decode_ray.num_gpus: 0.5, but a worker has 2 ranks",
         ),

@@ -11,8 +11,16 @@ import baton
 from baton.deployment.local.machine import Machine
 from baton.deployment.local.redis_server import HOST
 from baton.deployment.ray.arguments import read_ray_settings
+from baton.deployment.ray.nodes import placement_group
 from baton.deployment.ray.options import ReplicaOptions
-from baton.deployment.ray.process import Place, rendezvous_process, router_process, share_of, worker_process
+from baton.deployment.ray.process import (
+    Place,
+    node_process,
+    rendezvous_process,
+    router_process,
+    share_of,
+    worker_process,
+)
 from baton.deployment.ray.settings import RaySettings
 from baton.settings.values import OptionError
 
@@ -85,6 +93,32 @@ def test_each_rank_takes_a_gpu() -> None:
     more = settings(**ranks, decode_ray={"num_gpus": 8})
     assert [more.num_gpus(name) for name in ("prefill", "decode")] == [2.0, 8.0]
     assert settings(tensor_parallel=4).num_gpus("decode") == 0.0
+
+
+def test_a_replica_over_several_nodes_has_a_share_of_the_ranks_on_each() -> None:
+    ranks = {"engine": {"device": "cuda"}, "tensor_parallel": 16}
+    read = settings(**ranks, decode_ray={"nodes_per_worker": 2, "num_cpus": 3, "label_selector": {"pool": "decode"}})
+    assert (read.num_nodes("decode"), read.ranks_per_node("decode"), read.num_gpus("decode")) == (2, 8, 8.0)
+    assert (read.num_nodes("prefill"), read.num_gpus("prefill")) == (1, 1.0)
+    assert placement_group(read, "prefill") == {}
+    assert placement_group(read, "decode") == {
+        "placement_group_bundles": [{"CPU": 3.0, "GPU": 8.0}] * 2,
+        "placement_group_strategy": "STRICT_SPREAD",
+        "placement_group_bundle_label_selector": [{"pool": "decode"}],
+    }
+
+
+def test_the_processes_of_a_workers_nodes_differ_in_their_number_and_host() -> None:
+    read = settings(tensor_parallel=2, decode_ray={"nodes_per_worker": 2, "start_timeout_s": 60})
+    machine = Machine(4, 1 << 33)
+    with worker_process(read, "decode", "d", Place("10.0.0.1", machine)) as first:
+        second = node_process(read, "decode", "d-node-1", Place("10.0.0.2", machine), 1, "10.0.0.1:31000")
+    common = {"--tensor-parallel=2", "--nnodes=2", "--master-addr=10.0.0.1", "--node-timeout-s=60.0", "--num-threads=4"}
+    assert {*common, "--host=10.0.0.1", "--master-port=0"} <= set(first.argv)
+    assert {*common, "--host=10.0.0.2", "--master-port=31000", "--node-rank=1"} <= set(second.argv)
+    assert not any("--config=" in word for word in second.argv)  # it needs no registry
+    with worker_process(read, "prefill", "p", Place("10.0.0.1", machine)) as alone:
+        assert not any(word.startswith(("--nnodes", "--master", "--node")) for word in alone.argv)
 
 
 def test_a_replica_has_time_to_drain_hand_off_and_end() -> None:

@@ -21,6 +21,8 @@ from baton.engine.errors import EngineError, GroupBroken, UnsupportedModel
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.layers.expert_reader import ExpertNames, ExpertReader
 from baton.engine.loop import EngineLoop
+from baton.engine.parallel.group_view import GroupView
+from baton.engine.parallel.tensor_parallel import TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
@@ -236,15 +238,28 @@ def test_expert_and_tensor_parallelism_are_refused_together(tmp_path: Path, rigs
 
 
 def test_ranks_with_different_models_are_refused(llama3: Path, tmp_path: Path, rigs: Rigs) -> None:
-    other = make_checkpoint("llama3", tmp_path / "other", seed=1, max_position_embeddings=256)
-    with pytest.raises(EngineError, match="rank 1 differs from rank 0 in max_model_len, model, dtype"):
-        _ = rigs(llama3, 2, others=other).engine
+    for difference, named in (
+        ({"max_position_embeddings": 256}, r"max_model_len \(256, not 512\)"),
+        ({"rms_norm_eps": 1e-4}, r"model, dtype or block size \([0-9a-f]+, not [0-9a-f]+\)"),
+    ):
+        other = make_checkpoint("llama3", tmp_path / named[:5], seed=1, **difference)
+        with pytest.raises(EngineError, match=f"rank 1 differs from rank 0 in {named}"):
+            _ = rigs(llama3, 2, others=other).engine
 
 
 def test_ranks_with_different_weights_are_refused_after_loading(llama3: Path, tmp_path: Path, rigs: Rigs) -> None:
     other = make_checkpoint("llama3", tmp_path / "other", seed=1)
-    with pytest.raises(EngineError, match="rank 1 differs from rank 0 in weights: ranks of one model"):
+    with pytest.raises(
+        EngineError, match=r"rank 1 differs from rank 0 in weights \([0-9a-f]+, not [0-9a-f]+\): ranks of one model"
+    ):
         _ = rigs(llama3, 2, others=other).engine
+
+
+def test_ranks_share_the_cores_of_their_own_node() -> None:
+    for rank, place in enumerate([(0, 2), (1, 2), (0, 2), (1, 2)]):
+        tensor = TensorGroup(Member(Group(), "a"), "127.0.0.1", CPU, 4, ranks_per_node=2)
+        tensor._ranks._view = GroupView(1, ("a", "b", "c", "d"), rank)
+        assert tensor.place_on_node == place
 
 
 def test_too_many_members_are_refused(llama3: Path, rigs: Rigs) -> None:

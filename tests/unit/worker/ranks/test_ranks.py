@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.engine.errors import EngineEnded
 from baton.kvtransfer.base import PoolIdentity
 from baton.kvtransfer.block_slice import PartGroup
 from baton.kvtransfer.checksum.block_checksum import block_checksums
@@ -18,7 +19,8 @@ from baton.kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused, Tra
 from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
 from baton.protos import rank_pb2, rank_pb2_grpc
 from baton.rpc.pool_description import pool_to_proto
-from baton.worker.ranks.rank_service import RankService
+from baton.worker.ranks.first_rank import FirstRankService
+from baton.worker.ranks.rank_commands import RankCommands
 from baton.worker.ranks.ranks import Ranks
 from baton.worker.ranks.remote_rank import RemoteRank
 
@@ -40,7 +42,8 @@ class Worker:
     server: grpc.aio.Server
     follower: RemoteRank
     lost: list[str]
-    service: RankService
+    commands: RankCommands
+    following: asyncio.Task[None]
 
     def reported(self, blocks: list[int]) -> list[int]:
         """Return the peer's checksums: all of its first rank, then of the next."""
@@ -49,6 +52,10 @@ class Worker:
     def ours(self, block: int) -> Tensor:
         """Return a block's shards on both ranks."""
         return torch.cat([pool[block] for pool in self.pools])
+
+
+def hello(rank: int) -> rank_pb2.RankHello:
+    return rank_pb2.RankHello(rank=rank, options={"tensor_parallel": "2"})
 
 
 def share(blocks: Tensor, ranks: PartGroup, rank: int) -> Tensor:
@@ -72,15 +79,16 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
         stores.append(store)
         return second
 
-    service = RankService(load)
-    server = grpc.aio.server()
-    rank_pb2_grpc.add_RankServicer_to_server(service, server)
-    channel = grpc.aio.insecure_channel(f"unix:{directory}/1")
     lost: list[str] = []
-    follower = RemoteRank(1, channel, lambda error: lost.append(str(error)))
-    server.add_insecure_port(f"unix:{directory}/1")  # the first rank connects before the second one listens
+    follower = RemoteRank(1, lambda error: lost.append(str(error)))
+    server = grpc.aio.server()
+    rank_pb2_grpc.add_FirstRankServicer_to_server(FirstRankService(hello(0), [follower]), server)
+    channel = grpc.aio.insecure_channel(f"unix:{directory}/0")
+    commands = RankCommands(hello(1), load)
+    following = asyncio.create_task(commands.follow(channel, "0", WAIT_S))
+    server.add_insecure_port(f"unix:{directory}/0")  # the follower connects before the first rank listens
     await server.start()
-    await follower.wait_listening()
+    await follower.connected.wait()
     follower.join("here:1")
     async with asyncio.timeout(WAIT_S):
         await follower.loaded()
@@ -106,12 +114,14 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
             server,
             follower,
             lost,
-            service,
+            commands,
+            following,
         )
     finally:
         await follower.close()
+        await commands.close()
+        await asyncio.gather(following, return_exceptions=True)
         await channel.close()
-        await service.close()
         await server.stop(None)
 
 
@@ -222,7 +232,7 @@ async def test_a_silent_rank_is_not_waited_for(tmp_path: Path, monkeypatch: pyte
             await it.ranks.receive(it.descriptions, [2], 0, 0.1)
         it.follower.gone.set()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(it.service, "_execute", lambda *_: None)
+            patch.setattr(it.commands, "_execute", lambda *_: None)
             with pytest.raises(PeerLost, match="rank 1 of this worker does not answer"):
                 await it.ranks.checksums([2], 1)
         assert it.lost == ["rank 1 of this worker does not answer"]
@@ -242,7 +252,7 @@ async def test_ended_receives_leave_nothing(tmp_path: Path) -> None:
                 await it.ranks.receive(it.descriptions, [4, 5], known, 5.0)
         await it.ranks.clear([4, 5])
         assert not it.follower._receivers
-        assert not it.service._receives
+        assert not it.commands._receives
 
 
 async def test_a_rank_that_reads_no_commands_is_lost(tmp_path: Path) -> None:
@@ -257,10 +267,11 @@ async def test_a_rank_that_reads_no_commands_is_lost(tmp_path: Path) -> None:
 
 async def test_a_rank_whose_results_are_not_read_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
-        it.service._results = asyncio.Queue(1)  # nothing reads it
+        it.commands._results = asyncio.Queue(1)  # nothing reads it
         for _ in range(2):
-            it.service._send(1, rank_pb2.BlocksCleared())
-        await it.service.ended
+            it.commands._send(1, rank_pb2.BlocksCleared())
+        with pytest.raises(EngineEnded):
+            await it.following
         assert "the first rank has not read the last" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""The Rank service of a follower: KV receives, checksums and clearing of blocks for the first rank."""
+"""A follower's stream to the first rank, whose commands are KV receives, checksums and clearing of blocks."""
 
 import asyncio
 import logging
@@ -8,15 +8,16 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from baton.engine.errors import EngineError
+from baton.engine.errors import EngineEnded
+from baton.process.errors import PlainError
 from baton.protos import rank_pb2, rank_pb2_grpc, worker_pb2
-from baton.rpc.peers import Context
 from baton.rpc.pool_description import pool_to_proto
 from baton.worker.ranks.rank_receive import RankReceive
 from baton.worker.ranks.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
+REPORT_TIMEOUT_S = 2.0  # for the first rank to receive this one's failure
 MAX_UNSENT = 1 << 16  # results that the first rank has not read; far more than its requests in progress need
 FIELDS = {
     worker_pb2.KVPool: "pool",
@@ -24,47 +25,65 @@ FIELDS = {
     rank_pb2.RankFailure: "failure",
     worker_pb2.BlockChecksums: "checksums",
     rank_pb2.BlocksCleared: "cleared",
+    rank_pb2.RankHello: "hello",
+    rank_pb2.RankLeaving: "leaving",
 }
+FollowCall = grpc.aio.StreamStreamCall[rank_pb2.RankNews, rank_pb2.RankCommand]
 
 
-class RankService(rank_pb2_grpc.RankServicer):
+class RankCommands:
     """The first rank's commands in progress. There is one stream, which lives as long as the worker."""
 
-    def __init__(self, load: Callable[[str], Awaitable[Ranks]]) -> None:
+    def __init__(self, hello: rank_pb2.RankHello, load: Callable[[str], Awaitable[Ranks]]) -> None:
         """`load` joins the group at the first rank's store, and returns when this rank has loaded its shard."""
         self._load = load
-        self._results: asyncio.Queue[rank_pb2.RankNews] = asyncio.Queue(MAX_UNSENT)
+        self._results: asyncio.Queue[rank_pb2.RankNews | None] = asyncio.Queue(MAX_UNSENT)  # None: the last one
         self._receives: dict[int, RankReceive] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.is_followed = False  # the first rank's stream is open
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # done when the stream ends
+        self._call: FollowCall | None = None
+        self.is_followed = False  # the first rank has accepted this one, and the stream is open
+        self._send(0, hello)
 
-    async def Follow(  # noqa: N802
-        self, request_iterator: AsyncIterator[rank_pb2.RankCommand], context: Context
-    ) -> AsyncIterator[rank_pb2.RankNews]:
-        """Receive the first rank's commands and stream the results."""
-        self.is_followed = True
-        await context.send_initial_metadata(())  # connected: the first rank may send its store's address
-        following = asyncio.create_task(self._follow(request_iterator))
-        following.add_done_callback(lambda _: self._put(rank_pb2.RankNews()))  # wakes the loop below
+    async def follow(self, channel: grpc.aio.Channel, leader: str, timeout_s: float) -> None:
+        """Execute the commands of the first rank at `leader` until it ends the stream.
+
+        It may start `timeout_s` seconds later. Raises PlainError if it does not, or refuses this rank, EngineEnded if
+        the connection is lost, and the errors of `load`.
+        """
+        self._call = rank_pb2_grpc.FirstRankStub(channel).Follow(self._news(), wait_for_ready=True)
         try:
-            while True:
-                result = await self._results.get()
-                if following.done():
-                    following.result()
-                    return
-                yield result
-        except Exception as error:
-            kind = "" if isinstance(error, EngineError) else f"{type(error).__name__}: "
-            logger.error("rank failed: %s%s", kind, error, exc_info=bool(kind))
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{kind}{error}")
+            await _accepted(self._call, leader, timeout_s)
+            self.is_followed = True
+            await self._follow(self._call)
+        except grpc.aio.AioRpcError as error:
+            raise EngineEnded(f"the first rank at {leader} is gone: {error.details()}") from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise EngineEnded("this rank has ended its stream") from error
         finally:
             self.is_followed = False
-            following.cancel()
-            self._end()
+
+    def leave(self) -> None:
+        """Ask the first rank to drain the worker, as this process was told to end."""
+        self._send(0, rank_pb2.RankLeaving())
+
+    async def report(self, error: Exception) -> None:
+        """Send the first rank the reason why this one ends, and wait until it has ended the stream."""
+        self._send(0, _failure(error))
+        self._put(None)
+        if self._call is not None and not self._call.done():
+            await asyncio.wait((asyncio.ensure_future(self._call.code()),), timeout=REPORT_TIMEOUT_S)
+
+    async def _news(self) -> AsyncIterator[rank_pb2.RankNews]:
+        while (news := await self._results.get()) is not None:
+            yield news
 
     async def close(self) -> None:
-        """Cancel all commands in progress, and wait for their end."""
+        """End the stream, cancel all commands in progress, and wait for their end."""
+        if self._call is not None:
+            self._call.cancel()
         for receive in self._receives.values():
             receive.task.cancel()
         for task in self._tasks:
@@ -72,8 +91,11 @@ class RankService(rank_pb2_grpc.RankServicer):
         if ending := {*self._tasks, *(each.task for each in self._receives.values())}:
             await asyncio.wait(ending)
 
-    async def _follow(self, commands: AsyncIterator[rank_pb2.RankCommand]) -> None:
-        first = await anext(commands)
+    async def _follow(self, call: FollowCall) -> None:
+        commands = aiter(call)
+        first = await anext(commands, None)
+        if first is None:
+            return  # the worker ended before it began
         rank = await self._load(first.join.store)
         self._send(0, pool_to_proto(rank.pool))
         async for command in commands:
@@ -120,19 +142,33 @@ class RankService(rank_pb2_grpc.RankServicer):
             await executing
         except Exception as error:
             logger.exception("a command of the first rank failed")
-            self._send(number, rank_pb2.RankFailure(kind=type(error).__name__, message=str(error)))
+            self._send(number, _failure(error))
 
     def _send(self, number: int, message: Message) -> None:
         field = FIELDS[type(message)]
         self._put(rank_pb2.RankNews(number=number, **{field: message}))  # type: ignore[arg-type]
 
-    def _put(self, result: rank_pb2.RankNews) -> None:
+    def _put(self, result: rank_pb2.RankNews | None) -> None:
         try:
             self._results.put_nowait(result)
         except asyncio.QueueFull:
             logger.error("the first rank has not read the last %d results: this rank ends", MAX_UNSENT)
-            self._end()  # the end of the process ends the stream, so no result is lost unnoticed
+            if self._call is not None:
+                self._call.cancel()  # the worker ends with the stream, so no result is lost unnoticed
 
-    def _end(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
+
+async def _accepted(call: FollowCall, leader: str, timeout_s: float) -> None:
+    """Wait until the first rank has accepted this one. Raises PlainError."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await call.wait_for_connection()
+    except TimeoutError as error:
+        raise PlainError(f"the worker's first rank is not at {leader}: no answer in {timeout_s:g} s") from error
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+            raise
+        raise PlainError(f"the worker's first rank at {leader} refuses this one: {error.details()}") from error
+
+
+def _failure(error: Exception) -> rank_pb2.RankFailure:
+    return rank_pb2.RankFailure(kind=type(error).__name__, message=str(error))
