@@ -43,8 +43,8 @@ CHAT = Workload(
     seconds=1200, rate=steady(10), prompt=Lengths(300, 1.5), output=Lengths(250, 1), num_turns=5, num_shared_tokens=640
 )
 SCENARIOS = [
+    Scenario(name="azure", requests=partial(_trace, "azure_conv.csv", 1.0), machine=LARGE, slo=SLO()),
     Scenario(name="azure, 2 x", requests=partial(_trace, "azure_conv.csv", 2.0), machine=LARGE, slo=SLO()),
-    Scenario(name="azure, 4 x", requests=partial(_trace, "azure_conv.csv", 4.0), machine=LARGE, slo=SLO()),
     Scenario(
         name="mooncake", requests=partial(_trace, "mooncake_conversation.csv", 1.0), machine=SMALL, slo=SLO(ttft_s=4)
     ),

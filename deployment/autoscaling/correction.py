@@ -23,15 +23,15 @@ Predict = Callable[[float], float]  # the latency's quantile in seconds, by the 
 class Correction:
     """Factor on a pool's service times, with which the model predicts what is measured; smoothed and bounded.
 
-    While the objective is kept, the factor changes slowly. An objective that has been broken for `BREACH_S` corrects it
-    at once.
+    While the objective is kept, the factor changes slowly. An objective that has been broken for `BREACH_S`, though the
+    model sees no need for a larger pool, corrects it at once.
     """
 
     factor: float = 1.0
     num_ready: ByPool[int] | None = None
     steady_since_s: float = 0.0  # when `num_ready` last changed
     updated_s: float = 0.0
-    broken_since_s: float | None = None  # None: the objective is kept, or not measured
+    broken_since_s: float | None = None  # None: the objective is kept, or nothing follows from it yet
 
     def after(
         self,
@@ -39,11 +39,12 @@ class Correction:
         num_ready: ByPool[int],
         predict: Predict,
         objective_s: float,
+        is_enough: bool,
         now_s: float,
         window_s: float,
         settings: ScalingSettings,
     ) -> "Correction":
-        """Return the correction after one more snapshot.
+        """Return the correction after one more snapshot. `is_enough`: the pool is as large as the model wants it.
 
         Samples are used only if both pools' sizes have been constant for a window: otherwise they are of several sizes,
         and a pool is late because the other one was too small.
@@ -55,11 +56,12 @@ class Correction:
         if measured is None or now_s - self.steady_since_s < window_s:
             return replace(self, updated_s=now_s, broken_since_s=None)
         is_over = measured.quantile_s > objective_s
-        broken_since_s = (
-            (now_s if self.broken_since_s is None else min(self.broken_since_s, now_s)) if is_over else None
-        )
-        updated = replace(self, updated_s=now_s, broken_since_s=broken_since_s)
+        is_warm = all(each.ready_for_s >= settings.warmup_s + window_s for each in latencies)
+        broken_since_s = None
+        if is_over and is_enough and is_warm:
+            broken_since_s = now_s if self.broken_since_s is None else min(self.broken_since_s, now_s)
         is_broken = broken_since_s is not None and now_s - broken_since_s >= BREACH_S
+        updated = replace(self, updated_s=now_s, broken_since_s=broken_since_s)
         bound = settings.max_correction
         found = factor_for(predict, measured.quantile_s, 1 / bound, MOST_FACTOR if is_broken else bound)
         if is_over and found <= self.factor:

@@ -68,7 +68,7 @@ def plan_pools(
         state,
         sizes=sizes,
         grants=grants,
-        corrections=_corrected(snapshot, state, faults, settings),
+        corrections=_corrected(snapshot, state, faults, needs, settings),
         trouble=watch.trouble,
         local_share=state.local_share if model is None else model.local_share,
     )
@@ -192,7 +192,11 @@ def _sure_bands(
 
 
 def _corrected(
-    snapshot: PoolsSnapshot, state: ScalingState, faults: ByPool[str | None], settings: ScalingSettings
+    snapshot: PoolsSnapshot,
+    state: ScalingState,
+    faults: ByPool[str | None],
+    needs: ByPool[Need],
+    settings: ScalingSettings,
 ) -> ByPool[Correction]:
     """Return the corrections for the next snapshot, from the models' predictions for the current sizes."""
     rate, window_s, now_s = snapshot.traffic.requests_per_s, snapshot.traffic.window_s, snapshot.now_s
@@ -214,9 +218,10 @@ def _corrected(
     present = PoolsModel.as_measured(snapshot, settings, factors)
     prefill, decode = state.corrections.both()
     ttfts, tpots = snapshot.pools.map(lambda pool: pool.latencies).both()
+    has_prefill, has_decode = needs.zip(num_ready).map(lambda pair: pair[0].least <= pair[1]).both()
     return ByPool(
-        prefill.after(ttfts, num_ready, ttft_s, present.prefill.ttft_s, now_s, window_s, settings),
-        decode.after(tpots, num_ready, tpot_s, present.decode.tpot_s, now_s, window_s, settings),
+        prefill.after(ttfts, num_ready, ttft_s, present.prefill.ttft_s, has_prefill, now_s, window_s, settings),
+        decode.after(tpots, num_ready, tpot_s, present.decode.tpot_s, has_decode, now_s, window_s, settings),
     )
 
 

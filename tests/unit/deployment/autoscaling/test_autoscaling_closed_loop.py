@@ -34,7 +34,7 @@ def test_long_outputs_grow_only_decode() -> None:
     rig.run(1500)
     prefill, decode = targets(rig, 300, 1500)
     assert prefill == {2}
-    assert 5 <= max(decode) <= 11
+    assert 5 <= max(decode) <= 12
     assert rig.snapshot().decode.num_waiting == 0
     tpots = [latency.quantile_s for latency in rig.snapshot().decode.pool.latencies if latency.num_samples > 20]
     assert tpots

@@ -17,10 +17,26 @@ def measured(*quantiles_s: float, ready_for_s: float = 1000.0) -> PoolSnapshot:
     return pool(len(quantiles_s), latencies=tuple(ReplicaLatency(ready_for_s, 100, each) for each in quantiles_s))
 
 
-def after(state: Correction, seen: PoolSnapshot, predicted_s: float, now_s: float, num_decode: int = 1) -> Correction:
+def after(
+    state: Correction,
+    seen: PoolSnapshot,
+    predicted_s: float,
+    now_s: float,
+    *,
+    num_decode: int = 1,
+    is_enough: bool = True,
+) -> Correction:
     """Return the next correction. `predicted_s`: with a factor of 1, in proportion to which it is longer."""
-    num_ready = ByPool(seen.num_ready, num_decode)
-    return state.after(seen.latencies, num_ready, lambda factor: factor * predicted_s, 1.0, now_s, WINDOW_S, SETTINGS)
+    return state.after(
+        seen.latencies,
+        ByPool(seen.num_ready, num_decode),
+        lambda factor: factor * predicted_s,
+        1.0,
+        is_enough,
+        now_s,
+        WINDOW_S,
+        SETTINGS,
+    )
 
 
 def steady(seen: PoolSnapshot, factor: float = 1.0) -> Correction:
@@ -56,6 +72,13 @@ def test_an_objective_that_is_broken_for_ten_seconds_corrects_at_once_and_beyond
     for second in range(60):
         state = after(state, measured(0.5), 0.5, float(second))
     assert 2.0 < state.factor < 3.0
+
+
+def test_a_breach_for_which_the_pool_grows_already_corrects_slowly() -> None:
+    state = steady(measured(1.5))
+    for second in range(1, 30):
+        state = after(state, measured(1.5), 0.5, float(second), is_enough=False)
+    assert 1.0 < state.factor < 1.3
 
 
 def test_a_breach_that_ends_begins_anew() -> None:
@@ -112,9 +135,9 @@ def test_recently_resized_pools_correct_nothing(num_decode: int) -> None:
     seen = measured(5.0) if num_decode == 2 else measured(5.0, 5.0)  # either pool has grown from one replica
     state = Correction(num_ready=ByPool(1, 1), steady_since_s=-WINDOW_S)
     for second in range(int(WINDOW_S)):
-        state = after(state, seen, 0.5, float(second), num_decode)
+        state = after(state, seen, 0.5, float(second), num_decode=num_decode)
     assert state.factor == 1.0
-    assert after(state, seen, 0.5, WINDOW_S, num_decode).factor > 1.0
+    assert after(state, seen, 0.5, WINDOW_S, num_decode=num_decode).factor > 1.0
 
 
 def test_an_overloaded_pool_corrects_only_towards_faster() -> None:

@@ -174,7 +174,7 @@ def test_a_pool_gives_up_unneeded_replicas_first() -> None:
 
 
 ANSWERS, PROMPTS = traffic(40.0, prompt=1000, output=400), traffic(40.0, output=60)  # both too many for 8 GPUs
-MOST_ANSWERS = traffic(60.0, prompt=1000, output=400)  # 3 + 5 serve several times as many as 6 + 2
+MOST_ANSWERS = traffic(60.0, prompt=1000, output=400)  # 2 + 6 serve three times as many as 6 + 2
 MORE_ANSWERS = traffic(40.0, output=90)  # 5 + 3 serve 1.22 times as many as 6 + 2
 
 
@@ -189,7 +189,7 @@ def shared(loads: list[Traffic], start: tuple[int, int], turn_s: float = SETTING
 
 @pytest.mark.parametrize(
     ("turn_s", "last", "ends"),
-    [(600.0, MOST_ANSWERS, (3, 5)), (600.0, MORE_ANSWERS, (6, 2)), (0.0, MORE_ANSWERS, (5, 3))],
+    [(600.0, MOST_ANSWERS, (2, 6)), (600.0, MORE_ANSWERS, (6, 2)), (0.0, MORE_ANSWERS, (5, 3))],
 )
 def test_pools_that_have_just_turned_change_their_split_only_beyond_chance(
     turn_s: float, last: Traffic, ends: tuple[int, int]
