@@ -40,6 +40,7 @@ class Decision:
     decode: PoolDecision
     believed_gpus: int  # below the budget if replicas failed to start
     flips: Flips = field(default_factory=Flips)
+    local_share: float = 0.0  # of the requests, whose prompts decode workers are planned to compute
 
     @property
     def reason(self) -> str:

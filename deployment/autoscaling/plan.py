@@ -229,7 +229,9 @@ def _kept(state: ScalingState | None, settings: ScalingSettings, fault: str) -> 
     """Return the previous sizes, or the minimum if there are none."""
     grants = Grants(settings.limits.map(lambda limits: limits.min_replicas)) if state is None else state.grants
     kept = grants.sizes.map(lambda size: PoolDecision(size, size, size, 1.0, f"stays {size}: {fault}"))
-    return Decision(kept.prefill, kept.decode, settings.budget_gpus, grants.flips)
+    return Decision(
+        kept.prefill, kept.decode, settings.budget_gpus, grants.flips, 0.0 if state is None else state.local_share
+    )
 
 
 def _asleep(state: ScalingState, settings: ScalingSettings) -> tuple[Decision, ScalingState]:
@@ -254,4 +256,4 @@ def _decision(
     prefill, decode = [
         PoolDecision.of(old, new, size, need, each, after.updated_s) for old, new, size, need, each in parts
     ]
-    return Decision(prefill, decode, believed_gpus, after.grants.flips)
+    return Decision(prefill, decode, believed_gpus, after.grants.flips, after.local_share)

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.decision import Decision
+from baton.deployment.autoscaling.explanation import explain
 from baton.deployment.autoscaling.plan import plan_pools
 from baton.deployment.autoscaling.settings import PoolLimits, ScalingSettings
 from baton.deployment.autoscaling.state import ScalingState
@@ -30,6 +31,7 @@ logger = logging.getLogger("ray.serve.baton")  # child of the logger whose file 
 POOLS = ByPool("prefill", "decode")  # deployment names
 STALE_S = 10.0  # older observations are not planned from
 REPEAT_LOG_S = 60.0  # minimum interval between equal log lines
+EXPLAIN_S = 60.0  # interval of the lines that explain the current sizes
 
 
 class PoolsPolicy:
@@ -48,6 +50,7 @@ class PoolsPolicy:
         self._planned: Observation | None = None  # that the targets were planned from
         self._targets = ByPool(0, 0)
         self._has_begun = False  # the pools have been as large as those of a cluster that they replace
+        self._explained_s: float | None = None  # of the last explanation, or the first plan
         self._logged_s: dict[str, float] = {}  # when each line was last logged
         try:
             self._observer = make_observer(read_options(options))
@@ -117,6 +120,11 @@ class PoolsPolicy:
         progress = updates.map(lambda each: each[0].update(*each[1], time_s))
         snapshot = observed.snapshot(progress, settings.slo.quantile, time_s)
         decision, self._state = plan_pools(snapshot, self._state, settings)
+        if self._explained_s is None:
+            self._explained_s = time_s
+        elif time_s - self._explained_s >= EXPLAIN_S:
+            self._explained_s = time_s
+            logger.info("%s", explain(snapshot, decision, settings))
         return decision
 
     def _warn(self, line: str, error: Exception | None = None) -> None:

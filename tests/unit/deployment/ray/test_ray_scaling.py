@@ -104,6 +104,21 @@ def test_sizes_follow_the_load_and_the_log_has_the_reason(
     assert len(caplog.messages) == num_lines
 
 
+def test_a_line_explains_the_plan_once_in_a_while(
+    policy: PoolsPolicy,
+    observer: ScriptedObserver,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for interval_s, num_lines in ((60.0, 0), (0.0, 2)):
+        replace_name(monkeypatch, "EXPLAIN_S", interval_s)
+        caplog.clear()
+        for _ in range(2):
+            observer.see(pools(rate=1.0))
+            policy(contexts())
+        assert sum(line.startswith("measured: 1 requests/s, ") for line in caplog.messages) == num_lines
+
+
 def of_application(report: RouterReport, application: str, **changes: object) -> RouterReport:
     """Return a report whose workers belong to an application."""
     workers = []
