@@ -7,7 +7,8 @@ from baton.decode_worker.requests import DecodeRequests
 from baton.decode_worker.service import DecodeService
 from baton.protos import worker_pb2_grpc
 from baton.worker.config import WorkerConfig
-from baton.worker.server import WorkerCore, serve_worker
+from baton.worker.role import WorkerCore
+from baton.worker.server import serve_worker
 
 
 class DecodeWorker:
@@ -24,7 +25,7 @@ class DecodeWorker:
             takes_handovers=core.config.role != "both",
             orphan_timeout_s=core.config.orphan_timeout_s,
         )
-        self._service = DecodeService(self._requests, core.host.pool.incarnation)
+        self._service = DecodeService(self._requests, core.host.identity.incarnation)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the Decode service to the server."""
@@ -37,4 +38,4 @@ class DecodeWorker:
 
 async def run(config: WorkerConfig) -> None:
     """Serve until SIGTERM or SIGINT."""
-    await serve_worker(config, DecodeWorker)
+    await serve_worker(config, {"decode": DecodeWorker})

@@ -14,10 +14,10 @@ import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from baton.engine.errors import EngineError, InvalidRequest
+from baton.engine.errors import EngineEnded, EngineError, InvalidRequest
 from baton.engine.outputs import RequestOutput, StepOutput
 from baton.engine.pooling.config import PoolingParams
-from baton.engine.request import Request, RequestId
+from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.prefill_worker.service import beats_until
 from baton.protos import worker_pb2, worker_pb2_grpc
@@ -80,6 +80,12 @@ class EmbeddingBatch:
         index, request = self.requests.pop(output.request_id)
         self.results.put_nowait((index, request, output))
 
+    def close(self) -> None:
+        """Have the call end with UNAVAILABLE, after the results that are known."""
+        error = EngineEnded("this worker has ended its service; ask another")
+        for request_id in list(self.requests):
+            self.put(RequestOutput(request_id, 0, finish_reason=FinishReason.ERROR, error=error))
+
 
 class EmbeddingService(worker_pb2_grpc.EmbeddingsServicer):
     """The Embeddings service."""
@@ -97,7 +103,7 @@ class EmbeddingService(worker_pb2_grpc.EmbeddingsServicer):
     ) -> AsyncIterator[worker_pb2.EmbedEvent]:
         """Compute the embeddings of a batch of inputs."""
         host = self._host
-        await check_peer(context, host.pool, request.incarnation, request.fingerprint)
+        await check_peer(context, host.identity, request.incarnation, request.fingerprint)
         if self._drain.has_begun:
             await refuse(context, "this worker is draining; ask another")
         if host.is_short_of_ranks:
@@ -143,6 +149,11 @@ class EmbeddingService(worker_pb2_grpc.EmbeddingsServicer):
                     index=index, vector=output.embedding, num_cached_tokens=computed.num_cached_tokens
                 )
             )
+
+    def close(self) -> None:
+        """End all calls whose inputs are not all computed."""
+        for batch in set(self._batches.values()):
+            batch.close()
 
     def _is_stalled(self) -> bool:
         """Whether the engine makes no progress, so that the router should try another worker."""

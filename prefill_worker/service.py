@@ -7,7 +7,7 @@
    announced. Their checksums follow while the next chunk computes.
 4. The last chunk samples the first output token. It is sent at once, with the last blocks, full or partial.
 5. The decode worker reads the blocks and ends the call. Only then are the blocks released; they stay in the prefix
-   cache.
+   cache. A worker that ends, or changes its role, ends the calls that are left with UNAVAILABLE.
 
 However the call ends, its request is aborted in the engine, which frees everything that it still holds.
 """
@@ -20,9 +20,9 @@ from typing import TypeVar
 
 import grpc
 
-from baton.engine.errors import EngineError
+from baton.engine.errors import EngineEnded, EngineError
 from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
-from baton.engine.request import Request, RequestId
+from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import TransferError
 from baton.process.progress import HEARTBEAT_S
@@ -112,6 +112,18 @@ class PrefillJob:
             )
             num_announced = max(num_announced, num_ready)
 
+    def close(self) -> None:
+        """Have the call end with UNAVAILABLE, after the events that are due."""
+        error = EngineEnded("this worker has ended its service; ask another")
+        output = RequestOutput(self.request.request_id, 0, finish_reason=FinishReason.ERROR, error=error)
+        self.steps.put_nowait(PrefillStep(output, 0.0))
+
+    async def wait_closed(self) -> None:
+        """Wait for `close`, after the last event, and raise its error."""
+        while True:
+            if (error := (await self.steps.get()).output.error) is not None:
+                raise error
+
     def _first_token(self, sampled: SampledToken) -> worker_pb2.FirstToken:
         return worker_pb2.FirstToken(
             token_id=sampled.token_id,
@@ -146,7 +158,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
     ) -> AsyncIterator[worker_pb2.PrefillEvent]:
         """Compute a prompt and announce its blocks; they are held until the caller ends the call."""
         host = self._host
-        await check_peer(context, host.pool, request.incarnation, request.fingerprint)
+        await check_peer(context, host.identity, request.incarnation, request.fingerprint)
         if self._drain.has_begun:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining; ask another")
         if host.is_short_of_ranks:
@@ -169,7 +181,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
                 yield worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pools=host.ranks.describe()))
                 async for event in job.events(announcements, host.config.block_size, self._is_stalled):
                     yield event
-                await asyncio.Event().wait()  # the lease ends with the call
+                await job.wait_closed()  # the lease ends with the call, or with the service
             except EngineError as error:
                 await context.abort(status_of(error).code, str(error))
             except TransferError as error:  # a rank of this worker is lost, or its GPU cannot compute checksums
@@ -182,8 +194,9 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         return self._host.is_stuck or self._host.is_short_of_ranks
 
     async def close(self) -> None:
-        """Cancel all prefix pulls; return when none is running."""
-        for request_id in list(self._jobs):
+        """End all calls and cancel their prefix pulls; return when none is running."""
+        for request_id, job in list(self._jobs.items()):
+            job.close()
             self._cancel_pull(request_id)
         await self._fills.close()
 

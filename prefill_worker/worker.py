@@ -6,7 +6,8 @@ from baton.prefill_worker.embeddings import EmbeddingService
 from baton.prefill_worker.service import PrefillService
 from baton.protos import worker_pb2_grpc
 from baton.worker.config import WorkerConfig
-from baton.worker.server import WorkerCore, serve_worker
+from baton.worker.role import WorkerCore
+from baton.worker.server import serve_worker
 
 
 class PrefillWorker:
@@ -24,10 +25,11 @@ class PrefillWorker:
         worker_pb2_grpc.add_EmbeddingsServicer_to_server(self._embeddings, server)
 
     async def close(self) -> None:
-        """Cancel every prefix pull."""
+        """End every call and prefix pull."""
+        self._embeddings.close()
         await self._service.close()
 
 
 async def run(config: WorkerConfig) -> None:
     """Serve until SIGTERM or SIGINT."""
-    await serve_worker(config, PrefillWorker)
+    await serve_worker(config, {"prefill": PrefillWorker})

@@ -34,7 +34,7 @@ class RefuseMalformed(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
 
     def __init__(self, check: Check = lambda _method, _message: None) -> None:
         """`check` is called with each message before it is parsed."""
-        self._handlers: dict[str, Handler] = {}
+        self._handlers: dict[str, tuple[Handler, Handler]] = {}  # (original, replaced) by method
         self._check = check
 
     async def intercept_service(
@@ -44,12 +44,14 @@ class RefuseMalformed(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
     ) -> Handler:
         """Return the method's replaced handler; None, which means an unknown method, is passed through."""
         method = handler_call_details.method
-        if method not in self._handlers:
-            handler = await continuation(handler_call_details)
-            if handler is None or not _is_async(_behavior(handler)):
-                return handler
-            self._handlers[method] = _checked(handler, method, self._check)
-        return self._handlers[method]
+        handler = await continuation(handler_call_details)  # another one after a change of the worker's role
+        if handler is None or not _is_async(_behavior(handler)):
+            return handler
+        original, replaced = self._handlers.get(method, (None, None))
+        if replaced is None or original is not handler:
+            replaced = _checked(handler, method, self._check)
+            self._handlers[method] = handler, replaced
+        return replaced
 
 
 def _checked(handler: Handler, method: str, check: Check) -> Handler:

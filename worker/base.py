@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from baton.engine.config import EngineConfig
@@ -14,6 +15,14 @@ from baton.protos import worker_pb2
 from baton.rpc.peers import Identified
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """The incarnation under which a worker serves its current role, and its fingerprint."""
+
+    incarnation: str
+    fingerprint: str
 
 
 class EngineCalls(Protocol):
@@ -97,8 +106,8 @@ class Host(Protocol):
         ...
 
     @property
-    def pool(self) -> Identified:
-        """Identity of the first rank's pool."""
+    def identity(self) -> Identified:
+        """The identity that calls to the worker must name."""
         ...
 
     @property

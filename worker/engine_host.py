@@ -13,6 +13,7 @@ from baton.engine.loop import EngineLoop
 from baton.engine.outputs import EngineStats, ExpertFigures, StepOutput
 from baton.kvtransfer.base import KVTransport, PoolDescription
 from baton.kvtransfer.block_slice import PartGroup
+from baton.rpc.peers import Identified
 from baton.worker.ranks.ranks import Rank, Ranks
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class EngineHost:
         self.ranks = Ranks(transport, engine.pool, PartGroup(engine.kv_parts, 1 + len(followers)), followers=followers)
         self.block_bytes = self.ranks.block_bytes  # on all ranks
         self.pool: PoolDescription = self.ranks.pool
+        self.identity: Identified = self.pool  # of the worker; it changes with the role, and the pool's does not
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.max_step_s = max_step_s
         self._loop = asyncio.get_running_loop()
@@ -71,6 +73,10 @@ class EngineHost:
     def listen(self, listener: Callable[[StepOutput], None]) -> None:
         """Call `listener` with every step's output, on the event loop."""
         self._listeners.append(listener)
+
+    def forget_listeners(self) -> None:
+        """Call no listener any more that has been registered so far."""
+        self._listeners = []
 
     def start(self) -> None:
         """Start the engine's thread."""

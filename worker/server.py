@@ -4,14 +4,11 @@ import asyncio
 import logging
 import signal
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
-from grpc_health.v1 import health
 
 from baton.doctor.finding import require_fit
 from baton.doctor.known_peers import KnownPeers
@@ -25,14 +22,11 @@ from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.shared_memory.pool import SharedPool
 from baton.process.host_memory import host_memory
 from baton.process.progress import ProgressReporter
-from baton.protos import doctor_pb2, doctor_pb2_grpc, worker_pb2, worker_pb2_grpc
+from baton.protos import doctor_pb2_grpc
 from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.listening import listen
 from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.peers import Channels
-from baton.rpc.pool_description import pool_to_proto
-from baton.rpc.pooling import pooling_to_proto
-from baton.rpc.reflection import enable_reflection
 from baton.rpc.tls import Security, make_security
 from baton.worker.config import WorkerConfig
 from baton.worker.device import require_gpus
@@ -40,14 +34,13 @@ from baton.worker.drain import HAND_OFF_S, Drain
 from baton.worker.engine_host import EngineHost
 from baton.worker.expert_group import WorkerGroup, joined
 from baton.worker.health import WorkerHealth
-from baton.worker.kv.source import KVSourceService
+from baton.worker.life import Lives
 from baton.worker.memory import with_kv_memory
 from baton.worker.metrics import WorkerMetrics, serve_metrics
 from baton.worker.ranks.node import run_node
 from baton.worker.ranks.worker_ranks import WorkerRanks, follower_ranks, with_thread_share
-from baton.worker.registration import member_of, registered
 from baton.worker.reporting import WorkerCounters
-from baton.worker.service import WorkerService
+from baton.worker.role import RoleBuilders, WorkerCore
 from baton.worker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -56,50 +49,12 @@ STOP_GRACE_S = 1.0
 ROOT_CAUSE_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 2.0  # for the services of a worker with follower ranks to close
 STALL_S = 5.0  # wait of the engine for other ranks after which a drain past its timeout ends
-ROLES = {
-    "prefill": worker_pb2.WORKER_ROLE_PREFILL,
-    "decode": worker_pb2.WORKER_ROLE_DECODE,
-    "both": worker_pb2.WORKER_ROLE_BOTH,
-}
-ROLE_SERVICES = {
-    "prefill": ("Prefill", "Embeddings"),
-    "decode": ("Decode",),
-    "both": ("Prefill", "Embeddings", "Decode"),
-}
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCore:
-    """The parts of a worker from which a role builds its services."""
-
-    config: WorkerConfig
-    host: EngineHost
-    channels: Channels
-    counters: WorkerCounters
-    drain: Drain
-
-    @property
-    def model_name(self) -> str:
-        """Name of the served model."""
-        return self.config.served_model_name or Path(self.config.engine.model).resolve().name
-
-
-class WorkerServices(Protocol):
-    """The services that a role adds to a worker."""
-
-    def register(self, server: grpc.aio.Server) -> None:
-        """Add the role's services to the server."""
-        ...
-
-    async def close(self) -> None:
-        """End every request; return when no transfer writes into any block any more."""
-        ...
-
-
-async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], WorkerServices]) -> None:
+async def serve_worker(config: WorkerConfig, builders: RoleBuilders) -> None:
     """Load the engine and serve until SIGTERM or SIGINT, then drain. Raises if the engine fails.
 
-    On a worker's other nodes, only run their ranks.
+    `builders`: of the roles that the worker may have. On a worker's other nodes, only run their ranks.
     """
     if config.node_rank:
         await run_node(with_kv_memory(with_thread_share(config), host_memory()))
@@ -136,7 +91,7 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
         if config.strict:
             require_fit(await asyncio.to_thread(examine_machine, host.pool.num_blocks * host.block_bytes))
         core = WorkerCore(config, host, channels, WorkerCounters(), Drain())
-        await _serve(core, build(core), security, progress, stopping, group, ranks)
+        await _serve(core, builders, security, progress, stopping, group, ranks)
     await channels.close()
     await transport.close()
     memory.close()
@@ -155,7 +110,7 @@ def _log_capacity(config: WorkerConfig, host: EngineHost) -> None:
 
 async def _serve(
     core: WorkerCore,
-    services: WorkerServices,
+    builders: RoleBuilders,
     security: Security,
     progress: ProgressReporter,
     stopping: asyncio.Event,
@@ -165,52 +120,61 @@ async def _serve(
     """Serve from the engine's first step to its last."""
     config, host = core.config, core.host
     server = grpc.aio.server(interceptors=[RefuseMalformed()], options=SERVER_OPTIONS)
-    services.register(server)
-    description = _describe(core, listen(server, security, config.host, config.port, config.uds))
-    worker_health = WorkerHealth(server, _register_common(server, core, description))
+    worker_health = WorkerHealth(server)
+    peers = KnownPeers(config.registry)
+    address = listen(server, security, config.host, config.port, config.uds)
+    doctor = DoctorService(host.pool, host.ranks.size, config.host, config.transport, core.channels, peers)
+    doctor_pb2_grpc.add_DoctorServicer_to_server(doctor, server)
+
+    async def note_change(names: Sequence[str]) -> None:
+        await worker_health.change(names)
+        await watchdog.update_readiness()
+
+    lives = Lives(core, builders, address, peers, note_change)
+    server.add_generic_rpc_handlers((lives.table,))
+    watchdog = Watchdog(host, lambda: lives.current.core.drain.has_begun, progress, worker_health.set_ready)
     host.start()
     if group is not None:
         group.attach(host.call)
     if ranks is not None:
         ranks.attach(lambda: host.call(Engine.wake))
     await server.start()
-    await worker_health.begin()
-    watchdog = Watchdog(host, core.drain, progress, worker_health.set_ready)
+    await worker_health.begin(lives.current.service_names)
     watching = asyncio.create_task(watchdog.run(), name="watchdog")
     if config.metrics_port is not None:
         serve_metrics(
             WorkerMetrics(host, core.counters, config.worker_id, core.model_name), config.host, config.metrics_port
         )
-    progress.ready(address=description.address)
-    logger.info("%s worker %s serves at %s", config.role, config.worker_id, description.address)
+    progress.ready(address=address)
+    logger.info("%s worker %s serves at %s", config.role, config.worker_id, address)
     try:
-        member = member_of(description, core.config.role)
-        async with registered(config.registry, member, config.lease_s, core.drain) as registration:
-            failures = [host.failed, registration, watching]
-            try:
-                await _wait(stopping, *(each.failed for each in (group, ranks) if each is not None), *failures)
-            except EngineEnded:
-                if ranks is not None:
-                    await _raise_root_cause(ranks)
-                raise
-            core.drain.begin(final=True)
-            await worker_health.end()
-            await _drain(core)
+        lives.start()
+        try:
+            failures = [host.failed, lives.failed, watching]
+            await _wait(stopping, *(each.failed for each in (group, ranks) if each is not None), *failures)
+        except EngineEnded:
+            if ranks is not None:
+                await _raise_root_cause(ranks)
+            raise
+        await lives.begin_end()
+        await worker_health.end()
+        await _drain(lives.current.core)
     finally:
         # First: the services wait for calls, which an engine that waits for other ranks does not run.
         if group is not None:
             await group.leave()
         if ranks is not None:
             ranks.leave_engine()
-        await _close(services, ranks)
+        await lives.withdraw()
+        await _close(lives, ranks)
         await server.stop(STOP_GRACE_S)
         await host.stop()
         watching.cancel()  # last: every step above may hang if the engine hangs
 
 
-async def _close(services: WorkerServices, ranks: WorkerRanks | None) -> None:
-    """Close the services; a follower that does not let them close in time, since it hangs, is killed."""
-    closing = asyncio.ensure_future(services.close())
+async def _close(lives: Lives, ranks: WorkerRanks | None) -> None:
+    """Close the role's services; a follower that does not let them close in time, since it hangs, is killed."""
+    closing = asyncio.ensure_future(lives.close())
     if ranks is not None:
         await asyncio.wait((closing,), timeout=CLOSE_TIMEOUT_S)
         if not closing.done():
@@ -244,51 +208,6 @@ async def _load(
                 return None
             await _raise_root_cause(group)
             raise
-
-
-def _describe(core: WorkerCore, address: str) -> worker_pb2.WorkerDescription:
-    """Return the worker's description for routers and the registry."""
-    config, host = core.config, core.host
-    return worker_pb2.WorkerDescription(
-        worker_id=config.worker_id,
-        incarnation=host.pool.incarnation,
-        role=ROLES[config.role],
-        address=address,
-        model=core.model_name,
-        fingerprint=host.fingerprint,
-        block_size=host.config.block_size,
-        num_blocks=host.pool.num_blocks,
-        max_model_len=host.finish_rule.max_model_len,
-        pool=pool_to_proto(host.pool),
-        transport=config.transport,
-        max_num_seqs=config.engine.batch_seqs,
-        max_num_batched_tokens=config.engine.step_tokens,
-        num_ranks=host.ranks.size,
-        application=config.application,
-        pooling=pooling_to_proto(host.pooling) if host.pooling is not None and config.role != "decode" else None,
-    )
-
-
-def _register_common(server: grpc.aio.Server, core: WorkerCore, description: worker_pb2.WorkerDescription) -> list[str]:
-    """Add the services of every role; return the full names of all of the worker's services."""
-    config, host = core.config, core.host
-
-    def transport_choices() -> dict[str, str]:
-        return {peer: f"{choice.transport}: {choice.reason}" for peer, choice in host.ranks.choices.items()}
-
-    peers = KnownPeers(config.registry)
-    service = WorkerService(
-        host, core.counters, core.drain, lambda: description, transport_choices, config.drain_timeout_s, peers
-    )
-    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
-    worker_pb2_grpc.add_KVSourceServicer_to_server(KVSourceService(host, core.drain), server)
-    doctor = DoctorService(host.pool, host.ranks.size, config.host, config.transport, core.channels, peers)
-    doctor_pb2_grpc.add_DoctorServicer_to_server(doctor, server)
-    services = worker_pb2.DESCRIPTOR.services_by_name
-    names = [services[name].full_name for name in ("Worker", "KVSource", *ROLE_SERVICES[config.role])]
-    names.append(doctor_pb2.DESCRIPTOR.services_by_name["Doctor"].full_name)
-    enable_reflection(server, [*names, health.SERVICE_NAME])
-    return names
 
 
 async def _wait(stopping: asyncio.Event, *failures: asyncio.Future[None]) -> None:

@@ -1,14 +1,16 @@
-"""The Worker service: description, load and cache reports, drain."""
+"""The Worker service: description, load and cache reports, drain, change of role."""
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 
 from baton.doctor.known_peers import KnownPeers
+from baton.engine.errors import EngineEnded
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Context
+from baton.settings.names import Role
 from baton.worker.base import Host
 from baton.worker.cache_feed import CacheFeed, Subscription
 from baton.worker.drain import Drain, DrainConflict, DrainState
@@ -17,10 +19,19 @@ from baton.worker.reporting import MAX_UNTOLD, ReportClock, WorkerCounters, load
 MIN_INTERVAL_S = 0.001
 BUSY_INTERVAL_S = 0.1  # longest time between two load checks while there is work
 IDLE_INTERVAL_S = 1.0  # the same without work; a report is then sent even if nothing changed
+ROLE_NAMES: dict[int, Role] = {
+    worker_pb2.WORKER_ROLE_PREFILL: "prefill",
+    worker_pb2.WORKER_ROLE_DECODE: "decode",
+    worker_pb2.WORKER_ROLE_BOTH: "both",
+}
+
+
+class RoleConflict(Exception):
+    """A change of role that is not possible; the text says why."""
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """The service of every role: Describe, Watch, Drain and Undrain."""
+    """The service of every role: Describe, Watch, Drain, Undrain and ChangeRole."""
 
     def __init__(
         self,
@@ -32,8 +43,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         drain_timeout_s: float,
         peers: KnownPeers,
         idle_interval_s: float = IDLE_INTERVAL_S,
+        change_role: Callable[[Role, float], Awaitable[str]] | None = None,
     ) -> None:
-        """`idle_interval_s`: between two reports of an idle worker; `math.inf` sends none without a change."""
+        """Serve one incarnation of the worker.
+
+        idle_interval_s: between two reports of an idle worker; `math.inf` sends none without a change.
+        change_role: changes the role after a drain with this timeout, and returns the new incarnation; raises
+        RoleConflict or DrainConflict. None: the worker keeps its role.
+        """
         self._host = host
         self._counters = counters
         self._drain = drain
@@ -42,6 +59,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._drain_timeout_s = drain_timeout_s
         self._peers = peers
         self._idle_interval_s = idle_interval_s
+        self._change_role = change_role
+        self._incarnation = host.identity.incarnation
+        self._is_closed = False
         self._feed = CacheFeed(host)
         self._clocks: set[ReportClock] = set()
         host.listen(lambda _: self._note_news())
@@ -57,11 +77,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.DrainRequest, context: Context
     ) -> worker_pb2.DrainResponse:
         """Refuse new requests from now on; return once none is left."""
-        if not 0 <= request.timeout_s < math.inf:
-            text = f"timeout_s is {request.timeout_s}, but must be a number of seconds, or 0 for the worker's default"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        timeout_s = await self._timeout_of(request.timeout_s, context)
         try:
-            await self._drain.run(request.timeout_s or self._drain_timeout_s)
+            await self._drain.run(timeout_s)
         except DrainConflict as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return worker_pb2.DrainResponse()
@@ -75,6 +93,27 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         except DrainConflict as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return worker_pb2.UndrainResponse()
+
+    async def ChangeRole(  # noqa: N802
+        self, request: worker_pb2.ChangeRoleRequest, context: Context
+    ) -> worker_pb2.ChangeRoleResponse:
+        """Drain, then serve another role; return once it is ready."""
+        timeout_s = await self._timeout_of(request.timeout_s, context)
+        role = ROLE_NAMES.get(request.role)
+        if role is None:
+            text = f"role is {request.role}, but must be prefill (1), decode (2) or both (3)"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        elif self._change_role is None:
+            text = "this worker cannot change its role; start another one instead"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        else:
+            try:
+                return worker_pb2.ChangeRoleResponse(incarnation=await self._change_role(role, timeout_s))
+            except (RoleConflict, DrainConflict) as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            except EngineEnded as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        raise AssertionError("abort raises")
 
     async def Watch(  # noqa: N802
         self, request: worker_pb2.WatchRequest, context: Context
@@ -92,7 +131,15 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             draining.cancel()
             self._clocks.discard(clock)
             clock.close()
+        if self._is_closed:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker has changed its role, under a new incarnation")
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the watcher reads too slowly; watch again")
+
+    def close(self) -> None:
+        """End the streams of reports: the incarnation has ended."""
+        self._is_closed = True
+        for clock in self._clocks:
+            clock.note_urgent_news()
 
     async def _updates(
         self, subscription: Subscription, taken: list[int], clock: ReportClock, is_counting: bool
@@ -101,12 +148,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         last: worker_pb2.WorkerUpdate | None = None
         last_sent_at_s = 0.0
         now_s = asyncio.get_running_loop().time
-        while not subscription.is_lost:
+        while not subscription.is_lost and not self._is_closed:
             numbers, taken[:] = list(taken), ()  # before the load is read, which then includes them
             stats, _ = await asyncio.gather(self._host.stats(), self._feed.refresh())  # between the same two steps
             load = load_report(stats, self._counters, self._transport_choices())
             update = worker_pb2.WorkerUpdate(
-                incarnation=self._host.pool.incarnation,
+                incarnation=self._incarnation,
                 load=load,
                 draining=self._drain.has_begun,
                 drained=self._drain.state is DrainState.DRAINED,
@@ -126,6 +173,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             if subscription.is_pending:
                 continue  # a large snapshot takes several messages, one after the other
             await clock.wait(BUSY_INTERVAL_S if load.num_running + load.num_waiting else self._idle_interval_s)
+
+    async def _timeout_of(self, timeout_s: float, context: Context) -> float:
+        """Return the timeout of a drain. Ends the call if it is invalid."""
+        if not 0 <= timeout_s < math.inf:
+            text = f"timeout_s is {timeout_s}, but must be a number of seconds, or 0 for the worker's default"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        return timeout_s or self._drain_timeout_s
 
     async def _report_drain(self, clock: ReportClock) -> None:
         """Make a report due at once when the worker drains or is undrained."""

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from baton.process.progress import ProgressReporter
-from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
 
 logger = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ class Watchdog:
     def __init__(
         self,
         host: EngineHost,
-        drain: Drain,
+        is_draining: Callable[[], bool],
         progress: ProgressReporter,
         set_ready: Callable[[bool], Awaitable[None]],
     ) -> None:
@@ -37,7 +36,7 @@ class Watchdog:
         The reasons: it drains, its current step is slow, or its group is short of ranks.
         """
         self._host = host
-        self._drain = drain
+        self._is_draining = is_draining
         self._progress = progress
         self._set_ready = set_ready
         self._is_ready = True
@@ -51,13 +50,14 @@ class Watchdog:
                 await asyncio.sleep(min(MAX_CHECK_INTERVAL_S, limit_s / CHECKS_PER_STEP))
                 if self._host.is_stuck:
                     self._end_process()
-                await self._update_readiness()
+                await self.update_readiness()
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    async def _update_readiness(self) -> None:
+    async def update_readiness(self) -> None:
+        """Report whether the worker is ready for requests, if that has changed."""
         is_slow = self._host.turn_s > self._host.max_step_s / 2
-        is_ready = not is_slow and not self._host.is_short_of_ranks and not self._drain.has_begun
+        is_ready = not is_slow and not self._host.is_short_of_ranks and not self._is_draining()
         if is_ready is self._is_ready:
             return
         self._is_ready = is_ready

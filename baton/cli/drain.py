@@ -30,7 +30,7 @@ READ_TIMEOUT_S = 10.0
 
 
 class LastWorker(click.ClickException):
-    """Rejected drain: no other worker of the role accepts requests."""
+    """Rejected drain or change of role: no other worker of the role accepts requests."""
 
     exit_code = 3
 
@@ -88,15 +88,19 @@ def command(
     report(asyncio.run(call_each(security, found, lambda channel: WorkerStub(channel).Drain(request))), "is drained")
 
 
-def check_others_serve(workers: Sequence[KnownWorker], addresses: Collection[str]) -> None:
-    """Raise LastWorker if draining `addresses` would leave a role without a worker that accepts requests."""
+def check_others_serve(workers: Sequence[KnownWorker], addresses: Collection[str], verb: str = "drains") -> None:
+    """Raise LastWorker if draining `addresses` would leave a role without a worker that accepts requests.
+
+    verb: what --force does to the worker, for the error.
+    """
     serving = [each for each in workers if each.takes_requests]
     left = [each for each in serving if each.address not in addresses]
     for leaving in serving:
         if leaving.address in addresses and not any(_replaces(each, leaving) for each in left):
+            undo = f"; `baton undrain {leaving.name}` puts it back" if verb == "drains" else ""
             raise LastWorker(
                 f"{leaving.name} is the last {leaving.role} worker that accepts requests; add one, or put one back "
-                f"with `baton undrain`. --force drains it anyway; `baton undrain {leaving.name}` puts it back"
+                f"with `baton undrain`. --force {verb} it anyway{undo}"
             )
 
 

@@ -19,21 +19,16 @@ ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
 
 
 def start(config: WorkerConfig) -> Coroutine[object, object, None]:
-    """Start the worker of the config's role. Raises OptionError if the model lacks the experts for its parallelism."""
+    """Start the worker, in the config's role at first.
+
+    Raises OptionError if the model lacks the experts for its parallelism.
+    """
     if config.expert_parallel > 1:
         model = read_model_config(Path(config.engine.model), config.engine.dtype)
         check_experts(model, config.engine.model, config.expert_parallel)
-    if config.role == "prefill":
-        from baton.prefill_worker.__main__ import start as start_prefill
+    from baton.deployment.local.any_role_worker import run  # imports torch, after the options have been validated
 
-        return start_prefill(config)
-    if config.role == "decode":
-        from baton.decode_worker.__main__ import start as start_decode
-
-        return start_decode(config)
-    from baton.deployment.local.colocated_worker import run as run_both
-
-    return run_both(config)
+    return run(config)
 
 
 @click.command(name="worker")
@@ -44,6 +39,8 @@ def start(config: WorkerConfig) -> Coroutine[object, object, None]:
 @plain_errors
 def command(**flags: object) -> None:
     """Run one worker of MODEL (a checkpoint directory) in this process, until SIGTERM or Ctrl-C.
+
+    `baton role` changes its role later, without a restart.
 
     \b
     Examples:

@@ -30,12 +30,8 @@ from baton.worker.memory import memory_need
 WORKER_HOST = "127.0.0.1"  # for KV reads over TCP
 RENDEZVOUS = "rendezvous"
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
-# The module that Python runs, and its first arguments.
-WORKER_COMMANDS: dict[Role, tuple[str, ...]] = {
-    "prefill": ("baton.prefill_worker",),
-    "decode": ("baton.decode_worker",),
-    "both": ("baton", "worker"),
-}
+# The module that Python runs, and its first argument.
+WORKER_COMMAND = ("baton", "worker")
 # glibc's allocator settings for workers.
 ALLOCATOR = {
     # Keep freed memory in the allocator: tensors are freed after every step, and new pages would fault each time.
@@ -78,7 +74,7 @@ class ClusterPlan:
         num_threads = worker.engine.num_threads
         env = {"OMP_NUM_THREADS": str(num_threads)} if num_threads is not None else {}
         env |= ALLOCATOR
-        words = [*WORKER_COMMANDS[worker.role], *_common(self.log_level), *flags_of(worker)]
+        words = [*WORKER_COMMAND, *_common(self.log_level), *flags_of(worker)]
         return replace(_spec(worker.worker_id, words, log_dir, env), private_dir=_parent(worker.uds))
 
 

@@ -48,7 +48,7 @@ class ReportingWorker:
     """A worker and its last report."""
 
     name: str  # worker id, followed by the address if another worker has the same id
-    incarnation: str
+    pool_incarnation: str  # by which peers name it
     address: str
     role: WorkerRole
     load: WorkerLoad
@@ -90,7 +90,9 @@ class WorkerSeries(Collector):
             if self._pool.is_ambiguous(name):
                 name = f"{name}@{connection.address}"
             role = ROLES[description.role]
-            yield ReportingWorker(name, description.incarnation, connection.address, role, connection.load.reported)
+            yield ReportingWorker(
+                name, description.pool.incarnation, connection.address, role, connection.load.reported
+            )
 
     def _info(self, workers: Iterable[ReportingWorker]) -> GaugeMetricFamily:
         labels = ("model_name", "worker", "role", "address")
@@ -100,7 +102,7 @@ class WorkerSeries(Collector):
         return info
 
     def _transports(self, workers: Iterable[ReportingWorker]) -> GaugeMetricFamily:
-        names = {worker.incarnation: worker.name for worker in workers}
+        names = {worker.pool_incarnation: worker.name for worker in workers}
         info = GaugeMetricFamily(
             f"{PREFIX}kv_transport_info",
             "1 for the transport in use between a worker and a peer.",

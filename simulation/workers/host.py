@@ -27,6 +27,7 @@ class SimulatedHost:
         self.block_bytes = core.spec.block_bytes
         self.ranks = SimulatedPool(pool, core.link)
         self.pool = pool
+        self.identity = pool
         self._core = core
 
     def listen(self, listener: Callable[[StepOutput], None]) -> None:

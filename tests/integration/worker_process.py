@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from baton.deployment.local.cluster_plan import WORKER_COMMANDS
+from baton.deployment.local.cluster_plan import WORKER_COMMAND
 from baton.process.child import ChildProcess, ProcessSpec
 from baton.process.progress import Failed, Ready
 from baton.protos import worker_pb2, worker_pb2_grpc
@@ -66,7 +66,7 @@ async def worker_process(role: Role, model: Path, directory: Path, *flags: str) 
     """Run a worker that serves `model`; on exit its log must be free of tracebacks."""
     name = f"{role}-{len(list(directory.glob('*.log')))}"
     log = directory / f"{name}.log"
-    argv = [sys.executable, "-m", *WORKER_COMMANDS[role], "--role", role, "--worker-id", name, "--model", str(model)]
+    argv = [sys.executable, "-m", *WORKER_COMMAND, "--role", role, "--worker-id", name, "--model", str(model)]
     argv += ["--num-threads=1", "--kv-cache-memory-bytes=16MiB", *flags]
     child = await ChildProcess.start(ProcessSpec(name, tuple(argv), log, {"OMP_NUM_THREADS": "1"}))
     worker: WorkerProcess | None = None

@@ -83,7 +83,7 @@ class KVSourceService(worker_pb2_grpc.KVSourceServicer):
         self, request: worker_pb2.LeaseRequest, context: Context
     ) -> AsyncIterator[worker_pb2.LeaseEvent]:
         """Pin and announce the longest cached prefix of the given blocks until the caller ends the call."""
-        await check_peer(context, self._host.pool, request.incarnation, request.fingerprint)
+        await check_peer(context, self._host.identity, request.incarnation, request.fingerprint)
         pools = self._host.ranks.describe()
         try:
             hashes = split_hashes(request.block_hashes[: pools[0].num_blocks * HASH_BYTES])  # no more can be cached

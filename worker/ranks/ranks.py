@@ -76,7 +76,7 @@ class Ranks:
     ) -> None:
         """Register `pool`, the shard of rank number `rank`; parts: how the worker's ranks divide a block."""
         warm_checksums(pool)
-        self.pool: PoolDescription = transport.register_pool(pool)  # its incarnation is also the worker's
+        self.pool: PoolDescription = transport.register_pool(pool)  # its incarnation is also the worker's first
         self._transport = transport
         self._tensor = pool
         self._parts = parts

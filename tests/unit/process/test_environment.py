@@ -35,7 +35,7 @@ PROCESSES = [
     ("baton.router.__main__", "baton.router.app"),
     ("baton.prefill_worker.__main__", "baton.prefill_worker.worker"),
     ("baton.decode_worker.__main__", "baton.decode_worker.worker"),
-    ("baton.cli.worker", "baton.deployment.local.colocated_worker"),
+    ("baton.cli.worker", "baton.deployment.local.any_role_worker"),
     ("baton.worker.ranks.__main__", "baton.worker.ranks.follower"),
     ("baton.membership.rendezvous.__main__", "baton.membership.rendezvous.app"),
     ("baton.__main__", "baton.simulation.workers.app"),

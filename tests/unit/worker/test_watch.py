@@ -35,7 +35,7 @@ class SteppedHost:
         config = EngineConfig(model="none", block_size=4, max_num_seqs=4, max_num_batched_tokens=8)
         self.blocks = BlockManager(64, 4, enable_prefix_caching=True)
         self.scheduler = Scheduler(config, self.blocks, FinishRule(frozenset(), 200))
-        self.pool = SimpleNamespace(incarnation="life")
+        self.identity = SimpleNamespace(incarnation="life")
         self.num_stats = 0
         self.is_short_of_ranks = False
         self._listeners: list[Callable[[StepOutput], None]] = []

@@ -1,11 +1,12 @@
-"""Colocated worker: the services of a prefill worker and a decode worker on one engine."""
+"""The worker of any role, which can change it: a prefill worker, a decode worker, or both on one engine."""
 
 import grpc
 
 from baton.decode_worker.worker import DecodeWorker
 from baton.prefill_worker.worker import PrefillWorker
 from baton.worker.config import WorkerConfig
-from baton.worker.server import WorkerCore, serve_worker
+from baton.worker.role import RoleBuilders, WorkerCore
+from baton.worker.server import serve_worker
 
 
 class BothWorker:
@@ -32,6 +33,9 @@ class BothWorker:
             await prefill.close()
 
 
+BUILDERS: RoleBuilders = {"prefill": PrefillWorker, "decode": DecodeWorker, "both": BothWorker}
+
+
 async def run(config: WorkerConfig) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    await serve_worker(config, BothWorker)
+    """Serve until SIGTERM or SIGINT, first with the role of `config`."""
+    await serve_worker(config, BUILDERS)
