@@ -12,6 +12,7 @@ COMMANDS = {
     "doctor": "Check this machine, or a running cluster and its links, for problems.",
     "drain": "Take a worker out of service without losing a request.",
     "undrain": "Put a drained worker back into service.",
+    "role": "Change the role of a worker without a restart.",
     "worker": "Run one worker in this process.",
     "router": "Run a router: one process, or several that share its ports.",
     "rendezvous": "Run the membership service for worker groups that step together.",

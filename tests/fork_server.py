@@ -40,6 +40,9 @@ PRELOADED = (
     "baton.cli.serve",
     "baton.cli.bench",
     "baton.cli.drain",
+    "baton.cli.role",
+    "baton.cli.worker",
+    "baton.deployment.local.any_role_worker",
 )
 FORKED = (
     "baton",

@@ -127,6 +127,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 with self._peers.named(request.workers), self._counters.taken.watched(request.router_id) as taken:
                     async for update in self._updates(subscription, taken, clock, is_counting=bool(request.router_id)):
                         yield update
+            if self._is_closed:  # a short drain may not have been reported
+                yield worker_pb2.WorkerUpdate(incarnation=self._incarnation, draining=True, drained=True)
         finally:
             draining.cancel()
             self._clocks.discard(clock)

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.deployment.local.cluster_plan import WORKER_COMMANDS
+from baton.deployment.local.cluster_plan import WORKER_COMMAND
 from baton.deployment.local.ports import free_ports
 from baton.process.child import ChildProcess, ProcessSpec
 from baton.settings.names import Role
@@ -39,7 +39,7 @@ def flags_of_node(number: int, port: int, *flags: str) -> tuple[str, ...]:
 async def second_node(role: Role, model: Path, directory: Path, port: int, *flags: str) -> AsyncIterator[Node]:
     """Run the second node of a worker; on exit its log must be free of tracebacks."""
     log = directory / f"{role}-{port}.node"
-    argv = (sys.executable, "-m", *WORKER_COMMANDS[role], f"--role={role}", f"--worker-id={role}-{port}")
+    argv = (sys.executable, "-m", *WORKER_COMMAND, f"--role={role}", f"--worker-id={role}-{port}")
     argv += (f"--model={model}", "--num-threads=1", "--kv-cache-memory-bytes=16MiB", *flags_of_node(1, port, *flags))
     child = await ChildProcess.start(ProcessSpec(f"{role}-node", argv, log, {"OMP_NUM_THREADS": "1"}))
     try:

@@ -45,6 +45,11 @@ def test_drain_refuses_the_last_worker_of_a_role(
         check_others_serve(workers, addresses)
 
 
+def test_a_refused_change_of_role_names_no_undrain() -> None:
+    with pytest.raises(LastWorker, match="--force changes it anyway$"):
+        check_others_serve([worker("decode-0")], ["decode-0:1"], "changes")
+
+
 def test_a_worker_that_no_longer_serves_may_be_drained_again() -> None:
     check_others_serve([worker("decode-0", takes_requests=False)], ["decode-0:1"])
 

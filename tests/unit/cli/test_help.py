@@ -10,7 +10,7 @@ from baton.__main__ import COMMANDS, main
 from baton.cli.options.panels import PANELS
 
 ALL = [(name,) for name in COMMANDS] + [("key", "new"), ("key", "check")]
-WITH_EXAMPLES = ("serve", "worker", "router", "bench", "chat", "status", "doctor", "drain", "fetch", "simulate")
+WITH_EXAMPLES = ("serve", "worker", "router", "bench", "chat", "status", "doctor", "drain", "role", "fetch", "simulate")
 
 
 def help_of(*words: str, columns: int) -> str:

@@ -32,6 +32,12 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def serving(host: EngineHost) -> AsyncIterator[worker_pb2_grpc.PrefillStub]:
+    async with serving_and_service(host) as (stub, _):
+        yield stub
+
+
+@asynccontextmanager
+async def serving_and_service(host: EngineHost) -> AsyncIterator[tuple[worker_pb2_grpc.PrefillStub, PrefillService]]:
     channels = Channels()
     service = PrefillService(host, channels, WorkerCounters(), Drain(), TIMEOUT_S)
     server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -40,7 +46,7 @@ async def serving(host: EngineHost) -> AsyncIterator[worker_pb2_grpc.PrefillStub
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield worker_pb2_grpc.PrefillStub(channel)
+            yield worker_pb2_grpc.PrefillStub(channel), service
     finally:
         await server.stop(None)
         await channels.close()
@@ -69,6 +75,32 @@ async def read_to_silence(call: grpc.aio.UnaryStreamCall[Any, worker_pb2.Prefill
             event = await call.read()
         assert isinstance(event, worker_pb2.PrefillEvent)
         assert not event.HasField("first_token")
+
+
+async def test_a_service_that_closes_ends_its_calls_and_frees_their_blocks(tmp_path: Path) -> None:
+    """Before its prompt is computed, and while its caller reads the blocks."""
+    gate = threading.Event()
+    model = make_checkpoint("qwen3", tmp_path / "model")
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        hosts(model, None, ["alone"]) as (host,),
+        serving_and_service(host) as (stub, service),
+    ):
+        leased = stub.Prefill(prompt_for(host))
+        while not (await leased.read()).HasField("checksums"):
+            pass
+        host.call(lambda _: gate.wait())
+        waiting = stub.Prefill(prompt_for(host))
+        assert isinstance(await waiting.read(), worker_pb2.PrefillEvent)
+        await service.close()
+        gate.set()
+        for call in (leased, waiting):
+            with pytest.raises(grpc.aio.AioRpcError, match="ask another") as raised:
+                while True:
+                    assert await call.read() is not grpc.aio.EOF
+            assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        stats = await host.stats()
+        assert stats.num_free_blocks == stats.num_blocks
 
 
 async def test_a_group_that_is_short_of_ranks_refuses_prompts(mixtral: Path) -> None:

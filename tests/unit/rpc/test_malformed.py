@@ -84,6 +84,31 @@ async def test_a_stream_ends_before_a_malformed_request(caplog: pytest.LogCaptur
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+async def test_handlers_that_are_replaced_are_checked_too() -> None:
+    class Switched(grpc.GenericRpcHandler):
+        def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+            return current
+
+    def handler(answer: bytes) -> Any:
+        async def behavior(request: Any, context: Any) -> bytes:
+            return answer
+
+        return grpc.unary_unary_rpc_method_handler(behavior, worker_pb2.DescribeRequest.FromString)
+
+    server = grpc.aio.server(interceptors=[RefuseMalformed()])
+    server.add_generic_rpc_handlers((Switched(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for answer in (b"first", b"second"):
+            current = handler(answer)
+            assert await channel.unary_unary("/any/Method")(b"") == answer
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await channel.unary_unary("/any/Method")(NONE)
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await server.stop(None)
+
+
 async def test_well_formed_messages_are_passed() -> None:
     async with echo() as channel:
         worker = worker_pb2_grpc.WorkerStub(channel)

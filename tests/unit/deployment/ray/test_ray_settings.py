@@ -177,7 +177,8 @@ def test_a_worker_runs_as_without_ray_and_shows_no_password() -> None:
         assert yaml.safe_load(Path(config).read_text()) == {"registry": REGISTRY}
         assert Path(config).parent.stat().st_mode & 0o77 == 0
     assert not Path(config).exists()
-    assert spec.argv[1:4] == ("-P", "-m", "baton.decode_worker")
+    assert spec.argv[1:5] == ("-P", "-m", "baton", "worker")
+    assert "--role=decode" in spec.argv
     expected = {"--worker-id=decode-abc", "--host=10.0.0.5", "--num-threads=2", "--lease-s=3.0", "--tls-ca=c"}
     assert expected <= {*spec.argv}
     assert spec.env["OMP_NUM_THREADS"] == "2"
