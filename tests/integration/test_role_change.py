@@ -77,7 +77,8 @@ async def test_a_decode_worker_becomes_a_prefill_worker_and_its_stream_goes_on()
         assert await pid_of(leaving, url) == pid
         [changed] = [each for each in await wait_idle(url) if each["worker_id"] == leaving]
         assert changed["cached_blocks"] > 0  # its prefix cache stayed, and the router has a new snapshot of it
-        assert f'worker="{leaving}",role="prefill"' in "".join((await client.get("/metrics")).text.split(", "))
+        info = re.compile(rf'^baton:worker_info{{.*role="prefill".*worker="{leaving}".*}} 1.0$', re.MULTILINE)
+        assert info.search((await client.get("/metrics")).text)
         staying = {"decode-0": "decode-1", "decode-1": "decode-0"}[leaving]
         refusal = await run("role", staying, "prefill", "--url", url)
         assert f"{staying} is the last decode worker that accepts requests" in refusal

@@ -46,7 +46,7 @@ def test_drain_refuses_the_last_worker_of_a_role(
 
 
 def test_a_refused_change_of_role_names_no_undrain() -> None:
-    with pytest.raises(LastWorker, match="--force changes it anyway$"):
+    with pytest.raises(LastWorker, match=r"--force changes it anyway$"):
         check_others_serve([worker("decode-0")], ["decode-0:1"], "changes")
 
 

@@ -68,6 +68,12 @@ async def wait_short(host: EngineHost) -> None:
         await asyncio.sleep(0.01)
 
 
+async def read_to_end(call: grpc.aio.UnaryStreamCall[Any, worker_pb2.PrefillEvent]) -> None:
+    """Raise the error with which the call ends."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
 async def read_to_silence(call: grpc.aio.UnaryStreamCall[Any, worker_pb2.PrefillEvent]) -> None:
     """Raise TimeoutError once keep-alives stop; some may have been in flight."""
     while True:
@@ -96,8 +102,7 @@ async def test_a_service_that_closes_ends_its_calls_and_frees_their_blocks(tmp_p
         gate.set()
         for call in (leased, waiting):
             with pytest.raises(grpc.aio.AioRpcError, match="ask another") as raised:
-                while True:
-                    assert await call.read() is not grpc.aio.EOF
+                await read_to_end(call)
             assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         stats = await host.stats()
         assert stats.num_free_blocks == stats.num_blocks
