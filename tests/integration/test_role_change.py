@@ -127,4 +127,4 @@ async def test_roles_change_there_and_back_under_load() -> None:
         roles = {name: (name[:-2], "ready") for name in pids}
         assert await states(url) == roles
         assert {name: await pid_of(name, url) for name in pids} == pids
-        assert await counter(client, "worker_losses") == 0
+        assert await counter(client, "workers_lost") == 0
