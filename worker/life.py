@@ -134,6 +134,11 @@ class Lives:
                 f"{config.worker_id} is a rank of the expert group {config.group!r}, all of whose ranks keep the role "
                 f"{config.role}; start another worker instead"
             )
+        if config.application:
+            raise RoleConflict(
+                f"{config.worker_id} belongs to the Ray Serve application {config.application!r}, which counts it as "
+                f"a {config.role} worker; change the numbers of replicas instead"
+            )
         if role not in self._builders:
             raise RoleConflict(
                 f"{config.worker_id} was started for the role {config.role} only; start it with `baton worker` to "
@@ -190,8 +195,13 @@ class Lives:
             return {peer: f"{choice.transport}: {choice.reason}" for peer, choice in host.ranks.choices.items()}
 
         service = WorkerService(
-            *(host, core.counters, core.drain, lambda: description, transport_choices),
-            *(core.config.drain_timeout_s, self._peers),
+            host,
+            core.counters,
+            core.drain,
+            lambda: description,
+            transport_choices,
+            core.config.drain_timeout_s,
+            self._peers,
             change_role=self.change,
         )
         life, added = Life(core, services, service, description), ServiceSet()

@@ -15,7 +15,7 @@ from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
 from baton.worker.reporting import WorkerCounters
 
-ROLES: dict[Role, worker_pb2.WorkerRole] = {
+ROLES: dict[Role, worker_pb2.WorkerRole.ValueType] = {
     "prefill": worker_pb2.WORKER_ROLE_PREFILL,
     "decode": worker_pb2.WORKER_ROLE_DECODE,
     "both": worker_pb2.WORKER_ROLE_BOTH,
