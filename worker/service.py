@@ -19,6 +19,7 @@ from baton.worker.reporting import MAX_UNTOLD, ReportClock, WorkerCounters, load
 MIN_INTERVAL_S = 0.001
 BUSY_INTERVAL_S = 0.1  # longest time between two load checks while there is work
 IDLE_INTERVAL_S = 1.0  # the same without work; a report is then sent even if nothing changed
+CHANGED = "the worker has changed its role, and has a new incarnation"
 ROLE_NAMES: dict[int, Role] = {
     worker_pb2.WORKER_ROLE_PREFILL: "prefill",
     worker_pb2.WORKER_ROLE_DECODE: "decode",
@@ -119,6 +120,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[worker_pb2.WorkerUpdate]:
         """Stream a snapshot, then changes, at most once per interval."""
+        if self._is_closed:  # the next incarnation's service distributes the changes of the cache
+            await context.abort(grpc.StatusCode.UNAVAILABLE, CHANGED)
         clock = ReportClock(max(request.interval_ms / 1000, MIN_INTERVAL_S))
         self._clocks.add(clock)
         draining = asyncio.create_task(self._report_drain(clock))
@@ -134,7 +137,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._clocks.discard(clock)
             clock.close()
         if self._is_closed:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker has changed its role, under a new incarnation")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, CHANGED)
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the watcher reads too slowly; watch again")
 
     def close(self) -> None:

@@ -173,11 +173,12 @@ async def test_a_worker_whose_new_services_cannot_be_built_serves_its_former_rol
 
 
 async def test_a_worker_that_shuts_down_keeps_its_role(model: Path) -> None:
-    async with served_lives(model) as served, served.lease():
-        changing = asyncio.ensure_future(served.change(PREFILL, timeout_s=0.01))
-        while not served.lives.current.core.drain.has_begun:
-            await asyncio.sleep(0.01)
-        await served.lives.begin_end()
+    async with served_lives(model) as served:
+        async with served.lease():
+            changing = asyncio.ensure_future(served.change(PREFILL))
+            while not served.lives.current.core.drain.has_begun:
+                await asyncio.sleep(0.01)
+            await served.lives.begin_end()
         with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
             await changing
         with pytest.raises(grpc.aio.AioRpcError, match="shutting down and cannot change its role"):
