@@ -153,6 +153,7 @@ class EmbeddingService(worker_pb2_grpc.EmbeddingsServicer):
     def close(self) -> None:
         """End all calls whose inputs are not all computed."""
         for batch in set(self._batches.values()):
+            self._end(batch)
             batch.close()
 
     def _is_stalled(self) -> bool:

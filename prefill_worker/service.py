@@ -197,11 +197,15 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         """End all calls and cancel their prefix pulls; return when none is running."""
         for request_id, job in list(self._jobs.items()):
             job.close()
+            self._abort(request_id)  # now, and not when a caller reads the error
             self._cancel_pull(request_id)
         await self._fills.close()
 
-    def _end(self, request_id: RequestId) -> None:
+    def _abort(self, request_id: RequestId) -> None:
         self._host.call(lambda engine: engine.abort(request_id))
+
+    def _end(self, request_id: RequestId) -> None:
+        self._abort(request_id)
         self._cancel_pull(request_id)
         self._mark_computed(request_id)
         del self._jobs[request_id]
