@@ -1,6 +1,7 @@
 """Calls for embeddings over a real connection to a prefill worker."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,8 +30,16 @@ TIMEOUT_S = 60.0
 class Worker:
     """A served engine, and a stub of it."""
 
-    def __init__(self, host: EngineHost, channel: grpc.aio.Channel, counters: WorkerCounters, drain: Drain) -> None:
+    def __init__(
+        self,
+        host: EngineHost,
+        channel: grpc.aio.Channel,
+        counters: WorkerCounters,
+        drain: Drain,
+        service: EmbeddingService,
+    ) -> None:
         self.host = host
+        self.service = service
         self.counters = counters
         self.drain = drain
         self._stub = worker_pb2_grpc.EmbeddingsStub(channel)
@@ -74,12 +83,13 @@ async def serving(model: Path, num_ranks: int = 1) -> AsyncIterator[Worker]:
     async with asyncio.timeout(TIMEOUT_S), hosts(model, group, names) as [host, *_]:
         counters, drain = WorkerCounters(), Drain()
         server = grpc.aio.server(interceptors=[RefuseMalformed()], options=SERVER_OPTIONS)
-        worker_pb2_grpc.add_EmbeddingsServicer_to_server(EmbeddingService(host, counters, drain), server)
+        service = EmbeddingService(host, counters, drain)
+        worker_pb2_grpc.add_EmbeddingsServicer_to_server(service, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                yield Worker(host, channel, counters, drain)
+                yield Worker(host, channel, counters, drain, service)
         finally:
             await server.stop(None)
 
@@ -98,6 +108,20 @@ async def test_inputs_of_a_call_are_computed_together(model: Path) -> None:
             np.testing.assert_allclose(vectors[place], oracle.embedding(token_ids), atol=ATOL, rtol=0)
         [whole] = (await worker.embed(inputs[:1], normalizes=False)).values()
         np.testing.assert_allclose(whole, oracle.pooled(inputs[0]), atol=1e-4, rtol=0)
+        await worker.wait_idle()
+
+
+async def test_a_service_that_closes_ends_its_calls(model: Path) -> None:
+    gate = threading.Event()
+    async with serving(model) as worker:
+        worker.host.call(lambda _: gate.wait())
+        call = worker.call([random_tokens(300, 1), random_tokens(5, 2)])
+        assert isinstance(await call.read(), worker_pb2.EmbedEvent)  # a keep-alive
+        worker.service.close()
+        gate.set()
+        with pytest.raises(grpc.aio.AioRpcError, match="ask another") as raised:
+            assert [event async for event in call] is None
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         await worker.wait_idle()
 
 
