@@ -89,7 +89,7 @@ Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
 
 @_typing.final
 class WorkerDescription(_message.Message):
-    """One run of a worker, from start to end."""
+    """One run of a worker in one role, from its start or change of role to the next one or its end."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -110,9 +110,9 @@ class WorkerDescription(_message.Message):
     POOLING_FIELD_NUMBER: _builtins.int
     APPLICATION_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """name, stable over restarts"""
+    """name, stable over restarts and changes of role"""
     incarnation: _builtins.str
-    """new at every start; calls to an earlier incarnation are refused"""
+    """new at every start and change of role; calls to an earlier incarnation are refused"""
     role: Global___WorkerRole.ValueType
     """services that it offers"""
     address: _builtins.str
@@ -246,7 +246,7 @@ class KVPool(_message.Message):
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
-    """of the worker that owns the pool"""
+    """of the process that owns the pool; it outlasts changes of role"""
     fingerprint: _builtins.str
     """of layout, model and version"""
     num_blocks: _builtins.int
@@ -493,7 +493,7 @@ class WorkerLoad(_message.Message):
     """token masks that were not filled in time, since the start"""
     @_builtins.property
     def peer_transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """transport in use and why, by incarnation of the peer"""
+        """transport in use and why, by KVPool.incarnation of the peer"""
 
     def __init__(
         self,
@@ -631,6 +631,50 @@ class UndrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UndrainResponse: _TypeAlias = UndrainResponse  # noqa: Y015
+
+@_typing.final
+class ChangeRoleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    role: Global___WorkerRole.ValueType
+    """to serve from now on"""
+    timeout_s: _builtins.float
+    """as in DrainRequest"""
+    def __init__(
+        self,
+        *,
+        role: Global___WorkerRole.ValueType = ...,
+        timeout_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeRoleRequest: _TypeAlias = ChangeRoleRequest  # noqa: Y015
+
+@_typing.final
+class ChangeRoleResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.str
+    """under which the worker serves the role"""
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeRoleResponse: _TypeAlias = ChangeRoleResponse  # noqa: Y015
 
 @_typing.final
 class RouterMessage(_message.Message):

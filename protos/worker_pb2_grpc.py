@@ -55,6 +55,11 @@ class WorkerStub:
                 request_serializer=baton_dot_protos_dot_worker__pb2.UndrainRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_worker__pb2.UndrainResponse.FromString,
                 _registered_method=True)
+        self.ChangeRole = channel.unary_unary(
+                '/baton.v1.Worker/ChangeRole',
+                request_serializer=baton_dot_protos_dot_worker__pb2.ChangeRoleRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.ChangeRoleResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -92,6 +97,15 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeRole(self, request, context):
+        """Drain, then serve another role with the same engine and address, as a new incarnation; return once it is ready.
+        No-op for the current role. After a failure the worker serves its former role. FAILED_PRECONDITION: another change
+        is in progress, the worker cannot take this role, or it was undrained or shut down meanwhile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -114,6 +128,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Undrain,
                     request_deserializer=baton_dot_protos_dot_worker__pb2.UndrainRequest.FromString,
                     response_serializer=baton_dot_protos_dot_worker__pb2.UndrainResponse.SerializeToString,
+            ),
+            'ChangeRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeRole,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.ChangeRoleRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.ChangeRoleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -225,6 +244,33 @@ class Worker:
             '/baton.v1.Worker/Undrain',
             baton_dot_protos_dot_worker__pb2.UndrainRequest.SerializeToString,
             baton_dot_protos_dot_worker__pb2.UndrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/ChangeRole',
+            baton_dot_protos_dot_worker__pb2.ChangeRoleRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.ChangeRoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

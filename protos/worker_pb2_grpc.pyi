@@ -46,6 +46,11 @@ class WorkerStub:
     """Accept requests again, after a drain or during one, whose callers then get FAILED_PRECONDITION. No-op on a worker
     that serves; FAILED_PRECONDITION on one that is shutting down.
     """
+    ChangeRole: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ChangeRoleRequest, _worker_pb2.ChangeRoleResponse]
+    """Drain, then serve another role with the same engine and address, as a new incarnation; return once it is ready.
+    No-op for the current role. After a failure the worker serves its former role. FAILED_PRECONDITION: another change
+    is in progress, the worker cannot take this role, or it was undrained or shut down meanwhile.
+    """
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -64,6 +69,11 @@ class WorkerAsyncStub(WorkerStub):
     Undrain: _aio.UnaryUnaryMultiCallable[_worker_pb2.UndrainRequest, _worker_pb2.UndrainResponse]  # type: ignore[assignment]
     """Accept requests again, after a drain or during one, whose callers then get FAILED_PRECONDITION. No-op on a worker
     that serves; FAILED_PRECONDITION on one that is shutting down.
+    """
+    ChangeRole: _aio.UnaryUnaryMultiCallable[_worker_pb2.ChangeRoleRequest, _worker_pb2.ChangeRoleResponse]  # type: ignore[assignment]
+    """Drain, then serve another role with the same engine and address, as a new incarnation; return once it is ready.
+    No-op for the current role. After a failure the worker serves its former role. FAILED_PRECONDITION: another change
+    is in progress, the worker cannot take this role, or it was undrained or shut down meanwhile.
     """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
@@ -104,6 +114,17 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_worker_pb2.UndrainResponse, _abc.Awaitable[_worker_pb2.UndrainResponse]]:
         """Accept requests again, after a drain or during one, whose callers then get FAILED_PRECONDITION. No-op on a worker
         that serves; FAILED_PRECONDITION on one that is shutting down.
+        """
+
+    @_abc_1.abstractmethod
+    def ChangeRole(
+        self,
+        request: _worker_pb2.ChangeRoleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ChangeRoleResponse, _abc.Awaitable[_worker_pb2.ChangeRoleResponse]]:
+        """Drain, then serve another role with the same engine and address, as a new incarnation; return once it is ready.
+        No-op for the current role. After a failure the worker serves its former role. FAILED_PRECONDITION: another change
+        is in progress, the worker cannot take this role, or it was undrained or shut down meanwhile.
         """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
