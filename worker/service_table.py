@@ -1,23 +1,25 @@
 """The gRPC services of a worker's current role, which can be replaced while its server runs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import grpc
+
+Handlers: TypeAlias = "grpc.GenericRpcHandler[Any, Any]"  # of one service; not generic at run time
 
 
 class ServiceSet:
     """Services of one role, to which generated code adds them as to a server."""
 
     def __init__(self) -> None:
-        self.handlers: list[grpc.GenericRpcHandler] = []
+        self.handlers: list[Handlers] = []
 
     @property
     def as_server(self) -> grpc.aio.Server:
         """This set, for functions that add a service to a server."""
         return cast(grpc.aio.Server, self)  # they call only the two methods below
 
-    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+    def add_generic_rpc_handlers(self, handlers: Sequence[Handlers]) -> None:
         """Add the methods of a service."""
         self.handlers += handlers
 
@@ -25,7 +27,7 @@ class ServiceSet:
         """Ignore the methods, as grpc.aio does: they are among the generic handlers."""
 
 
-class ServiceTable(grpc.GenericRpcHandler):
+class ServiceTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
     """The handlers of the current services. Calls in progress stay with the services that accepted them."""
 
     def __init__(self) -> None:

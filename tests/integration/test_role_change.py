@@ -44,7 +44,7 @@ async def change(url: str, worker: str, role: str, *options: str) -> None:
     output = await run("role", worker, role, "--url", url, *options)
     assert output == f"{worker} has the role {role}\n"
     async with asyncio.timeout(20):
-        while (await states(url))[worker] != (role, "ready"):
+        while (await states(url)).get(worker) != (role, "ready"):
             await asyncio.sleep(0.02)
 
 

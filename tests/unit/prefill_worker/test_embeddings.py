@@ -111,6 +111,12 @@ async def test_inputs_of_a_call_are_computed_together(model: Path) -> None:
         await worker.wait_idle()
 
 
+async def read_to_end(call: "grpc.aio.UnaryStreamCall[worker_pb2.EmbedRequest, worker_pb2.EmbedEvent]") -> None:
+    """Raise the error with which the call ends."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
 async def test_a_service_that_closes_ends_its_calls(model: Path) -> None:
     gate = threading.Event()
     async with serving(model) as worker:
@@ -120,7 +126,7 @@ async def test_a_service_that_closes_ends_its_calls(model: Path) -> None:
         worker.service.close()
         gate.set()
         with pytest.raises(grpc.aio.AioRpcError, match="ask another") as raised:
-            _ = [event async for event in call]
+            await read_to_end(call)
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         await worker.wait_idle()
 

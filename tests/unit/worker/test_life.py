@@ -91,8 +91,8 @@ async def read_all(
     updates: list[worker_pb2.WorkerUpdate],
 ) -> None:
     """Append the updates until the stream's end. Raises its error."""
-    async for update in watch:
-        updates.append(update)  # noqa: PERF401  # those before an error too
+    while isinstance(update := await watch.read(), worker_pb2.WorkerUpdate):
+        updates.append(update)
 
 
 async def test_a_change_of_role_is_a_new_incarnation_with_the_same_pool(model: Path) -> None:
