@@ -1,12 +1,14 @@
-"""Quantization of stored FP8 matrices, as described by a checkpoint's config.json; no torch."""
+"""Quantization of stored matrices, as described by a checkpoint's config.json; no torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
+from baton.engine.checkpoint.packed.gptq_config import read_auto_round, read_awq, read_gptq
+from baton.engine.checkpoint.packed.scheme import PackedModules
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 
-SUPPORTED = "supported are fp8 in e4m3, with a scale per tensor or per block, and compressed-tensors in FP8"
+SUPPORTED = "supported are gptq, awq, auto-round, compressed-tensors, and fp8 in e4m3"
 SCALE_SUFFIXES = ("_scale_inv", "_scale")  # appended to the matrix's name; both mean a factor to multiply with
 # Calibrated scales of activations: unused, since activations are quantised with dynamic scales.
 _UNUSED = ("input_scale", "activation_scale", "output_scale")
@@ -14,8 +16,10 @@ _UNUSED = ("input_scale", "activation_scale", "output_scale")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredQuantization:
-    """Scaling of FP8 (e4m3) matrices; a tensor is in FP8 if its dtype is."""
+    """Scaling of FP8 (e4m3) matrices, and layout of packed ones; a tensor is in FP8 if its dtype is."""
 
+    method: str = "fp8"  # quant_method
+    packed: PackedModules = PackedModules()
     block: tuple[int, int] | None = None  # rows and columns that share a scale; None: per row, or per matrix
     quantises_tokens: bool = True  # activations are quantised to FP8 too
 
@@ -99,7 +103,15 @@ def _unsupported(described: JsonObject, what: str) -> UnsupportedModel:
     return UnsupportedModel(f"{described.source}: {what} is not supported; {SUPPORTED}")
 
 
+def _packed(method: str, reader: Callable[[JsonObject], PackedModules]) -> Callable[[JsonObject], StoredQuantization]:
+    return lambda described: StoredQuantization(method=method, packed=reader(described), quantises_tokens=False)
+
+
 _READERS: dict[str, Callable[[JsonObject], StoredQuantization]] = {
     "fp8": _fp8,
     "compressed-tensors": _compressed_tensors,
+    "gptq": _packed("gptq", read_gptq),
+    "awq": _packed("awq", read_awq),
+    "auto-round": _packed("auto-round", read_auto_round),
+    "intel/auto-round": _packed("auto-round", read_auto_round),
 }

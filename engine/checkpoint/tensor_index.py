@@ -18,8 +18,11 @@ MAX_HEADER_BYTES = 100 << 20  # the format's limit
 MAX_NAME_CHARS = 512
 MAX_DIMENSIONS = 64
 MAX_COUNT = (1 << 63) - 1
-DTYPES = {"BF16": "bfloat16", "F32": "float32", "F16": "float16", "F8_E4M3": "float8_e4m3fn"}
-ITEM_BYTES = {"BF16": 2, "F32": 4, "F16": 2, "F8_E4M3": 1}
+DTYPES = {
+    **{"BF16": "bfloat16", "F32": "float32", "F16": "float16", "F8_E4M3": "float8_e4m3fn"},
+    **{"I32": "int32", "I64": "int64", "I8": "int8", "U8": "uint8"},
+}
+ITEM_BYTES = {"BF16": 2, "F32": 4, "F16": 2, "F8_E4M3": 1, "I32": 4, "I64": 8, "I8": 1, "U8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class StoredTensor:
 
     name: str
     file: Path
-    dtype: str  # bfloat16, float32, float16, float8_e4m3fn, or the format's name of any other dtype
+    dtype: str  # one of DTYPES' values, or the format's name of any other dtype
     shape: tuple[int, ...]
     offset: int  # of the first byte in the file
     num_bytes: int

@@ -2,10 +2,11 @@
 
 import ctypes
 import logging
+import math
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from baton.engine.checkpoint.file_hashes import FileState
+from baton.engine.checkpoint.packed.layouts import layout_of
+from baton.engine.checkpoint.packed.stored_layout import PackedLayout, PackedMatrix, Wanted
 from baton.engine.checkpoint.stored_matrix import WHOLE, Part, StoredMatrix, part_of_scales, scale_shapes
 from baton.engine.checkpoint.stored_quantization import SCALE_SUFFIXES, StoredQuantization
 from baton.engine.checkpoint.tensor_index import StoredTensor, read_tensors
@@ -26,6 +29,10 @@ TRIM_BYTES = 32 << 20  # bytes read between trims of the heap, which cause page 
 
 FP8 = "float8_e4m3fn"
 STORED = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16, FP8: torch.float8_e4m3fn}
+INTEGERS = {"int32": torch.int32, "int64": torch.int64, "int8": torch.int8, "uint8": torch.uint8}  # in packed matrices
+WEIGHT, BIAS = ".weight", ".bias"
+
+Stored = StoredMatrix | PackedMatrix
 
 
 class Weights:
@@ -71,16 +78,18 @@ class Weights:
         Default dtype: the model's. Raises InvalidCheckpoint or UnsupportedModel, like `peek`.
         """
         view = self.peek(name, *shape, part=part)
-        target = torch.empty(view.values.shape, dtype=dtype or self.dtype, device=self.device)
+        target = torch.empty(view.shape, dtype=dtype or self.dtype, device=self.device)
         view.copy_to(target)
         return target
 
-    def peek(self, name: str, *shape: int, part: Part = WHOLE) -> StoredMatrix:
+    def peek(self, name: str, *shape: int, part: Part = WHOLE) -> Stored:
         """Return a read-only view of a tensor of this shape, or of a part of it, as stored; it counts as taken.
 
         Valid until `close`. Raises InvalidCheckpoint if the tensor is missing or has another shape, UnsupportedModel
-        for an unsupported dtype.
+        for an unsupported dtype, and for a part that a packed matrix cannot be read in.
         """
+        if (layout := self._layout(name)) is not None:
+            return self._peek_packed(name, layout, shape, part)
         stored = self._find(name, shape)
         view = self._view(stored)[part]
         self._read_bytes += view.nbytes
@@ -94,7 +103,12 @@ class Weights:
 
     def expect(self, name: str, *shape: int) -> None:
         """Check a tensor that is read later, or on another rank: it counts as taken, but not for progress."""
-        for each in self._with_scales(self._find(name, shape)):
+        if (layout := self._layout(name)) is not None:
+            wanted = Wanted.of(_module(name), shape, WHOLE)
+            tensors = tuple(self._find_packed(layout, wanted).values())
+        else:
+            tensors = self._with_scales(self._find(name, shape))
+        for each in tensors:
             if each.name not in self._taken:
                 self._taken.add(each.name)
                 self._total_bytes = max(self._total_bytes - each.num_bytes, 1)
@@ -105,6 +119,17 @@ class Weights:
             self._dequantised_for.add(why)
             log.info("weights in FP8 are dequantised to %s: %s", str(self.dtype).removeprefix("torch."), why)
 
+    def note_dequantised_in_products(self) -> None:
+        """Warn once that packed matrices are dequantised each time they are used."""
+        if "packed" not in self._dequantised_for:
+            self._dequantised_for.add("packed")
+            log.warning(
+                "packed weights take little memory, but each product dequantises them to %s on %s, which takes longer "
+                "than a product with plain weights",
+                str(self.dtype).removeprefix("torch."),
+                self.device,
+            )
+
     def finish(self, ignored: Callable[[str], bool]) -> None:
         """End loading. Raises InvalidCheckpoint naming tensors that were neither taken nor `ignored`."""
         self._on_progress = None
@@ -113,6 +138,7 @@ class Weights:
         stored = self.stored_quantization
         left = sorted(name for name in self._tensors.keys() - self._taken if not ignored(name))
         left = [name for name in left if stored is None or not stored.is_unused(name)]
+        left = [name for name in left if not self._is_empty_bias(name)]
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             raise InvalidCheckpoint(f"unexpected tensors that the config has no use for: {', '.join(left[:5])}{more}")
@@ -128,7 +154,7 @@ class Weights:
         A file that was replaced or removed is still mapped as it was. Only the modification time is compared: the
         inode's change time also changes without a write.
         """
-        stored = [each for name in names for each in self._with_scales(self._tensors[name])]
+        stored = [each for name in names for each in self._tensors_of(name)]
         for path in {each.file for each in stored}.intersection(self._states):
             before = self._states[path]
             try:
@@ -145,18 +171,75 @@ class Weights:
         self._maps.clear()
         self._states.clear()
 
+    def _layout(self, name: str) -> PackedLayout | None:
+        """Return the layout of a matrix that is stored packed; None for any other tensor.
+
+        Raises InvalidCheckpoint if the config excludes a module from quantization that is stored packed.
+        """
+        modules = self.stored_quantization.packed if self.stored_quantization is not None else None
+        if modules is None or modules.default is None or name in self._tensors or not name.endswith(WEIGHT):
+            return None
+        module = _module(name)
+        scheme = modules.scheme_of(module) or modules.default
+        marker = module + layout_of(scheme).parts(1, 1)[0].suffix
+        if marker not in self._tensors:
+            raise InvalidCheckpoint(f"the checkpoint has neither {name} nor {marker}")
+        if modules.is_excluded(module):
+            raise InvalidCheckpoint(f"{marker} is packed, but quantization_config says that {module} is not quantised")
+        return layout_of(scheme)
+
+    def _peek_packed(self, name: str, layout: PackedLayout, shape: tuple[int, ...], part: Part) -> PackedMatrix:
+        wanted = Wanted.of(_module(name), shape, part)
+        found = self._find_packed(layout, wanted)
+        share = math.prod(wanted.shape) / max(math.prod(shape), 1)
+        num_bytes = round(share * sum(each.num_bytes for each in found.values()))
+        self._read_bytes += num_bytes
+        self._release(num_bytes)
+        for each in found.values():
+            self._count(each)
+        return PackedMatrix(layout, {suffix: self._view(each) for suffix, each in found.items()}, wanted)
+
+    def _find_packed(self, layout: PackedLayout, wanted: Wanted) -> dict[str, StoredTensor]:
+        """Return the tensors of a packed matrix by suffix. Raises InvalidCheckpoint or UnsupportedModel."""
+        layout.check(wanted)
+        found: dict[str, StoredTensor] = {}
+        for part in layout.parts(wanted.num_rows, wanted.num_columns):
+            name = wanted.module + part.suffix
+            if part.is_optional and name not in self._tensors:
+                continue
+            found[part.suffix] = self._named(name, part.shapes, part.dtypes)
+        return found
+
+    def _tensors_of(self, name: str) -> tuple[StoredTensor, ...]:
+        """Return all tensors in which a weight is stored, as far as they exist."""
+        if (layout := self._layout(name)) is None:
+            return self._with_scales(self._tensors[name])
+        names = (_module(name) + part.suffix for part in layout.parts(1, 1))
+        return tuple(self._tensors[each] for each in names if each in self._tensors)
+
+    def _is_empty_bias(self, name: str) -> bool:
+        """Return whether a tensor is a bias of zeros, which GPTQ's tools add to packed modules that have none."""
+        stored = self._tensors[name]
+        is_bias = name.endswith(BIAS) and name.removesuffix(BIAS) + ".qweight" in self._tensors
+        return is_bias and stored.dtype in STORED and not self._view(stored).any()
+
     def _find(self, name: str, *shapes: tuple[int, ...]) -> StoredTensor:
         """Return a tensor that has one of these shapes. Raises InvalidCheckpoint or UnsupportedModel."""
+        stored = self._named(name, shapes, STORED)
+        if stored.dtype == FP8 and self.stored_quantization is None:
+            raise UnsupportedModel(f"tensor {name} is in FP8, but the config has no quantization_config")
+        return stored
+
+    def _named(self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Container[str]) -> StoredTensor:
+        """Return a tensor that has one of these shapes and dtypes. Raises InvalidCheckpoint or UnsupportedModel."""
         stored = self._tensors.get(name)
         if stored is None:
             raise InvalidCheckpoint(f"tensor {name} is missing from the checkpoint")
         if stored.shape not in shapes:
             wanted = " or ".join(str(list(shape)) for shape in shapes)
             raise InvalidCheckpoint(f"tensor {name} has shape {list(stored.shape)}, but the config needs {wanted}")
-        if stored.dtype not in STORED:
+        if stored.dtype not in dtypes:
             raise UnsupportedModel(f"tensor {name} has dtype {stored.dtype}, which is not supported")
-        if stored.dtype == FP8 and self.stored_quantization is None:
-            raise UnsupportedModel(f"tensor {name} is in FP8, but the config has no quantization_config")
         return stored
 
     def _find_scales(self, stored: StoredTensor) -> StoredTensor:
@@ -207,7 +290,7 @@ class Weights:
             self._on_progress(min(self._taken_bytes / self._total_bytes, 1.0))
 
     def _view(self, stored: StoredTensor) -> Tensor:
-        dtype = STORED[stored.dtype]
+        dtype = (STORED | INTEGERS)[stored.dtype]
         if stored.num_bytes == 0:
             return torch.empty(stored.shape, dtype=dtype)
         mapped = self._map(stored.file)
@@ -230,6 +313,10 @@ class Weights:
 EMBEDDING, PREFIX, HEAD = "embed_tokens.weight", "model.", "lm_head."
 
 
+def _module(name: str) -> str:
+    return name.removesuffix(WEIGHT)
+
+
 def _under_model(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the tensors under the names of a language model; some embedding checkpoints lack the prefix `model.`."""
     if EMBEDDING not in tensors or PREFIX + EMBEDDING in tensors:
@@ -240,7 +327,7 @@ def _under_model(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 def peek_all(
     weights: Weights, names: Sequence[str], sizes: Iterable[int], *inner: int, wanted: Iterable[Part] | None = None
-) -> list[StoredMatrix]:
+) -> list[Stored]:
     """Return views of tensors of shape [size, *inner], or of the wanted part of each.
 
     Allocates nothing, so that wrong shapes are detected before memory is taken.
@@ -256,14 +343,13 @@ def stack(
     return join(weights, peek_all(weights, names, sizes, *inner, wanted=wanted))
 
 
-def join(weights: Weights, parts: Sequence[StoredMatrix]) -> Tensor:
+def join(weights: Weights, parts: Sequence[Stored]) -> Tensor:
     """Concatenate stored tensors along dimension 0, on the model's device, without intermediate copies."""
-    first = parts[0].values
-    shape = (sum(len(part.values) for part in parts), *first.shape[1:])
+    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
     target = torch.empty(shape, dtype=weights.dtype, device=weights.device)
     start = 0
     for part in parts:
-        end = start + len(part.values)
+        end = start + part.shape[0]
         part.copy_to(target[start:end])
         start = end
     return target

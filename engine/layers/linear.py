@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from baton.engine.checkpoint.stored_matrix import StoredMatrix
-from baton.engine.checkpoint.weights import Weights, join, peek_all, stack
-from baton.engine.layers.fp8_weight import Fp8Weight, fp8_weight
+from baton.engine.checkpoint.weights import Stored, Weights, join, peek_all, stack
+from baton.engine.layers.fp8_weight import StoredWeight, fp8_weight
+from baton.engine.layers.grouped_weight import grouped_weight
 from baton.engine.layers.int8_weight import Int8Weight, int8_weight
 from baton.engine.layers.panel_weight import GatedWeights, PairedWeight, PanelWeight, can_gate, can_have_panels
 from baton.engine.parallel.tensor_parallel import TensorRanks
@@ -22,7 +22,7 @@ class Linear:
 
     def __init__(
         self,
-        weight: Tensor | Fp8Weight,
+        weight: Tensor | StoredWeight,
         bias: Tensor | None = None,
         *,
         packed: bool = True,
@@ -34,7 +34,7 @@ class Linear:
         quantization: "int8", see Int8Weight, or None; is_owned: no other object uses the weight's memory.
         """
         self.bias = bias
-        self.form: Int8Weight | Fp8Weight | PanelWeight | None = None  # weight with its own product
+        self.form: Int8Weight | StoredWeight | PanelWeight | None = None  # weight with its own product
         self.is_packed = False  # in oneDNN's layout
         if not isinstance(weight, Tensor):
             self.form, self.weight = weight, weight.values
@@ -154,9 +154,12 @@ def load_partial(
     return make_linear(weights, parts, addend if shard.rank == 0 else None)
 
 
-def make_linear(weights: Weights, parts: Sequence[StoredMatrix], bias: Tensor | None = None) -> Linear:
-    """Concatenate stored matrices into one Linear; FP8 matrices stay in FP8 if the device supports it."""
-    weight = fp8_weight(weights, parts)
+def make_linear(weights: Weights, parts: Sequence[Stored], bias: Tensor | None = None) -> Linear:
+    """Concatenate stored matrices into one Linear.
+
+    FP8 matrices stay in FP8 if the device supports it, and packed ones stay in groups.
+    """
+    weight = fp8_weight(weights, parts) or grouped_weight(weights, parts)
     if weight is not None:
         return Linear(weight, bias)
     return Linear(join(weights, parts), bias, quantization=weights.quantization, is_owned=True)
