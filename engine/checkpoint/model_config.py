@@ -195,6 +195,9 @@ def _choose_dtype(config: JsonObject, directory: Path, requested: str) -> str:
     stored = named
     if named == "unnamed":  # in FP8 checkpoints the most frequent dtype is that of matrices or scales, not the model's
         stored = "bfloat16" if "quantization_config" in config else stored_dtype(directory)
+    if stored == "float16" and "quantization_config" in config:
+        log.info("%s is float16: its activations are bfloat16, while packed weights keep their scales", directory)
+        return "bfloat16"
     if stored == "float16":
         log.warning(
             "%s is float16: served as float32, which holds it exactly; bfloat16 takes half the memory", directory

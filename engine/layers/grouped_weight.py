@@ -100,6 +100,8 @@ def grouped_weight(weights: Weights, parts: Sequence[Stored]) -> GroupedWeight |
             found[-1] = GroupedMatrix.joined([last, matrix])
         else:
             found.append(matrix)
-    joined = [GroupedWeight(each, weights.dtype) if isinstance(each, GroupedMatrix) else PlainWeight(each) for each in found]
+    joined = [
+        GroupedWeight(each, weights.dtype) if isinstance(each, GroupedMatrix) else PlainWeight(each) for each in found
+    ]
     first = joined[0]
     return first if len(joined) == 1 and isinstance(first, GroupedWeight) else JoinedWeight(joined)

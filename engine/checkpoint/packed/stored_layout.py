@@ -39,7 +39,9 @@ class Wanted:
         """Return the part of a matrix of this shape that an index selects. Raises InvalidCheckpoint if not a matrix."""
         if len(shape) != 2:
             raise InvalidCheckpoint(f"{module} is packed, but the config needs {list(shape)}, which is not a matrix")
-        rows, columns = (range(size)[index] for size, index in zip(shape, (*part, slice(None), slice(None)), strict=False))
+        rows, columns = (
+            range(size)[index] for size, index in zip(shape, (*part, slice(None), slice(None)), strict=False)
+        )
         assert isinstance(rows, range), "a packed matrix is indexed by slices"
         assert isinstance(columns, range), "a packed matrix is indexed by slices"
         return cls(module, *shape, slice(rows.start, rows.stop), slice(columns.start, columns.stop))
@@ -102,7 +104,9 @@ def check_groups(wanted: Wanted, group_size: int | None) -> None:
 def check_multiple(wanted: Wanted, multiple: int) -> None:
     """Raise UnsupportedModel if a rank's columns begin or end within a stored unit of columns."""
     if wanted.num_columns % multiple:
-        raise InvalidCheckpoint(f"{wanted.module} has {wanted.num_columns} input columns: must be multiples of {multiple}")
+        raise InvalidCheckpoint(
+            f"{wanted.module} has {wanted.num_columns} input columns: must be multiples of {multiple}"
+        )
     if wanted.columns.start % multiple or wanted.columns.stop % multiple:
         raise UnsupportedModel(
             f"{wanted.module} cannot be divided among ranks: columns {wanted.columns.start} to {wanted.columns.stop} "
