@@ -7,20 +7,27 @@ import json
 import os
 import stat
 from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
-from baton.engine.errors import InvalidCheckpoint
+from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 
 MAX_HEADER_BYTES = 100 << 20  # the format's limit
 MAX_NAME_CHARS = 512
 MAX_DIMENSIONS = 64
 MAX_COUNT = (1 << 63) - 1
 DTYPES = {
-    **{"BF16": "bfloat16", "F32": "float32", "F16": "float16", "F8_E4M3": "float8_e4m3fn"},
-    **{"I32": "int32", "I64": "int64", "I8": "int8", "U8": "uint8"},
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F16": "float16",
+    "F8_E4M3": "float8_e4m3fn",
+    "I32": "int32",
+    "I64": "int64",
+    "I8": "int8",
+    "U8": "uint8",
 }
 ITEM_BYTES = {"BF16": 2, "F32": 4, "F16": 2, "F8_E4M3": 1, "I32": 4, "I64": 8, "I8": 1, "U8": 1}
 
@@ -50,6 +57,21 @@ def read_tensors(directory: Path) -> dict[str, StoredTensor]:
             tensors[tensor.name] = tensor
     _check_index(directory, tensors)
     return tensors
+
+
+def find_tensor(
+    tensors: Mapping[str, StoredTensor], name: str, shapes: Sequence[tuple[int, ...]], dtypes: Container[str]
+) -> StoredTensor:
+    """Return a tensor that has one of these shapes and dtypes. Raises InvalidCheckpoint or UnsupportedModel."""
+    stored = tensors.get(name)
+    if stored is None:
+        raise InvalidCheckpoint(f"tensor {name} is missing from the checkpoint")
+    if stored.shape not in shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise InvalidCheckpoint(f"tensor {name} has shape {list(stored.shape)}, but the config needs {wanted}")
+    if stored.dtype not in dtypes:
+        raise UnsupportedModel(f"tensor {name} has dtype {stored.dtype}, which is not supported")
+    return stored
 
 
 def weight_files(directory: Path) -> list[Path]:

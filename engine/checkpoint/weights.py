@@ -6,7 +6,7 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from baton.engine.checkpoint.file_hashes import FileState
-from baton.engine.checkpoint.packed.layouts import layout_of
+from baton.engine.checkpoint.packed.lookup import PackedLookup, module_of
+from baton.engine.checkpoint.packed.scheme import NOT_PACKED
 from baton.engine.checkpoint.packed.stored_layout import PackedLayout, PackedMatrix, Wanted
 from baton.engine.checkpoint.stored_matrix import WHOLE, Part, StoredMatrix, part_of_scales, scale_shapes
 from baton.engine.checkpoint.stored_quantization import SCALE_SUFFIXES, StoredQuantization
-from baton.engine.checkpoint.tensor_index import StoredTensor, read_tensors
+from baton.engine.checkpoint.tensor_index import StoredTensor, find_tensor, read_tensors
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,6 @@ TRIM_BYTES = 32 << 20  # bytes read between trims of the heap, which cause page 
 FP8 = "float8_e4m3fn"
 STORED = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16, FP8: torch.float8_e4m3fn}
 INTEGERS = {"int32": torch.int32, "int64": torch.int64, "int8": torch.int8, "uint8": torch.uint8}  # in packed matrices
-WEIGHT, BIAS = ".weight", ".bias"
 
 Stored = StoredMatrix | PackedMatrix
 
@@ -56,6 +56,8 @@ class Weights:
         self.quantization = quantization  # as in EngineConfig
         self.stored_quantization = stored_quantization
         self._tensors = _under_model(read_tensors(directory))
+        packed = stored_quantization.packed if stored_quantization is not None else NOT_PACKED
+        self._packed = PackedLookup(self._tensors, packed)
         self._total_bytes = max(sum(tensor.num_bytes for tensor in self._tensors.values()), 1)
         self._taken: set[str] = set()
         self._taken_bytes = 0
@@ -88,7 +90,7 @@ class Weights:
         Valid until `close`. Raises InvalidCheckpoint if the tensor is missing or has another shape, UnsupportedModel
         for an unsupported dtype, and for a part that a packed matrix cannot be read in.
         """
-        if (layout := self._layout(name)) is not None:
+        if (layout := self._packed.layout(name)) is not None:
             return self._peek_packed(name, layout, shape, part)
         stored = self._find(name, shape)
         view = self._view(stored)[part]
@@ -103,9 +105,8 @@ class Weights:
 
     def expect(self, name: str, *shape: int) -> None:
         """Check a tensor that is read later, or on another rank: it counts as taken, but not for progress."""
-        if (layout := self._layout(name)) is not None:
-            wanted = Wanted.of(_module(name), shape, WHOLE)
-            tensors = tuple(self._find_packed(layout, wanted).values())
+        if (layout := self._packed.layout(name)) is not None:
+            tensors = tuple(self._packed.find(layout, Wanted.of(module_of(name), shape, WHOLE)).values())
         else:
             tensors = self._with_scales(self._find(name, shape))
         for each in tensors:
@@ -154,7 +155,8 @@ class Weights:
         A file that was replaced or removed is still mapped as it was. Only the modification time is compared: the
         inode's change time also changes without a write.
         """
-        stored = [each for name in names for each in self._tensors_of(name)]
+        named = [self._tensors[each] for name in names for each in self._packed.names(name)]
+        stored = [tensor for each in named for tensor in self._with_scales(each)]
         for path in {each.file for each in stored}.intersection(self._states):
             before = self._states[path]
             try:
@@ -171,26 +173,9 @@ class Weights:
         self._maps.clear()
         self._states.clear()
 
-    def _layout(self, name: str) -> PackedLayout | None:
-        """Return the layout of a matrix that is stored packed; None for any other tensor.
-
-        Raises InvalidCheckpoint if the config excludes a module from quantization that is stored packed.
-        """
-        modules = self.stored_quantization.packed if self.stored_quantization is not None else None
-        if modules is None or modules.default is None or name in self._tensors or not name.endswith(WEIGHT):
-            return None
-        module = _module(name)
-        scheme = modules.scheme_of(module) or modules.default
-        marker = module + layout_of(scheme).parts(1, 1)[0].suffix
-        if marker not in self._tensors:
-            raise InvalidCheckpoint(f"the checkpoint has neither {name} nor {marker}")
-        if modules.is_excluded(module):
-            raise InvalidCheckpoint(f"{marker} is packed, but quantization_config says that {module} is not quantised")
-        return layout_of(scheme)
-
     def _peek_packed(self, name: str, layout: PackedLayout, shape: tuple[int, ...], part: Part) -> PackedMatrix:
-        wanted = Wanted.of(_module(name), shape, part)
-        found = self._find_packed(layout, wanted)
+        wanted = Wanted.of(module_of(name), shape, part)
+        found = self._packed.find(layout, wanted)
         share = math.prod(wanted.shape) / max(math.prod(shape), 1)
         num_bytes = round(share * sum(each.num_bytes for each in found.values()))
         self._read_bytes += num_bytes
@@ -199,47 +184,16 @@ class Weights:
             self._count(each)
         return PackedMatrix(layout, {suffix: self._view(each) for suffix, each in found.items()}, wanted)
 
-    def _find_packed(self, layout: PackedLayout, wanted: Wanted) -> dict[str, StoredTensor]:
-        """Return the tensors of a packed matrix by suffix. Raises InvalidCheckpoint or UnsupportedModel."""
-        layout.check(wanted)
-        found: dict[str, StoredTensor] = {}
-        for part in layout.parts(wanted.num_rows, wanted.num_columns):
-            name = wanted.module + part.suffix
-            if part.is_optional and name not in self._tensors:
-                continue
-            found[part.suffix] = self._named(name, part.shapes, part.dtypes)
-        return found
-
-    def _tensors_of(self, name: str) -> tuple[StoredTensor, ...]:
-        """Return all tensors in which a weight is stored, as far as they exist."""
-        if (layout := self._layout(name)) is None:
-            return self._with_scales(self._tensors[name])
-        names = (_module(name) + part.suffix for part in layout.parts(1, 1))
-        return tuple(self._tensors[each] for each in names if each in self._tensors)
-
     def _is_empty_bias(self, name: str) -> bool:
         """Return whether a tensor is a bias of zeros, which GPTQ's tools add to packed modules that have none."""
         stored = self._tensors[name]
-        is_bias = name.endswith(BIAS) and name.removesuffix(BIAS) + ".qweight" in self._tensors
-        return is_bias and stored.dtype in STORED and not self._view(stored).any()
+        return self._packed.is_bias_of_packed(name) and stored.dtype in STORED and not self._view(stored).any()
 
     def _find(self, name: str, *shapes: tuple[int, ...]) -> StoredTensor:
         """Return a tensor that has one of these shapes. Raises InvalidCheckpoint or UnsupportedModel."""
-        stored = self._named(name, shapes, STORED)
+        stored = find_tensor(self._tensors, name, shapes, STORED)
         if stored.dtype == FP8 and self.stored_quantization is None:
             raise UnsupportedModel(f"tensor {name} is in FP8, but the config has no quantization_config")
-        return stored
-
-    def _named(self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Container[str]) -> StoredTensor:
-        """Return a tensor that has one of these shapes and dtypes. Raises InvalidCheckpoint or UnsupportedModel."""
-        stored = self._tensors.get(name)
-        if stored is None:
-            raise InvalidCheckpoint(f"tensor {name} is missing from the checkpoint")
-        if stored.shape not in shapes:
-            wanted = " or ".join(str(list(shape)) for shape in shapes)
-            raise InvalidCheckpoint(f"tensor {name} has shape {list(stored.shape)}, but the config needs {wanted}")
-        if stored.dtype not in dtypes:
-            raise UnsupportedModel(f"tensor {name} has dtype {stored.dtype}, which is not supported")
         return stored
 
     def _find_scales(self, stored: StoredTensor) -> StoredTensor:
@@ -311,10 +265,6 @@ class Weights:
 
 
 EMBEDDING, PREFIX, HEAD = "embed_tokens.weight", "model.", "lm_head."
-
-
-def _module(name: str) -> str:
-    return name.removesuffix(WEIGHT)
 
 
 def _under_model(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

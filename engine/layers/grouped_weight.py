@@ -105,3 +105,7 @@ def grouped_weight(weights: Weights, parts: Sequence[Stored]) -> GroupedWeight |
     ]
     first = joined[0]
     return first if len(joined) == 1 and isinstance(first, GroupedWeight) else JoinedWeight(joined)
+
+
+def _of(stored: GroupedMatrix | Tensor, dtype: torch.dtype) -> GroupedWeight | PlainWeight:
+    return GroupedWeight(stored, dtype) if isinstance(stored, GroupedMatrix) else PlainWeight(stored)

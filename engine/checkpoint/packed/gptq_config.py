@@ -93,7 +93,7 @@ def _changed(default: PackedScheme, described: JsonObject, possible: tuple[int, 
 
 
 def _bits(described: JsonObject, possible: tuple[int, ...], key: str = "bits") -> int:
-    if (bits := described.integer(key)) not in possible:
+    if (bits := described.integer(key, 4)) not in possible:
         raise _unsupported(described, key, bits, possible)
     return bits
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from baton.engine.checkpoint.packed.compressed_layout import BytesLayout, Mxfp4Layout, Nvfp4Layout, WordsLayout
 from baton.engine.checkpoint.packed.gptq_layout import AwqLayout, GptqLayout
 from baton.engine.checkpoint.packed.scheme import PackedScheme
 from baton.engine.checkpoint.packed.stored_layout import PackedLayout
@@ -9,6 +10,10 @@ from baton.engine.checkpoint.packed.stored_layout import PackedLayout
 LAYOUTS: dict[str, Callable[[PackedScheme], PackedLayout]] = {
     "gptq": GptqLayout,
     "awq": AwqLayout,
+    "words": WordsLayout,
+    "bytes": BytesLayout,
+    "nvfp4": Nvfp4Layout,
+    "mxfp4": Mxfp4Layout,
 }
 
 

@@ -13,7 +13,7 @@ MAX_PATTERN_CHARS = 1000
 class PackedScheme:
     """Layout of a packed matrix."""
 
-    layout: str  # gptq, awq, pack-quantized, int-quantized, nvfp4
+    layout: str  # gptq, awq; words, bytes, nvfp4, mxfp4 (compressed-tensors)
     bits: int = 4
     group_size: int | None = None  # input columns that share a scale; None: all of them
     zero_offset: int = 0  # added to stored zero points
@@ -44,10 +44,18 @@ class PackedModules:
         """Return the scheme of a module such as model.layers.0.mlp.up_proj; None if it is not quantised."""
         return next((rule.scheme for rule in self.rules if rule.matches(module)), self.default)
 
+    @property
+    def has_any(self) -> bool:
+        """Whether any module is packed."""
+        return self.default is not None or any(rule.scheme is not None for rule in self.rules)
+
     def is_excluded(self, module: str) -> bool:
         """Return whether a rule says that a module is not quantised."""
         first = next((rule for rule in self.rules if rule.matches(module)), None)
         return first is not None and first.scheme is None
+
+
+NOT_PACKED = PackedModules()
 
 
 def checked_pattern(pattern: str, source: str) -> str:

@@ -38,6 +38,7 @@ class PackedFormat:
 
     config: dict[str, Any]
     pack: Callable[[Codes, "PackedFormat"], Tensors]  # to tensors by suffix
+    convert: Callable[[Tensor], tuple[Tensors, Tensor]] | None = None  # of a matrix to tensors and dequantised numbers
     bits: int = 4
     group: int = 32  # -1: whole columns
     symmetric: bool = False
@@ -177,9 +178,14 @@ def write_packed(source: Path, directory: Path, fmt: PackedFormat) -> Stored:
         if not name.endswith(fmt.matrices) or any(part in name for part in fmt.plain):
             continue
         changes = next((value for part, value in fmt.other.items() if part in name), {})
+        module = name.removesuffix(".weight")
+        if fmt.convert is not None:
+            del ours[name]
+            converted, exact[name] = fmt.convert(matrix)
+            ours |= {module + suffix: tensor.contiguous() for suffix, tensor in converted.items()}
+            continue
         own = PackedFormat(**({key: getattr(fmt, key) for key in PackedFormat.__slots__} | changes))
         codes = quantised(matrix, own, seed)
-        module = name.removesuffix(".weight")
         del ours[name]
         ours |= {module + suffix: tensor.contiguous() for suffix, tensor in own.pack(codes, own).items()}
         exact[name] = codes.exact

@@ -1,4 +1,4 @@
-"""GPTQ, AWQ and AutoRound checkpoints: the dequantised model's logits and tokens, whole and sharded."""
+"""Checkpoints with packed weights: the dequantised model's logits and tokens, whole and sharded."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +16,7 @@ from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
 from tests.paged_model import PagedModel
+from tests.unit.engine import compressed_writer
 from tests.unit.engine.experts.test_expert_group import alone
 from tests.unit.engine.experts.test_expert_group import make_requests as make_group_requests
 from tests.unit.engine.group_rig import Ranks
@@ -43,6 +44,16 @@ CASES = [
     ("mixtral", "awq"),
     slow_case(("mixtral", "gptq")),
     slow_case(("deepseek-v3", "gptq-8")),
+    ("llama3", "w4a16"),
+    slow_case(("qwen3", "w4a16-asym")),
+    ("qwen3", "w4a16-order"),
+    slow_case(("qwen2", "w4a16-channel")),
+    slow_case(("qwen3-moe", "w8a16")),
+    ("qwen2", "w8a16-asym"),
+    slow_case(("llama3", "w8a8")),
+    ("qwen3", "w8a8-asym"),
+    ("llama3", "nvfp4"),
+    slow_case(("mixtral", "mxfp4")),
 ]
 
 
@@ -51,7 +62,8 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     architecture, fmt = request.param
     directory = tmp_path_factory.mktemp(f"{architecture}-{fmt}")
     sizes = {"q_lora_rank": 32} if architecture == "deepseek-v3" else {}
-    return write_packed(make_checkpoint(architecture, directory / "source", **sizes), directory, FORMATS[fmt])
+    source = make_checkpoint(architecture, directory / "source", **sizes)
+    return write_packed(source, directory, (FORMATS | compressed_writer.FORMATS)[fmt])
 
 
 @pytest.fixture(scope="module")
