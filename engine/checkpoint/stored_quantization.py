@@ -24,6 +24,14 @@ class StoredQuantization:
     block: tuple[int, int] | None = None  # rows and columns that share a scale; None: per row, or per matrix
     quantises_tokens: bool = True  # activations are quantised to FP8 too
 
+    @property
+    def name(self) -> str:
+        """Name of the format, for people."""
+        if self.method == "fp8":
+            return "FP8"
+        bits = f"{self.packed.default.bits} bits, " if self.packed.default is not None else ""
+        return f"{bits}{self.method}"
+
     def is_unused(self, tensor: str) -> bool:
         """Return whether a tensor of this name belongs to the quantization but is not used by the engine."""
         return tensor.endswith(_UNUSED)

@@ -4,29 +4,62 @@ from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
+from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.checkpoint.tensor_index import StoredTensor, read_tensors
 from baton.engine.config import ModelConfig
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
-SCALES = ("_scale", "_scale_inv")  # suffixes of a quantized weight's scales
+# Suffixes of what belongs to a quantized matrix, besides its codes.
+OF_QUANTIZED = (
+    *("_scale", "_scale_inv", ".scales", ".qzeros", ".g_idx"),
+    *(".weight_zero_point", ".weight_g_idx", ".weight_shape", "_global_scale"),
+)
+CODES = (".qweight", ".weight_packed")  # suffixes of packed codes, whose shape is not the matrix's
+PACKED_TYPES = ("int8", "gguf")  # beginnings of the dtypes of packed matrices that have their own shape
+LINEAR_BYTES = {"int8": 1.0, "int4": 0.5625}  # of a weight, with the scales of its group
 
 
 def num_parameters(directory: Path, model: ModelConfig) -> int:
     """Return the number of loaded weights, as counted in model names such as 8B. Raises InvalidCheckpoint."""
-    return sum(prod(tensor.shape) for tensor in _loaded(directory, model) if not tensor.name.endswith(SCALES))
+    return sum(_num_weights(tensor, model.stored_quantization) for tensor in _loaded(directory, model))
 
 
 def weights_bytes(directory: Path, model: ModelConfig, quantization: str | None) -> int:
     """Return the bytes that the whole model's weights take on a CPU. Raises InvalidCheckpoint.
 
     On a CPU, FP8 matrices are dequantised, embeddings are never quantised, and an output layer that shares the
-    embedding's weights has a copy of them in its own layout.
+    embedding's weights has a copy of them in its own layout. Packed matrices stay as large as they are stored, unless
+    they are converted to int8.
     """
     item_bytes = ITEM_BYTES[model.dtype]
-    linear_bytes = 1 if quantization == "int8" else item_bytes
     embedding = model.vocab_size * model.hidden_size
-    num_linear = num_parameters(directory, model) - (0 if model.tie_word_embeddings else embedding)
-    return embedding * item_bytes + num_linear * linear_bytes
+    packed_bytes, num_linear = 0, 0 if not model.tie_word_embeddings else embedding
+    for tensor in _loaded(directory, model):
+        if _is_packed(tensor, model.stored_quantization) and quantization != "int8":
+            packed_bytes += tensor.num_bytes
+        else:
+            num_linear += _num_weights(tensor, model.stored_quantization)
+    if quantization is None or quantization not in LINEAR_BYTES:
+        linear_bytes = float(item_bytes)
+    else:
+        linear_bytes = LINEAR_BYTES[quantization]
+    return packed_bytes + embedding * item_bytes + round(max(num_linear - embedding, 0) * linear_bytes)
+
+
+def _num_weights(tensor: StoredTensor, stored: StoredQuantization | None) -> int:
+    if tensor.name.endswith(OF_QUANTIZED):
+        return 0
+    suffix = next((each for each in CODES if tensor.name.endswith(each)), None)
+    if suffix is None or stored is None:
+        return prod(tensor.shape)
+    module = tensor.name.removesuffix(suffix)
+    scheme = stored.packed.scheme_of(module) or stored.packed.default
+    return tensor.num_bytes * 8 // (scheme.bits if scheme is not None else 8)
+
+
+def _is_packed(tensor: StoredTensor, stored: StoredQuantization | None) -> bool:
+    belongs = stored is not None and stored.packed.has_any and tensor.name.endswith((*CODES, *OF_QUANTIZED))
+    return belongs or tensor.dtype.startswith(PACKED_TYPES)
 
 
 def _loaded(directory: Path, model: ModelConfig) -> Iterator[StoredTensor]:

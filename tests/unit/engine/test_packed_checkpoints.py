@@ -1,6 +1,7 @@
 """Checkpoints with packed weights: the dequantised model's logits and tokens, whole and sharded."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.weight_memory import num_parameters, weights_bytes
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
@@ -183,3 +185,13 @@ def test_biases_of_zeros_are_ignored(gptq: Stored, tmp_path: Path) -> None:
     biased = copy(gptq.packed, tmp_path / "biased")
     rewrite(biased, lambda t: t.update({f"{MODULE}.bias": torch.zeros(64, dtype=torch.float16)}))
     PagedModel(biased)
+
+
+def test_parameters_and_memory_are_those_of_the_matrices(stored: Stored) -> None:
+    packed, exact = (read_model_config(path) for path in (stored.packed, stored.exact))
+    assert num_parameters(stored.packed, packed) == num_parameters(stored.exact, exact)
+    plain_bytes = weights_bytes(stored.exact, replace(exact, dtype="bfloat16"), None)
+    assert weights_bytes(stored.packed, packed, None) < 0.85 * plain_bytes
+    assert weights_bytes(stored.packed, packed, "int8") == weights_bytes(
+        stored.exact, replace(exact, dtype="bfloat16"), "int8"
+    )
