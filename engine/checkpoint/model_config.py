@@ -89,7 +89,7 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
         config,
         rotary_dim=mla.qk_rope_head_dim if mla else head_dim,
         default_theta=1e6 if architecture == "MixtralForCausalLM" else 1e4,
-        interleaved=mla is not None and config.boolean("rope_interleave", True),
+        interleaved=config.boolean("rope_interleave", mla is not None),
     )
     attention_bias = config.boolean("attention_bias", False)
     stored = read_stored_quantization(config)

@@ -29,6 +29,8 @@ class StoredQuantization:
         """Name of the format, for people."""
         if self.method == "fp8":
             return "FP8"
+        if self.method == "gguf":
+            return "GGUF"
         bits = f"{self.packed.default.bits} bits, " if self.packed.default is not None else ""
         return f"{bits}{self.method}"
 
@@ -128,4 +130,5 @@ _READERS: dict[str, Callable[[JsonObject], StoredQuantization]] = {
     "awq": _packed("awq", read_awq),
     "auto-round": _packed("auto-round", read_auto_round),
     "intel/auto-round": _packed("auto-round", read_auto_round),
+    "gguf": _packed("gguf", lambda described: NOT_PACKED),  # each tensor's type is in the file
 }

@@ -5,7 +5,8 @@ from math import prod
 from pathlib import Path
 
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
-from baton.engine.checkpoint.tensor_index import StoredTensor, read_tensors
+from baton.engine.checkpoint.stored_tensor import StoredTensor
+from baton.engine.checkpoint.tensor_index import read_tensors
 from baton.engine.config import ModelConfig
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from baton.engine.checkpoint.file_hashes import FileState
+from baton.engine.checkpoint.gguf.types import PACKED
 from baton.engine.checkpoint.packed.lookup import PackedLookup, module_of
 from baton.engine.checkpoint.packed.scheme import NOT_PACKED
 from baton.engine.checkpoint.packed.stored_layout import PackedLayout, PackedMatrix, Wanted
 from baton.engine.checkpoint.stored_matrix import WHOLE, Part, StoredMatrix, part_of_scales, scale_shapes
 from baton.engine.checkpoint.stored_quantization import SCALE_SUFFIXES, StoredQuantization
-from baton.engine.checkpoint.tensor_index import StoredTensor, find_tensor, read_tensors
+from baton.engine.checkpoint.stored_tensor import StoredTensor, find_tensor
+from baton.engine.checkpoint.tensor_index import read_tensors
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 
 log = logging.getLogger(__name__)
@@ -244,14 +246,15 @@ class Weights:
             self._on_progress(min(self._taken_bytes / self._total_bytes, 1.0))
 
     def _view(self, stored: StoredTensor) -> Tensor:
-        dtype = (STORED | INTEGERS)[stored.dtype]
+        dtype = torch.uint8 if stored.dtype.startswith(PACKED) else (STORED | INTEGERS)[stored.dtype]
         if stored.num_bytes == 0:
             return torch.empty(stored.shape, dtype=dtype)
         mapped = self._map(stored.file)
         if stored.offset + stored.num_bytes > len(mapped):
             raise InvalidCheckpoint(f"{stored.file} became shorter while it was read")
         count = stored.num_bytes // dtype.itemsize
-        return torch.frombuffer(mapped, dtype=dtype, count=count, offset=stored.offset).view(stored.shape)
+        found = torch.frombuffer(mapped, dtype=dtype, count=count, offset=stored.offset)
+        return found.view(*stored.shape[:-1], -1) if stored.dtype.startswith(PACKED) else found.view(stored.shape)
 
     def _map(self, path: Path) -> mmap.mmap:
         mapped = self._maps.get(path)

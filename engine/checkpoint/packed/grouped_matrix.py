@@ -1,5 +1,6 @@
 """Matrix of small integers with a scale per group of columns: the one form of all low-bit weights."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -23,7 +24,7 @@ class GroupedMatrix:
     high: Tensor | None = None  # bits above the lower 4, [rows, columns * (bits - 4) / 8], the first column lowest
     bits: int
     scales: Tensor  # [rows, groups]
-    zeros: Tensor | None = None  # [rows, groups] integers; None: the middle code
+    zeros: Tensor | None = None  # [rows, groups] integers; None: the middle code, or 0 if there are minima
     minima: Tensor | None = None  # [rows, groups]; None: 0
     outer_scales: Tensor | None = None  # [rows, groups of groups], factors of `scales`
     outer_minima: Tensor | None = None  # factors of `minima`
@@ -74,6 +75,30 @@ class GroupedMatrix:
     def rows(self, rows: slice) -> "GroupedMatrix":
         """Return a view of some rows."""
         return self._replaced({n: t if n == "groups" else t[rows] for n, t in self._tensors().items()})
+
+    def columns(self, columns: slice) -> "GroupedMatrix":
+        """Return some columns, of a matrix with adjacent groups; their first and last are at multiples of 2.
+
+        Groups of a part that begins or ends within a group are smaller, and several of them share a scale.
+        """
+        assert self.groups is None, "groups are adjacent"
+        num_rows, num_columns = self.shape
+        if columns == slice(0, num_columns):
+            return self
+        width = math.gcd(self.width, columns.start, columns.stop - columns.start)
+        which = torch.arange(columns.start, columns.stop, width) // self.width
+        every = slice(0, num_rows)
+        minima = None if self.minima is None else _both(self.minima, self.outer_minima, every)[:, which]
+        codes = self._codes(every)[:, columns].contiguous()
+        return GroupedMatrix(
+            low=codes if self.bits == 8 else packed(codes & 15, 4),
+            high=None if self.high is None else packed(codes >> 4, self.bits - 4),
+            bits=self.bits,
+            scales=_both(self.scales, self.outer_scales, every)[:, which],  # exact in fp32, so one level suffices
+            zeros=None if self.zeros is None else self.zeros[:, which],
+            minima=minima,
+            is_e2m1=self.is_e2m1,
+        )
 
     def can_join(self, other: "GroupedMatrix") -> bool:
         """Return whether the rows of another matrix can follow this one's."""

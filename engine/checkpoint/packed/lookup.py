@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 
+from baton.engine.checkpoint.gguf.types import BY_DTYPE
+from baton.engine.checkpoint.packed.gguf_layout import GgufLayout
 from baton.engine.checkpoint.packed.layouts import layout_of
 from baton.engine.checkpoint.packed.scheme import PackedModules
 from baton.engine.checkpoint.packed.stored_layout import PackedLayout, Wanted
-from baton.engine.checkpoint.tensor_index import StoredTensor, find_tensor
+from baton.engine.checkpoint.stored_tensor import StoredTensor, find_tensor
 from baton.engine.errors import InvalidCheckpoint
 
 WEIGHT, BIAS = ".weight", ".bias"
@@ -26,6 +28,8 @@ class PackedLookup:
         quantization although it is packed.
         """
         plain = self._tensors.get(name)
+        if plain is not None and (blocks := BY_DTYPE.get(plain.dtype)) is not None and blocks.elements > 1:
+            return GgufLayout(blocks)
         if not self._modules.has_any or not name.endswith(WEIGHT) or (plain and plain.dtype not in CODES):
             return None
         module = module_of(name)
