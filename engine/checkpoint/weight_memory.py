@@ -9,6 +9,7 @@ from baton.engine.checkpoint.stored_tensor import StoredTensor
 from baton.engine.checkpoint.tensor_index import read_tensors
 from baton.engine.config import ModelConfig
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 # Suffixes of what belongs to a quantized matrix, besides its codes.
 OF_QUANTIZED = (
@@ -17,7 +18,7 @@ OF_QUANTIZED = (
 )
 CODES = (".qweight", ".weight_packed")  # suffixes of packed codes, whose shape is not the matrix's
 PACKED_TYPES = ("int8", "gguf")  # beginnings of the dtypes of packed matrices that have their own shape
-LINEAR_BYTES = {"int8": 1.0, "int4": 0.5625}  # of a weight, with the scales of its group
+LINEAR_BYTES = {"int8": 1.0, "int4": 0.5 + 3 / 128}  # of a weight, with the scale and zero point of its group
 
 
 def num_parameters(directory: Path, model: ModelConfig) -> int:
@@ -33,18 +34,21 @@ def weights_bytes(directory: Path, model: ModelConfig, quantization: str | None)
     they are converted to int8.
     """
     item_bytes = ITEM_BYTES[model.dtype]
-    embedding = model.vocab_size * model.hidden_size
-    packed_bytes, num_linear = 0, 0 if not model.tie_word_embeddings else embedding
+    linear_bytes = item_bytes if quantization is None else LINEAR_BYTES[quantization]
+    packed_bytes, num_plain, num_linear = 0, 0, 0
     for tensor in _loaded(directory, model):
+        count = _num_weights(tensor, model.stored_quantization)
         if _is_packed(tensor, model.stored_quantization) and quantization != "int8":
             packed_bytes += tensor.num_bytes
+        elif tensor.name == EMBEDDING:
+            num_plain += count
+            num_linear += count if model.tie_word_embeddings and quantization != "int4" else 0
+            num_plain += count if model.tie_word_embeddings and quantization == "int4" else 0
+        elif tensor.name == HEAD and quantization == "int4":  # the output layer stays plain
+            num_plain += count
         else:
-            num_linear += _num_weights(tensor, model.stored_quantization)
-    if quantization is None or quantization not in LINEAR_BYTES:
-        linear_bytes = float(item_bytes)
-    else:
-        linear_bytes = LINEAR_BYTES[quantization]
-    return packed_bytes + embedding * item_bytes + round(max(num_linear - embedding, 0) * linear_bytes)
+            num_linear += count
+    return packed_bytes + num_plain * item_bytes + round(num_linear * linear_bytes)
 
 
 def _num_weights(tensor: StoredTensor, stored: StoredQuantization | None) -> int:

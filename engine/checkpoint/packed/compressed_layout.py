@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix, unpacked
+from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix, e2m1_table, unpacked
 from baton.engine.checkpoint.packed.groups import as_zeros, column_groups, group_index
 from baton.engine.checkpoint.packed.scheme import PackedScheme
 from baton.engine.checkpoint.packed.stored_layout import FLOATS, StoredPart, Wanted, check_groups, check_multiple
@@ -125,7 +125,7 @@ class Nvfp4Layout:
             bits=4,
             scales=scales,
             outer_scales=factor.expand(len(scales), 1).contiguous(),
-            is_e2m1=True,
+            table=e2m1_table(),
         )
 
 
@@ -153,13 +153,13 @@ class Mxfp4Layout:
         which = group_index(wanted.columns, self.scheme.group_size or wanted.num_columns)
         exponents = tensors[".weight_scale"][wanted.rows][:, which]
         return GroupedMatrix(
-            low=_pairs(tensors[".weight_packed"], wanted), bits=4, scales=powers_of_two(exponents), is_e2m1=True
+            low=_pairs(tensors[".weight_packed"], wanted), bits=4, scales=powers_of_two(exponents), table=e2m1_table()
         )
 
 
 def mxfp4_blocks(blocks: Tensor, scales: Tensor) -> GroupedMatrix:
     """Return a matrix as GPT-OSS stores it: blocks [rows, groups, 16] uint8, scales [rows, groups] uint8."""
-    return GroupedMatrix(low=blocks.flatten(1).clone(), bits=4, scales=powers_of_two(scales), is_e2m1=True)
+    return GroupedMatrix(low=blocks.flatten(1).clone(), bits=4, scales=powers_of_two(scales), table=e2m1_table())
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from baton.engine.checkpoint.gguf.types import GgufType
 from baton.engine.checkpoint.packed.compressed_layout import powers_of_two
-from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix, packed
+from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix, e2m1_table, packed
 from baton.engine.checkpoint.packed.stored_layout import StoredPart, Wanted, check_multiple
 
 CHUNK_ITEMS = 1 << 22  # elements converted at once
-MIN_WIDTH = 2  # columns of the smallest part of a group that a rank may begin with
+MIN_WIDTH = 8  # columns of the smallest part of a group that a rank may begin with
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _q6_k(blocks: Tensor) -> GroupedMatrix:
 
 def _mxfp4(blocks: Tensor) -> GroupedMatrix:
     scales = powers_of_two(blocks[:, :, 0])
-    return GroupedMatrix(low=_low(_nibbles(blocks[:, :, 1:])), bits=4, scales=scales, is_e2m1=True)
+    return GroupedMatrix(low=_low(_nibbles(blocks[:, :, 1:])), bits=4, scales=scales, table=e2m1_table())
 
 
 READERS: dict[str, Callable[[Tensor], GroupedMatrix]] = {

@@ -7,8 +7,10 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-# Twice the values of an E2M1 code (OCP Microscaling Formats 1.0, section 5.3.3); the fourth bit is the sign.
-E2M1_DOUBLES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+# Values of E2M1 codes (OCP Microscaling Formats 1.0, section 5.3.3); the fourth bit is the sign.
+_POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = (*_POSITIVE, *(-value for value in _POSITIVE))
+WHOLE = ("groups", "table")  # tensors that have no rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,7 @@ class GroupedMatrix:
     outer_scales: Tensor | None = None  # [rows, groups of groups], factors of `scales`
     outer_minima: Tensor | None = None  # factors of `minima`
     groups: Tensor | None = None  # [columns] int32, the group of each column; None: adjacent groups of the same width
-    is_e2m1: bool = False  # codes are numbers in E2M1, not integers
+    table: Tensor | None = None  # fp32 values of the codes; None: they are integers
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -46,24 +48,18 @@ class GroupedMatrix:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self._tensors().values())
 
-    def dequantised(self, rows: slice, dtype: torch.dtype) -> Tensor:
-        """Return some rows as [num_rows, columns] of a floating-point type, rounded once."""
-        scales = _both(self.scales[rows], self.outer_scales, rows)
+    def dequantised(self, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
+        """Return some rows, or those with these indices, as [num_rows, columns] of a floating-point type.
+
+        Elements are rounded once.
+        """
         codes = self._codes(rows)
-        if self.is_e2m1:
-            values = torch.tensor(E2M1_DOUBLES, dtype=torch.float32, device=codes.device)[codes.int()]
-            scales = scales * 0.5
-        else:
-            values = codes.float()
-        values = self._grouped(values)
-        if not self.is_e2m1:
-            middle = 1 << (self.bits - 1)
-            zeros = None if self.zeros is None else self._spread(self.zeros[rows].float())
-            if zeros is not None:
-                values -= zeros
-            elif self.minima is None:
-                values -= middle
-        values *= self._spread(scales)
+        values = self._grouped(codes.float() if self.table is None else self.table[codes.int()])
+        if self.zeros is not None:
+            values -= self._spread(self.zeros[rows].float())
+        elif self.minima is None and self.table is None:
+            values -= 1 << (self.bits - 1)
+        values *= self._spread(_both(self.scales[rows], self.outer_scales, rows))
         if self.minima is not None:
             values -= self._spread(_both(self.minima[rows], self.outer_minima, rows))
         return values.flatten(1).to(dtype)
@@ -74,10 +70,10 @@ class GroupedMatrix:
 
     def rows(self, rows: slice) -> "GroupedMatrix":
         """Return a view of some rows."""
-        return self._replaced({n: t if n == "groups" else t[rows] for n, t in self._tensors().items()})
+        return self._replaced({n: t if n in WHOLE else t[rows] for n, t in self._tensors().items()})
 
     def columns(self, columns: slice) -> "GroupedMatrix":
-        """Return some columns, of a matrix with adjacent groups; their first and last are at multiples of 2.
+        """Return some columns, of a matrix with adjacent groups; their first and last are at multiples of 8.
 
         Groups of a part that begins or ends within a group are smaller, and several of them share a scale.
         """
@@ -97,13 +93,13 @@ class GroupedMatrix:
             scales=_both(self.scales, self.outer_scales, every)[:, which],  # exact in fp32, so one level suffices
             zeros=None if self.zeros is None else self.zeros[:, which],
             minima=minima,
-            is_e2m1=self.is_e2m1,
+            table=self.table,
         )
 
     def can_join(self, other: "GroupedMatrix") -> bool:
         """Return whether the rows of another matrix can follow this one's."""
         ours, theirs = self._tensors(), other._tensors()
-        if (self.bits, self.is_e2m1, ours.keys()) != (other.bits, other.is_e2m1, theirs.keys()):
+        if (self.bits, ours.keys()) != (other.bits, theirs.keys()):
             return False
         same = all(ours[n].shape[1:] == theirs[n].shape[1:] and ours[n].dtype == theirs[n].dtype for n in ours)
         return same and (self.groups is None or (other.groups is not None and torch.equal(self.groups, other.groups)))
@@ -114,10 +110,10 @@ class GroupedMatrix:
         if len(parts) == 1:
             return parts[0]
         every = [part._tensors() for part in parts]
-        names = [name for name in every[0] if name != "groups"]
+        names = [name for name in every[0] if name not in WHOLE]
         return parts[0]._replaced({name: torch.cat([each[name] for each in every]) for name in names})
 
-    def _codes(self, rows: slice) -> Tensor:
+    def _codes(self, rows: slice | Tensor) -> Tensor:
         """Return the codes of some rows as uint8 [num_rows, columns]."""
         low = self.low[rows]
         if self.bits == 8:
@@ -129,7 +125,7 @@ class GroupedMatrix:
 
     def _grouped(self, values: Tensor) -> Tensor:
         """Return [num_rows, columns] as [num_rows, groups, width], or unchanged if groups are not adjacent."""
-        return values if self.groups is not None else values.view(len(values), -1, self.width)
+        return values if self.groups is not None else values.unflatten(1, (-1, self.width))
 
     def _spread(self, of_groups: Tensor) -> Tensor:
         """Return [num_rows, groups] such that it broadcasts to the result of `_grouped`."""
@@ -142,6 +138,11 @@ class GroupedMatrix:
     def _replaced(self, tensors: dict[str, Tensor]) -> "GroupedMatrix":
         rest = {field.name: getattr(self, field.name) for field in fields(self)}
         return GroupedMatrix(**(rest | tensors))
+
+
+def e2m1_table() -> Tensor:
+    """Return the values of codes in E2M1."""
+    return torch.tensor(E2M1, dtype=torch.float32)
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
@@ -161,9 +162,10 @@ def unpacked(codes: Tensor, bits: int) -> Tensor:
     return ((codes.unsqueeze(2) >> shifts) & ((1 << bits) - 1)).flatten(1)
 
 
-def _both(inner: Tensor, outer: Tensor | None, rows: slice) -> Tensor:
+def _both(inner: Tensor, outer: Tensor | None, rows: slice | Tensor) -> Tensor:
     """Return the product of two levels of scales, in fp32."""
     if outer is None:
         return inner.float()
     factors = outer[rows].float().unsqueeze(2)
-    return (inner.float().view(len(inner), factors.shape[1], -1) * factors).flatten(1)
+    width = inner.shape[1] // factors.shape[1]
+    return (inner.float().unflatten(1, (-1, width)) * factors).flatten(1)
