@@ -9,7 +9,7 @@ from baton.engine.checkpoint.stored_tensor import StoredTensor
 from baton.engine.checkpoint.tensor_index import read_tensors
 from baton.engine.config import ModelConfig
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 # Suffixes of what belongs to a quantized matrix, besides its codes.
 OF_QUANTIZED = (
@@ -29,9 +29,9 @@ def num_parameters(directory: Path, model: ModelConfig) -> int:
 def weights_bytes(directory: Path, model: ModelConfig, quantization: str | None) -> int:
     """Return the bytes that the whole model's weights take on a CPU. Raises InvalidCheckpoint.
 
-    On a CPU, FP8 matrices are dequantised, embeddings are never quantised, and an output layer that shares the
-    embedding's weights has a copy of them in its own layout. Packed matrices stay as large as they are stored, unless
-    they are converted to int8.
+    On a CPU, FP8 matrices are dequantised, embeddings are not quantised, and an output layer that shares the
+    embedding's weights has a copy of them in its own layout; it is not rounded to int4. Packed matrices stay as large
+    as they are stored, unless they are converted to int8.
     """
     item_bytes = ITEM_BYTES[model.dtype]
     linear_bytes = item_bytes if quantization is None else LINEAR_BYTES[quantization]
@@ -40,14 +40,14 @@ def weights_bytes(directory: Path, model: ModelConfig, quantization: str | None)
         count = _num_weights(tensor, model.stored_quantization)
         if _is_packed(tensor, model.stored_quantization) and quantization != "int8":
             packed_bytes += tensor.num_bytes
-        elif tensor.name == EMBEDDING:
+        elif tensor.name == HEAD and quantization == "int4":
             num_plain += count
-            num_linear += count if model.tie_word_embeddings and quantization != "int4" else 0
-            num_plain += count if model.tie_word_embeddings and quantization == "int4" else 0
-        elif tensor.name == HEAD and quantization == "int4":  # the output layer stays plain
-            num_plain += count
-        else:
+        elif not tensor.name.endswith(EMBEDDING):
             num_linear += count
+        elif model.tie_word_embeddings and quantization != "int4":
+            num_plain, num_linear = num_plain + count, num_linear + count
+        else:
+            num_plain += (1 + model.tie_word_embeddings) * count
     return packed_bytes + num_plain * item_bytes + round(num_linear * linear_bytes)
 
 

@@ -131,14 +131,14 @@ def _sentence_piece(metadata: Metadata, tokens: Sequence[str], kinds: Sequence[i
 
 
 def _merges(tokens: Sequence[str], scores: Sequence[float], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """Return the pairs that form a piece, best pieces first, as SentencePiece would merge them."""
-    found: list[tuple[float, int, int, tuple[str, str]]] = []
+    """Return the pairs that form a piece, best pieces first, in the order of transformers' converters."""
+    found: list[tuple[float, int, tuple[str, str]]] = []
     for token, score in zip(tokens, scores, strict=True):
         for place in range(1, min(len(token), MAX_PIECE_CHARS)):
             left, right = token[:place], token[place:]
             if left in vocabulary and right in vocabulary:
-                found.append((-score, vocabulary[left], vocabulary[right], (left, right)))
-    return [pair for _, _, _, pair in sorted(found)]
+                found.append((-score, -place, (left, right)))
+    return [pair for _, _, pair in sorted(found, key=lambda each: each[:2])]
 
 
 def _vocabulary(metadata: Metadata, tokens: Sequence[str]) -> dict[str, int]:

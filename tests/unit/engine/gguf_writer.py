@@ -102,7 +102,6 @@ def write_gguf(
     others: dict[str, Type] | None = None,
     add: Callable[[gguf.GGUFWriter], Any] = lambda writer: None,
     max_tensors: int = 0,
-    has_tokenizer: bool = True,
 ) -> Written:
     """Write both forms of a checkpoint in fp32.
 
@@ -116,7 +115,9 @@ def write_gguf(
     file = directory / f"tiny-{kind.name}.gguf"
     writer = gguf.GGUFWriter(file, ARCHITECTURES[config["model_type"]], split_max_tensors=max_tensors)
     _add_config(writer, config)
-    if has_tokenizer:
+    if (source / "tokenizer.json").exists():
+        add_tokenizer_of(writer, source)
+    else:
         _add_tokenizer(writer, config["vocab_size"])
     add(writer)
     for name, (values, parts) in _renamed(tensors, config).items():
@@ -245,3 +246,26 @@ def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     writer.add_token_merges([])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+
+
+def add_tokenizer_of(writer: gguf.GGUFWriter, source: Path, pre: str = "gpt-2") -> None:
+    """Add a directory's byte-level tokenizer and chat template."""
+    stored = json.loads((source / "tokenizer.json").read_text())
+    special = {each["content"]: each["special"] for each in stored["added_tokens"]}
+    by_id = {each["id"]: each["content"] for each in stored["added_tokens"]}
+    by_id |= {place: token for token, place in stored["model"]["vocab"].items()}
+    kinds = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.USER_DEFINED, None: gguf.TokenType.NORMAL}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([by_id[place] for place in range(len(by_id))])
+    writer.add_token_types([kinds[special.get(by_id[place])] for place in range(len(by_id))])
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in stored["model"]["merges"]]
+    )
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    ids = {token: place for place, token in by_id.items()}
+    for name, add in (("bos_token", writer.add_bos_token_id), ("eos_token", writer.add_eos_token_id)):
+        if settings.get(name) is not None:
+            add(ids[settings[name]])
+    template = source / "chat_template.jinja"
+    writer.add_chat_template(template.read_text() if template.exists() else settings["chat_template"])
