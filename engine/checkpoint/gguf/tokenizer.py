@@ -10,7 +10,7 @@ from tokenizers.models import BPE
 
 from baton.engine.checkpoint.gguf.metadata import Metadata
 from baton.engine.checkpoint.json_object import shown
-from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from baton.engine.errors import EngineError, InvalidCheckpoint, UnsupportedModel
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # token types
 SPACE = "▁"
@@ -60,6 +60,15 @@ class GgufTokenizer:
 
 def gguf_tokenizer(metadata: Metadata, context: int) -> GgufTokenizer:
     """Return the tokenizer's files. Raises UnsupportedModel for kinds of tokenizers that are not supported."""
+    try:
+        return _made(metadata, context)
+    except EngineError:
+        raise
+    except Exception as error:  # the library refuses what it cannot use with any type of error
+        raise InvalidCheckpoint(f"{metadata.source}: the tokenizer cannot be used: {shown(str(error))}") from error
+
+
+def _made(metadata: Metadata, context: int) -> GgufTokenizer:
     tokens = metadata.texts("tokenizer.ggml.tokens")
     if not tokens:
         raise InvalidCheckpoint(f"{metadata.source}: tokenizer.ggml.tokens is empty")
