@@ -22,7 +22,8 @@ def group_of(in_features: int) -> int | None:
 
 def int4_matrix(weight: Tensor, group: int) -> GroupedMatrix:
     """Round a weight [out_features, in_features] to the nearest of 16 equally spaced numbers in each group's range."""
-    parts = [_quantised(rows.unflatten(1, (-1, group)).float()) for rows in weight.split(ROWS_AT_ONCE)]
+    groups = weight.reshape(len(weight), -1, group)
+    parts = [_quantised(rows.float()) for rows in torch.split(groups, ROWS_AT_ONCE)]
     return GroupedMatrix.joined(parts)
 
 

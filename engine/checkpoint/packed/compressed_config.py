@@ -60,7 +60,8 @@ def read_compressed(described: JsonObject) -> PackedModules:
     stored_as = described.text("format", "unknown")
     groups = described.inner("config_groups")
     default: PackedScheme | None = None
-    named, matched = [], []
+    named: list[ModuleRule] = []
+    matched: list[ModuleRule] = []
     for name in groups.values:
         group = groups.inner(name)
         scheme = read_compressed_scheme(group, stored_as)

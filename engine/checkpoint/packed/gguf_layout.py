@@ -40,7 +40,7 @@ class GgufLayout:
         stored = tensors[".weight"][wanted.rows, first * size : last * size]
         num_rows = max(1, CHUNK_ITEMS // max((last - first) * elements, 1))
         read = READERS[self.kind.name]
-        chunks = [read(rows.reshape(len(rows), -1, size)) for rows in stored.split(num_rows)]
+        chunks = [read(rows.reshape(len(rows), -1, size)) for rows in torch.split(stored, num_rows)]
         whole = GroupedMatrix.joined(chunks)
         inner = slice(wanted.columns.start - first * elements, wanted.columns.stop - first * elements)
         return whole.columns(inner)
@@ -95,7 +95,7 @@ def _q5_1(blocks: Tensor) -> GroupedMatrix:
 
 def _k_scales(stored: Tensor) -> tuple[Tensor, Tensor]:
     """Return the 8 scales and 8 minima, of 6 bits each, in 12 bytes: [rows, blocks, 12] to [rows, blocks * 8]."""
-    scales, minima, both = stored.split(4, 2)
+    scales, minima, both = torch.split(stored, 4, 2)
     upper_scales, upper_minima = (scales >> 2) & 48, (minima >> 2) & 48
     return (
         torch.cat([scales & 63, (both & 15) | upper_scales], 2).flatten(1),
@@ -105,7 +105,7 @@ def _k_scales(stored: Tensor) -> tuple[Tensor, Tensor]:
 
 def _k_nibbles(codes: Tensor) -> Tensor:
     """Return the codes of 4 times 32 bytes, each with two runs of 32 columns: [rows, blocks, 128] to [.., .., 256]."""
-    runs = codes.unflatten(2, (4, 32))
+    runs = codes.reshape(*codes.shape[:2], 4, 32)
     return torch.stack([runs & 15, runs >> 4], 3).flatten(2)
 
 
@@ -136,8 +136,8 @@ def _q5_k(blocks: Tensor) -> GroupedMatrix:
 
 
 def _q6_k(blocks: Tensor) -> GroupedMatrix:
-    lower = blocks[:, :, :128].unflatten(2, (2, 64))  # each half of the block has two runs of 64 columns
-    upper = blocks[:, :, 128:192].unflatten(2, (2, 32))  # and 4 runs of 32, each with 2 bits of a byte
+    lower = blocks[:, :, :128].reshape(*blocks.shape[:2], 2, 64)  # each half of the block has two runs of 64 columns
+    upper = blocks[:, :, 128:192].reshape(*blocks.shape[:2], 2, 32)  # and 4 runs of 32, each with 2 bits of a byte
     bits = torch.stack([(upper >> place) & 3 for place in (0, 2, 4, 6)], 3)
     return GroupedMatrix(
         low=_low(torch.cat([lower & 15, lower >> 4], 3)),

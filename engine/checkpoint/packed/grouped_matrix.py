@@ -125,7 +125,7 @@ class GroupedMatrix:
 
     def _grouped(self, values: Tensor) -> Tensor:
         """Return [num_rows, columns] as [num_rows, groups, width], or unchanged if groups are not adjacent."""
-        return values if self.groups is not None else values.unflatten(1, (-1, self.width))
+        return values if self.groups is not None else values.view(len(values), self.scales.shape[1], self.width)
 
     def _spread(self, of_groups: Tensor) -> Tensor:
         """Return [num_rows, groups] such that it broadcasts to the result of `_grouped`."""
@@ -167,5 +167,5 @@ def _both(inner: Tensor, outer: Tensor | None, rows: slice | Tensor) -> Tensor:
     if outer is None:
         return inner.float()
     factors = outer[rows].float().unsqueeze(2)
-    width = inner.shape[1] // factors.shape[1]
-    return (inner.float().unflatten(1, (-1, width)) * factors).flatten(1)
+    num_inner = inner.shape[1] // factors.shape[1]
+    return (inner.float().view(len(inner), factors.shape[1], num_inner) * factors).flatten(1)
