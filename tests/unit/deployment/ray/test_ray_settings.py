@@ -239,7 +239,7 @@ def test_the_registrys_url_may_be_in_a_file(tmp_path: Path) -> None:
 
 
 def test_a_node_without_the_model_reports_it() -> None:
-    with pytest.raises(OptionError, match="/nowhere is not a directory on this node"):
+    with pytest.raises(OptionError, match="/nowhere is not a directory or GGUF file on this node"):
         router_process(settings(model="/nowhere"), "router-abc", NODE)
 
 
