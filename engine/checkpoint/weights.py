@@ -127,8 +127,8 @@ class Weights:
         if "packed" not in self._dequantised_for:
             self._dequantised_for.add("packed")
             log.warning(
-                "packed weights take little memory, but each product dequantises them to %s on %s, which takes longer "
-                "than a product with plain weights",
+                "packed weights have no fast products here: they are dequantised to %s on %s at each use, which takes "
+                "longer than products of plain weights",
                 str(self.dtype).removeprefix("torch."),
                 self.device,
             )

@@ -1,4 +1,7 @@
-"""Products with weights of small integers in groups (GPTQ, AWQ, GGUF and the like), which are dequantised in tiles."""
+"""Products with weights of small integers in groups (GPTQ, AWQ, GGUF and the like).
+
+On a CPU they are native; otherwise the weight is dequantised in tiles, which torch multiplies.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from torch import Tensor
 from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix
 from baton.engine.checkpoint.packed.stored_layout import PackedMatrix
 from baton.engine.checkpoint.weights import Stored, Weights, join
+from baton.engine.layers.native_groups import NativeGroups, has_native_product
 from baton.engine.layers.panel_weight import PairedWeight, can_have_panels
 
 TILE_ITEMS = 1 << 21  # elements dequantised at once: their fp32 copy stays in a CPU's cache
@@ -21,13 +25,15 @@ ROW_TILE = 16  # a CPU's products are the same, bit for bit, for any number of r
 class GroupedWeight:
     """Weight in groups, multiplied with activations of the model's type; sums are in fp32.
 
-    Elements are dequantised in fp32 and rounded to the activations' type, or stay in fp32 on a CPU without instructions
-    for bf16. On a CPU, a row's results do not depend on the other rows, except with AMX, as for other bf16 weights.
+    Without a native product, elements are dequantised in fp32 and rounded to the activations' type, or stay in fp32 on
+    a CPU without instructions for bf16. On a CPU, a row's results do not depend on the other rows, except with AMX and
+    without a native product.
     """
 
     def __init__(self, matrix: GroupedMatrix, dtype: torch.dtype) -> None:
         """dtype: that of activations and results."""
-        self.matrix = matrix
+        self.native = NativeGroups(matrix) if has_native_product(matrix, dtype) else None
+        self.matrix = matrix if self.native is None else self.native.matrix
         self.dtype = dtype
         self.out_features, self.in_features = matrix.shape
         rows = max(1, TILE_ITEMS // max(self.in_features, 1) // TILE_ROWS) * TILE_ROWS
@@ -45,6 +51,8 @@ class GroupedWeight:
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias, [num_tokens, out_features], for x [num_tokens, in_features]."""
+        if self.native is not None:
+            return self.native(x, bias)
         num_tokens = len(x)
         if not (x.is_cuda or self._has_panels):
             x = F.pad(x, (0, 0, 0, -num_tokens % ROW_TILE)).to(self._tile_dtype)
@@ -91,7 +99,6 @@ def grouped_weight(weights: Weights, parts: Sequence[Stored]) -> GroupedWeight |
     """
     if weights.quantization == "int8" or not any(isinstance(part, PackedMatrix) for part in parts):
         return None
-    weights.note_dequantised_in_products()
     found: list[GroupedMatrix | Tensor] = []
     for part in parts:
         matrix = part.read().to(weights.device) if isinstance(part, PackedMatrix) else join(weights, [part])

@@ -10,6 +10,7 @@ from torch import Tensor
 # Values of E2M1 codes (OCP Microscaling Formats 1.0, section 5.3.3); the fourth bit is the sign.
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = (*_POSITIVE, *(-value for value in _POSITIVE))
+ROWS_AT_ONCE = 256  # rows sorted at once
 WHOLE = ("groups", "table")  # tensors that have no rows
 
 
@@ -96,6 +97,15 @@ class GroupedMatrix:
             table=self.table,
         )
 
+    def sorted(self, order: Tensor) -> "GroupedMatrix":
+        """Return a matrix with its columns in an order in which groups are adjacent and of one size."""
+        assert self.high is None, "formats that assign columns to groups have no codes of 5 or 6 bits"
+        parts = []
+        for start in range(0, len(self.low), ROWS_AT_ONCE):
+            codes = self._codes(slice(start, start + ROWS_AT_ONCE))[:, order]
+            parts.append(codes if self.bits == 8 else packed(codes, 4))
+        return self._replaced({"low": torch.cat(parts)}, groups=None)
+
     def can_join(self, other: "GroupedMatrix") -> bool:
         """Return whether the rows of another matrix can follow this one's."""
         ours, theirs = self._tensors(), other._tensors()
@@ -135,9 +145,9 @@ class GroupedMatrix:
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
-    def _replaced(self, tensors: dict[str, Tensor]) -> "GroupedMatrix":
+    def _replaced(self, tensors: dict[str, Tensor], **others: None) -> "GroupedMatrix":
         rest = {field.name: getattr(self, field.name) for field in fields(self)}
-        return GroupedMatrix(**(rest | tensors))
+        return GroupedMatrix(**(rest | tensors | others))
 
 
 def e2m1_table() -> Tensor:
