@@ -11,8 +11,6 @@ import tempfile
 from hashlib import blake2b
 from pathlib import Path
 
-from huggingface_hub.constants import HF_ASSETS_CACHE
-
 from baton.engine.checkpoint.gguf.config import gguf_config
 from baton.engine.checkpoint.gguf.header import GgufHeader, read_header
 from baton.engine.checkpoint.gguf.metadata import Metadata
@@ -35,11 +33,17 @@ def checkpoint_directory(model: Path, cache: Path | None = None) -> Path:
     if model.suffix != SUFFIX or not model.is_file():
         return model
     parts = [path.absolute() for path in all_parts(model)]
-    root = (Path(HF_ASSETS_CACHE) / "baton" / "gguf") if cache is None else cache
+    root = _default_cache() if cache is None else cache
     directory = root / f"{parts[0].stem}-{_state(parts)}"
     if not directory.is_dir():
         _make(directory, parts)
     return directory
+
+
+def _default_cache() -> Path:
+    from huggingface_hub.constants import HF_ASSETS_CACHE  # slow to import
+
+    return Path(HF_ASSETS_CACHE) / "baton" / "gguf"
 
 
 def written_files(parts: list[Path]) -> dict[str, str]:
