@@ -166,8 +166,10 @@ def _checkpoint(settings: RaySettings, role: Role) -> Checkpoint:
     if not directory.exists():
         raise OptionError(f"model: {model} is not a directory or GGUF file on this node")
     dtype = str(settings.cluster.engine[role].get("dtype") or "auto")
-    found = checkpoint_directory(directory.resolve())
-    return Checkpoint(found, directory_name(str(directory.resolve())), read_model_config(found, dtype))
+    # A file in the hub's cache is a link to one without a suffix, so links of files are not followed.
+    directory = directory.resolve() if directory.is_dir() else directory.absolute()
+    found = checkpoint_directory(directory)
+    return Checkpoint(found, directory_name(str(directory)), read_model_config(found, dtype))
 
 
 def _log_dir(settings: RaySettings) -> Path:

@@ -78,6 +78,7 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
     `dtype` is auto (the checkpoint's own), bfloat16 or float32. Raises UnsupportedModel for an architecture or option
     that is not implemented, InvalidCheckpoint for a file that is missing or invalid.
     """
+    _refuse_gguf(directory)
     config = JsonObject.read(directory / "config.json")
     architecture = _architecture(config)
     _refuse_options(config, architecture)
@@ -118,6 +119,19 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
         eos_token_ids=_eos_token_ids(config, directory, vocab_size),
         stored_quantization=stored,
     )
+
+
+def _refuse_gguf(directory: Path) -> None:
+    """Raise UnsupportedModel for a directory of GGUF files, unless it was made to stand for them.
+
+    The config of another format describes other weights: those of llama, for example, are in another order.
+    """
+    if next(directory.glob("*.gguf"), None) is None or next(directory.glob("*.safetensors*"), None) is not None:
+        return
+    path = directory / "config.json"
+    described = JsonObject.read(path).inner("quantization_config") if path.exists() else None
+    if described is None or described.text("quant_method", "") != "gguf":
+        raise UnsupportedModel(f"{directory} has GGUF files: name the .gguf file itself instead of its directory")
 
 
 def _architecture(config: JsonObject) -> str:

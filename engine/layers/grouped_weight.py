@@ -72,7 +72,8 @@ class PlainWeight:
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias, [num_tokens, out_features], for x [num_tokens, in_features]."""
-        return F.linear(x, self.values, bias)
+        padded = x if x.is_cuda else F.pad(x, (0, 0, 0, -len(x) % ROW_TILE))  # a row's bits do not depend on others
+        return F.linear(padded, self.values, bias)[: len(x)]
 
 
 class JoinedWeight:
@@ -110,9 +111,7 @@ def grouped_weight(weights: Weights, parts: Sequence[Stored]) -> GroupedWeight |
     joined = [
         GroupedWeight(each, weights.dtype) if isinstance(each, GroupedMatrix) else PlainWeight(each) for each in found
     ]
+    if any(isinstance(each, GroupedWeight) and each.native is None for each in joined):
+        weights.note_dequantised_in_products()
     first = joined[0]
     return first if len(joined) == 1 and isinstance(first, GroupedWeight) else JoinedWeight(joined)
-
-
-def _of(stored: GroupedMatrix | Tensor, dtype: torch.dtype) -> GroupedWeight | PlainWeight:
-    return GroupedWeight(stored, dtype) if isinstance(stored, GroupedMatrix) else PlainWeight(stored)

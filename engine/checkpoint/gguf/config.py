@@ -20,6 +20,9 @@ ARCHITECTURES = {
 LOW_FREQ, HIGH_FREQ, ORIGINAL_CONTEXT = 1.0, 4.0, 8192
 ROPE_TOLERANCE = 1e-3
 END_TOKENS = ("eos", "eot", "eom")
+CONTROL = 3  # of tokenizer.ggml.token_type
+# Most converters store only one end; llama.cpp too finds others by their text.
+END_TEXTS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
 
 
 def gguf_config(
@@ -37,6 +40,8 @@ def gguf_config(
         )
     if "model.embed_tokens.weight" not in tensors:
         raise InvalidCheckpoint(f"{metadata.source}: tensor token_embd.weight is missing")
+    if len(tensors["model.embed_tokens.weight"].shape) != 2:
+        raise InvalidCheckpoint(f"{metadata.source}: tensor token_embd.weight is not a matrix")
     hidden, heads = metadata.size("embedding_length"), metadata.size("attention.head_count")
     if heads < 1:
         raise InvalidCheckpoint(f"{metadata.source}: {architecture}.attention.head_count must be above 0, not {heads}")
@@ -81,8 +86,13 @@ def gguf_config(
 
 def _end_tokens(metadata: Metadata) -> list[int]:
     """Return the tokens that end a text, a turn or a message."""
-    found = (metadata.integer(f"tokenizer.ggml.{name}_token_id") for name in END_TOKENS)
-    return sorted({token for token in found if token is not None})
+    found = {metadata.integer(f"tokenizer.ggml.{name}_token_id") for name in END_TOKENS} - {None}
+    if "tokenizer.ggml.tokens" in metadata and "tokenizer.ggml.token_type" in metadata:
+        tokens, kinds = metadata.texts("tokenizer.ggml.tokens"), metadata.integers("tokenizer.ggml.token_type")
+        for token, (text, kind) in enumerate(zip(tokens, kinds, strict=False)):
+            if kind == CONTROL and text in END_TEXTS:
+                found.add(token)
+    return sorted(token for token in found if token is not None)
 
 
 def _dtype(tensors: Mapping[str, StoredTensor]) -> str:
@@ -110,12 +120,15 @@ def _rope_scaling(metadata: Metadata, factors: Sequence[float] | None, head_dim:
 
 def _llama3(metadata: Metadata, factors: Sequence[float], head_dim: int) -> dict[str, object] | None:
     """Return Llama 3's scaling whose factors are those of the file. Raises UnsupportedModel if there is none."""
-    factor = max(factors, default=1.0)
     if all(each == 1.0 for each in factors):
         return None
-    theta = metadata.number("rope.freq_base", 1e4)
+    factor, theta = max(factors), metadata.number("rope.freq_base", 1e4)
+    if not (len(factors) == head_dim // 2 and min(factors) > 0 and theta > 0):
+        raise InvalidCheckpoint(
+            f"{metadata.source}: rope_freqs.weight must have {head_dim // 2} values above 0, and rope.freq_base too"
+        )
     expected = [_llama3_factor(2 * math.pi * theta ** (2 * i / head_dim), factor) for i in range(head_dim // 2)]
-    is_known = len(expected) == len(factors) and all(
+    is_known = all(
         math.isclose(ours, theirs, rel_tol=ROPE_TOLERANCE) for ours, theirs in zip(expected, factors, strict=True)
     )
     if not is_known:

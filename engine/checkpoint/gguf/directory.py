@@ -16,6 +16,7 @@ from baton.engine.checkpoint.gguf.header import GgufHeader, read_header
 from baton.engine.checkpoint.gguf.metadata import Metadata
 from baton.engine.checkpoint.gguf.tensors import all_parts, read_gguf_tensors
 from baton.engine.checkpoint.gguf.tokenizer import as_json, gguf_tokenizer
+from baton.engine.checkpoint.json_object import shown
 from baton.engine.checkpoint.stored_tensor import StoredTensor
 from baton.engine.errors import InvalidCheckpoint
 
@@ -51,7 +52,7 @@ def written_files(parts: list[Path]) -> dict[str, str]:
     first = read_header(parts[0])
     metadata = Metadata(first.metadata, str(parts[0]))
     if (count := first.metadata.get("split.count", 1)) not in (0, 1, len(parts)):
-        raise InvalidCheckpoint(f"{parts[0]} says that it is one of {count} files, but there are {len(parts)}")
+        raise InvalidCheckpoint(f"{parts[0]} says that it is one of {shown(count)} files, but there are {len(parts)}")
     tensors = read_gguf_tensors(parts)
     config = gguf_config(metadata, tensors, _rope_factors(first, parts))
     tokenizer = gguf_tokenizer(metadata, metadata.size("context_length"))

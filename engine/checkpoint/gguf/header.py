@@ -19,6 +19,8 @@ from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_ENTRIES = 1 << 20  # of metadata, and tensors
+MAX_TEXT_BYTES = 1 << 26
+MAX_ELEMENTS = 1 << 22  # of an array in the metadata
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
 STRING, ARRAY = 8, 9
@@ -63,7 +65,7 @@ class _Reader:
 
     def text(self) -> str:
         """Read a text, replacing bytes that are not UTF-8, which single tokens may have."""
-        return self.bytes(self.count(len(self._content))).decode("utf-8", "replace")
+        return self.bytes(self.count(MAX_TEXT_BYTES)).decode("utf-8", "replace")
 
     def value(self, kind: int) -> object:
         """Read a metadata value."""
@@ -76,7 +78,7 @@ class _Reader:
         return self.number(NUMBERS[kind])
 
     def _array(self) -> list[object]:
-        kind, count = int(self.number("I")), self.count(len(self._content))
+        kind, count = int(self.number("I")), self.count(MAX_ELEMENTS)
         if kind == STRING:
             return [self.text() for _ in range(count)]
         if kind not in NUMBERS:
@@ -132,6 +134,8 @@ def _entry(path: Path, reader: _Reader) -> StoredTensor:
     if not 0 < num_dimensions <= MAX_DIMENSIONS:
         raise ValueError(f"tensor {name} has {num_dimensions} dimensions")
     shape = tuple(int(reader.number("Q")) for _ in range(num_dimensions))[::-1]
+    if min(shape) < 1:
+        raise ValueError(f"tensor {name} has the dimensions {shape[::-1]}, which must be above 0")
     kind, offset = int(reader.number("I")), int(reader.number("Q"))
     found = TYPES.get(kind)
     if found is None:

@@ -30,6 +30,7 @@ NAME = re.compile(
     r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+?)(?P<stacked>_exps)?(?:\.(?P<expert>\d+))?\.(?P<kind>weight|bias)"
 )
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+MAX_EXPERTS = 4096  # of a layer
 MAX_PARTS = 999
 
 
@@ -82,10 +83,13 @@ def _renamed(tensor: StoredTensor) -> Iterator[StoredTensor]:
         return
     layer, part, kind = match["layer"], match["part"], match["kind"]
     if layer is None:
-        yield replace(tensor, name=f"{TOP[part]}.{kind}") if part in TOP else tensor
+        is_plain = part in TOP and not match["stacked"] and not match["expert"]
+        yield replace(tensor, name=f"{TOP[part]}.{kind}") if is_plain else tensor
         return
     prefix = f"model.layers.{int(layer)}"
     if match["stacked"] and part in EXPERTS and len(tensor.shape) == 3:
+        if tensor.shape[0] > MAX_EXPERTS:
+            raise InvalidCheckpoint(f"{tensor.file}: {tensor.name} has {tensor.shape[0]} experts, over {MAX_EXPERTS}")
         for expert in range(tensor.shape[0]):
             size = tensor.num_bytes // tensor.shape[0]
             name = f"{prefix}.mlp.experts.{expert}.{EXPERTS[part]}.{kind}"

@@ -39,7 +39,6 @@ _LLAMA3 = Splitting(
 )
 _QWEN2 = Splitting(rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}", is_nfc=True)
 SPLITTINGS = {
-    "default": Splitting(),
     "gpt-2": Splitting(),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
@@ -96,7 +95,12 @@ def _made(metadata: Metadata, context: int) -> GgufTokenizer:
 
 
 def _byte_level(metadata: Metadata, tokens: Sequence[str]) -> tuple[Tokenizer, bool]:
-    pre = metadata.text("tokenizer.ggml.pre", "default")
+    if "tokenizer.ggml.pre" not in metadata:
+        raise UnsupportedModel(
+            f"{metadata.source}: tokenizer.ggml.pre is missing, so how to split texts is not known; convert the model "
+            "again with a current converter"
+        )
+    pre = metadata.text("tokenizer.ggml.pre")
     splitting = SPLITTINGS.get(pre)
     if splitting is None:
         raise UnsupportedModel(

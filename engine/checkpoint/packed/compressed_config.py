@@ -78,7 +78,7 @@ def _rule(target: str, scheme: PackedScheme | None, source: JsonObject) -> Modul
     """Return a rule for a module's name, or, after `re:`, for names that begin with a match."""
     if not target.startswith(REGEX):
         return ModuleRule(re.escape(target), scheme)
-    return ModuleRule(f"(?:{checked_pattern(target.removeprefix(REGEX), source.source)}).*", scheme)
+    return ModuleRule(checked_pattern(target.removeprefix(REGEX), source.source), scheme)
 
 
 def _unsupported(described: JsonObject, what: str) -> UnsupportedModel:

@@ -53,7 +53,7 @@ class WordsLayout:
             codes = stored if bits == 8 else unpacked(stored, bits)  # [groups, outputs]
             zeros = as_zeros(codes[which, rows].T, bits)
         return GroupedMatrix(
-            low=words.contiguous().view(torch.uint8),
+            low=words.clone(memory_format=torch.contiguous_format).view(torch.uint8),
             bits=bits,
             scales=_part_of_scales(tensors[".weight_scale"], wanted, which),
             zeros=zeros,
@@ -157,16 +157,11 @@ class Mxfp4Layout:
         )
 
 
-def mxfp4_blocks(blocks: Tensor, scales: Tensor) -> GroupedMatrix:
-    """Return a matrix as GPT-OSS stores it: blocks [rows, groups, 16] uint8, scales [rows, groups] uint8."""
-    return GroupedMatrix(low=blocks.flatten(1).clone(), bits=4, scales=powers_of_two(scales), table=e2m1_table())
-
-
 def powers_of_two(exponents: Tensor) -> Tensor:
-    """Return E8M0 numbers (2 ** (code - 127)) as bfloat16, which has the same exponents."""
+    """Return E8M0 numbers (2 ** (code - 127); 255 is NaN) as bfloat16, which has the same exponents."""
     bits = exponents.to(torch.int16)
     smallest = bits.new_tensor(0x40)  # 2 ** -127, which is subnormal
-    return torch.where(bits == 0, smallest, bits << 7).view(torch.bfloat16)
+    return torch.where(bits == 0, smallest, (bits << 7) | (bits == 255)).view(torch.bfloat16)
 
 
 def _pairs(stored: Tensor, wanted: Wanted) -> Tensor:
@@ -182,4 +177,5 @@ def _scales(scheme: PackedScheme, num_rows: int, num_groups: int) -> tuple[tuple
 def _part_of_scales(stored: Tensor, wanted: Wanted, which: Tensor | slice) -> Tensor:
     """Return the scales of a part's rows and of the groups `which`."""
     each = stored.reshape(-1, 1) if stored.dim() < 2 else stored
-    return each.expand(wanted.num_rows, each.shape[1])[wanted.rows][:, which].contiguous()
+    part = each.expand(wanted.num_rows, each.shape[1])[wanted.rows][:, which]
+    return part.clone(memory_format=torch.contiguous_format)

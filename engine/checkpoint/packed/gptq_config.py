@@ -36,7 +36,7 @@ def read_gptq(described: JsonObject) -> PackedModules:
     for key in dynamic.values:
         sign, pattern = (key[0], key[2:]) if key[:2] in ("-:", "+:") else ("+", key)
         # The library matches the beginning of a name.
-        pattern = f"(?:{checked_pattern(pattern, dynamic.source)}).*"
+        pattern = checked_pattern(pattern, dynamic.source)
         changed = None if sign == "-" else _changed(default, dynamic.inner(key), GPTQ_BITS)
         rules.append(ModuleRule(pattern, changed))
     return PackedModules(default, tuple(rules))

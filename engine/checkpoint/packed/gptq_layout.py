@@ -12,11 +12,19 @@ from torch import Tensor
 from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix, packed, unpacked
 from baton.engine.checkpoint.packed.groups import as_zeros, column_groups, group_index
 from baton.engine.checkpoint.packed.scheme import PackedScheme
-from baton.engine.checkpoint.packed.stored_layout import FLOATS, StoredPart, Wanted, check_groups, check_multiple
+from baton.engine.checkpoint.packed.stored_layout import (
+    FLOATS,
+    StoredPart,
+    Wanted,
+    check_groups,
+    check_multiple,
+    check_outputs,
+)
 
 WORD_BITS = 32
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word AWQ stores the code of each of its 8 outputs
 ROWS_AT_ONCE = 512  # outputs repacked at once
+ONES = {4: 0x11111111, 8: 0x01010101}  # 1 in each code of a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,7 @@ class GptqLayout:
         """Raise UnsupportedModel or InvalidCheckpoint if the part cannot be read on its own."""
         check_groups(wanted, self.scheme.group_size)
         check_multiple(wanted, WORD_BITS // self.scheme.bits)
+        check_outputs(wanted, WORD_BITS // self.scheme.bits)
 
     def read(self, tensors: Mapping[str, Tensor], wanted: Wanted) -> GroupedMatrix:
         """Return a part of the matrix: words of codes are transposed, and their bytes are codes in order."""
@@ -49,7 +58,10 @@ class GptqLayout:
         size = self.scheme.group_size or wanted.num_columns
         groups = column_groups(tensors.get(".g_idx"), wanted, size)
         which = slice(None) if groups is not None else group_index(columns, size)
-        zeros = _word_codes(tensors[".qzeros"][which], bits)[:, rows].T.to(torch.int16) + self.scheme.zero_offset
+        stored = tensors[".qzeros"][which]
+        if self.scheme.zero_offset:
+            stored = stored + ONES[bits]  # writers subtract 1 from whole words, so that a zero point of 0 borrows
+        zeros = _word_codes(stored, bits)[:, rows].T
         return GroupedMatrix(
             low=words.T.contiguous().view(torch.uint8),
             bits=bits,
@@ -79,6 +91,7 @@ class AwqLayout:
         """Raise UnsupportedModel or InvalidCheckpoint if the part cannot be read on its own."""
         check_groups(wanted, self.scheme.group_size)
         check_multiple(wanted, 2)
+        check_outputs(wanted, len(AWQ_PLACES))
 
     def read(self, tensors: Mapping[str, Tensor], wanted: Wanted) -> GroupedMatrix:
         """Return a part of the matrix; its codes are put in order."""

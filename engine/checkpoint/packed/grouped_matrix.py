@@ -34,6 +34,12 @@ class GroupedMatrix:
     groups: Tensor | None = None  # [columns] int32, the group of each column; None: adjacent groups of the same width
     table: Tensor | None = None  # fp32 values of the codes; None: they are integers
 
+    def __post_init__(self) -> None:
+        """Raise ValueError unless all tensors have the same rows: native code relies on it."""
+        lengths = {name: len(tensor) for name, tensor in self._tensors().items() if name not in WHOLE}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the tensors of a packed matrix have different numbers of rows: {lengths}")
+
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""

@@ -30,7 +30,7 @@ def column_groups(stored: Tensor | None, wanted: Wanted, size: int) -> Tensor | 
         raise InvalidCheckpoint(f"{wanted.module}.g_idx names groups other than 0 to {num_groups - 1}")
     if torch.equal(stored, (torch.arange(wanted.num_columns) // size).to(stored.dtype)):
         return None
-    return stored[wanted.columns].to(torch.int32)
+    return stored[wanted.columns].to(torch.int32, copy=True)
 
 
 def as_zeros(zeros: Tensor, bits: int) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.errors import InvalidCheckpoint
@@ -30,7 +31,12 @@ class ModuleRule:
 
     def matches(self, module: str) -> bool:
         """Return whether the rule is for this module."""
-        return re.fullmatch(self.pattern, module) is not None
+        return _compiled(self.pattern).fullmatch(module) is not None
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)  # whose own cache is too small for checkpoints with a rule for each module
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +65,15 @@ NOT_PACKED = PackedModules()
 
 
 def checked_pattern(pattern: str, source: str) -> str:
-    """Return a regular expression. Raises InvalidCheckpoint if it is not one."""
+    """Return a regular expression for names that begin with a match of `pattern`. Raises InvalidCheckpoint."""
+    whole = f"(?:{pattern}).*"
     try:
         if len(pattern) > MAX_PATTERN_CHARS:
             raise ValueError(f"it has over {MAX_PATTERN_CHARS} characters")
-        re.compile(pattern)
+        re.compile(whole)
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         raise InvalidCheckpoint(f"{source}: {shown(pattern)} is not a regular expression: {error}") from error
-    return pattern
+    return whole
 
 
 def containing(text: str) -> str:

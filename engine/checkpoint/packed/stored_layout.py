@@ -101,6 +101,12 @@ def check_groups(wanted: Wanted, group_size: int | None) -> None:
         )
 
 
+def check_outputs(wanted: Wanted, multiple: int) -> None:
+    """Raise InvalidCheckpoint if a matrix's outputs do not fill the words in which they are stored."""
+    if wanted.num_rows % multiple:
+        raise InvalidCheckpoint(f"{wanted.module} has {wanted.num_rows} outputs, which is not a multiple of {multiple}")
+
+
 def check_multiple(wanted: Wanted, multiple: int) -> None:
     """Raise UnsupportedModel if a rank's columns begin or end within a stored unit of columns."""
     if wanted.num_columns % multiple:
