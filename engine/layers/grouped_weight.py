@@ -107,9 +107,9 @@ def grouped_weight(weights: Weights, parts: Sequence[Stored]) -> GroupedWeight |
             found[-1] = GroupedMatrix.joined([last, matrix])
         else:
             found.append(matrix)
-    joined = [
-        GroupedWeight(each, weights.dtype) if isinstance(each, GroupedMatrix) else PlainWeight(each) for each in found
-    ]
+    joined = [_of(each, weights.dtype) for each in found]
+    if any(isinstance(each, GroupedWeight) and each.native is None for each in joined):
+        weights.note_dequantised_in_products()
     first = joined[0]
     return first if len(joined) == 1 and isinstance(first, GroupedWeight) else JoinedWeight(joined)
 
