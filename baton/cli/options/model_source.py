@@ -10,7 +10,6 @@ from typing import cast
 import click
 
 from baton.deployment.local.cluster_plan import Checkpoint
-from baton.engine.checkpoint.gguf.directory import checkpoint_directory
 from baton.engine.checkpoint.gguf.tensors import model_name
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.checkpoint.packed.completeness import check_packed
@@ -29,6 +28,8 @@ def find_checkpoint(model: str | None, dtype: str) -> Checkpoint:
 
     Raises ClickException if it is not found or not supported.
     """
+    from baton.engine.checkpoint.gguf.directory import checkpoint_directory  # heavy, and --help needs none of it
+
     directory, name = _locate(model)
     with servable(name):
         directory = checkpoint_directory(directory)

@@ -16,9 +16,9 @@ COMPANIONS = {".qweight": (".scales", ".qzeros"), ".weight_packed": (".weight_sc
 
 def check_packed(directory: Path, stored: StoredQuantization | None) -> None:
     """Raise InvalidCheckpoint, naming a tensor of the files that is damaged, or lacks those that belong to it."""
-    tensors = read_tensors(directory)
     if stored is None or not stored.packed.has_any:
         return
+    tensors = read_tensors(directory)
     for name, tensor in tensors.items():
         suffix = next((each for each in COMPANIONS if name.endswith(each)), None)
         if suffix is not None:
