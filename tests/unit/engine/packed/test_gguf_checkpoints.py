@@ -17,7 +17,7 @@ from baton.engine.errors import InvalidCheckpoint
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
 from tests.paged_model import PagedModel
-from tests.unit.engine.gguf_writer import Type, Written, write_gguf
+from tests.unit.engine.packed.gguf_writer import Type, Written, write_gguf
 from tests.unit.engine.parallel.test_tensor_parallel import ATOL, Rank0PagedModel, make_requests, mixed_steps, serve
 from tests.unit.engine.tensor_rig import TensorRig
 from tests.unit.engine.test_models import oracle_logits, random_tokens

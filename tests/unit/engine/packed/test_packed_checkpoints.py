@@ -20,11 +20,11 @@ from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
 from tests.paged_model import PagedModel
-from tests.unit.engine import compressed_writer
 from tests.unit.engine.experts.test_expert_group import alone
 from tests.unit.engine.experts.test_expert_group import make_requests as make_group_requests
 from tests.unit.engine.group_rig import Ranks
-from tests.unit.engine.packed_writer import FORMATS, Stored, write_packed
+from tests.unit.engine.packed import compressed_writer
+from tests.unit.engine.packed.packed_writer import FORMATS, Stored, write_packed
 from tests.unit.engine.parallel.test_tensor_parallel import ATOL, Rank0PagedModel, make_requests, mixed_steps, serve
 from tests.unit.engine.tensor_rig import TensorRig
 from tests.unit.engine.test_fp8_checkpoints import copy, rewrite
