@@ -86,8 +86,8 @@ def has_native_product(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
 
 def _are_even(groups: Tensor, num_groups: int) -> bool:
     """Return whether all groups have as many columns."""
-    counts = groups.bincount(minlength=num_groups)
-    return bool((counts == counts[0]).all())
+    sizes = groups.bincount(minlength=num_groups)
+    return bool((sizes == sizes[0]).all())
 
 
 def _numbers(tensor: Tensor | None) -> tuple[int, int, int] | None:

@@ -19,8 +19,8 @@ from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.mutations import damaged_bytes, damaged_json, odd_texts
 from tests.fuzz.small_checkpoint import DENSE, make_small
 from tests.fuzz.test_checkpoint import accepts, joined, serves, split
-from tests.unit.engine.gguf_writer import Type, write_gguf
-from tests.unit.engine.packed_writer import FORMATS, PackedFormat, awq, gptq, gptq_config, write_packed
+from tests.unit.engine.packed.gguf_writer import Type, write_gguf
+from tests.unit.engine.packed.packed_writer import FORMATS, PackedFormat, awq, gptq, gptq_config, write_packed
 
 SIZES = DENSE | {"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 32, "head_dim": 16, "vocab_size": 24}
 COMPRESSED = {

@@ -13,7 +13,7 @@ from baton.router.text.tokenizer_files import read_tokenizer
 from benchmarks.server import free_port
 from tests.integration.test_packed_weights_handover import greedy
 from tests.integration.test_serve_start import read_until
-from tests.unit.engine.gguf_writer import Type, write_gguf
+from tests.unit.engine.packed.gguf_writer import Type, write_gguf
 from tests.unit.engine.perplexity import BUNDLED
 
 

@@ -13,7 +13,7 @@ from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.worker_process import worker_processes
 from tests.marks import slow_case
-from tests.unit.engine.packed_writer import FORMATS, write_packed
+from tests.unit.engine.packed.packed_writer import FORMATS, write_packed
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 

@@ -10,9 +10,9 @@ from typing import cast
 import click
 
 from baton.deployment.local.cluster_plan import Checkpoint
-from baton.engine.checkpoint.gguf.directory import checkpoint_directory
 from baton.engine.checkpoint.gguf.tensors import model_name
 from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.packed.completeness import check_packed
 from baton.engine.checkpoint.tensor_index import GGUF
 from baton.engine.errors import EngineError
 
@@ -28,6 +28,8 @@ def find_checkpoint(model: str | None, dtype: str) -> Checkpoint:
 
     Raises ClickException if it is not found or not supported.
     """
+    from baton.engine.checkpoint.gguf.directory import checkpoint_directory  # heavy, and --help needs none of it
+
     directory, name = _locate(model)
     with servable(name):
         directory = checkpoint_directory(directory)
@@ -35,6 +37,8 @@ def find_checkpoint(model: str | None, dtype: str) -> Checkpoint:
     for patterns in (("*.safetensors", "*.gguf"), ("tokenizer.json",)):
         if not any(any(directory.glob(pattern)) for pattern in patterns):
             raise click.ClickException(f"cannot serve {name}: no {patterns[0]} in {directory}")
+    with servable(name):
+        check_packed(directory, config.stored_quantization)
     return Checkpoint(directory, name, config)
 
 

@@ -21,7 +21,7 @@ PLAIN_BITS = 16  # from here on, AutoRound means that a layer is not quantised
 
 def read_gptq(described: JsonObject) -> PackedModules:
     """Read AutoGPTQ's and GPTQModel's config, with `dynamic` rules: `-:` excludes modules, `+:` changes some keys."""
-    stored_as = described.text("checkpoint_format", "gptq")
+    stored_as = described.text("checkpoint_format", described.text("format", "gptq"))  # two names of GPTQModel
     if stored_as not in GPTQ_FORMATS:
         raise _unsupported(described, "checkpoint_format", stored_as, GPTQ_FORMATS)
     default = PackedScheme(

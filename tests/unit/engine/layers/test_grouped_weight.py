@@ -17,6 +17,12 @@ from tests.unit.engine.perplexity import perplexity
 from tests.unit.engine.test_models import random_tokens
 
 
+@pytest.fixture(autouse=True, params=["native", "torch"])
+def _products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "torch":
+        monkeypatch.setattr("baton.engine.layers.grouped_weight.has_native_product", lambda *_: False)
+
+
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 

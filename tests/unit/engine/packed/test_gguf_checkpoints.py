@@ -17,7 +17,7 @@ from baton.engine.errors import InvalidCheckpoint
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
 from tests.paged_model import PagedModel
-from tests.unit.engine.gguf_writer import Type, Written, write_gguf
+from tests.unit.engine.packed.gguf_writer import Type, Written, write_gguf
 from tests.unit.engine.parallel.test_tensor_parallel import ATOL, Rank0PagedModel, make_requests, mixed_steps, serve
 from tests.unit.engine.tensor_rig import TensorRig
 from tests.unit.engine.test_models import oracle_logits, random_tokens
@@ -32,7 +32,7 @@ LLAMA3 = {
 }
 CASES: list[Any] = [
     ("llama2", Type.Q4_K, WIDE, {"down": Type.Q6_K, "token_embd": Type.Q8_0}),
-    ("qwen2", Type.Q5_K, {"hidden_size": 256, "intermediate_size": 512}, {"attn_v": Type.Q8_0}),
+    slow_case(("qwen2", Type.Q5_K, {"hidden_size": 256, "intermediate_size": 512}, {"attn_v": Type.Q8_0})),
     slow_case(("llama3", Type.Q8_0, {"rope_scaling": LLAMA3, "max_position_embeddings": 16384}, {})),
     ("qwen3", Type.Q4_0, {}, {"ffn_up": Type.Q4_1, "ffn_down": Type.Q5_1, "attn_q": Type.Q5_0}),
     slow_case(("mistral", Type.F16, {}, {})),
@@ -40,7 +40,7 @@ CASES: list[Any] = [
     slow_case(("llama-biased", Type.Q8_0, {}, {})),
     ("qwen3-moe", Type.Q8_0, {}, {}),
     slow_case(("qwen3-moe", Type.MXFP4, {}, {"token_embd": Type.F32})),
-    ("mixtral", Type.Q4_0, {}, {}),
+    slow_case(("mixtral", Type.Q4_0, {}, {})),
     slow_case(("qwen2-yarn", Type.F32, {}, {})),
 ]
 

@@ -15,7 +15,7 @@ from baton.engine.checkpoint.gguf.metadata import Metadata
 from baton.engine.checkpoint.gguf.tokenizer import SPLITTINGS, gguf_tokenizer
 from baton.engine.errors import EngineError, InvalidCheckpoint, UnsupportedModel
 from baton.router.text.tokenizer_files import read_tokenizer
-from tests.unit.engine.gguf_writer import Type, write_gguf
+from tests.unit.engine.packed.gguf_writer import Type, write_gguf
 from tests.unit.engine.perplexity import BUNDLED
 
 TEXTS = (

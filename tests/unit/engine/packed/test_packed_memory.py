@@ -9,9 +9,9 @@ import pytest
 from baton.engine.checkpoint.gguf.directory import checkpoint_directory
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
-from tests.unit.engine import compressed_writer
-from tests.unit.engine.gguf_writer import Type, write_gguf
-from tests.unit.engine.packed_writer import FORMATS, write_packed
+from tests.unit.engine.packed import compressed_writer
+from tests.unit.engine.packed.gguf_writer import Type, write_gguf
+from tests.unit.engine.packed.packed_writer import FORMATS, write_packed
 from tests.unit.engine.test_load_memory import PROGRAM, SIZES, repeat_layer
 
 NUM_LAYERS = 40

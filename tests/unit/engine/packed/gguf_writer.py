@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.unit.engine.packed_writer import write
+from tests.unit.engine.packed.packed_writer import write
 
 Type = gguf.GGMLQuantizationType
 Array = NDArray[Any]

@@ -1,5 +1,6 @@
 """Checkpoints with packed weights: the dequantised model's logits and tokens, whole and sharded."""
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.packed.completeness import check_packed
 from baton.engine.checkpoint.weight_memory import num_parameters, weights_bytes
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -18,11 +20,11 @@ from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
 from tests.paged_model import PagedModel
-from tests.unit.engine import compressed_writer
 from tests.unit.engine.experts.test_expert_group import alone
 from tests.unit.engine.experts.test_expert_group import make_requests as make_group_requests
 from tests.unit.engine.group_rig import Ranks
-from tests.unit.engine.packed_writer import FORMATS, Stored, write_packed
+from tests.unit.engine.packed import compressed_writer
+from tests.unit.engine.packed.packed_writer import FORMATS, Stored, write_packed
 from tests.unit.engine.parallel.test_tensor_parallel import ATOL, Rank0PagedModel, make_requests, mixed_steps, serve
 from tests.unit.engine.tensor_rig import TensorRig
 from tests.unit.engine.test_fp8_checkpoints import copy, rewrite
@@ -35,25 +37,25 @@ CASES = [
     slow_case(("mistral", "gptq-v2")),
     ("qwen3", "gptq-order"),
     slow_case(("llama-biased", "gptq-8")),
-    ("qwen2", "gptq-whole"),
+    slow_case(("qwen2", "gptq-whole")),
     ("qwen3", "gptq-mixed"),
     ("llama3", "awq"),
     slow_case(("qwen3", "awq-plain")),
-    ("llama3", "auto-round"),
+    slow_case(("llama3", "auto-round")),
     slow_case(("qwen2", "auto-round-awq")),
     ("qwen3-moe", "gptq-order"),
     slow_case(("qwen3-moe", "awq")),
-    ("mixtral", "awq"),
+    slow_case(("mixtral", "awq")),
     slow_case(("mixtral", "gptq")),
     slow_case(("deepseek-v3", "gptq-8")),
-    ("llama3", "w4a16"),
+    slow_case(("llama3", "w4a16")),
     slow_case(("qwen3", "w4a16-asym")),
     ("qwen3", "w4a16-order"),
     slow_case(("qwen2", "w4a16-channel")),
     slow_case(("qwen3-moe", "w8a16")),
-    ("qwen2", "w8a16-asym"),
+    slow_case(("qwen2", "w8a16-asym")),
     slow_case(("llama3", "w8a8")),
-    ("qwen3", "w8a8-asym"),
+    slow_case(("qwen3", "w8a8-asym")),
     ("llama3", "nvfp4"),
     slow_case(("mixtral", "mxfp4")),
 ]
@@ -140,6 +142,24 @@ def test_the_tokens_of_a_sequence_do_not_depend_on_the_batch(gptq: Stored, dtype
     assert PagedModel(gptq.packed, dtype=dtype).greedy({"60": prompts["60"]}, 12)["60"] == outputs["60"]
 
 
+def test_weights_without_native_products_are_dequantised_at_each_use(
+    gptq: Stored, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a GPU; one warning says so."""
+    tokens = {"a": random_tokens(40, 1)}
+    exact = PagedModel(gptq.exact, dtype="float32").step(tokens)["a"]
+    native = PagedModel(gptq.packed, dtype="float32").step(tokens)["a"]
+    caplog.clear()
+    monkeypatch.setattr("baton.engine.layers.grouped_weight.has_native_product", lambda *_: False)
+    with caplog.at_level(logging.WARNING):
+        plain = PagedModel(gptq.packed, dtype="float32").step(tokens)["a"]
+    for logits in (native, plain):
+        torch.testing.assert_close(logits, exact, atol=ATOL, rtol=0)
+    messages = [record.getMessage() for record in caplog.records if "packed weights" in record.getMessage()]
+    assert len(messages) == 1
+    assert "they are dequantised to float32 on cpu at each use" in messages[0]
+
+
 def test_float16_means_bfloat16_with_packed_weights(gptq: Stored) -> None:
     assert read_model_config(gptq.packed).dtype == "bfloat16"
 
@@ -195,3 +215,16 @@ def test_parameters_and_memory_are_those_of_the_matrices(stored: Stored) -> None
     assert weights_bytes(stored.packed, packed, "int8") == weights_bytes(
         stored.exact, replace(exact, dtype="bfloat16"), "int8"
     )
+
+
+def test_incomplete_matrices_are_found_in_the_headers(gptq: Stored, stored: Stored, tmp_path: Path) -> None:
+    for each in (gptq, stored):
+        check_packed(each.packed, read_model_config(each.packed).stored_quantization)
+    broken = copy(gptq.packed, tmp_path / "broken")
+    quantization = read_model_config(broken).stored_quantization
+    rewrite(broken, lambda t: t.update({f"{MODULE}.qweight": t[f"{MODULE}.qweight"][:6].clone()}))
+    with pytest.raises(InvalidCheckpoint, match=f"{MODULE}.qweight has 48 input columns, which groups of 32 do not"):
+        check_packed(broken, quantization)
+    rewrite(broken, lambda t: t.pop(f"{MODULE}.scales"))
+    with pytest.raises(InvalidCheckpoint, match=f"tensor {MODULE}.scales is missing"):
+        check_packed(broken, quantization)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.engine.packed_writer import Codes, PackedFormat, Tensors
+from tests.unit.engine.packed.packed_writer import Codes, PackedFormat, Tensors
 
 compressors = pytest.importorskip("compressed_tensors.compressors")
 quantization = pytest.importorskip("compressed_tensors.quantization")
