@@ -35,9 +35,7 @@ def test_a_worker_serves_the_directory_that_stands_for_a_file(tmp_path: Path, mo
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     file.write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(
-        OptionError, match=r"^model: \S+a\.gguf has GGUF version 0, which is not"
-    ):
+    with pytest.raises(OptionError, match=r"^model: \S+a\.gguf has GGUF version 0, which is not"):
         with_directory(worker(file))
 
 
