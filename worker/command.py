@@ -46,7 +46,7 @@ def run_worker(flags: dict[str, object], roles: tuple[Role, ...], start: Start) 
     config = load(WorkerConfig, process.config_file, flags, defaults)
     if config.role not in roles:
         raise OptionError(f"role: {config.role!r} is not allowed; it must be one of {', '.join(roles)}")
-    config = _with_directory(replace(config, worker_id=config.worker_id or _default_id(config)))
+    config = with_directory(replace(config, worker_id=config.worker_id or _default_id(config)))
     if not is_name(config.worker_id):
         raise OptionError(f"worker_id: {config.worker_id!r} must be {NAME_RULE}")
     if process.lifeline_fd is None and config.is_on_gpu:  # a supervisor has already checked
@@ -54,7 +54,7 @@ def run_worker(flags: dict[str, object], roles: tuple[Role, ...], start: Start) 
     run_process(process.named(config.worker_id, config.progress_fd), lambda: start(config))
 
 
-def _with_directory(config: WorkerConfig) -> WorkerConfig:
+def with_directory(config: WorkerConfig) -> WorkerConfig:
     """Return the config with a directory as the model, also for a GGUF file. Raises OptionError for a damaged one."""
     model = Path(config.engine.model)
     try:

@@ -15,7 +15,7 @@ from baton.engine.checkpoint.packed.compressed_layout import powers_of_two
 from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix, e2m1_table, packed
 from baton.engine.checkpoint.packed.stored_layout import StoredPart, Wanted, check_multiple
 
-CHUNK_ITEMS = 1 << 22  # elements converted at once
+CHUNK_ITEMS = 1 << 20  # elements converted at once
 MIN_WIDTH = 8  # columns of the smallest part of a group that a rank may begin with
 
 
@@ -40,8 +40,8 @@ class GgufLayout:
         stored = tensors[".weight"][wanted.rows, first * size : last * size]
         num_rows = max(1, CHUNK_ITEMS // max((last - first) * elements, 1))
         read = READERS[self.kind.name]
-        chunks = [read(rows.reshape(len(rows), -1, size)) for rows in torch.split(stored, num_rows)]
-        whole = GroupedMatrix.joined(chunks)
+        chunks = (read(rows.reshape(len(rows), -1, size)) for rows in torch.split(stored, num_rows))
+        whole = GroupedMatrix.collected(chunks, len(stored))
         inner = slice(wanted.columns.start - first * elements, wanted.columns.stop - first * elements)
         return whole.columns(inner)
 

@@ -1,7 +1,7 @@
 """Matrix of small integers with a scale per group of columns: the one form of all low-bit weights."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -128,6 +128,22 @@ class GroupedMatrix:
         every = [part._tensors() for part in parts]
         names = [name for name in every[0] if name not in WHOLE]
         return parts[0]._replaced({name: torch.cat([each[name] for each in every]) for name in names})
+
+    @staticmethod
+    def collected(parts: Iterable["GroupedMatrix"], num_rows: int) -> "GroupedMatrix":
+        """Concatenate matrices that can be joined as they are made, without keeping all of them."""
+        whole: GroupedMatrix | None = None
+        start = 0
+        for part in parts:
+            found = {name: tensor for name, tensor in part._tensors().items() if name not in WHOLE}
+            if whole is None:
+                whole = part._replaced({n: t.new_empty(num_rows, *t.shape[1:]) for n, t in found.items()})
+            targets, end = whole._tensors(), start + len(part.low)
+            for name, tensor in found.items():
+                targets[name][start:end] = tensor
+            start = end
+        assert whole is not None, "a matrix has rows"
+        return whole
 
     def _codes(self, rows: slice | Tensor) -> Tensor:
         """Return the codes of some rows as uint8 [num_rows, columns]."""
