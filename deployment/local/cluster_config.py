@@ -169,7 +169,7 @@ class ClusterSettings:
     router: Mapping[str, Value] = field(default_factory=dict)
     engine: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # by role: prefill, decode, both
 
-    def kv_cache_memory_bytes(self, role: Role) -> Value | None:
+    def kv_cache_memory_bytes(self, role: Role) -> Value:
         """Return the given size of the KV cache of each of the role's ranks; None: the default."""
         pools = {
             "prefill": self.cluster.prefill_kv_cache_memory_bytes,
