@@ -109,7 +109,9 @@ async def test_a_node_that_waits_ends_at_a_signal(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     [port] = free_ports(HOSTS[0], 1)
     for delay_s in (0.0, 4.0):  # before its rank handles signals, and after
-        async with second_node("decode", model, tmp_path, port, *SMALL) as node, asyncio.timeout(30):
+        directory = tmp_path / f"{delay_s:g}"
+        directory.mkdir()
+        async with second_node("decode", model, directory, port, *SMALL) as node, asyncio.timeout(30):
             while "node 1 runs rank 1 of the worker" not in node.log.read_text():
                 await asyncio.sleep(0.05)
             await asyncio.sleep(delay_s)
@@ -122,14 +124,13 @@ async def test_a_node_ends_with_the_status_of_its_worker(tmp_path: Path) -> None
     """Node 2 never comes."""
     model = make_checkpoint("llama3", tmp_path / "model")
     [port] = free_ports(HOSTS[0], 1)
-    three = (*SMALL[:3], "--tensor-parallel-size=4", "--nnodes=4", "--kv-shards=4", "--node-timeout-s=15")
-    with pytest.raises(AssertionError, match=r"node 2 \(rank 2\) has not connected"):
-        async with (
-            second_node("decode", model, tmp_path, port, *three) as node,
-            worker_process("decode", model, tmp_path, *flags_of_node(0, port, *three)),
-        ):
-            pass
-    assert await node.ended() == 1
+    four = (*SMALL[:3], "--tensor-parallel-size=4", "--nnodes=4", "--kv-shards=4", "--node-timeout-s=15")
+    async with second_node("decode", model, tmp_path, port, *four) as node:
+        with pytest.raises(AssertionError, match=r"node 2 \(rank 2\) has not connected"):
+            async with worker_process("decode", model, tmp_path, *flags_of_node(0, port, *four)):
+                pass
+        async with asyncio.timeout(20):
+            assert await node.ended() == 1
     assert "the worker has failed, as its first rank at 127.0.0.1" in node.log.read_text()
 
 

@@ -7,8 +7,7 @@ import os
 import signal
 import threading
 import uuid
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import grpc
 
@@ -71,7 +70,7 @@ class FollowerProcess:
             await asyncio.gather(following, return_exceptions=True)
             await channel.close(None)
             if self._loading is not None:
-                await asyncio.to_thread(wait_for, (self._loading,), END_TIMEOUT_S)
+                await asyncio.to_thread(wait, (self._loading,), END_TIMEOUT_S)
             if self._thread is not None:
                 await asyncio.to_thread(self._thread.join, END_TIMEOUT_S)
             watching.cancel()
