@@ -142,12 +142,15 @@ def test_commands_in_the_notes_name_existing_objects() -> None:
     assert charts.only(charts.render(CASES["tls"], name="x", namespace="ns"), "RayService", "x-baton")
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("case", ["default", "cpu", "moe"])
-def test_the_size_suggested_in_the_notes_installs(case: str) -> None:
-    notes = charts.render_files(CASES[case])["baton/templates/NOTES.txt"]
+def test_the_size_suggested_in_the_notes_installs(case: str, nodes: int) -> None:
+    over_nodes = {"decode": {"tensorParallelSize": 2, "expertParallelSize": 1, "nodesPerWorker": nodes}}
+    values = charts.merged(CASES[case], over_nodes if nodes > 1 else {})
+    notes = charts.render_files(values)["baton/templates/NOTES.txt"]
     found = re.search(r"--set decode\.maxReplicas=(\d+) ", notes)
     assert found is not None
-    charts.render(charts.merged(CASES[case], {"decode": {"maxReplicas": int(found[1])}}))
+    charts.render(charts.merged(values, {"decode": {"maxReplicas": int(found[1])}}))
     for status in ("activeServiceStatus", "pendingServiceStatus"):
         assert f"{{.status.{status}.applicationStatuses}}" in notes
 
