@@ -58,7 +58,7 @@ def _locate(model: str | None) -> tuple[Path, str]:
     if path.is_dir():
         return path.resolve(), path.resolve().name
     if path.suffix == GGUF and path.is_file():
-        return path.resolve(), model_name(path)
+        return path.absolute(), model_name(path)  # in the hub's cache a link to a file without a suffix
     if path.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise click.ClickException(f"{model} is neither a directory, a GGUF file nor a hub id such as Qwen/Qwen3-0.6B")
     return download(model, HUB_PATTERNS), model
