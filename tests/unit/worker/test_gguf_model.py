@@ -19,7 +19,7 @@ def worker(model: Path) -> WorkerConfig:
 
 
 def test_a_worker_serves_the_directory_that_stands_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.engine.checkpoint.gguf.directory.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     written = write_gguf(BUNDLED, tmp_path / "gguf", Type.Q8_0)
     config = with_directory(worker(written.file))
     directory = Path(config.engine.model)
