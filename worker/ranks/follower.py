@@ -127,8 +127,7 @@ class FollowerProcess:
 async def _sigterm_to_end(commands: RankCommands, can_leave: bool) -> None:
     """Return at SIGTERM if no first rank is connected, or the parent process has ended. SIGINT is ignored.
 
-    Otherwise the first rank decides: it drains the worker if it is told to, by its own signal or, if `can_leave`, by
-    this one.
+    Otherwise the first rank decides: it drains the worker at its own SIGTERM or, if `can_leave`, at this one.
     """
     stopping, parent = asyncio.Event(), os.getppid()
 

@@ -66,7 +66,7 @@ class RankCommands:
             self.is_followed = False
 
     def leave(self) -> None:
-        """Ask the first rank to drain the worker, as this process was told to end."""
+        """Ask the first rank to drain the worker, because this process got a SIGTERM."""
         self._send(0, rank_pb2.RankLeaving())
 
     async def report(self, error: Exception) -> None:

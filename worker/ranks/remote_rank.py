@@ -44,7 +44,7 @@ class RemoteRank:
         """Wait for rank number `rank` to connect.
 
         `on_lost` is called once, when the stream has ended. It must end the process and then set `gone`. `on_leaving`
-        is called if the rank's process was told to end.
+        is called if the rank's process got a SIGTERM.
         """
         self.rank = rank
         self.connected = asyncio.Event()

@@ -40,7 +40,7 @@ class WorkerRanks:
     """The followers' streams, and the processes of those on this node."""
 
     def __init__(self, config: WorkerConfig, stop: Callable[[], object]) -> None:
-        """`stop` is called when the process of a follower was told to end: the worker has to drain."""
+        """`stop` is called when the process of a follower got a SIGTERM: the worker has to drain."""
         size = config.tensor_parallel
         loop = asyncio.get_running_loop()
 

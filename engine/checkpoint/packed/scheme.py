@@ -17,7 +17,7 @@ class PackedScheme:
     layout: str  # gptq, awq; words, bytes, nvfp4, mxfp4 (compressed-tensors)
     bits: int = 4
     group_size: int | None = None  # input columns that share a scale; None: all of them
-    zero_offset: int = 0  # added to stored zero points
+    zero_offset: int = 0  # 1: stored zero points are less by 1
     has_zeros: bool = True  # False: the zero point is the middle code
     has_order: bool = False  # a column's group is stored
 
