@@ -8,10 +8,12 @@ from setuptools import Extension, setup
 # The disabled warnings are false positives in the compiler's own headers.
 NO_FALSE_WARNINGS = ("-Wno-psabi", "-Wno-ignored-attributes", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
 VECTORISED = ["-O3", "-ffp-contract=off", *NO_FALSE_WARNINGS]
-VECTORISED_MODULES = ("paged_attention", "layer_ops", "products")
+VECTORISED_MODULES = ("paged_attention", "layer_ops", "products", "grouped_products")
 CXX_STANDARD = {"thread_team": 20}  # for std::atomic::wait
 ENGINE, INDEX = Path("baton/engine/native"), Path("baton/router/index/native")
-SHARED = tuple(f"{name}.hpp" for name in ("exponential", "threads", "shared_threads"))  # headers of several kernels
+SHARED = tuple(
+    f"{name}.hpp" for name in ("exponential", "processor", "threads", "shared_threads")
+)  # headers of several kernels
 
 
 def extensions() -> list[Extension]:
@@ -28,6 +30,7 @@ def extensions() -> list[Extension]:
         (ENGINE, "paged_attention", (*headers("attention"), *SHARED)),
         (ENGINE, "layer_ops", (*headers("ops"), *SHARED)),
         (ENGINE, "products", (*headers("products"), *headers("ops"), *SHARED)),
+        (ENGINE, "grouped_products", (*headers("grouped"), *headers("ops"), *SHARED)),
     ]
     return [
         Pybind11Extension(

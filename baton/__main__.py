@@ -10,6 +10,7 @@ COMMANDS = {
     "status": "Show a running server's workers.",
     "bench": "Benchmark any OpenAI-compatible server: latency, throughput and goodput.",
     "doctor": "Check this machine, or a running cluster and its links, for problems.",
+    "plan": "Show how many workers the present traffic needs.",
     "drain": "Take a worker out of service without losing a request.",
     "undrain": "Put a drained worker back into service.",
     "role": "Change the role of a worker without a restart.",

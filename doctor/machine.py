@@ -24,7 +24,8 @@ from baton.doctor.system_limits import (
 
 # Compiled modules of a worker.
 ENGINE_MODULES = tuple(
-    f"baton.engine.native.{name}" for name in ("block_hash", "thread_team", "paged_attention", "layer_ops", "products")
+    f"baton.engine.native.{name}"
+    for name in ("block_hash", "thread_team", "paged_attention", "layer_ops", "products", "grouped_products")
 )
 
 

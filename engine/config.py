@@ -20,8 +20,9 @@ class EngineConfig:
     )
     quantization: str | None = option(
         None,
-        "int8, on CPUs: 8-bit weights and activations. Default: those of dtype.",
-        choices=("int8",),
+        "Rounding of plain weights when they are loaded. int8, on CPUs: 8-bit weights and activations; int4: 4-bit "
+        "weights in groups of 128. Packed checkpoints (GPTQ, AWQ, GGUF and others) need none. Default: none.",
+        choices=("int8", "int4"),
         aliases=("-q",),
     )
     device: str = option("auto", "Device of the model: auto (a GPU if torch sees one), cpu, cuda or cuda:N.")

@@ -227,7 +227,7 @@ class RankNews(_message.Message):
 
     @_builtins.property
     def leaving(self) -> Global___RankLeaving:
-        """its process was told to end: the worker drains"""
+        """its process got a SIGTERM: the worker drains"""
 
     def __init__(
         self,

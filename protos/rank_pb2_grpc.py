@@ -49,7 +49,8 @@ class FirstRankServicer:
     def Follow(self, request_iterator, context):
         """The only stream between the two, for the life of the worker: news in, beginning with the follower's hello and, once
         it has loaded, its pool; commands out, executed in order. A follower that does not fit is refused with
-        FAILED_PRECONDITION. The initial metadata is sent once it has been accepted.
+        FAILED_PRECONDITION. The initial metadata is sent once it has been accepted. The stream ends with OK if the worker
+        has ended in order, and with ABORTED and the reason if it has failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

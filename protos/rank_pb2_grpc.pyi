@@ -36,7 +36,8 @@ class FirstRankStub:
     Follow: _grpc.StreamStreamMultiCallable[_rank_pb2.RankNews, _rank_pb2.RankCommand]
     """The only stream between the two, for the life of the worker: news in, beginning with the follower's hello and, once
     it has loaded, its pool; commands out, executed in order. A follower that does not fit is refused with
-    FAILED_PRECONDITION. The initial metadata is sent once it has been accepted.
+    FAILED_PRECONDITION. The initial metadata is sent once it has been accepted. The stream ends with OK if the worker
+    has ended in order, and with ABORTED and the reason if it has failed.
     """
 
 @_typing.type_check_only
@@ -47,7 +48,8 @@ class FirstRankAsyncStub(FirstRankStub):
     Follow: _aio.StreamStreamMultiCallable[_rank_pb2.RankNews, _rank_pb2.RankCommand]  # type: ignore[assignment]
     """The only stream between the two, for the life of the worker: news in, beginning with the follower's hello and, once
     it has loaded, its pool; commands out, executed in order. A follower that does not fit is refused with
-    FAILED_PRECONDITION. The initial metadata is sent once it has been accepted.
+    FAILED_PRECONDITION. The initial metadata is sent once it has been accepted. The stream ends with OK if the worker
+    has ended in order, and with ABORTED and the reason if it has failed.
     """
 
 class FirstRankServicer(metaclass=_abc_1.ABCMeta):
@@ -61,7 +63,8 @@ class FirstRankServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_rank_pb2.RankCommand], _abc.AsyncIterator[_rank_pb2.RankCommand]]:
         """The only stream between the two, for the life of the worker: news in, beginning with the follower's hello and, once
         it has loaded, its pool; commands out, executed in order. A follower that does not fit is refused with
-        FAILED_PRECONDITION. The initial metadata is sent once it has been accepted.
+        FAILED_PRECONDITION. The initial metadata is sent once it has been accepted. The stream ends with OK if the worker
+        has ended in order, and with ABORTED and the reason if it has failed.
         """
 
 def add_FirstRankServicer_to_server(servicer: FirstRankServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,7 +1,9 @@
 """Options of one served model."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from baton.engine.checkpoint.gguf.tensors import model_name
 from baton.router.parsing.formats import REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
 from baton.settings.values import OptionError, shown
 
@@ -23,8 +25,9 @@ class ModelOptions:
 
 
 def directory_name(directory: str) -> str:
-    """Return the last part of a directory's path: the default of the model's name."""
-    return directory.rstrip("/").rsplit("/", 1)[-1]
+    """Return the last part of a directory's path, without .gguf: the default of the model's name."""
+    last = Path(directory.rstrip("/").rsplit("/", 1)[-1])
+    return model_name(last) if last.suffix == ".gguf" else last.name
 
 
 def read_model_options(text: str) -> ModelOptions:

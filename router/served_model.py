@@ -2,7 +2,9 @@
 
 import uuid
 from dataclasses import dataclass
+from pathlib import Path
 
+from baton.engine.checkpoint.gguf.directory import checkpoint_directory
 from baton.membership.registry.factory import open_registry
 from baton.router.admission.admission import Admission
 from baton.router.admission.inflight_limit import AdmissionLimits
@@ -77,8 +79,9 @@ class ModelMaker:
     def make(self, options: ModelOptions) -> ServedModel:
         """Read a model's files and construct its parts. Starts no task, but needs a running event loop."""
         config = self.config
-        tokenizer = Tokenizer(options.directory)
-        info = read_model_info(options.directory, options.name)
+        directory = str(checkpoint_directory(Path(options.directory)))
+        tokenizer = Tokenizer(directory)
+        info = read_model_info(directory, options.name)
         router_id = f"router-{uuid.uuid4().hex[:12]}"  # of its own: each model has its own report in the registry
         registry = open_registry(config.registry, config.workers)
         interval_ms = config.watch_interval_ms

@@ -4,8 +4,12 @@ import secrets
 import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
 
+from baton.engine.checkpoint.gguf.directory import checkpoint_directory
+from baton.engine.checkpoint.gguf.tensors import model_name
 from baton.engine.config import EngineConfig
+from baton.engine.errors import EngineError
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.process.entry import process_flags, run_process, take_process_flags
 from baton.settings.config_file import load
@@ -42,12 +46,25 @@ def run_worker(flags: dict[str, object], roles: tuple[Role, ...], start: Start) 
     config = load(WorkerConfig, process.config_file, flags, defaults)
     if config.role not in roles:
         raise OptionError(f"role: {config.role!r} is not allowed; it must be one of {', '.join(roles)}")
-    config = replace(config, worker_id=config.worker_id or _default_id(config))
+    config = with_directory(replace(config, worker_id=config.worker_id or _default_id(config)))
     if not is_name(config.worker_id):
         raise OptionError(f"worker_id: {config.worker_id!r} must be {NAME_RULE}")
     if process.lifeline_fd is None and config.is_on_gpu:  # a supervisor has already checked
         require_gpus(config.engine.device, config.ranks_per_node, visible_gpus())
     run_process(process.named(config.worker_id, config.progress_fd), lambda: start(config))
+
+
+def with_directory(config: WorkerConfig) -> WorkerConfig:
+    """Return the config with a directory as the model, also for a GGUF file. Raises OptionError for a damaged one."""
+    model = Path(config.engine.model)
+    try:
+        directory = checkpoint_directory(model)
+    except EngineError as error:
+        raise OptionError(f"model: {error}") from error
+    if directory == model:
+        return config
+    name = config.served_model_name or model_name(model)
+    return replace(config, served_model_name=name, engine=replace(config.engine, model=str(directory)))
 
 
 def _default_id(config: WorkerConfig) -> str:

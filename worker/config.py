@@ -244,8 +244,14 @@ class WorkerConfig:
             )
         if self.host in WILDCARDS or (is_loopback(self.host) and not is_loopback(self.master_addr)):
             raise OptionError(f"host: other nodes cannot reach {self.host}; set this node's address")
+        if self.node_rank and is_loopback(self.master_addr) and not is_loopback(self.host):
+            raise OptionError(f"master_addr: {self.master_addr} is this node itself; set the host of node 0")
         if self.node_rank and not self.master_port:
             raise OptionError("master_port: 0; set the port at which node 0 waits")
+        if not self.node_rank and self.master_port in {self.port, self.metrics_port, *self.kv_ports} - {0}:
+            raise OptionError(
+                f"master_port: {self.master_port} is already used by port, metrics_port or kv_port; choose another"
+            )
         if self.engine.is_on_cpu and self.engine.kv_cache_memory_bytes is None:
             raise OptionError(
                 "kv_cache_memory_bytes: missing; nodes without GPUs have no common default, so set the size for a rank"

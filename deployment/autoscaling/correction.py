@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, isfinite, sqrt
+from math import exp, inf, isfinite, sqrt
 
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.settings import SLO, ScalingSettings
@@ -13,7 +13,9 @@ ENOUGH_BEYOND = 5.0  # samples beyond the quantile that make it fully trusted
 EASING = 5  # the factor falls this much more slowly than it rises
 MOST_DT_S = 10.0  # longest time step of the smoothing
 BREACH_S = 10.0  # after which a broken objective corrects the model at once
-MOST_FACTOR = 10.0  # of a broken objective; slow corrections stay below `max_correction`
+MOST_JUMP = 2.0  # of the factor at once
+MOST_FACTOR = 4.0  # of broken objectives; slow corrections stay below `max_correction`
+HELPED = 0.9  # ratio of latencies, below which a larger pool has helped
 NUM_HALVINGS = 12  # of the search for a factor
 
 Predict = Callable[[float], float]  # the latency's quantile in seconds, by the factor
@@ -24,7 +26,8 @@ class Correction:
     """Factor on a pool's service times, with which the model predicts what is measured; smoothed and bounded.
 
     While the objective is kept, the factor changes slowly. An objective that has been broken for `BREACH_S`, though the
-    model sees no need for a larger pool, corrects it at once.
+    model sees no need for a larger pool, corrects it at once, up to twofold. If the pool has grown and the objective is
+    still broken, the factor rises further only if the growth has helped: the cause may lie outside of the pool.
     """
 
     factor: float = 1.0
@@ -32,6 +35,11 @@ class Correction:
     steady_since_s: float = 0.0  # when `num_ready` last changed
     updated_s: float = 0.0
     broken_since_s: float | None = None  # None: the objective is kept, or nothing follows from it yet
+    jumped_at_s: float = inf  # latency that changed the factor at once, in the present breach
+
+    def is_broken(self, now_s: float) -> bool:
+        """Whether the objective has been broken for long enough to act, though the model saw no need for more."""
+        return self.broken_since_s is not None and now_s - self.broken_since_s >= BREACH_S
 
     def after(
         self,
@@ -54,29 +62,32 @@ class Correction:
             return self.unknown(num_ready, now_s)
         measured = warm_quantile(latencies, settings.warmup_s)
         if measured is None or now_s - self.steady_since_s < window_s:
-            return replace(self, updated_s=now_s, broken_since_s=None)
+            return self.unknown(num_ready, now_s)
         is_over = measured.quantile_s > objective_s
         is_warm = all(each.ready_for_s >= settings.warmup_s + window_s for each in latencies)
         broken_since_s = None
         if is_over and is_enough and is_warm:
             broken_since_s = now_s if self.broken_since_s is None else min(self.broken_since_s, now_s)
-        is_broken = broken_since_s is not None and now_s - broken_since_s >= BREACH_S
-        updated = replace(self, updated_s=now_s, broken_since_s=broken_since_s)
+        jumped_at_s = self.jumped_at_s if is_over else inf
+        updated = replace(self, updated_s=now_s, broken_since_s=broken_since_s, jumped_at_s=jumped_at_s)
+        trust = measured.trust(settings.slo)
+        if updated.is_broken(now_s) and measured.quantile_s < HELPED * jumped_at_s:
+            most = max(self.factor, min(MOST_JUMP * self.factor, MOST_FACTOR))
+            found = factor_for(predict, measured.quantile_s, self.factor, most)
+            factor = self.factor * (found / self.factor) ** trust
+            return replace(updated, factor=factor, jumped_at_s=measured.quantile_s)
         bound = settings.max_correction
-        found = factor_for(predict, measured.quantile_s, 1 / bound, MOST_FACTOR if is_broken else bound)
+        found = factor_for(predict, measured.quantile_s, 1 / bound, bound)
         if is_over and found <= self.factor:
             return updated  # the queue of an overloaded pool is still growing, so nothing follows about the model
-        if is_broken:
-            weight = measured.trust(settings.slo)
-        else:
-            time_s = settings.correction_s * (1 if found > self.factor else EASING)
-            weight = 1 - exp(-measured.trust(settings.slo) * dt_s / time_s)
+        eases = found < self.factor <= bound
+        weight = 1 - exp(-trust * dt_s / (settings.correction_s * (EASING if eases else 1)))
         return replace(updated, factor=self.factor * (found / self.factor) ** weight)
 
     def unknown(self, num_ready: ByPool[int], now_s: float) -> "Correction":
         """Return the correction after a snapshot that says nothing about the model."""
         steady_since_s = self.steady_since_s if num_ready == self.num_ready else now_s
-        return Correction(self.factor, num_ready, steady_since_s, now_s)
+        return Correction(self.factor, num_ready, steady_since_s, now_s, jumped_at_s=self.jumped_at_s)
 
 
 def factor_for(predict: Predict, measured_s: float, least: float, most: float) -> float:

@@ -45,7 +45,7 @@ def prefill_fault(snapshot: PoolsSnapshot) -> str | None:
     traffic = snapshot.traffic
     if not 0 <= traffic.remote_share <= 1:
         return f"its share of the requests is {traffic.remote_share}"
-    return _traffic_fault(traffic, traffic.remote_tokens or traffic.uncached_tokens)
+    return _traffic_fault(traffic, traffic.uncached_tokens, traffic.remote_tokens or Moments())
 
 
 def decode_fault(snapshot: PoolsSnapshot) -> str | None:
@@ -61,11 +61,11 @@ def decode_fault(snapshot: PoolsSnapshot) -> str | None:
     return _traffic_fault(snapshot.traffic, snapshot.traffic.output_tokens)
 
 
-def _traffic_fault(traffic: Traffic, lengths: Moments) -> str | None:
+def _traffic_fault(traffic: Traffic, *lengths: Moments) -> str | None:
     numbers = (traffic.requests_per_s, traffic.arrival_cv2, traffic.window_s)
     if not _are_amounts(numbers):
         return f"the requests' rate, variation and window are {numbers}"
-    for moments in (lengths, traffic.prompt_tokens):
+    for moments in (*lengths, traffic.prompt_tokens):
         if not _are_amounts((moments.mean,)) or not 0 <= moments.second <= MOST * MOST:
             return f"the requests' lengths have the moments {moments.mean} and {moments.second}"
     if traffic.requests_per_s > 0 and traffic.prompt_tokens.mean == 0:

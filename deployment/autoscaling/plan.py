@@ -29,7 +29,7 @@ from baton.deployment.autoscaling.input_check import (
 )
 from baton.deployment.autoscaling.need import Need, decode_need, prefill_need
 from baton.deployment.autoscaling.pools_model import PoolsModel
-from baton.deployment.autoscaling.prompt_split import best_model, most_local
+from baton.deployment.autoscaling.prompt_split import LocalLimit, best_model, measured_share
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot
 from baton.deployment.autoscaling.split import fit, sure_split
@@ -45,6 +45,7 @@ def plan_pools(
     if fault is not None:
         return _kept(state, settings, fault), state
     now_s = snapshot.now_s
+    dt_s = max(0.0, now_s - state.updated_s) if state is not None else 0.0
     state = (state or ScalingState.of(snapshot)).at(now_s, settings.max_gap_s)
     faults = ByPool(prefill_fault(snapshot), decode_fault(snapshot))
     if snapshot.has_requests or not (is_activity_known(snapshot) or state.is_asleep):
@@ -69,6 +70,7 @@ def plan_pools(
         sizes=sizes,
         grants=grants,
         corrections=_corrected(snapshot, state, faults, needs, settings),
+        local_limit=_local_limit(snapshot, state, dt_s),
         trouble=watch.trouble,
         local_share=state.local_share if model is None else model.local_share,
     )
@@ -125,7 +127,7 @@ def _model(
     return best_model(
         lambda share: PoolsModel.of(snapshot, settings, factors, share),
         state.local_share,
-        most_local(1 - snapshot.traffic.remote_share),
+        state.local_limit.most(snapshot.traffic),
         snapshot.traffic.requests_per_s,
         budget,
     )
@@ -223,6 +225,13 @@ def _corrected(
         prefill.after(ttfts, num_ready, ttft_s, present.prefill.ttft_s, has_prefill, now_s, window_s, settings),
         decode.after(tpots, num_ready, tpot_s, present.decode.tpot_s, has_decode, now_s, window_s, settings),
     )
+
+
+def _local_limit(snapshot: PoolsSnapshot, state: ScalingState, dt_s: float) -> LocalLimit:
+    """Return the limit of local prompts: late first tokens mean that the router hands over more than planned."""
+    measured = measured_share(snapshot.traffic)
+    is_late = state.corrections.prefill.is_broken(snapshot.now_s) and state.local_share > measured
+    return state.local_limit.after(measured, is_late, dt_s)
 
 
 def _kept(state: ScalingState | None, settings: ScalingSettings, fault: str) -> Decision:

@@ -17,8 +17,8 @@ class PrefillModel:
     """FIFO queue in front of replicas that prefill one prompt at a time.
 
     TTFT = wait + prefill + handover. Real replicas prefill several prompts in a step, but a prompt's tokens still wait
-    for all earlier tokens, and the fixed time of a step is spread over its tokens. Rates are of all requests; `share`
-    of them is prefilled here, the others by decode workers.
+    for all earlier tokens, and the fixed time of a step is spread over its tokens. Rates are of all requests; the
+    pool prefills a `share` of them, and decode workers the others.
     """
 
     service: Moments  # prefill seconds of a prompt

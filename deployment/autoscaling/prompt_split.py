@@ -14,9 +14,11 @@ from math import inf
 from baton.deployment.autoscaling.budget import Budget
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.pools_model import PoolsModel
+from baton.deployment.autoscaling.snapshot import Traffic
 
 SHARES = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)  # of the requests, that are tried
 NUM_HALVINGS = 7  # of the search for the goodput
+RECOVERY_S = 14400.0  # in which the limit of the share rises from 0 to 1
 CLEARLY_MORE = 1.1  # ratio, below which the present share stays
 
 
@@ -45,7 +47,7 @@ class Worth:
         if self.goodput != other.goodput:
             return self.goodput > CLEARLY_MORE * other.goodput
         if self.num_gpus != other.num_gpus or self.goodput < inf:
-            return self.num_gpus < other.num_gpus
+            return CLEARLY_MORE * self.num_gpus <= other.num_gpus
         return CLEARLY_MORE * self.strain() < other.strain()
 
     def strain(self) -> float:
@@ -53,9 +55,34 @@ class Worth:
         return self.model.strain(self.sizes, self.requests_per_s)
 
 
-def most_local(measured: float) -> float:
-    """Return the largest share to try, if this share of the requests has local prompts now."""
-    return 2 * measured + 0.1
+def measured_share(traffic: Traffic) -> float:
+    """Return the share of the uncached tokens that decode workers compute now; 0 if routers do not report it."""
+    if traffic.remote_tokens is None or traffic.uncached_tokens.mean <= 0:
+        return 0.0
+    return max(0.0, 1 - traffic.remote_share * traffic.remote_tokens.mean / traffic.uncached_tokens.mean)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLimit:
+    """Largest share to try: the planned share grows from the measured one, since the router has its own reasons.
+
+    If the first token is late although the pools have the planned sizes, the router does not follow the plan: then no
+    more than the measured share is planned, and the limit rises slowly from there.
+    """
+
+    limit: float = 1.0
+
+    def after(self, measured: float, is_late: bool, dt_s: float) -> "LocalLimit":
+        """Return the limit after a snapshot, `dt_s` after the last one."""
+        if is_late:
+            return LocalLimit(min(self.limit, measured))
+        return LocalLimit(min(1.0, self.limit + dt_s / RECOVERY_S))
+
+    def most(self, traffic: Traffic) -> float:
+        """Return the largest share to try."""
+        if traffic.remote_tokens is None:
+            return 0.0
+        return min(self.limit, 2 * measured_share(traffic) + 0.1)
 
 
 def best_model(

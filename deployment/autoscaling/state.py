@@ -7,6 +7,7 @@ from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.correction import Correction
 from baton.deployment.autoscaling.grants import Grants
 from baton.deployment.autoscaling.hysteresis import SizeState
+from baton.deployment.autoscaling.prompt_split import LocalLimit
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot
 from baton.deployment.autoscaling.start_trouble import StartTrouble
 
@@ -22,6 +23,7 @@ class ScalingState:
     corrections: ByPool[Correction] = field(default_factory=lambda: ByPool(Correction(), Correction()))
     trouble: StartTrouble | None = None
     local_share: float = 0.0  # of the requests, that decode workers are planned to prefill
+    local_limit: LocalLimit = field(default_factory=LocalLimit)
 
     @classmethod
     def of(cls, snapshot: PoolsSnapshot) -> "ScalingState":
@@ -61,5 +63,7 @@ class ScalingState:
             )
         if now_s - self.updated_s > max_gap_s:
             sizes = self.sizes.map(lambda size: size.without_streaks())
-            return replace(self, updated_s=now_s, active_s=self.active_s if self.is_asleep else now_s, sizes=sizes)
+            corrections = self.corrections.map(lambda each: replace(each, broken_since_s=None))
+            active_s = self.active_s if self.is_asleep else now_s
+            return replace(self, updated_s=now_s, active_s=active_s, sizes=sizes, corrections=corrections)
         return replace(self, updated_s=now_s)

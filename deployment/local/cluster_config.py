@@ -169,6 +169,15 @@ class ClusterSettings:
     router: Mapping[str, Value] = field(default_factory=dict)
     engine: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # by role: prefill, decode, both
 
+    def kv_cache_memory_bytes(self, role: Role) -> Value:
+        """Return the given size of the KV cache of each of the role's ranks; None: the default."""
+        pools = {
+            "prefill": self.cluster.prefill_kv_cache_memory_bytes,
+            "decode": self.cluster.decode_kv_cache_memory_bytes,
+        }
+        own = pools.get(role)
+        return self.engine.get(role, {}).get("kv_cache_memory_bytes") if own is None else own
+
 
 def cluster_options() -> dict[str, Option]:
     """Return the options of `ClusterConfig`."""

@@ -200,9 +200,8 @@ def _engine(
         given["num_threads"] = max(1, num_threads)
     if cluster.kv_shards > 1:
         given.setdefault("kv_shards", cluster.kv_shards)
-    pool_bytes = {"prefill": cluster.prefill_kv_cache_memory_bytes, "decode": cluster.decode_kv_cache_memory_bytes}
-    if pool_bytes.get(role) is not None:
-        given["kv_cache_memory_bytes"] = pool_bytes[role]
+    if (given_bytes := settings.kv_cache_memory_bytes(role)) is not None:
+        given["kv_cache_memory_bytes"] = given_bytes
     engine = EngineConfig(model=str(checkpoint.directory), **given)  # type: ignore[arg-type]  # checked when read
     longest = checkpoint.config.max_model_len
     if engine.max_model_len is not None and engine.max_model_len > longest:

@@ -50,10 +50,17 @@ def _check_nodes(settings: RaySettings, role: Role) -> None:
             f"{where}.nodes_per_worker: {num_nodes} nodes cannot have equal shares of {num_ranks} ranks; set "
             f"{_ranks_option(role)} to a multiple of {num_nodes}"
         )
-    if num_nodes > 1 and settings.deployments[role].replicas.max_replicas_per_node is not None:
+    if num_nodes == 1:
+        return
+    if settings.deployments[role].replicas.max_replicas_per_node is not None:
         raise OptionError(
             f"{where}.max_replicas_per_node: Ray has no such limit for replicas on several nodes (nodes_per_worker); "
             "remove it"
+        )
+    if not settings.uses_gpu(role) and settings.cluster.kv_cache_memory_bytes(role) is None:
+        raise OptionError(
+            "kv_cache_memory_bytes: missing; nodes without GPUs have no common default, so with "
+            f"{where}.nodes_per_worker set the size for a rank"
         )
 
 

@@ -46,7 +46,16 @@ class OtherNodes:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, leader: str) -> None:
-        """Start the processes of all nodes, which connect to the worker's first process at `leader`."""
+        """Start the processes of all nodes, which connect to the worker's first process at `leader`.
+
+        If that fails, the nodes count as lost.
+        """
+        try:
+            self._start(leader)
+        except Exception as error:
+            self._lose(f"the other nodes cannot start: {type(error).__name__}: {error}")
+
+    def _start(self, leader: str) -> None:
         group, options = get_current_placement_group(), actor_options(self._settings, self._role)
         assert group is not None, "Serve places replicas on several nodes by a placement group"
         for number in range(1, self._settings.num_nodes(self._role)):
@@ -67,8 +76,13 @@ class OtherNodes:
             reason = await actor.run.remote(self._settings, self._role, self._worker_id, number, leader)
         except RayError as error:
             reason = str(error)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        self._lose(f"node {number}: {reason}")
+
+    def _lose(self, reason: str) -> None:
         if not self.lost.done():
-            self.lost.set_result(f"node {number}: {reason}")
+            self.lost.set_result(reason)
 
 
 def actor_options(settings: RaySettings, name: str) -> dict[str, Any]:

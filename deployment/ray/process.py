@@ -17,10 +17,12 @@ from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, check_e
 from baton.deployment.local.machine import Machine
 from baton.deployment.ray.options import ReplicaOptions
 from baton.deployment.ray.settings import ROLES, RaySettings
+from baton.engine.checkpoint.gguf.directory import checkpoint_directory
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.child import ProcessSpec
 from baton.router.config import SECRETS
+from baton.router.model_options import directory_name
 from baton.settings.names import DEFAULT_NAME, REGISTRY, Role, host_port
 from baton.settings.values import OptionError
 
@@ -161,10 +163,13 @@ def _checkpoint(settings: RaySettings, role: Role) -> Checkpoint:
     model = settings.cluster.cluster.model
     assert model is not None  # the settings were checked
     directory = Path(model).expanduser()
-    if not directory.is_dir():
-        raise OptionError(f"model: {model} is not a directory on this node")
+    if not directory.exists():
+        raise OptionError(f"model: {model} is not a directory or GGUF file on this node")
     dtype = str(settings.cluster.engine[role].get("dtype") or "auto")
-    return Checkpoint(directory.resolve(), directory.resolve().name, read_model_config(directory, dtype))
+    # A file in the hub's cache is a link to one without a suffix, so links of files are not followed.
+    directory = directory.resolve() if directory.is_dir() else directory.absolute()
+    found = checkpoint_directory(directory)
+    return Checkpoint(found, directory_name(str(directory)), read_model_config(found, dtype))
 
 
 def _log_dir(settings: RaySettings) -> Path:

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from baton.engine.checkpoint.json_object import JsonObject
-from baton.engine.checkpoint.tensor_index import file_status
+from baton.engine.checkpoint.stored_tensor import file_status
 from baton.engine.errors import InvalidCheckpoint
 
 log = logging.getLogger(__name__)

@@ -100,7 +100,7 @@ class JsonObject:
         value = self.values.get(key, {})
         if not isinstance(value, dict):
             raise self._wrong(key, "an object", value)
-        return JsonObject(value, f"{self.source}: {key}")
+        return JsonObject(value, f"{self.source}: {_printable(key)}")
 
     def _get(self, key: str, default: object) -> object:
         value = self.values.get(key, default)
@@ -109,7 +109,7 @@ class JsonObject:
         return value
 
     def _wrong(self, key: str, expected: str, value: object) -> InvalidCheckpoint:
-        return InvalidCheckpoint(f"{self.source}: {key} must be {expected}, not {shown(value)}")
+        return InvalidCheckpoint(f"{self.source}: {_printable(key)} must be {expected}, not {shown(value)}")
 
 
 def shown(value: object) -> str:
@@ -117,6 +117,11 @@ def shown(value: object) -> str:
     short = reprlib.Repr()
     short.maxstring = short.maxlong = short.maxother = MAX_SHOWN_CHARS
     return short.repr(value)
+
+
+def _printable(key: str) -> str:
+    """Return a key, which may be any text in an object with names as keys, for an error message."""
+    return key if key.isprintable() and len(key) <= MAX_SHOWN_CHARS else shown(key)
 
 
 def _read_json(path: Path) -> object:

@@ -8,7 +8,7 @@ from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.checkpoint.moe_config import read_moe
 from baton.engine.checkpoint.pooling_config import is_embedding_checkpoint
 from baton.engine.checkpoint.rope_config import max_context, read_rope
-from baton.engine.checkpoint.stored_quantization import read_stored_quantization
+from baton.engine.checkpoint.stored_quantization import StoredQuantization, read_stored_quantization
 from baton.engine.checkpoint.tensor_index import stored_dtype
 from baton.engine.config import MLAConfig, ModelConfig
 from baton.engine.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
@@ -78,6 +78,7 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
     `dtype` is auto (the checkpoint's own), bfloat16 or float32. Raises UnsupportedModel for an architecture or option
     that is not implemented, InvalidCheckpoint for a file that is missing or invalid.
     """
+    _refuse_gguf(directory)
     config = JsonObject.read(directory / "config.json")
     architecture = _architecture(config)
     _refuse_options(config, architecture)
@@ -89,9 +90,10 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
         config,
         rotary_dim=mla.qk_rope_head_dim if mla else head_dim,
         default_theta=1e6 if architecture == "MixtralForCausalLM" else 1e4,
-        interleaved=mla is not None and config.boolean("rope_interleave", True),
+        interleaved=config.boolean("rope_interleave", mla is not None),
     )
     attention_bias = config.boolean("attention_bias", False)
+    stored = read_stored_quantization(config)
     return ModelConfig(
         architecture=architecture,
         vocab_size=vocab_size,
@@ -104,7 +106,7 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
         rms_norm_eps=config.number("rms_norm_eps", 1e-5 if architecture == "MixtralForCausalLM" else 1e-6, minimum=0),
         rope=rope,
         max_model_len=max_context(config, rope),
-        dtype=_choose_dtype(config, directory, dtype),
+        dtype=_choose_dtype(config, directory, dtype, stored),
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
         may_lack_head=config.texts("architectures") != [architecture] or is_embedding_checkpoint(directory),
         qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
@@ -115,8 +117,21 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
         mla=mla,
         num_nextn_predict_layers=config.size("num_nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS),
         eos_token_ids=_eos_token_ids(config, directory, vocab_size),
-        stored_quantization=read_stored_quantization(config),
+        stored_quantization=stored,
     )
+
+
+def _refuse_gguf(directory: Path) -> None:
+    """Raise UnsupportedModel for a directory of GGUF files, unless it was made to stand for them.
+
+    The config of another format describes other weights: those of llama, for example, are in another order.
+    """
+    if next(directory.glob("*.gguf"), None) is None or next(directory.glob("*.safetensors*"), None) is not None:
+        return
+    path = directory / "config.json"
+    described = JsonObject.read(path).inner("quantization_config") if path.exists() else None
+    if described is None or described.text("quant_method", "") != "gguf":
+        raise UnsupportedModel(f"{directory} has GGUF files: name the .gguf file itself instead of its directory")
 
 
 def _architecture(config: JsonObject) -> str:
@@ -186,7 +201,7 @@ def _num_kv_heads(config: JsonObject, num_heads: int) -> int:
     return num_kv_heads
 
 
-def _choose_dtype(config: JsonObject, directory: Path, requested: str) -> str:
+def _choose_dtype(config: JsonObject, directory: Path, requested: str, quantization: StoredQuantization | None) -> str:
     if requested != "auto":
         if requested not in DTYPES:
             raise UnsupportedModel(f"dtype {requested!r} is not supported, only auto, {', '.join(DTYPES)}")
@@ -195,6 +210,9 @@ def _choose_dtype(config: JsonObject, directory: Path, requested: str) -> str:
     stored = named
     if named == "unnamed":  # in FP8 checkpoints the most frequent dtype is that of matrices or scales, not the model's
         stored = "bfloat16" if "quantization_config" in config else stored_dtype(directory)
+    if stored == "float16" and quantization is not None and quantization.packed.has_any:
+        log.info("%s is float16: its activations are bfloat16, while packed weights keep their scales", directory)
+        return "bfloat16"
     if stored == "float16":
         log.warning(
             "%s is float16: served as float32, which holds it exactly; bfloat16 takes half the memory", directory

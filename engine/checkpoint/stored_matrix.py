@@ -35,6 +35,11 @@ class StoredMatrix:
     values: Tensor  # as stored
     scales: StoredScales | None = None  # only if the values are in FP8
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the part."""
+        return tuple(self.values.shape)
+
     def copy_to(self, target: Tensor) -> None:
         """Copy to a tensor of the same shape, converting dtype and device; FP8 is dequantised."""
         if self.scales is None:

@@ -1,23 +1,38 @@
-"""Quantization of stored FP8 matrices, as described by a checkpoint's config.json; no torch."""
+"""Quantization of stored matrices, as described by a checkpoint's config.json; no torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
+from baton.engine.checkpoint.packed.compressed_config import read_compressed, read_compressed_scheme
+from baton.engine.checkpoint.packed.gptq_config import read_auto_round, read_awq, read_gptq
+from baton.engine.checkpoint.packed.scheme import NOT_PACKED, PackedModules
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 
-SUPPORTED = "supported are fp8 in e4m3, with a scale per tensor or per block, and compressed-tensors in FP8"
+SUPPORTED = "supported are gptq, awq, auto-round, compressed-tensors, and fp8 in e4m3"
 SCALE_SUFFIXES = ("_scale_inv", "_scale")  # appended to the matrix's name; both mean a factor to multiply with
 # Calibrated scales of activations: unused, since activations are quantised with dynamic scales.
-_UNUSED = ("input_scale", "activation_scale", "output_scale")
+_UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "activation_scale", "output_scale")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredQuantization:
-    """Scaling of FP8 (e4m3) matrices; a tensor is in FP8 if its dtype is."""
+    """Scaling of FP8 (e4m3) matrices, and layout of packed ones; a tensor is in FP8 if its dtype is."""
 
+    method: str = "fp8"  # quant_method
+    packed: PackedModules = NOT_PACKED
     block: tuple[int, int] | None = None  # rows and columns that share a scale; None: per row, or per matrix
     quantises_tokens: bool = True  # activations are quantised to FP8 too
+
+    @property
+    def name(self) -> str:
+        """Name of the format, for people."""
+        if self.method == "fp8":
+            return "FP8"
+        if self.method == "gguf":
+            return "GGUF"
+        bits = f"{self.packed.default.bits} bits, " if self.packed.default is not None else ""
+        return f"{bits}{self.method}"
 
     def is_unused(self, tensor: str) -> bool:
         """Return whether a tensor of this name belongs to the quantization but is not used by the engine."""
@@ -51,17 +66,22 @@ def _compressed_tensors(described: JsonObject) -> StoredQuantization:
     groups = described.inner("config_groups")
     if not groups.values:
         raise _unsupported(described, "no config_groups")
-    read = {_group(groups.inner(name)) for name in groups.values}
+    modules = read_compressed(described)
+    schemes = {name: read_compressed_scheme(groups.inner(name), "unknown") for name in groups.values}
+    read = {_fp8_group(groups.inner(name)) for name, scheme in schemes.items() if scheme is None}
     if len({each.block for each in read}) > 1:
         raise _unsupported(groups, "a scale per block in one group but not in another")
     return StoredQuantization(
-        block=next(iter(read)).block, quantises_tokens=all(each.quantises_tokens for each in read)
+        method="compressed-tensors" if modules.has_any else "fp8",
+        packed=modules if modules.has_any else NOT_PACKED,
+        block=next(iter(read)).block if read else None,
+        quantises_tokens=bool(read) and all(each.quantises_tokens for each in read),
     )
 
 
-def _group(group: JsonObject) -> StoredQuantization:
-    if "weights" not in group or not _is_fp8(group.inner("weights")):
-        raise _unsupported(group, "a weight format other than symmetric FP8")
+def _fp8_group(group: JsonObject) -> StoredQuantization:
+    if not _is_fp8(group.inner("weights")):
+        raise _unsupported(group, "FP8 that is not symmetric")
     weights, tokens = group.inner("weights"), group.inner("input_activations")
     _only(weights, "strategy", "tensor", ("tensor", "channel", "block"))
     if tokens.values and not _is_fp8(tokens):
@@ -99,7 +119,16 @@ def _unsupported(described: JsonObject, what: str) -> UnsupportedModel:
     return UnsupportedModel(f"{described.source}: {what} is not supported; {SUPPORTED}")
 
 
+def _packed(method: str, reader: Callable[[JsonObject], PackedModules]) -> Callable[[JsonObject], StoredQuantization]:
+    return lambda described: StoredQuantization(method=method, packed=reader(described), quantises_tokens=False)
+
+
 _READERS: dict[str, Callable[[JsonObject], StoredQuantization]] = {
     "fp8": _fp8,
     "compressed-tensors": _compressed_tensors,
+    "gptq": _packed("gptq", read_gptq),
+    "awq": _packed("awq", read_awq),
+    "auto-round": _packed("auto-round", read_auto_round),
+    "intel/auto-round": _packed("auto-round", read_auto_round),
+    "gguf": _packed("gguf", lambda described: NOT_PACKED),  # each tensor's type is in the file
 }

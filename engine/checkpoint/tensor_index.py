@@ -1,37 +1,33 @@
-"""Index of the tensors in a checkpoint's safetensors files. No torch, and no tensor data.
+"""Index of the tensors in a checkpoint's files, of safetensors or GGUF. No torch, and no tensor data.
 
 Format: https://github.com/huggingface/safetensors#format (8 bytes of length, a JSON header, the tensors' bytes).
 """
 
 import json
-import os
-import stat
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from baton.engine.checkpoint.gguf.tensors import read_gguf_tensors
 from baton.engine.checkpoint.json_object import JsonObject, shown
+from baton.engine.checkpoint.stored_tensor import MAX_NAME_CHARS, StoredTensor, file_status
 from baton.engine.errors import InvalidCheckpoint
 
+GGUF = ".gguf"
 MAX_HEADER_BYTES = 100 << 20  # the format's limit
-MAX_NAME_CHARS = 512
 MAX_DIMENSIONS = 64
 MAX_COUNT = (1 << 63) - 1
-DTYPES = {"BF16": "bfloat16", "F32": "float32", "F16": "float16", "F8_E4M3": "float8_e4m3fn"}
-ITEM_BYTES = {"BF16": 2, "F32": 4, "F16": 2, "F8_E4M3": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Location, dtype and shape of a stored tensor."""
-
-    name: str
-    file: Path
-    dtype: str  # bfloat16, float32, float16, float8_e4m3fn, or the format's name of any other dtype
-    shape: tuple[int, ...]
-    offset: int  # of the first byte in the file
-    num_bytes: int
+DTYPES = {
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F16": "float16",
+    "F8_E4M3": "float8_e4m3fn",
+    "I32": "int32",
+    "I64": "int64",
+    "I8": "int8",
+    "U8": "uint8",
+}
+ITEM_BYTES = {"BF16": 2, "F32": 4, "F16": 2, "F8_E4M3": 1, "I32": 4, "I64": 8, "I8": 1, "U8": 1}
 
 
 def read_tensors(directory: Path) -> dict[str, StoredTensor]:
@@ -39,8 +35,11 @@ def read_tensors(directory: Path) -> dict[str, StoredTensor]:
 
     Raises InvalidCheckpoint naming a file or tensor that is missing, truncated or duplicated.
     """
+    files = weight_files(directory)
+    if files[0].suffix == GGUF:
+        return read_gguf_tensors(files)
     tensors: dict[str, StoredTensor] = {}
-    for file in weight_files(directory):
+    for file in files:
         for tensor in _read_header(file):
             if tensor.name in tensors:
                 raise InvalidCheckpoint(f"{tensor.name} is in {tensors[tensor.name].file.name} and in {file.name}")
@@ -50,10 +49,12 @@ def read_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the weight files: `model.safetensors`, otherwise the files named by the index, sorted by name."""
+    """Return the weight files: `model.safetensors`, the files named by the index, or all GGUF files, sorted by name."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.exists():
         return [single]
+    if not index.exists() and (parts := sorted(directory.glob(f"*{GGUF}"))):
+        return parts
     if not index.exists():
         raise InvalidCheckpoint(f"{directory} has neither {single.name} nor {index.name}; other formats are not read")
     return [directory / name for name in sorted(set(_index_map(index).values()))]
@@ -65,19 +66,6 @@ def stored_dtype(directory: Path) -> str:
     if not counts:
         raise InvalidCheckpoint(f"{directory} holds no tensors")
     return counts.most_common(1)[0][0]
-
-
-def file_status(path: Path) -> os.stat_result:
-    """Return the status of a regular file. Raises InvalidCheckpoint, also for pipes and devices (endless)."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        raise InvalidCheckpoint(f"{path} does not exist") from None
-    except OSError as error:
-        raise InvalidCheckpoint(f"{path} cannot be read: {error.strerror}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise InvalidCheckpoint(f"{path} is not a regular file")
-    return status
 
 
 def _read_header(path: Path) -> list[StoredTensor]:

@@ -4,29 +4,67 @@ from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
-from baton.engine.checkpoint.tensor_index import StoredTensor, read_tensors
+from baton.engine.checkpoint.stored_quantization import StoredQuantization
+from baton.engine.checkpoint.stored_tensor import StoredTensor
+from baton.engine.checkpoint.tensor_index import read_tensors
 from baton.engine.config import ModelConfig
 
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
-SCALES = ("_scale", "_scale_inv")  # suffixes of a quantized weight's scales
+# Suffixes of what belongs to a quantized matrix, besides its codes.
+OF_QUANTIZED = (
+    *("_scale", "_scale_inv", ".scales", ".qzeros", ".g_idx"),
+    *(".weight_zero_point", ".weight_g_idx", ".weight_shape", "_global_scale"),
+)
+CODES = (".qweight", ".weight_packed")  # suffixes of packed codes, whose shape is not the matrix's
+PACKED_TYPES = ("int8", "gguf")  # beginnings of the dtypes of packed matrices that have their own shape
+LINEAR_BYTES = {"int8": 1.0, "int4": 0.5 + 3 / 128}  # of a weight, with the scale and zero point of its group
 
 
 def num_parameters(directory: Path, model: ModelConfig) -> int:
     """Return the number of loaded weights, as counted in model names such as 8B. Raises InvalidCheckpoint."""
-    return sum(prod(tensor.shape) for tensor in _loaded(directory, model) if not tensor.name.endswith(SCALES))
+    return sum(_num_weights(tensor, model.stored_quantization) for tensor in _loaded(directory, model))
 
 
 def weights_bytes(directory: Path, model: ModelConfig, quantization: str | None) -> int:
     """Return the bytes that the whole model's weights take on a CPU. Raises InvalidCheckpoint.
 
-    On a CPU, FP8 matrices are dequantised, embeddings are never quantised, and an output layer that shares the
-    embedding's weights has a copy of them in its own layout.
+    On a CPU, FP8 matrices are dequantised, embeddings are not quantised, and an output layer that shares the
+    embedding's weights has a copy of them in its own layout; it is not rounded to int4. Packed matrices stay as large
+    as they are stored, unless they are converted to int8.
     """
     item_bytes = ITEM_BYTES[model.dtype]
-    linear_bytes = 1 if quantization == "int8" else item_bytes
-    embedding = model.vocab_size * model.hidden_size
-    num_linear = num_parameters(directory, model) - (0 if model.tie_word_embeddings else embedding)
-    return embedding * item_bytes + num_linear * linear_bytes
+    linear_bytes = item_bytes if quantization is None else LINEAR_BYTES[quantization]
+    packed_bytes, num_plain, num_linear = 0, 0, 0
+    for tensor in _loaded(directory, model):
+        count = _num_weights(tensor, model.stored_quantization)
+        if _is_packed(tensor, model.stored_quantization) and quantization != "int8":
+            packed_bytes += tensor.num_bytes
+        elif tensor.name == HEAD and quantization == "int4":
+            num_plain += count
+        elif not tensor.name.endswith(EMBEDDING):
+            num_linear += count
+        elif model.tie_word_embeddings and quantization != "int4":
+            num_plain, num_linear = num_plain + count, num_linear + count
+        else:
+            num_plain += (1 + model.tie_word_embeddings) * count
+    return packed_bytes + num_plain * item_bytes + round(num_linear * linear_bytes)
+
+
+def _num_weights(tensor: StoredTensor, stored: StoredQuantization | None) -> int:
+    if tensor.name.endswith(OF_QUANTIZED):
+        return 0
+    suffix = next((each for each in CODES if tensor.name.endswith(each)), None)
+    if suffix is None or stored is None:
+        return prod(tensor.shape)
+    module = tensor.name.removesuffix(suffix)
+    scheme = stored.packed.scheme_of(module) or stored.packed.default
+    return tensor.num_bytes * 8 // (scheme.bits if scheme is not None else 8)
+
+
+def _is_packed(tensor: StoredTensor, stored: StoredQuantization | None) -> bool:
+    belongs = stored is not None and stored.packed.has_any and tensor.name.endswith((*CODES, *OF_QUANTIZED))
+    return belongs or tensor.dtype.startswith(PACKED_TYPES)
 
 
 def _loaded(directory: Path, model: ModelConfig) -> Iterator[StoredTensor]:

@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import math
 import mmap
 import os
 import time
@@ -13,9 +14,14 @@ import torch
 from torch import Tensor
 
 from baton.engine.checkpoint.file_hashes import FileState
+from baton.engine.checkpoint.gguf.types import PACKED
+from baton.engine.checkpoint.packed.lookup import PackedLookup, module_of
+from baton.engine.checkpoint.packed.scheme import NOT_PACKED
+from baton.engine.checkpoint.packed.stored_layout import PackedLayout, PackedMatrix, Wanted
 from baton.engine.checkpoint.stored_matrix import WHOLE, Part, StoredMatrix, part_of_scales, scale_shapes
 from baton.engine.checkpoint.stored_quantization import SCALE_SUFFIXES, StoredQuantization
-from baton.engine.checkpoint.tensor_index import StoredTensor, read_tensors
+from baton.engine.checkpoint.stored_tensor import StoredTensor, find_tensor
+from baton.engine.checkpoint.tensor_index import read_tensors
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 
 log = logging.getLogger(__name__)
@@ -26,6 +32,9 @@ TRIM_BYTES = 32 << 20  # bytes read between trims of the heap, which cause page 
 
 FP8 = "float8_e4m3fn"
 STORED = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16, FP8: torch.float8_e4m3fn}
+INTEGERS = {"int32": torch.int32, "int64": torch.int64, "int8": torch.int8, "uint8": torch.uint8}  # in packed matrices
+
+Stored = StoredMatrix | PackedMatrix
 
 
 class Weights:
@@ -49,6 +58,8 @@ class Weights:
         self.quantization = quantization  # as in EngineConfig
         self.stored_quantization = stored_quantization
         self._tensors = _under_model(read_tensors(directory))
+        packed = stored_quantization.packed if stored_quantization is not None else NOT_PACKED
+        self._packed = PackedLookup(self._tensors, packed)
         self._total_bytes = max(sum(tensor.num_bytes for tensor in self._tensors.values()), 1)
         self._taken: set[str] = set()
         self._taken_bytes = 0
@@ -71,16 +82,18 @@ class Weights:
         Default dtype: the model's. Raises InvalidCheckpoint or UnsupportedModel, like `peek`.
         """
         view = self.peek(name, *shape, part=part)
-        target = torch.empty(view.values.shape, dtype=dtype or self.dtype, device=self.device)
+        target = torch.empty(view.shape, dtype=dtype or self.dtype, device=self.device)
         view.copy_to(target)
         return target
 
-    def peek(self, name: str, *shape: int, part: Part = WHOLE) -> StoredMatrix:
+    def peek(self, name: str, *shape: int, part: Part = WHOLE) -> Stored:
         """Return a read-only view of a tensor of this shape, or of a part of it, as stored; it counts as taken.
 
         Valid until `close`. Raises InvalidCheckpoint if the tensor is missing or has another shape, UnsupportedModel
-        for an unsupported dtype.
+        for an unsupported dtype, and for a part that a packed matrix cannot be read in.
         """
+        if (layout := self._packed.layout(name)) is not None:
+            return self._peek_packed(name, layout, shape, part)
         stored = self._find(name, shape)
         view = self._view(stored)[part]
         self._read_bytes += view.nbytes
@@ -94,7 +107,11 @@ class Weights:
 
     def expect(self, name: str, *shape: int) -> None:
         """Check a tensor that is read later, or on another rank: it counts as taken, but not for progress."""
-        for each in self._with_scales(self._find(name, shape)):
+        if (layout := self._packed.layout(name)) is not None:
+            tensors = tuple(self._packed.find(layout, Wanted.of(module_of(name), shape, WHOLE)).values())
+        else:
+            tensors = self._with_scales(self._find(name, shape))
+        for each in tensors:
             if each.name not in self._taken:
                 self._taken.add(each.name)
                 self._total_bytes = max(self._total_bytes - each.num_bytes, 1)
@@ -105,6 +122,17 @@ class Weights:
             self._dequantised_for.add(why)
             log.info("weights in FP8 are dequantised to %s: %s", str(self.dtype).removeprefix("torch."), why)
 
+    def note_dequantised_in_products(self) -> None:
+        """Warn once that packed matrices are dequantised each time they are used."""
+        if "packed" not in self._dequantised_for:
+            self._dequantised_for.add("packed")
+            log.warning(
+                "packed weights have no fast products here: they are dequantised to %s on %s at each use, which takes "
+                "longer than products of plain weights",
+                str(self.dtype).removeprefix("torch."),
+                self.device,
+            )
+
     def finish(self, ignored: Callable[[str], bool]) -> None:
         """End loading. Raises InvalidCheckpoint naming tensors that were neither taken nor `ignored`."""
         self._on_progress = None
@@ -113,6 +141,7 @@ class Weights:
         stored = self.stored_quantization
         left = sorted(name for name in self._tensors.keys() - self._taken if not ignored(name))
         left = [name for name in left if stored is None or not stored.is_unused(name)]
+        left = [name for name in left if not self._is_empty_bias(name)]
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             raise InvalidCheckpoint(f"unexpected tensors that the config has no use for: {', '.join(left[:5])}{more}")
@@ -128,7 +157,8 @@ class Weights:
         A file that was replaced or removed is still mapped as it was. Only the modification time is compared: the
         inode's change time also changes without a write.
         """
-        stored = [each for name in names for each in self._with_scales(self._tensors[name])]
+        named = [self._tensors[each] for name in names for each in self._packed.names(name)]
+        stored = [tensor for each in named for tensor in self._with_scales(each)]
         for path in {each.file for each in stored}.intersection(self._states):
             before = self._states[path]
             try:
@@ -145,16 +175,25 @@ class Weights:
         self._maps.clear()
         self._states.clear()
 
+    def _peek_packed(self, name: str, layout: PackedLayout, shape: tuple[int, ...], part: Part) -> PackedMatrix:
+        wanted = Wanted.of(module_of(name), shape, part)
+        found = self._packed.find(layout, wanted)
+        share = math.prod(wanted.shape) / max(math.prod(shape), 1)
+        num_bytes = round(share * sum(each.num_bytes for each in found.values()))
+        self._read_bytes += num_bytes
+        self._release(num_bytes)
+        for each in found.values():
+            self._count(each)
+        return PackedMatrix(layout, {suffix: self._view(each) for suffix, each in found.items()}, wanted)
+
+    def _is_empty_bias(self, name: str) -> bool:
+        """Return whether a tensor is a bias of zeros, which GPTQ's tools add to packed modules that have none."""
+        stored = self._tensors[name]
+        return self._packed.is_bias_of_packed(name) and stored.dtype in STORED and not self._view(stored).any()
+
     def _find(self, name: str, *shapes: tuple[int, ...]) -> StoredTensor:
         """Return a tensor that has one of these shapes. Raises InvalidCheckpoint or UnsupportedModel."""
-        stored = self._tensors.get(name)
-        if stored is None:
-            raise InvalidCheckpoint(f"tensor {name} is missing from the checkpoint")
-        if stored.shape not in shapes:
-            wanted = " or ".join(str(list(shape)) for shape in shapes)
-            raise InvalidCheckpoint(f"tensor {name} has shape {list(stored.shape)}, but the config needs {wanted}")
-        if stored.dtype not in STORED:
-            raise UnsupportedModel(f"tensor {name} has dtype {stored.dtype}, which is not supported")
+        stored = find_tensor(self._tensors, name, shapes, STORED)
         if stored.dtype == FP8 and self.stored_quantization is None:
             raise UnsupportedModel(f"tensor {name} is in FP8, but the config has no quantization_config")
         return stored
@@ -207,14 +246,15 @@ class Weights:
             self._on_progress(min(self._taken_bytes / self._total_bytes, 1.0))
 
     def _view(self, stored: StoredTensor) -> Tensor:
-        dtype = STORED[stored.dtype]
+        dtype = torch.uint8 if stored.dtype.startswith(PACKED) else (STORED | INTEGERS)[stored.dtype]
         if stored.num_bytes == 0:
             return torch.empty(stored.shape, dtype=dtype)
         mapped = self._map(stored.file)
         if stored.offset + stored.num_bytes > len(mapped):
             raise InvalidCheckpoint(f"{stored.file} became shorter while it was read")
         count = stored.num_bytes // dtype.itemsize
-        return torch.frombuffer(mapped, dtype=dtype, count=count, offset=stored.offset).view(stored.shape)
+        found = torch.frombuffer(mapped, dtype=dtype, count=count, offset=stored.offset)
+        return found.view(*stored.shape[:-1], -1) if stored.dtype.startswith(PACKED) else found.view(stored.shape)
 
     def _map(self, path: Path) -> mmap.mmap:
         mapped = self._maps.get(path)
@@ -240,7 +280,7 @@ def _under_model(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 def peek_all(
     weights: Weights, names: Sequence[str], sizes: Iterable[int], *inner: int, wanted: Iterable[Part] | None = None
-) -> list[StoredMatrix]:
+) -> list[Stored]:
     """Return views of tensors of shape [size, *inner], or of the wanted part of each.
 
     Allocates nothing, so that wrong shapes are detected before memory is taken.
@@ -256,14 +296,13 @@ def stack(
     return join(weights, peek_all(weights, names, sizes, *inner, wanted=wanted))
 
 
-def join(weights: Weights, parts: Sequence[StoredMatrix]) -> Tensor:
+def join(weights: Weights, parts: Sequence[Stored]) -> Tensor:
     """Concatenate stored tensors along dimension 0, on the model's device, without intermediate copies."""
-    first = parts[0].values
-    shape = (sum(len(part.values) for part in parts), *first.shape[1:])
+    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
     target = torch.empty(shape, dtype=weights.dtype, device=weights.device)
     start = 0
     for part in parts:
-        end = start + len(part.values)
+        end = start + part.shape[0]
         part.copy_to(target[start:end])
         start = end
     return target

@@ -83,7 +83,7 @@ class GraphedModel:
         assert isinstance(model.backend, FlashInferAttention), "see can_be_recorded"
         self._attention = model.backend
         self._attention.reserve(self._largest, max_blocks)
-        vocab_size = len(model.embedding.weight)
+        vocab_size = model.embedding.vocab.stop - model.embedding.vocab.start
         self._logits = torch.empty(self._largest, vocab_size, device=pool.device)  # shared by all sizes
         # The largest first: the others then fit into the memory that it has allocated.
         recorded = []

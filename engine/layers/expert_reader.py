@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.engine.checkpoint.stored_matrix import StoredMatrix
-from baton.engine.checkpoint.weights import Weights, join, peek_all
+from baton.engine.checkpoint.weights import Stored, Weights, join, peek_all
 from baton.engine.config import MoEConfig
 from baton.engine.layers.experts import Expert
 from baton.engine.layers.fp8_weight import fp8_weight
+from baton.engine.layers.grouped_weight import grouped_weight
 from baton.engine.layers.linear import Linear
 from baton.engine.parallel.tensor_shard import TensorShard
 
@@ -73,13 +73,14 @@ class ExpertReader:
         columns = weights.peek(down, *down_shape, part=(expert, slice(None), gates))
         return Expert(self._linear(gate_up), self._linear([columns]))
 
-    def _linear(self, parts: Sequence[StoredMatrix]) -> Linear:
+    def _linear(self, parts: Sequence[Stored]) -> Linear:
         """Build a Linear. Experts have few rows each: for them oneDNN's layout is slower than the plain one in fp32,
         and faster in bf16 where the native products are not available.
         """
         weights = self._weights
-        if (scaled := fp8_weight(weights, parts, is_expert=True)) is not None:
-            return Linear(scaled)
+        stored = fp8_weight(weights, parts, is_expert=True) or grouped_weight(weights, parts)
+        if stored is not None:
+            return Linear(stored)
         packed, quantization = weights.dtype != torch.float32, weights.quantization
         return Linear(join(weights, parts), packed=packed, quantization=quantization, is_owned=True)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.layers.grouped_product import GroupedProduct, grouped_product
+from baton.engine.layers.grouped_weight import GroupedWeight
 from baton.engine.layers.linear import Linear, gated_weights
 from baton.engine.layers.panel_weight import GatedWeights
 from baton.engine.ops.factory import ops_for
@@ -137,7 +138,11 @@ class Experts:
     @property
     def row_tile(self) -> int:
         """Rows per slot must be a multiple of this for bit-identical results."""
-        return 1 if isinstance(self._current.products, GatedExperts) else ROW_TILE
+        is_native = isinstance(self._current.products, GatedExperts) or (
+            bool(self.slots)
+            and all(_is_grouped_native(each) for slot in self.slots for each in (slot.gate_up, slot.down))
+        )
+        return 1 if is_native else ROW_TILE
 
     @property
     def is_grouped(self) -> bool:
@@ -151,6 +156,10 @@ class Experts:
         experts are grouped, any numbers, also on the device.
         """
         return self._current.products(rows, sizes) if rows.shape[0] else rows
+
+
+def _is_grouped_native(linear: Linear) -> bool:
+    return isinstance(linear.form, GroupedWeight) and linear.form.native is not None
 
 
 def _is_faster_grouped(weight: Tensor) -> bool:

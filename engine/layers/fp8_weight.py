@@ -16,7 +16,7 @@ from torch import Tensor
 
 from baton.engine.checkpoint.stored_matrix import StoredMatrix
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
-from baton.engine.checkpoint.weights import Weights
+from baton.engine.checkpoint.weights import Stored, Weights
 
 E4M3 = torch.float8_e4m3fn
 LAST = 448.0  # largest number in e4m3
@@ -28,12 +28,12 @@ BLOCKS_SINCE = (12, 9)  # first CUDA version whose cuBLAS has block-scaled produ
 TINY = torch.finfo(torch.float32).tiny
 
 
-class Fp8Weight(Protocol):
-    """An FP8 weight multiplied with FP8 activations."""
+class StoredWeight(Protocol):
+    """A weight that is multiplied in the form in which it is stored, or in one like it."""
 
     @property
     def values(self) -> Tensor:
-        """[out_features or more, in_features] in e4m3, contiguous."""
+        """Its elements without their scales; FP8: [out_features or more, in_features] in e4m3, contiguous."""
         ...
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -127,14 +127,15 @@ def products_of(stored: StoredQuantization | None, dtype: str, device: torch.dev
     return "fp8" if (found.of_rows if stored.block is None else found.of_blocks) else None
 
 
-def fp8_weight(weights: Weights, parts: Sequence[StoredMatrix], *, is_expert: bool = False) -> Fp8Weight | None:
+def fp8_weight(weights: Weights, stored: Sequence[Stored], *, is_expert: bool = False) -> StoredWeight | None:
     """Concatenate stored matrices into one FP8 weight; None, with the reason in the log, if they must be dequantised.
 
     Experts stay in FP8 only if all of them can be computed by one grouped call. There is none for block scales, and a
     call per expert would leave most of the GPU idle, so block-scaled experts are dequantised.
     """
+    parts = [part for part in stored if isinstance(part, StoredMatrix)]
     scales = [part.scales for part in parts if part.scales is not None]
-    if not scales:
+    if not scales or len(parts) < len(stored):
         return None
     why = _obstacle(weights, parts, is_expert)
     if why is not None:

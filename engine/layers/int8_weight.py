@@ -84,7 +84,7 @@ def _quantised(rows: Tensor, scales: Tensor) -> Tensor:
 
 def check_quantization(quantization: str | None, device: torch.device) -> None:
     """Raise UnsupportedModel if int8 products are not available on the device, or could overflow."""
-    if quantization is None:
+    if quantization != "int8":
         return
     if device.type != "cpu":
         raise UnsupportedModel(f"quantization {quantization} is for CPUs, but the device is {device}: leave it out")

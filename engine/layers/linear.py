@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from baton.engine.checkpoint.stored_matrix import StoredMatrix
-from baton.engine.checkpoint.weights import Weights, join, peek_all, stack
-from baton.engine.layers.fp8_weight import Fp8Weight, fp8_weight
+from baton.engine.checkpoint.weights import Stored, Weights, join, peek_all, stack
+from baton.engine.layers.fp8_weight import StoredWeight, fp8_weight
+from baton.engine.layers.grouped_weight import GroupedWeight, grouped_weight
+from baton.engine.layers.int4_weight import group_of, int4_matrix
 from baton.engine.layers.int8_weight import Int8Weight, int8_weight
 from baton.engine.layers.panel_weight import GatedWeights, PairedWeight, PanelWeight, can_gate, can_have_panels
 from baton.engine.parallel.tensor_parallel import TensorRanks
@@ -22,7 +23,7 @@ class Linear:
 
     def __init__(
         self,
-        weight: Tensor | Fp8Weight,
+        weight: Tensor | StoredWeight,
         bias: Tensor | None = None,
         *,
         packed: bool = True,
@@ -31,13 +32,17 @@ class Linear:
     ) -> None:
         """weight: [out_features, in_features]; bias: [out_features]. `packed` false keeps the plain layout on a CPU.
 
-        quantization: "int8", see Int8Weight, or None; is_owned: no other object uses the weight's memory.
+        quantization: "int8", see Int8Weight, "int4", see GroupedWeight, or None; is_owned: no other object uses the
+        weight's memory.
         """
         self.bias = bias
-        self.form: Int8Weight | Fp8Weight | PanelWeight | None = None  # weight with its own product
+        self.form: Int8Weight | StoredWeight | PanelWeight | None = None  # weight with its own product
         self.is_packed = False  # in oneDNN's layout
         if not isinstance(weight, Tensor):
             self.form, self.weight = weight, weight.values
+        elif quantization == "int4" and (group := group_of(weight.shape[1])) is not None:
+            self.form = grouped = GroupedWeight(int4_matrix(weight, group), weight.dtype)
+            self.weight = grouped.values
         elif quantization == "int8":
             self.form = int8 = int8_weight(weight)
             self.weight = int8.panels if isinstance(int8, PanelWeight) else int8.packed
@@ -119,6 +124,17 @@ def load_linear(
     return load_fused(weights, [prefix], in_features, [out_features], bias=bias, rows=wanted)
 
 
+def load_head(weights: Weights, hidden_size: int, vocab_size: int, rows: slice) -> Linear:
+    """Load some rows of the output layer `lm_head`, which is not rounded to 4 bits: it determines the tokens most."""
+    stored = peek_all(weights, ["lm_head.weight"], [vocab_size], hidden_size, wanted=[(rows,)])
+    return make_linear(weights, stored, quantization=head_quantization(weights.quantization))
+
+
+def head_quantization(quantization: str | None) -> str | None:
+    """Return the quantization of the output layer."""
+    return None if quantization == "int4" else quantization
+
+
 def load_fused(
     weights: Weights,
     prefixes: Sequence[str],
@@ -135,7 +151,7 @@ def load_fused(
     wanted = [(part,) for part in rows] if rows is not None else None
     parts = peek_all(weights, [f"{prefix}.weight" for prefix in prefixes], out_features, in_features, wanted=wanted)
     addend = stack(weights, [f"{prefix}.bias" for prefix in prefixes], out_features, wanted=wanted) if bias else None
-    return make_linear(weights, parts, addend)
+    return make_linear(weights, parts, addend, quantization=weights.quantization)
 
 
 def load_partial(
@@ -151,15 +167,20 @@ def load_partial(
     """Load a projection of some input columns: the ranks' outputs add up to the whole. Rank 0 has the bias."""
     parts = peek_all(weights, [f"{prefix}.weight"], [out_features], in_features, wanted=[(slice(None), columns)])
     addend = stack(weights, [f"{prefix}.bias"], [out_features]) if bias else None
-    return make_linear(weights, parts, addend if shard.rank == 0 else None)
+    return make_linear(weights, parts, addend if shard.rank == 0 else None, quantization=weights.quantization)
 
 
-def make_linear(weights: Weights, parts: Sequence[StoredMatrix], bias: Tensor | None = None) -> Linear:
-    """Concatenate stored matrices into one Linear; FP8 matrices stay in FP8 if the device supports it."""
-    weight = fp8_weight(weights, parts)
+def make_linear(
+    weights: Weights, parts: Sequence[Stored], bias: Tensor | None = None, *, quantization: str | None = None
+) -> Linear:
+    """Concatenate stored matrices into one Linear.
+
+    FP8 matrices stay in FP8 if the device supports it, and packed ones stay in groups; the others get `quantization`.
+    """
+    weight = fp8_weight(weights, parts) or grouped_weight(weights, parts)
     if weight is not None:
         return Linear(weight, bias)
-    return Linear(join(weights, parts), bias, quantization=weights.quantization, is_owned=True)
+    return Linear(join(weights, parts), bias, quantization=quantization, is_owned=True)
 
 
 def _can_pack(weight: Tensor) -> bool:

@@ -9,12 +9,15 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.attention.base import AttentionBackend
+from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix
+from baton.engine.checkpoint.packed.stored_layout import PackedMatrix
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch, PooledOutput
 from baton.engine.execution.device import to_device_async
 from baton.engine.kv.layout import KVCacheLayout
-from baton.engine.layers.linear import Linear, Projection, gathered, load_linear
+from baton.engine.layers.grouped_weight import GroupedWeight
+from baton.engine.layers.linear import Linear, Projection, gathered, head_quantization, load_head
 from baton.engine.layers.moe import MoE
 from baton.engine.layers.norm import RMSNorm
 from baton.engine.layers.rotary import RotaryEmbedding
@@ -25,19 +28,37 @@ from baton.engine.parallel.tensor_parallel import TensorRanks
 class Embedding:
     """Token embeddings; the rows of the vocabulary are divided among ranks."""
 
-    def __init__(self, weight: Tensor, tensor: TensorRanks, vocab_size: int) -> None:
-        self.weight = weight  # [this rank's part of the vocabulary, hidden]
+    def __init__(
+        self, weight: Tensor | GroupedMatrix, tensor: TensorRanks, vocab_size: int, dtype: torch.dtype
+    ) -> None:
+        """weight: [this rank's part of the vocabulary, hidden]; dtype: of the vectors."""
+        self.weight = weight
         self.tensor = tensor
-        self.first = tensor.shard.of(vocab_size).start
+        self.vocab = tensor.shard.of(vocab_size)
+        self.dtype = dtype
+
+    def nothing(self) -> Tensor:
+        """Return the embeddings of no tokens, [0, hidden]."""
+        return self._rows(torch.empty(0, dtype=torch.int64, device=self.device))
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weight."""
+        return self.weight.device if isinstance(self.weight, Tensor) else self.weight.low.device
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Return the embeddings [num_tokens, hidden] of token_ids [num_tokens]."""
         if self.tensor.shard.size == 1:
-            return F.embedding(token_ids, self.weight)
-        ours = token_ids - self.first
-        is_elsewhere = (ours < 0) | (ours >= len(self.weight))
-        vectors = F.embedding(ours.masked_fill_(is_elsewhere, 0), self.weight)
+            return self._rows(token_ids)
+        ours = token_ids - self.vocab.start
+        is_elsewhere = (ours < 0) | (token_ids >= self.vocab.stop)
+        vectors = self._rows(ours.masked_fill_(is_elsewhere, 0))
         return self.tensor.sum(vectors.masked_fill_(is_elsewhere.unsqueeze(1), 0))
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        if isinstance(self.weight, Tensor):
+            return F.embedding(indices, self.weight)
+        return self.weight.dequantised(indices, self.dtype)
 
 
 class Attention(Protocol):
@@ -172,7 +193,7 @@ class CausalLM:
     @torch.inference_mode()
     def forward_idle(self) -> None:
         """Take part in a step without tokens on this rank: compute its experts for the other ranks."""
-        nothing = self.embedding.weight[:0]
+        nothing = self.embedding.nothing()
         for layer in self.layers:
             if isinstance(layer.feed_forward, MoE):
                 layer.feed_forward(nothing)
@@ -201,19 +222,29 @@ def load_causal_lm(
         )
 
     rows = tensor.shard.of(config.vocab_size)
-    embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size, part=(rows,))
+    embedding = _load_embedding(weights, config, rows)
     layers = [layer(index) for index in range(config.num_layers)]
     if config.tie_word_embeddings:
-        head = gathered(Linear(embedding, quantization=weights.quantization), tensor)
+        table = embedding if isinstance(embedding, Tensor) else GroupedWeight(embedding, weights.dtype)
+        head = gathered(Linear(table, quantization=head_quantization(weights.quantization)), tensor)
     elif config.may_lack_head and "lm_head.weight" not in weights:
         head = MissingHead(config.vocab_size)
     else:
-        head = gathered(load_linear(weights, "lm_head", config.hidden_size, config.vocab_size, rows=rows), tensor)
+        head = gathered(load_head(weights, config.hidden_size, config.vocab_size, rows), tensor)
     return CausalLM(
-        Embedding(embedding, tensor, config.vocab_size),
+        Embedding(embedding, tensor, config.vocab_size, weights.dtype),
         layers,
         norm("model.norm"),
         head,
         RotaryEmbedding(config.rope, config.max_model_len, weights.device),
         backend,
     )
+
+
+def _load_embedding(weights: Weights, config: ModelConfig, rows: slice) -> Tensor | GroupedMatrix:
+    """Load some rows of the embedding; a packed one stays packed, unless the output layer is to become int8."""
+    name, shape = "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
+    stored = weights.peek(name, *shape, part=(rows,))
+    if isinstance(stored, PackedMatrix) and weights.quantization != "int8":
+        return stored.read().to(weights.device)
+    return weights.take(name, *shape, part=(rows,))

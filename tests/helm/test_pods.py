@@ -32,6 +32,8 @@ def test_a_slow_start_is_not_killed() -> None:
         ({"minReplicas": 4}, 3),
         ({"minReplicas": 4, "replicasPerPod": 2}, 1),
         ({"minReplicas": 4, "podDisruptionBudget": {"minAvailable": 0}}, 0),
+        ({"minReplicas": 1, "tensorParallelSize": 4, "nodesPerWorker": 2}, 2),  # those of the only worker
+        ({"minReplicas": 2, "tensorParallelSize": 4, "nodesPerWorker": 2}, 3),
     ],
 )
 def test_evictions_leave_workers(values: dict[str, Any], expected: int) -> None:

@@ -41,6 +41,10 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
         r"decode\.nodesPerWorker: 2 nodes cannot have equal shares of 3 ranks; set decode\.tensorParallelSize to a mul",
     ),
     (
+        {"device": "cpu", "decode": {"tensorParallelSize": 4, "nodesPerWorker": 2}},
+        r"decode\.engine\.kvCacheMemoryBytes: missing; nodes without GPUs have no common default",
+    ),
+    (
         {"prefill": {"tensorParallelSize": 4, "nodesPerWorker": 2, "replicasPerPod": 2}},
         r"prefill\.replicasPerPod: 2, but a worker over several nodes has a pod on each of them to itself; set 1",
     ),

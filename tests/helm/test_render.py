@@ -142,12 +142,14 @@ def test_commands_in_the_notes_name_existing_objects() -> None:
     assert charts.only(charts.render(CASES["tls"], name="x", namespace="ns"), "RayService", "x-baton")
 
 
-@pytest.mark.parametrize("case", ["default", "cpu", "moe"])
-def test_the_size_suggested_in_the_notes_installs(case: str) -> None:
-    notes = charts.render_files(CASES[case])["baton/templates/NOTES.txt"]
+@pytest.mark.parametrize(("case", "nodes"), [("default", 1), ("cpu", 1), ("moe", 1), ("default", 2)])
+def test_the_size_suggested_in_the_notes_installs(case: str, nodes: int) -> None:
+    over_nodes = {"decode": {"tensorParallelSize": 2, "nodesPerWorker": 2}}
+    values = charts.merged(CASES[case], over_nodes if nodes > 1 else {})
+    notes = charts.render_files(values)["baton/templates/NOTES.txt"]
     found = re.search(r"--set decode\.maxReplicas=(\d+) ", notes)
     assert found is not None
-    charts.render(charts.merged(CASES[case], {"decode": {"maxReplicas": int(found[1])}}))
+    charts.render(charts.merged(values, {"decode": {"maxReplicas": int(found[1])}}))
     for status in ("activeServiceStatus", "pendingServiceStatus"):
         assert f"{{.status.{status}.applicationStatuses}}" in notes
 

@@ -1,7 +1,9 @@
 """Workers whose ranks are on two nodes: tokens, handovers, the loss of a node, and nodes that do not fit."""
 
 import asyncio
+import os
 import random
+import signal
 from pathlib import Path
 
 import psutil
@@ -60,10 +62,10 @@ async def test_tokens_equal_one_ranks_alone_and_through_a_handover(transport: st
 
 
 async def lose_the_second_node(model: Path, directory: Path) -> None:
-    """Kill the second node of an idle worker, and check that the worker ends, and the rank on that node."""
+    """Kill an idle worker's process on its second node, and check that the worker ends, and the rank on that node."""
     async with worker_on_two_nodes("decode", model, directory) as (worker, node):
         [rank] = psutil.Process(node.child.pid).children()
-        node.child.kill()  # and with it the lifeline of its rank
+        os.kill(node.child.pid, signal.SIGKILL)  # and with it the lifeline of its rank, which gets SIGTERM
         async with asyncio.timeout(20):
             assert await worker.child.wait() == 1
         await wait_gone(rank)
@@ -100,6 +102,36 @@ async def test_a_node_that_never_comes_ends_the_start(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=missing):
         async with worker_process("decode", model, tmp_path, *flags_of_node(0, port, *SMALL, "--node-timeout-s=0.5")):
             pass
+
+
+@pytest.mark.slow
+async def test_a_node_that_waits_ends_at_a_signal(tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path / "model")
+    [port] = free_ports(HOSTS[0], 1)
+    for delay_s in (0.0, 4.0):  # before its rank handles signals, and after
+        directory = tmp_path / f"{delay_s:g}"
+        directory.mkdir()
+        async with second_node("decode", model, directory, port, *SMALL) as node, asyncio.timeout(30):
+            while "node 1 runs rank 1 of the worker" not in node.log.read_text():
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(delay_s)
+            node.child.terminate()
+            assert await node.ended() == 0
+
+
+@pytest.mark.slow
+async def test_a_node_ends_with_the_status_of_its_worker(tmp_path: Path) -> None:
+    """Node 2 never comes."""
+    model = make_checkpoint("llama3", tmp_path / "model")
+    [port] = free_ports(HOSTS[0], 1)
+    four = (*SMALL[:3], "--tensor-parallel-size=4", "--nnodes=4", "--kv-shards=4", "--node-timeout-s=15")
+    async with second_node("decode", model, tmp_path, port, *four) as node:
+        with pytest.raises(AssertionError, match=r"node 2 \(rank 2\) has not connected"):
+            async with worker_process("decode", model, tmp_path, *flags_of_node(0, port, *four)):
+                pass
+        async with asyncio.timeout(20):
+            assert await node.ended() == 1
+    assert "the worker has failed, as its first rank at 127.0.0.1" in node.log.read_text()
 
 
 @pytest.mark.slow

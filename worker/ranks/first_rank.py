@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 
 import grpc
 
@@ -34,8 +35,6 @@ class FirstRankService(rank_pb2_grpc.FirstRankServicer):
             self.last_refusal = refusal
             logger.warning("refused the rank at %s: %s", context.peer(), refusal)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
-        follower = self._followers[first.hello.rank]
-        follower.connected.set()
-        await context.send_initial_metadata(())
-        async for command in follower.commands(request_iterator):
-            yield command
+        async with aclosing(self._followers[first.hello.rank].commands(request_iterator, context)) as commands:
+            async for command in commands:
+                yield command

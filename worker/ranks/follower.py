@@ -3,10 +3,11 @@
 import asyncio
 import faulthandler
 import logging
+import os
 import signal
 import threading
 import uuid
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import grpc
 
@@ -27,7 +28,7 @@ from baton.worker.ranks.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
-END_TIMEOUT_S = 5.0  # for the step in progress, after the other ranks have ended
+END_TIMEOUT_S = 5.0  # for the load or the step in progress, after the other ranks have ended
 CHECK_INTERVAL_S = 1.0  # between two checks of the current step's duration
 
 
@@ -40,6 +41,7 @@ class FollowerProcess:
         self._memory = SharedPool()
         self._membership = FixedGroup(config.tensor_parallel, rank)
         self._tensor = tensor_group(config, self._membership)
+        self._loading: Future[Follower] | None = None
         self._follower: Follower | None = None
         self._thread: threading.Thread | None = None
         self._transport: KVTransport | None = None
@@ -50,7 +52,7 @@ class FollowerProcess:
         commands = RankCommands(hello_of(self._config, self._rank), self._load)
         channel = self._channel(leader)
         following = asyncio.create_task(commands.follow(channel, leader, self._config.node_timeout_s))
-        stopping = asyncio.ensure_future(_sigterm_without_leader(commands))
+        stopping = asyncio.ensure_future(_sigterm_to_end(commands, can_leave=self._config.node_rank > 0))
         watching = asyncio.create_task(self._watch())
         try:
             await asyncio.wait({stopping, watching, self._failed, following}, return_when=asyncio.FIRST_COMPLETED)
@@ -64,8 +66,11 @@ class FollowerProcess:
             self._tensor.leave()
             stopping.cancel()
             await commands.close()
+            following.cancel()
             await asyncio.gather(following, return_exceptions=True)
             await channel.close(None)
+            if self._loading is not None:
+                await asyncio.to_thread(wait, (self._loading,), END_TIMEOUT_S)
             if self._thread is not None:
                 await asyncio.to_thread(self._thread.join, END_TIMEOUT_S)
             watching.cancel()
@@ -83,11 +88,10 @@ class FollowerProcess:
     async def _load(self, store: str) -> Ranks:
         config = self._config
         self._membership.begin(store)
-        with ThreadPoolExecutor(1, "load") as loader:  # OpenMP's threads end with it, see worker/server.py
-            follower = await asyncio.get_running_loop().run_in_executor(
-                loader, lambda: Follower(config.engine, self._tensor, self._memory.allocate)
-            )
-        self._follower = follower
+        loader = ThreadPoolExecutor(1, "load")
+        self._loading = loader.submit(Follower, config.engine, self._tensor, self._memory.allocate)
+        loader.shutdown(wait=False)  # OpenMP's threads end with its thread, see worker/server.py
+        self._follower = follower = await asyncio.wrap_future(self._loading)
         identity = PoolIdentity(uuid.uuid4().hex, follower.fingerprint)
         device = follower.pool.device
         self._transport = create_transport(
@@ -120,15 +124,18 @@ class FollowerProcess:
             faulthandler.cancel_dump_traceback_later()
 
 
-async def _sigterm_without_leader(commands: RankCommands) -> None:
-    """Return at SIGTERM; a first rank that is connected drains the worker instead. SIGINT is ignored."""
-    stopping = asyncio.Event()
+async def _sigterm_to_end(commands: RankCommands, can_leave: bool) -> None:
+    """Return at SIGTERM if no first rank is connected, or the parent process has ended. SIGINT is ignored.
+
+    Otherwise the first rank decides: it drains the worker at its own SIGTERM or, if `can_leave`, at this one.
+    """
+    stopping, parent = asyncio.Event(), os.getppid()
 
     def on_sigterm() -> None:
-        if commands.is_followed:
-            commands.leave()
-        else:
+        if not commands.is_followed or os.getppid() != parent:  # the lifeline sends SIGTERM to an orphan
             stopping.set()
+        elif can_leave:
+            commands.leave()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_sigterm)
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)

@@ -48,7 +48,7 @@ class RankCommands:
         """Execute the commands of the first rank at `leader` until it ends the stream.
 
         It may start `timeout_s` seconds later. Raises PlainError if it does not, or refuses this rank, EngineEnded if
-        the connection is lost, and the errors of `load`.
+        the worker fails or the connection is lost, and the errors of `load`.
         """
         self._call = rank_pb2_grpc.FirstRankStub(channel).Follow(self._news(), wait_for_ready=True)
         try:
@@ -56,7 +56,7 @@ class RankCommands:
             self.is_followed = True
             await self._follow(self._call)
         except grpc.aio.AioRpcError as error:
-            raise EngineEnded(f"the first rank at {leader} is gone: {error.details()}") from error
+            raise _end_of(error, leader) from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -66,7 +66,7 @@ class RankCommands:
             self.is_followed = False
 
     def leave(self) -> None:
-        """Ask the first rank to drain the worker, as this process was told to end."""
+        """Ask the first rank to drain the worker, because this process got a SIGTERM."""
         self._send(0, rank_pb2.RankLeaving())
 
     async def report(self, error: Exception) -> None:
@@ -96,10 +96,24 @@ class RankCommands:
         first = await anext(commands, None)
         if first is None:
             return  # the worker ended before it began
-        rank = await self._load(first.join.store)
+        rank = await self._loaded(call, first.join.store)
+        if rank is None:
+            await anext(commands, None)  # raises the error with which the stream has ended
+            return
         self._send(0, pool_to_proto(rank.pool))
         async for command in commands:
             self._execute(rank, command)
+
+    async def _loaded(self, call: FollowCall, store: str) -> Ranks | None:
+        """Load, and return None if the stream ends first."""
+        loading = asyncio.ensure_future(self._load(store))
+        ended = asyncio.ensure_future(call.code())
+        try:
+            await asyncio.wait((loading, ended), return_when=asyncio.FIRST_COMPLETED)
+            return loading.result() if loading.done() else None
+        finally:
+            loading.cancel()
+            ended.cancel()
 
     def _execute(self, rank: Ranks, command: rank_pb2.RankCommand) -> None:
         number = command.number
@@ -158,16 +172,22 @@ class RankCommands:
 
 
 async def _accepted(call: FollowCall, leader: str, timeout_s: float) -> None:
-    """Wait until the first rank has accepted this one. Raises PlainError."""
+    """Wait until the first rank has accepted this one, or the call has ended. Raises PlainError."""
     try:
         async with asyncio.timeout(timeout_s):
-            await call.wait_for_connection()
+            await call.initial_metadata()
     except TimeoutError as error:
         raise PlainError(f"the worker's first rank is not at {leader}: no answer in {timeout_s:g} s") from error
-    except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
-            raise
-        raise PlainError(f"the worker's first rank at {leader} refuses this one: {error.details()}") from error
+
+
+def _end_of(error: grpc.aio.AioRpcError, leader: str) -> Exception:
+    """Return the reason why this rank ends after its stream has ended with an error."""
+    match error.code():
+        case grpc.StatusCode.FAILED_PRECONDITION:
+            return PlainError(f"the worker's first rank at {leader} refuses this one: {error.details()}")
+        case grpc.StatusCode.ABORTED:
+            return EngineEnded(f"the worker has failed, as its first rank at {leader} reports: {error.details()}")
+    return EngineEnded(f"the first rank at {leader} is gone: {error.details()}")
 
 
 def _failure(error: Exception) -> rank_pb2.RankFailure:

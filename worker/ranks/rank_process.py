@@ -77,6 +77,7 @@ def _spec(config: WorkerConfig, rank: int, leader: str) -> ProcessSpec:
         registry=None,
         metrics_port=None,
         progress_fd=None,
+        master_port=config.master_port if config.node_rank else 0,  # node 0's process listens there
     )
     # In our process group, so that a kill of the group ends all ranks.
     return ProcessSpec(rank_config.worker_id, _argv(rank_config, rank, leader), log_path=None, has_own_session=False)

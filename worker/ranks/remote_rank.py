@@ -2,21 +2,24 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+import grpc
 from google.protobuf.message import Message
 
 from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.errors import PeerLost
 from baton.protos import rank_pb2, worker_pb2
+from baton.rpc.peers import Context
 from baton.rpc.pool_description import pool_from_proto
 from baton.worker.ranks.remote_receiver import RemoteReceiver, error_of
 
 CLOSE_TIMEOUT_S = 2.0  # for a rank to end its stream
 RESPONSE_TIMEOUT_S = 60.0  # of a command; abandoned reads end long before
 MAX_UNSENT = 1 << 16  # commands that the rank has not read; far more than requests in progress need
+MAX_REASON_CHARS = 1000  # of a failure; gRPC sends it in a header
 
 FIELDS = {
     rank_pb2.JoinRanks: "join",
@@ -41,7 +44,7 @@ class RemoteRank:
         """Wait for rank number `rank` to connect.
 
         `on_lost` is called once, when the stream has ended. It must end the process and then set `gone`. `on_leaving`
-        is called if the rank's process was told to end.
+        is called if the rank's process got a SIGTERM.
         """
         self.rank = rank
         self.connected = asyncio.Event()
@@ -55,15 +58,24 @@ class RemoteRank:
         self._responses: dict[int, asyncio.Future[rank_pb2.RankNews]] = {}
         self._pool: asyncio.Future[PoolDescription] = asyncio.get_running_loop().create_future()
         self._error: PeerLost | None = None
+        self._failure: str | None = None  # why the stream is to end, if not in order
         self._ended = asyncio.Event()
 
-    async def commands(self, news: AsyncIterator[rank_pb2.RankNews]) -> AsyncIterator[rank_pb2.RankCommand]:
-        """Yield the rank's commands, and execute its news, until either ends or `close`."""
+    async def commands(
+        self, news: AsyncIterator[rank_pb2.RankNews], context: Context
+    ) -> AsyncGenerator[rank_pb2.RankCommand, None]:
+        """Accept the rank, yield its commands, and execute its news, until either ends or `close`.
+
+        Abort the call with the reason if the rank is lost or the worker fails.
+        """
         self.connected.set()
         listening = asyncio.create_task(self._listen(news))
         try:
+            await context.send_initial_metadata(())
             while (command := await self._unsent.get()) is not None:
                 yield command
+            if self._failure is not None:
+                await context.abort(grpc.StatusCode.ABORTED, self._failure[:MAX_REASON_CHARS])
         finally:
             listening.cancel()
             self.lose(PeerLost(f"rank {self.rank} of this worker is gone: its process or the connection ended"))
@@ -118,9 +130,9 @@ class RemoteRank:
         except PeerLost:
             await self.gone.wait()
 
-    async def close(self) -> None:
-        """End the stream."""
-        self._end()
+    async def close(self, failure: str | None = None) -> None:
+        """End the stream; failure: why the worker ends, if not in order."""
+        self._end(failure)
         if self.connected.is_set():
             await asyncio.wait((asyncio.ensure_future(self._ended.wait()),), timeout=CLOSE_TIMEOUT_S)
 
@@ -160,7 +172,8 @@ class RemoteRank:
         finally:
             self._end()
 
-    def _end(self) -> None:
+    def _end(self, failure: str | None = None) -> None:
+        self._failure = self._failure or failure
         with suppress(asyncio.QueueFull):  # it reads no commands: the stream ends with the server
             self._unsent.put_nowait(None)
 
@@ -208,7 +221,7 @@ class RemoteRank:
         if self._error is not None:
             return
         self._error = error
-        self._end()
+        self._end(str(error))
         for receiver in self._receivers.values():
             receiver.fail(error)
         self._receivers.clear()

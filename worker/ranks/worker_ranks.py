@@ -40,7 +40,7 @@ class WorkerRanks:
     """The followers' streams, and the processes of those on this node."""
 
     def __init__(self, config: WorkerConfig, stop: Callable[[], object]) -> None:
-        """`stop` is called when the process of a follower was told to end: the worker has to drain."""
+        """`stop` is called when the process of a follower got a SIGTERM: the worker has to drain."""
         size = config.tensor_parallel
         loop = asyncio.get_running_loop()
 
@@ -107,9 +107,12 @@ class WorkerRanks:
             if follower.rank not in self._processes:
                 follower.lose(PeerLost(f"rank {follower.rank} of this worker was given up"))
 
-    async def close(self) -> None:
-        """End the followers; the engine must have stopped."""
-        await asyncio.gather(*(follower.close() for follower in self.followers))
+    async def close(self, error: BaseException | None = None) -> None:
+        """End the followers; the engine must have stopped. error: with which the worker ends, if not in order."""
+        failure = f"{type(error).__name__}: {error}" if error is not None else None
+        if self.failed.done():
+            failure = str(self.failed.exception())  # the cause of the error
+        await asyncio.gather(*(follower.close(failure) for follower in self.followers))
         await asyncio.gather(*(process.end() for process in self._processes.values()))
         await self._server.stop(0)
         for task in self._tasks:
@@ -193,13 +196,16 @@ async def follower_ranks(
     if config.tensor_parallel == 1:
         yield None
         return
-    ranks = WorkerRanks(config, stop)
+    ranks, failure = WorkerRanks(config, stop), None
     try:
         await ranks.start(security, progress)
         yield ranks
+    except BaseException as error:
+        failure = error
+        raise
     finally:
         ranks.leave_engine()
-        await ranks.close()
+        await ranks.close(failure)
 
 
 def with_thread_share(config: WorkerConfig) -> WorkerConfig:

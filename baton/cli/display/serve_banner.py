@@ -47,7 +47,7 @@ class Banner:
         if engine.quantization is not None:
             types.append(f"weights in {engine.quantization}")
         if checkpoint.config.stored_quantization is not None:
-            types.append("weights stored in FP8")
+            types.append(f"weights stored in {checkpoint.config.stored_quantization.name}")
         if engine.kv_cache_dtype not in ("auto", checkpoint.config.dtype):
             types.append(f"KV in {engine.kv_cache_dtype}")
         return cls(plan, log_dir, f"{size} parameters, {', '.join(types)}", ", ".join(devices))

@@ -1,4 +1,4 @@
-"""Source of the model to serve: a directory, a hub id, or the bundled model."""
+"""Source of the model to serve: a directory, a GGUF file, a hub id, or the bundled model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,10 @@ from typing import cast
 import click
 
 from baton.deployment.local.cluster_plan import Checkpoint
+from baton.engine.checkpoint.gguf.tensors import model_name
 from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.packed.completeness import check_packed
+from baton.engine.checkpoint.tensor_index import GGUF
 from baton.engine.errors import EngineError
 
 BUNDLED_NAME = "baton-bundled"
@@ -25,12 +28,17 @@ def find_checkpoint(model: str | None, dtype: str) -> Checkpoint:
 
     Raises ClickException if it is not found or not supported.
     """
+    from baton.engine.checkpoint.gguf.directory import checkpoint_directory  # heavy, and --help needs none of it
+
     directory, name = _locate(model)
     with servable(name):
+        directory = checkpoint_directory(directory)
         config = read_model_config(directory, dtype)
-    for pattern in ("*.safetensors", "tokenizer.json"):
-        if not any(directory.glob(pattern)):
-            raise click.ClickException(f"cannot serve {name}: no {pattern} in {directory}")
+    for patterns in (("*.safetensors", "*.gguf"), ("tokenizer.json",)):
+        if not any(any(directory.glob(pattern)) for pattern in patterns):
+            raise click.ClickException(f"cannot serve {name}: no {patterns[0]} in {directory}")
+    with servable(name):
+        check_packed(directory, config.stored_quantization)
     return Checkpoint(directory, name, config)
 
 
@@ -49,8 +57,10 @@ def _locate(model: str | None) -> tuple[Path, str]:
     path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve(), path.resolve().name
+    if path.suffix == GGUF and path.is_file():
+        return path.absolute(), model_name(path)  # in the hub's cache a link to a file without a suffix
     if path.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise click.ClickException(f"{model} is neither a directory nor a hub id such as Qwen/Qwen3-0.6B")
+        raise click.ClickException(f"{model} is neither a directory, a GGUF file nor a hub id such as Qwen/Qwen3-0.6B")
     return download(model, HUB_PATTERNS), model
 
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "../processor.hpp"
 #include "numbers.hpp"
 
 namespace baton {
@@ -60,21 +61,6 @@ RowFunctions<T> row_functions(const std::string& name) {
     if (name == "avx2") return BATON_ROW_FUNCTIONS(rows_avx2);
 #endif
     return BATON_ROW_FUNCTIONS(rows_plain);
-}
-
-// Fastest first.
-inline std::vector<std::string> instruction_sets() {
-    std::vector<std::string> names;
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-        names.emplace_back("avx512");
-    }
-    if (__builtin_cpu_supports("avx2")) names.emplace_back("avx2");
-#endif
-    names.emplace_back("plain");
-    return names;
 }
 
 }  // namespace baton

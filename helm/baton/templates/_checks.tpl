@@ -220,6 +220,8 @@
 {{- if ge (float64 (include "baton.bytes" $size)) (mulf $pool.memoryGi 1073741824) -}}
 {{- fail (printf "%s: %v of KV do not fit into a replica's memory, %v GiB (%s.memoryGi), next to the model" $key $size $pool.memoryGi $name) -}}
 {{- end -}}
+{{- else if gt (int $pool.nodesPerWorker) 1 -}}
+{{- fail (printf "%s.engine.kvCacheMemoryBytes: missing; nodes without GPUs have no common default, so with %s.nodesPerWorker set the size for a rank" $name $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -162,7 +162,7 @@ def test_a_model_that_is_neither_directory_nor_hub_id_is_refused() -> None:
     for name in ("/nowhere/model", "./model", "a/b/c"):
         result = run("serve", name)
         assert result.exit_code == 1
-        assert f"{name} is neither a directory nor a hub id" in result.output
+        assert f"{name} is neither a directory, a GGUF file nor a hub id" in result.output
 
 
 def test_a_hub_id_without_a_network_is_a_clear_error() -> None:

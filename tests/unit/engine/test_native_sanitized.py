@@ -44,6 +44,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         ("native_attention_program", "plain: 40 steps"),
         ("layer_ops_program", "plain: all widths"),
         ("products_program", "all shapes"),
+        ("grouped_program", "plain: all groups"),
     ],
 )
 def test_native_code_passes_the_memory_sanitizers(build: Callable[..., Path], name: str, expected: str) -> None:
@@ -54,7 +55,9 @@ def test_native_code_passes_the_memory_sanitizers(build: Callable[..., Path], na
     assert expected in done.stdout
 
 
-@pytest.mark.parametrize("name", ["native_attention_program", "layer_ops_program", "products_program"])
+@pytest.mark.parametrize(
+    "name", ["native_attention_program", "layer_ops_program", "products_program", "grouped_program"]
+)
 def test_an_out_of_bounds_access_is_reported(build: Callable[..., Path], name: str) -> None:
     environment = {**os.environ, "ASAN_OPTIONS": "symbolize=0"}  # the names of symbols take 20 s and are not needed
     done = subprocess.run([build(name), "beyond"], check=False, capture_output=True, text=True, env=environment)

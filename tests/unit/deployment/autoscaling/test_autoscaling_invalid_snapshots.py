@@ -27,6 +27,7 @@ def broken() -> list[tuple[str, Any]]:
         found += [("both", replace(seen, traffic=traffic(19.0, arrival_cv2=bad)))]
         found += [("both", replace(seen, traffic=traffic(19.0, prompt_tokens=Moments(bad, 1.0))))]
         found += [("prefill", replace(seen, traffic=traffic(19.0, uncached_tokens=Moments(2000.0, bad))))]
+        found += [("prefill", replace(seen, traffic=traffic(19.0, remote_tokens=Moments(2000.0, bad))))]
         found += [("decode", replace(seen, traffic=traffic(19.0, output_tokens=Moments(bad, 2.0))))]
     found += [("prefill", replace(seen, prefill=replace(seen.prefill, tokens_per_s=0.0)))]
     found += [("decode", replace(seen, decode=replace(seen.decode, step_s=0.0)))]

@@ -10,8 +10,8 @@ from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.local_prompts import LocalPrompts
 from baton.deployment.autoscaling.moments import Moments
 from baton.deployment.autoscaling.pools_model import PoolsModel
-from baton.deployment.autoscaling.prompt_split import SHARES, best_model, most_local
-from baton.deployment.autoscaling.snapshot import PoolsSnapshot, Traffic
+from baton.deployment.autoscaling.prompt_split import RECOVERY_S, SHARES, LocalLimit, best_model, measured_share
+from baton.deployment.autoscaling.snapshot import PoolsSnapshot, ReplicaLatency, Traffic
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, Planner, exponential, pool, sizes, snapshot, traffic
 
 FACTORS = ByPool(1.0, 1.0)
@@ -100,7 +100,7 @@ def test_measured_prompts_of_either_pool_are_used_for_what_is_measured() -> None
 
 
 def test_pools_of_the_chosen_sizes_stay() -> None:
-    load = traffic(9.0, prompt=1000, output=20, remote_share=0.5)
+    load = shared_out(9.0, 0.5)
     planner = Planner()
     decision = planner.plan_for(20, snapshot(load=load, prefills=pool(1), decodes=pool(1)))
     assert sizes(decision) == (1, 1)
@@ -108,12 +108,50 @@ def test_pools_of_the_chosen_sizes_stay() -> None:
     assert planner.state.local_share == best(snapshot(load=load)).local_share > 0
 
 
+def shared_out(rate: float, remote_share: float) -> Traffic:
+    """Return requests of 1,000 + 20 tokens, whose prompts are computed by both pools."""
+    return traffic(rate, prompt=1000, output=20, remote_share=remote_share, remote_tokens=exponential(1000))
+
+
 @pytest.mark.parametrize(("remote_share", "most"), [(1.0, 0.1), (0.9, 0.3), (0.5, 1.0)])
 def test_the_share_grows_from_the_measured_one(remote_share: float, most: float) -> None:
-    """A router that hands all prompts over leaves a small prefill pool with a queue."""
-    assert most_local(1 - remote_share) >= most - 1e-9
-    load = traffic(9.0, prompt=1000, output=20, remote_share=remote_share)
+    """A router that hands all prompts over would leave a small prefill pool with a queue."""
+    load = shared_out(9.0, remote_share)
+    assert LocalLimit().most(load) == pytest.approx(most)
     planner = Planner()
     planner.plan_for(20, snapshot(load=load, prefills=pool(1), decodes=pool(1)))
     assert planner.state is not None
     assert planner.state.local_share <= most
+
+
+def test_the_measured_share_is_that_of_the_tokens() -> None:
+    """Half of the prompts are short and computed by decode workers, but nearly all tokens by prefill workers."""
+    load = traffic(9.0, uncached_tokens=exponential(4005), remote_share=0.5, remote_tokens=exponential(8000))
+    assert measured_share(load) == pytest.approx(1 - 4000 / 4005)
+    assert measured_share(traffic(9.0)) == 0.0  # not reported
+    assert LocalLimit().most(traffic(9.0)) == 0.0
+
+
+def test_late_first_tokens_limit_the_share_to_the_measured_one_for_hours() -> None:
+    load = shared_out(9.0, 0.75)
+    limit = LocalLimit().after(0.25, is_late=True, dt_s=1.0)
+    assert limit.most(load) == pytest.approx(0.25)
+    for _ in range(3600):
+        limit = limit.after(0.25, is_late=False, dt_s=1.0)
+    assert limit.most(load) == pytest.approx(0.25 + 3600 / RECOVERY_S)
+    assert limit.after(0.25, is_late=False, dt_s=RECOVERY_S) == LocalLimit()
+
+
+def test_prefill_grows_if_the_router_hands_over_more_than_planned() -> None:
+    """One prefill worker would be enough if the router left two of five prompts to decode workers."""
+    late = ReplicaLatency(1000.0, 200, 2.5)
+    load = traffic(3.0, remote_share=0.75, remote_tokens=exponential(2000))
+    planner = Planner()
+    seen = snapshot(load=load, prefills=pool(1, latencies=(late,)), decodes=pool(2))
+    planner.plan_for(60, seen)
+    assert planner.state is not None
+    assert (planner.state.local_share, planner.state.wanted.prefill) == (0.4, 1)
+    planner.plan_for(60, replace(seen, now_s=61.0))
+    assert planner.state.local_share < 0.25
+    assert planner.state.local_limit.most(load) < 0.26
+    assert planner.state.wanted.prefill > 1

@@ -87,6 +87,10 @@ SCALED = {"min_replicas": 1, "max_replicas": 4}
             {"tensor_parallel": 2, "decode_ray": {"nodes_per_worker": 2, "max_replicas_per_node": 1}},
             "decode_ray.max_replicas_per_node: Ray has no such limit for replicas on several nodes",
         ),
+        (
+            {"tensor_parallel": 2, "decode_ray": {"nodes_per_worker": 2}},
+            "kv_cache_memory_bytes: missing; nodes without GPUs have no common default, so with decode_ray.nodes_",
+        ),
         ({"router_ray": {"nodes_per_worker": 2}}, "router_ray.nodes_per_worker: only workers have ranks; remove it"),
         (
             {**ANY_GPU, "tensor_parallel": 2, "decode_ray": {"num_gpus": 0.5}},

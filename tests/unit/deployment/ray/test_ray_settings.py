@@ -109,7 +109,11 @@ def test_a_replica_over_several_nodes_has_a_share_of_the_ranks_on_each() -> None
 
 
 def test_the_processes_of_a_workers_nodes_differ_in_their_number_and_host() -> None:
-    read = settings(tensor_parallel=2, decode_ray={"nodes_per_worker": 2, "start_timeout_s": 60})
+    read = settings(
+        tensor_parallel=2,
+        engine={"kv_cache_memory_bytes": "64MiB"},
+        decode_ray={"nodes_per_worker": 2, "start_timeout_s": 60},
+    )
     machine = Machine(4, 1 << 33)
     with worker_process(read, "decode", "d", Place("10.0.0.1", machine)) as first:
         second = node_process(read, "decode", "d-node-1", Place("10.0.0.2", machine), 1, "10.0.0.1:31000")
@@ -240,7 +244,7 @@ def test_the_registrys_url_may_be_in_a_file(tmp_path: Path) -> None:
 
 
 def test_a_node_without_the_model_reports_it() -> None:
-    with pytest.raises(OptionError, match="/nowhere is not a directory on this node"):
+    with pytest.raises(OptionError, match="/nowhere is not a directory or GGUF file on this node"):
         router_process(settings(model="/nowhere"), "router-abc", NODE)
 
 

@@ -52,12 +52,17 @@ def test_a_difference_is_named_with_both_values(config: WorkerConfig, tmp_path: 
 def test_options_of_nodes_are_checked(config: WorkerConfig) -> None:
     assert (list(config.ranks_here), list(replace(config, node_rank=1).ranks_here)) == ([0, 1], [2, 3])
     assert list(replace(config, node_rank=1, transport="nixl", kv_port=7000).kv_ports) == [7000, 7001]
+    assert replace(config, node_rank=1, host="127.0.0.2", port=29501).port == 29501  # only node 0 listens there
     for changes, expected in (
         ({"node_rank": 2}, "node_rank: 2, but nnodes is 2; set 0 to 1"),
         ({"tensor_parallel": 3}, "nnodes: 2 nodes cannot have equal shares of 3 ranks; set tensor_parallel to a multi"),
         ({"master_addr": "10.0.0.1"}, "host: other nodes cannot reach 127.0.0.1; set this node's address"),
         ({"host": "0.0.0.0"}, "host: other nodes cannot reach 0.0.0.0; set this node's address"),
+        ({"node_rank": 1, "host": "10.0.0.2"}, "master_addr: 127.0.0.1 is this node itself; set the host of node 0"),
         ({"node_rank": 1, "master_port": 0}, "master_port: 0; set the port at which node 0 waits"),
+        ({"port": 29501}, "master_port: 29501 is already used by port, metrics_port or kv_port; choose another"),
+        ({"metrics_port": 29501}, "master_port: 29501 is already used by port, metrics_port or kv_port"),
+        ({"transport": "nixl", "kv_port": 29500}, "master_port: 29501 is already used by port, metrics_port or kv_p"),
         ({"engine": replace(config.engine, device="cpu")}, "kv_cache_memory_bytes: missing; nodes without GPUs"),
     ):
         with pytest.raises(OptionError, match=expected):
