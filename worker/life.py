@@ -76,6 +76,7 @@ class Lives:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # a registration failed
         self._builders = builders
         self._address = address
+        self._initial_role: Role = core.config.role
         self._peers = peers
         self._changed = changed
         self._switching = asyncio.Lock()  # held from the end of a life to the beginning of the next one
@@ -134,11 +135,6 @@ class Lives:
                 f"{config.worker_id} is a rank of the expert group {config.group!r}, all of whose ranks keep the role "
                 f"{config.role}; start another worker instead"
             )
-        if config.application:
-            raise RoleConflict(
-                f"{config.worker_id} belongs to the Ray Serve application {config.application!r}, which counts it as "
-                f"a {config.role} worker; change the numbers of replicas instead"
-            )
         if role not in self._builders:
             raise RoleConflict(
                 f"{config.worker_id} was started for the role {config.role} only; start it with `baton worker` to "
@@ -189,7 +185,7 @@ class Lives:
         host = core.host
         host.identity = WorkerIdentity(incarnation, host.fingerprint)
         services = self._builders[core.config.role](core)
-        description = _describe(core, incarnation, self._address)
+        description = _describe(core, incarnation, self._address, self._initial_role)
 
         def transport_choices() -> dict[str, str]:
             return {peer: f"{choice.transport}: {choice.reason}" for peer, choice in host.ranks.choices.items()}
@@ -236,7 +232,7 @@ async def _keep_registered(life: Life) -> None:
             failed.result()
 
 
-def _describe(core: WorkerCore, incarnation: str, address: str) -> worker_pb2.WorkerDescription:
+def _describe(core: WorkerCore, incarnation: str, address: str, initial_role: Role) -> worker_pb2.WorkerDescription:
     """Return the worker's description for routers and the registry."""
     config, host = core.config, core.host
     return worker_pb2.WorkerDescription(
@@ -255,5 +251,6 @@ def _describe(core: WorkerCore, incarnation: str, address: str) -> worker_pb2.Wo
         max_num_batched_tokens=config.engine.step_tokens,
         num_ranks=host.ranks.size,
         application=config.application,
+        initial_role=ROLES[initial_role],
         pooling=pooling_to_proto(host.pooling) if host.pooling is not None and config.role != "decode" else None,
     )

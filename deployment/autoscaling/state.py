@@ -46,6 +46,12 @@ class ScalingState:
         """Return the seconds since the last request."""
         return now_s - self.active_s
 
+    def rebased(self, snapshot: PoolsSnapshot) -> "ScalingState":
+        """Return a state that wants the current sizes, because replicas moved to the other pool without its flips."""
+        live = snapshot.pools.map(lambda pool: pool.num_live)
+        sizes = self.sizes.zip(live).map(lambda each: replace(each[0].without_streaks(), wanted=each[1]))
+        return replace(self, sizes=sizes, grants=Grants(live))
+
     def at(self, now_s: float, max_gap_s: float) -> "ScalingState":
         """Return the state at the next snapshot.
 

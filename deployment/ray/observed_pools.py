@@ -26,6 +26,7 @@ from baton.membership.registry.router_report import (
     quantile_of_bins,
 )
 from baton.router.policy.cost_model import CostModel
+from baton.settings.names import Role
 
 MIN_GAPS = 20  # with fewer arrival gaps, their variation is not estimated
 
@@ -137,6 +138,11 @@ class ObservedPools:
         """Workers that accept new requests."""
         return self.workers.map(lambda pool: tuple(each for each in pool if not each.draining))
 
+    @property
+    def offset(self) -> int:
+        """The prefill deployment's ready workers that decode, minus the decode deployment's that prefill."""
+        return sum(offset_of(each.initial_role, each.role) for pool in self.ready.both() for each in pool)
+
     def snapshot(self, progress: ByPool[PoolProgress], quantile: float, now_s: float) -> PoolsSnapshot:
         """Return the planner's snapshot. `quantile` is the SLO's; `now_s` is on the same clock as `progress`."""
         num_for_decode = self._num_waiting_for_decode()
@@ -209,6 +215,11 @@ class ObservedPools:
         return sum(each.num_running + each.num_waiting for each in self.workers.prefill)
 
 
+def offset_of(initial_role: Role | None, role: Role) -> int:
+    """Return the part of a worker in `ObservedPools.offset`; None: the role of its deployment is unknown."""
+    return int((initial_role, role) == ("prefill", "decode")) - int((initial_role, role) == ("decode", "prefill"))
+
+
 def _by_pool(workers: Iterable[WorkerReport]) -> ByPool[tuple[WorkerReport, ...]]:
     found = tuple(workers)
     return ByPool(
@@ -237,12 +248,13 @@ def merged_workers(reports: Iterable[RouterReport]) -> list[WorkerReport]:
 def _pool(
     workers: Sequence[WorkerReport], progress: PoolProgress, oldest_wait_s: float, quantile: float
 ) -> PoolSnapshot:
-    """Return a pool's snapshot. Replicas that Serve is about to stop count as draining."""
+    """Return a pool's snapshot. Replicas that Serve is about to stop count as draining, those that leave do not."""
     ready = [each for each in workers if not each.draining]
     return PoolSnapshot(
         num_ready=len(ready) - progress.num_stopping,
         starting_since_s=progress.starting_since_s,
-        num_draining=len(workers) - len(ready) + progress.num_stopping,
+        num_draining=len(workers) - len(ready) - progress.num_flipping_out + progress.num_stopping,
+        num_flipping_in=progress.num_flipping_in,
         start_s=progress.start_s,
         oldest_wait_s=oldest_wait_s,
         latencies=tuple(

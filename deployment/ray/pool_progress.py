@@ -11,11 +11,13 @@ FORGET_AFTER_S = 600.0  # a replica that was last ready this long ago counts as 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolProgress:
-    """Replicas that are starting or stopping."""
+    """Replicas that are starting, stopping or changing their role."""
 
     starting_since_s: tuple[float, ...] = ()  # for each missing replica: when it was requested
     start_s: float = 0.0  # measured, from requested to ready; 0: not measured yet
     num_stopping: int = 0  # ready replicas above the target, which do not report as draining yet
+    num_flipping_in: int = 0  # that change into this pool's role
+    num_flipping_out: int = 0  # of this pool's workers, draining until they have the other role
 
 
 class ProgressWatch:
@@ -30,6 +32,10 @@ class ProgressWatch:
         self._since_s: deque[float] = deque()
         self._starts_s: deque[float] = deque(maxlen=NUM_STARTS)
         self._seen_s: dict[str, float] = {}  # time when each was last ready, by incarnation
+
+    def note_known(self, incarnation: str, now_s: float) -> None:
+        """Take note of a replica that becomes ready without a start: it has changed its role."""
+        self._seen_s[incarnation] = now_s
 
     def update(self, target: int, ready: Collection[str], now_s: float) -> PoolProgress:
         """Update with the pool's target and the incarnations of its ready replicas, and return the progress."""

@@ -4,8 +4,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.ray.observed_pools import ObservedPools
@@ -47,6 +49,7 @@ class PoolsObserver:
         self._settings = settings
         self._budget = budget
         self._stopping = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the thread
         self._thread = threading.Thread(target=self._run, name="pools observer", daemon=True)
 
     def start(self) -> None:
@@ -57,6 +60,11 @@ class PoolsObserver:
         """Ask the thread to end, within about a second; does not wait."""
         self._stopping.set()
 
+    def submit(self, call: Coroutine[Any, Any, None]) -> "Future[None]":
+        """Run a call on the thread's event loop, once something was observed. It is cancelled when the thread ends."""
+        assert self._loop is not None, "nothing was observed yet"
+        return asyncio.run_coroutine_threadsafe(call, self._loop)
+
     def _run(self) -> None:
         try:
             asyncio.run(self._observe())
@@ -65,6 +73,7 @@ class PoolsObserver:
             self.error = "the observer has failed"
 
     async def _observe(self) -> None:
+        self._loop = asyncio.get_running_loop()
         registry = open_registry(self._registry)
         budget = asyncio.create_task(self._poll_budget())
         try:

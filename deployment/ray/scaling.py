@@ -9,7 +9,9 @@ import logging
 import os
 import time
 import weakref
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.decision import Decision
@@ -23,8 +25,11 @@ from baton.deployment.ray.live_budget import LiveBudget
 from baton.deployment.ray.observed_pools import ObservedPools
 from baton.deployment.ray.pool_progress import ProgressWatch
 from baton.deployment.ray.pools_observer import Budget, Observation, PoolsObserver
+from baton.deployment.ray.role_changes import RoleChanges, bounded_offset, change_role
 from baton.deployment.ray.scaling_options import ScalingOptions, read_options
 from baton.deployment.ray.serve_context import Contexts, PolicyState, ServeContext, Targets, serve_conflicts
+from baton.membership.registry.router_report import WorkerReport
+from baton.settings.names import Role
 
 logger = logging.getLogger("ray.serve.baton")  # child of the logger whose file Serve shows
 
@@ -49,14 +54,18 @@ class PoolsPolicy:
         self._watches = POOLS.map(lambda _: ProgressWatch())
         self._planned: Observation | None = None  # that the targets were planned from
         self._targets = ByPool(0, 0)
+        self._changes: RoleChanges | None = None  # None: there is no observer
+        self._offset: int | None = None  # of the last plan (`role_changes.py`)
         self._has_begun = False  # the pools have been as large as those of a cluster that they replace
         self._explained_s: float | None = None  # of the last explanation, or the first plan
         self._logged_s: dict[str, float] = {}  # when each line was last logged
         try:
-            self._observer = make_observer(read_options(options))
+            given = read_options(options)
+            self._observer = make_observer(given)
         except (ValueError, OSError) as error:
             self._fault = f"autoscaling_policy.policy_kwargs: {error}"
             return
+        self._changes = RoleChanges(partial(_change_role, self._observer, given))
         weakref.finalize(self, self._observer.stop)
         self._observer.start()
 
@@ -83,10 +92,13 @@ class PoolsPolicy:
             return False
         if observation is self._planned:
             return True
+        assert self._changes is not None
         [app_name] = {key.app_name for key in contexts}
         application = application_name(app_name)
-        observed = observation.pools.of_application(application)
+        observed = self._changes.update(observation.pools.of_application(application), observation.time_s)
         settings = within(observation.settings, pools)
+        if not self._changes.may_begin(observation.time_s):
+            settings = replace(settings, flip_s=None)
         if self._reads_cluster:
             settings = affordable(settings)
         if not self._has_begun:
@@ -103,9 +115,10 @@ class PoolsPolicy:
         if any(worker.role == "both" for worker in observed.workers.decode):
             self._warn("pool sizes unchanged: there are colocated workers, which belong to neither pool")
             return False
-        targets_now = pools.map(lambda pool: pool.target_num_replicas)
+        offset = self._changes.offset(observed)
+        targets_now = moved(pools.map(lambda pool: pool.target_num_replicas), -offset)
         decision = self._plan(observed, observation.time_s, settings, targets_now)
-        targets, self._targets = self._targets, ByPool(decision.prefill.target, decision.decode.target)
+        targets, self._targets = self._targets, self._carried_out(decision, observed, settings, pools)
         if targets != self._targets:
             logger.info("%s", decision.reason)
         self._planned = observation
@@ -114,11 +127,18 @@ class PoolsPolicy:
     def _plan(
         self, observed: ObservedPools, time_s: float, settings: ScalingSettings, targets: ByPool[int]
     ) -> Decision:
-        """Plan from the application's pools, observed at `time_s`, with these current targets."""
+        """Plan from the application's pools, observed at `time_s`, with these current targets of the pools."""
+        assert self._changes is not None
+        for worker in self._changes.arrived:
+            watch = self._watches.prefill if worker.role == "prefill" else self._watches.decode
+            watch.note_known(worker.incarnation, time_s)
         ready = observed.ready.map(lambda pool: [each.incarnation for each in pool])
-        updates = self._watches.zip(targets.zip(ready))
-        progress = updates.map(lambda each: each[0].update(*each[1], time_s))
+        missing = targets.zip(self._changes.into).map(lambda each: each[0] - each[1])
+        updates = self._watches.zip(missing.zip(ready))
+        progress = self._changes.progress(updates.map(lambda each: each[0].update(*each[1], time_s)), observed)
         snapshot = observed.snapshot(progress, settings.slo.quantile, time_s)
+        if self._state is not None and self._offset not in (None, self._changes.offset(observed)):
+            self._state = self._state.rebased(snapshot)
         decision, self._state = plan_pools(snapshot, self._state, settings)
         if self._explained_s is None:
             self._explained_s = time_s
@@ -127,6 +147,20 @@ class PoolsPolicy:
             logger.info("%s", explain(snapshot, decision, settings))
         return decision
 
+    def _carried_out(
+        self, decision: Decision, observed: ObservedPools, settings: ScalingSettings, pools: ByPool[ServeContext]
+    ) -> ByPool[int]:
+        """Begin the decision's changes of role, and return the sizes of the deployments."""
+        assert self._changes is not None
+        sizes, offset = ByPool(decision.prefill.target, decision.decode.target), self._changes.offset(observed)
+        least = pools.map(lambda pool: pool.capacity_adjusted_min_replicas)
+        most = pools.map(lambda pool: pool.capacity_adjusted_max_replicas)
+        if settings.flip_s is not None:
+            flipped = offset + decision.flips.to_decode - decision.flips.to_prefill
+            offset += self._changes.begin(bounded_offset(flipped, sizes, least, most) - offset, sizes, observed)
+        self._offset = offset
+        return moved(sizes, bounded_offset(offset, sizes, least, most))
+
     def _warn(self, line: str, error: Exception | None = None) -> None:
         """Log a warning, or an error with its stack, at most once per REPEAT_LOG_S."""
         now_s = time.monotonic()
@@ -134,6 +168,17 @@ class PoolsPolicy:
         if line not in self._logged_s:
             self._logged_s[line] = now_s
             logger.log(logging.WARNING if error is None else logging.ERROR, "%s", line, exc_info=error)
+
+
+def moved(sizes: ByPool[int], offset: int) -> ByPool[int]:
+    """Return the sizes of the deployments from those of the pools; with a negative offset the reverse."""
+    return ByPool(sizes.prefill + offset, sizes.decode - offset)
+
+
+def _change_role(observer: PoolsObserver, options: ScalingOptions, worker: WorkerReport, role: Role) -> "Future[None]":
+    """Begin a worker's change of role, which lasts no longer than a start may."""
+    call = change_role(options.security, worker.address, role, options.settings.start_timeout_s)
+    return observer.submit(call)
 
 
 def within(settings: ScalingSettings, pools: ByPool[ServeContext]) -> ScalingSettings:

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from baton.deployment.autoscaling.settings import SLO, PoolLimits, ScalingSettings
 from baton.deployment.kubernetes.settings import KubernetesSettings
+from baton.rpc.tls import Security, make_security
 from baton.settings.config_file import read_config_file
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.slo import parse_slo
@@ -55,7 +56,8 @@ class ScalingFile:
 
 
 SECTIONS: dict[str, type[SLO] | type[PoolLimits]] = {"slo": SLO, "prefill": PoolLimits, "decode": PoolLimits}
-OWN = ("registry", "registry_file", "model", "kubernetes", "settings_file")
+TLS = ("tls_cert", "tls_key", "tls_ca", "tls_server_name")  # files on the head node, for changes of workers' roles
+OWN = ("registry", "registry_file", "model", "kubernetes", "settings_file", *TLS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class ScalingOptions:
     settings: ScalingSettings
     file: ScalingFile | None  # source of changes to `settings`; None: they do not change
     kubernetes: KubernetesSettings | None  # None: the cluster's capacity is not read
+    security: Security = field(repr=False)  # of calls to workers
 
 
 def read_options(values: Mapping[str, object]) -> ScalingOptions:
@@ -76,7 +79,7 @@ def read_options(values: Mapping[str, object]) -> ScalingOptions:
     password into `registry_file`, because Serve shows the values to all its users.
     """
     rest = dict(values)
-    registry, registry_file, model, kubernetes, settings_file = (rest.pop(name, None) for name in OWN)
+    registry, registry_file, model, kubernetes, settings_file, *tls = (rest.pop(name, None) for name in OWN)
     if (registry is None) == (registry_file is None):
         raise ValueError("registry: set either registry to the URL, or registry_file to a file with the URL")
     if registry is None:
@@ -99,6 +102,7 @@ def read_options(values: Mapping[str, object]) -> ScalingOptions:
         settings=read(rest) if file is None else file.read(),
         file=file,
         kubernetes=cluster,
+        security=make_security(*(None if each is None else str(each) for each in tls)),
     )
 
 
@@ -118,8 +122,11 @@ def read_settings(values: Mapping[str, object]) -> ScalingSettings:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     settings.check()
-    if settings.flip_s is not None:
-        raise ValueError("flip_s: not supported, because replicas of Ray Serve cannot change their role")
+    if settings.flip_s is not None and settings.prefill.gpus_per_replica != settings.decode.gpus_per_replica:
+        raise ValueError(
+            f"flip_s: workers can change their role only if both pools have equal gpus_per_replica, which are "
+            f"{settings.prefill.gpus_per_replica} and {settings.decode.gpus_per_replica}; remove it"
+        )
     return settings
 
 

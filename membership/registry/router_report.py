@@ -47,6 +47,7 @@ MAX_S = 1e10  # of any time, Unix time included
 MAX_SUM = 1e24  # of samples or their squares
 MIN_RATE, MIN_STEP_S, MAX_MEASURED = 1e-6, 1e-9, 1e9  # of a worker's rates and step times that are known
 MAX_MODEL_CHARS = 4096
+MAX_ADDRESS_CHARS = 300  # a host name has up to 253
 MAX_WORKERS = 10_000
 MAX_SHOWN_CHARS = 100  # of a text in errors
 
@@ -136,6 +137,8 @@ class WorkerReport:
     decode_step_s: StepSeconds
     decode_sequence_s: StepSeconds
     application: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = ""  # that placed it; "": none
+    initial_role: Role | None = None  # with which its process was started; None: not reported
+    address: Annotated[str, Field(max_length=MAX_ADDRESS_CHARS)] = ""  # host:port; "": not reported
     # Counts by bin (see `bin_of`): TTFT of what a prefill worker computed, TPOT of what another decoded; as this router
     # saw it in the last window.
     latency: Mapping[Bin, NumSamples] = field(default_factory=dict)

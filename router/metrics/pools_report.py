@@ -3,6 +3,7 @@
 import time
 
 from baton.membership.registry.router_report import (
+    MAX_ADDRESS_CHARS,
     MAX_COUNT,
     MAX_TOKENS,
     MIN_RATE,
@@ -88,6 +89,8 @@ class PoolsReporter:
             incarnation=found.incarnation,
             role=ROLE_NAMES[ROLES[found.role]],
             application=found.application if len(found.application) <= MAX_NAME_CHARS else "",
+            initial_role=ROLE_NAMES[ROLES.get(found.initial_role, ROLES[found.role])],
+            address=connection.address if len(connection.address) <= MAX_ADDRESS_CHARS else "",
             draining=connection.state.is_draining,
             ready_for_s=time.monotonic() - connection.reached_s,
             num_running=min(load.num_running, MAX_COUNT),
