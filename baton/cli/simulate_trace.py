@@ -61,6 +61,7 @@ class TraceOptions:
     seconds: float | None
     lengths: Lengths
     start_s: float
+    flip_s: float | None
     seed: int
     json_file: Path | None
     html_file: Path | None
@@ -146,7 +147,7 @@ class TraceOptions:
             raise SettingError("--prefill and --decode must be given together")
         if self.is_autoscaled:
             half = counts["prefill"] or max(1, self.num_gpus // 2)
-            scaling = ScalingSettings(budget_gpus=self.num_gpus, slo=self.slo, start_s=self.start_s)
+            scaling = ScalingSettings(budget_gpus=self.num_gpus, slo=self.slo, start_s=self.start_s, flip_s=self.flip_s)
             scaling.check()
             return replace(base, prefill=half, decode=counts["decode"] or self.num_gpus - half, scaling=scaling)
         if not any(counts.values()):
@@ -191,6 +192,8 @@ def _make_options(flags: Flags) -> TraceOptions | None:
         raise SettingError(f"{given[0]} cannot be combined with --trace, which serves no requests")
     if flags["gpus"] is None:
         raise SettingError("--trace needs --gpus")
+    if flags["flip_s"] is not None and not flags["autoscale"]:
+        raise SettingError("--flip-s needs --autoscale")
     for path in (flags["json_file"], flags["html_file"], flags["png_file"]):
         if path is not None and not path.absolute().parent.is_dir():
             raise SettingError(f"{path}: there is no directory {path.parent}")
@@ -206,6 +209,7 @@ def _make_options(flags: Flags) -> TraceOptions | None:
         seconds=flags["seconds"],
         lengths=Lengths(flags["scale_lengths"], flags["max_input_len"], flags["max_output_len"]),
         start_s=flags["start_s"],
+        flip_s=flags["flip_s"],
         seed=flags["seed"],
         json_file=flags["json_file"],
         html_file=flags["html_file"],
@@ -230,6 +234,11 @@ trace_flags = flag_group(
     click.option("--max-output-len", type=click.IntRange(1), help="Truncate longer outputs."),
     click.option(
         "--start-s", type=click.FloatRange(0), default=START_S, show_default=True, help="Start time of a worker in s."
+    ),
+    click.option(
+        "--flip-s",
+        type=click.FloatRange(0),
+        help="With --autoscale: seconds of a change of role after its drain. Default: workers keep their roles.",
     ),
     click.option(
         "--seed", type=click.IntRange(0), default=0, show_default=True, help="Random seed of prompts and router."

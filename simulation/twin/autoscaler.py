@@ -8,6 +8,7 @@ from baton.deployment.autoscaling.plan import plan_pools
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, PrefillSnapshot
 from baton.deployment.autoscaling.state import ScalingState
+from baton.router.policy.cluster import WorkerRole
 from baton.simulation.twin.clock import Clock
 from baton.simulation.twin.machine import Machine
 from baton.simulation.twin.pool import Pool
@@ -52,6 +53,9 @@ class Autoscaler:
         targets = decision.prefill.target, decision.decode.target
         if targets != (self._prefill.num_live, self._decode.num_live):
             self.decisions.append((self._clock.now_s, decision))
+        if self._settings.flip_s is not None:
+            self._prefill.adopt(self._decode, decision.flips.to_prefill, self._settings.flip_s)
+            self._decode.adopt(self._prefill, decision.flips.to_decode, self._settings.flip_s)
         self._prefill.scale(targets[0])
         self._decode.scale(targets[1])
         self._clock.after(INTERVAL_S, self.decide)
@@ -59,7 +63,9 @@ class Autoscaler:
     def snapshot(self) -> PoolsSnapshot:
         """Return the figures that routers and workers would report."""
         spec, quantile = self._machine.spec, self._settings.slo.quantile
-        prefills, decodes = list(self._prefill), list(self._decode)
+        workers = [each.former or each for each in (*self._prefill, *self._decode)]
+        decodes = [each for each in workers if each.role is WorkerRole.DECODE]
+        prefills = [each for each in workers if each.role is not WorkerRole.DECODE]
         self._traffic.note_generated(self._clock.now_s, self._prefill.num_generated + self._decode.num_generated)
         num_held = sum(each.replica.num_held_tokens for each in decodes)
         num_running = sum(min(each.replica.num_running, spec.max_num_seqs) for each in decodes)

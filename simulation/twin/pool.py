@@ -1,4 +1,4 @@
-"""The replicas of one role: start, drain and removal."""
+"""The replicas of one role: start, drain, removal, and change from the other role."""
 
 from collections.abc import Callable, Iterator
 
@@ -35,6 +35,8 @@ class Pool:
         self._note_change = note_change
         self._workers: list[Worker] = []  # in the order of their start
         self._num_made = 0
+        self._awaited: list[Worker] = []  # workers whose replica still has requests of its former role
+        self._flip_s = 0.0
         self._drains_s: list[float] = []  # durations of ended drains
         self._num_gone_preemptions = self._num_gone_tokens = 0  # of removed replicas
 
@@ -52,7 +54,7 @@ class Pool:
 
     @property
     def num_live(self) -> int:
-        """Number of ready and starting replicas."""
+        """Number of replicas that are ready, starting or changing to this role."""
         return sum(each.draining_s is None for each in self._workers)
 
     @property
@@ -75,14 +77,39 @@ class Pool:
         live = [each for each in self._workers if each.draining_s is None]
         for _ in range(target - len(live)):
             self._clock.after(self._start_s, self._make_ready, self._make())
-        surplus = sorted(live, key=lambda each: (each.ready_s is not None, each.estimate.num_requests))
+        own = [each for each in live if each.former is None]
+        surplus = sorted(own, key=lambda each: (each.ready_s is not None, each.estimate.num_requests))
         for worker in surplus[: max(0, len(live) - target)]:
             worker.draining_s = self._clock.now_s
             self._router.retire(worker)
         self.collect()
 
+    def adopt(self, other: "Pool", count: int, flip_s: float) -> None:
+        """Have ready replicas of another pool change to this role: they drain, and are ready after `flip_s`.
+
+        Those with the fewest requests are chosen.
+        """
+        self._flip_s = flip_s
+        for former in sorted(other.ready, key=lambda each: each.estimate.num_requests)[:count]:
+            other._leave(former)
+            worker = self._make(former.replica)
+            worker.former = former
+            self._awaited.append(worker)
+        self.collect()
+
+    def _leave(self, worker: Worker) -> None:
+        """Let a worker drain whose replica belongs to another pool from now on."""
+        worker.draining_s = self._clock.now_s
+        self._router.retire(worker)
+        self._workers.remove(worker)
+
     def collect(self) -> None:
-        """Remove the replicas that have drained."""
+        """Remove the replicas that have drained, and let those go on that change to this role."""
+        for worker in list(self._awaited):
+            assert worker.former is not None
+            if _is_done(worker.former):
+                self._awaited.remove(worker)
+                self._clock.after(self._flip_s, self._make_ready, worker)
         drained = [each for each in self._workers if each.draining_s is not None and _is_done(each)]
         for worker in drained:
             assert worker.draining_s is not None
@@ -100,11 +127,13 @@ class Pool:
         They have no waiting times of the router's queue: in the twin all requests wait at workers.
         """
         now_s, ready = self._clock.now_s, self.ready
-        starting = [each.wanted_s for each in self._workers if each.ready_s is None and each.draining_s is None]
+        new = [each for each in self._workers if each.ready_s is None and each.draining_s is None]
+        starting = [each.wanted_s for each in new if each.former is None]
         return PoolSnapshot(
             num_ready=len(ready),
             starting_since_s=tuple(starting),
-            num_draining=len(self._workers) - len(ready) - len(starting),
+            num_draining=len(self._workers) - len(ready) - len(new),
+            num_flipping_in=len(new) - len(starting),
             start_s=self._start_s,
             drain_s=sum(self._drains_s) / len(self._drains_s) if self._drains_s else 0.0,
             latencies=tuple(
@@ -112,13 +141,14 @@ class Pool:
             ),
         )
 
-    def _make(self) -> Worker:
+    def _make(self, replica: Replica | None = None) -> Worker:
+        """Make a worker with this replica, or a new one."""
         worker_id = f"{self._role.value}-{self._num_made}"
         self._num_made += 1
         worker = Worker(
             description=describe(worker_id, self._machine),
             role=self._role,
-            replica=Replica(self._clock, self._machine.spec, lambda: self._router.reports.note(worker)),
+            replica=replica or Replica(self._clock, self._machine.spec),
             wanted_s=self._clock.now_s,
         )
         self._workers.append(worker)
@@ -127,7 +157,8 @@ class Pool:
 
     def _make_ready(self, worker: Worker) -> None:
         if worker.draining_s is None:  # otherwise it was drained while it started
-            worker.ready_s = self._clock.now_s
+            worker.ready_s, worker.former = self._clock.now_s, None
+            worker.replica.report_to(lambda: self._router.reports.note(worker))
             self._router.admit(worker)
             self._note_change()
 

@@ -33,15 +33,21 @@ class Replica:
     Its core generates no tokens, so that all steps up to the next change are one event.
     """
 
-    def __init__(self, clock: Clock, spec: WorkerSpec, note_change: Callable[[], None]) -> None:
-        """Create an idle replica; `note_change` is called when its load or cache has changed."""
+    def __init__(self, clock: Clock, spec: WorkerSpec) -> None:
+        """Create an idle replica."""
         self.core = EngineCore(spec, clock, tokens=None)
         self.counters = WorkerCounters()
         self.counters.note_read(spec.block_bytes, spec.block_bytes / spec.link_bytes_per_s)  # known from the start
         self._cache = self.core.cache_feed.subscribe()
-        self._note_change = note_change
+        self._note_change: Callable[[], None] = lambda: None
         self._owners: dict[RequestId, Owner] = {}  # of requests that have not ended
         self.core.listen(self._on_step)
+
+    def report_to(self, note_change: Callable[[], None]) -> None:
+        """Call `note_change` from now on when load or cache have changed; the next report has the whole cache."""
+        self._note_change = note_change
+        self._cache.close()
+        self._cache = self.core.cache_feed.subscribe()
 
     @property
     def is_idle(self) -> bool:

@@ -142,9 +142,9 @@ class TwinRouter:
         """Apply a worker's load and cache report."""
         taken, worker.taken = worker.taken, []
         worker.estimate.report(worker.replica.load(), taken, self._clock.now_s)
-        changes = worker.replica.take_cache_changes()
         if worker.worker_id not in self._workers:
             return
+        changes = worker.replica.take_cache_changes()
         if changes.stored or changes.removed:
             self._index.update(worker.worker_id, b"".join(changes.removed), b"".join(changes.stored))
         self._stale[worker.worker_id] = None

@@ -47,6 +47,7 @@ class Worker:
     taken: list[int] = field(default_factory=list)  # numbers of commands that no report has included yet
     ready_s: float | None = None  # None while it starts
     draining_s: float | None = None  # time from which it takes no new requests
+    former: "Worker | None" = None  # the same replica in its former role, until it has left that
     is_noted: bool = False  # a report is scheduled
     reported_s: float = float("-inf")
 

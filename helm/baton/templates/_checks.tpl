@@ -119,6 +119,14 @@
 {{- if and .Values.autoscaling.clusterBudget.enabled (eq .Values.device "cpu") -}}
 {{- fail "autoscaling.clusterBudget: it counts GPUs, and device is cpu" -}}
 {{- end -}}
+{{- if not (kindIs "invalid" .Values.autoscaling.flipSeconds) -}}
+{{- if ne (int $prefill.gpus) (int $decode.gpus) -}}
+{{- fail (printf "autoscaling.flipSeconds: workers of %v GPUs for prefill and %v for decode cannot replace each other; remove it, or set the same tensorParallelSize" $prefill.gpus $decode.gpus) -}}
+{{- end -}}
+{{- if include "baton.hasGroups" . -}}
+{{- fail "autoscaling.flipSeconds: ranks of an expert group keep their role; remove it, or set expertParallelSize to 1" -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end }}
 

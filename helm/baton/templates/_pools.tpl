@@ -48,6 +48,16 @@ podMemoryMi: {{ int64 (mulf (addf (mulf $pool.memoryGi $replicasPerPod) $pool.ov
 {{- printf "%v ranks (%v at least) of %s, dtype %v, block_size %v, %s" $values.expertParallelSize .root.Values.minExpertRanks (include "baton.modelPath" .root) ($engine.dtype | default "auto") ($engine.block_size | default "as usual") $eplb -}}
 {{- end }}
 
+{{/* Mutual TLS of all connections between processes, with the files of `baton.rayMounts`. */}}
+{{- define "baton.rayTLS" -}}
+{{- if .Values.tls.internal.enabled }}
+tls_cert: /etc/baton/tls/tls.crt
+tls_key: /etc/baton/tls/tls.key
+tls_ca: /etc/baton/tls/ca.crt
+tls_server_name: {{ .Values.tls.internal.serverName }}
+{{- end }}
+{{- end }}
+
 {{/* The arguments of the application: the keys of `baton serve`'s file and docs/ray.md's. */}}
 {{- define "baton.rayArguments" -}}
 model: {{ include "baton.modelPath" . | quote }}
@@ -62,12 +72,7 @@ strict: true
 {{- with .Values.maxStepSeconds }}
 max_step_s: {{ . }}
 {{- end }}
-{{- if .Values.tls.internal.enabled }}
-tls_cert: /etc/baton/tls/tls.crt
-tls_key: /etc/baton/tls/tls.key
-tls_ca: /etc/baton/tls/ca.crt
-tls_server_name: {{ .Values.tls.internal.serverName }}
-{{- end }}
+{{- include "baton.rayTLS" . }}
 engine:
   {{- $engine := fromYaml (include "baton.options" .Values.engine) }}
   {{- toYaml (merge (dict "device" .Values.device) $engine) | nindent 2 }}
@@ -163,7 +168,7 @@ prefill:
 decode:
   gpus_per_replica: {{ max 1 $decode.gpus }}
   min_replicas: {{ max 1 $decode.least }}
-{{- range $name, $option := dict "upscaleDelaySeconds" "upscale_delay_s" "downscaleDelaySeconds" "downscale_delay_s" "idleSeconds" "idle_s" "startSeconds" "start_s" }}
+{{- range $name, $option := dict "upscaleDelaySeconds" "upscale_delay_s" "downscaleDelaySeconds" "downscale_delay_s" "idleSeconds" "idle_s" "startSeconds" "start_s" "flipSeconds" "flip_s" }}
 {{- $value := index $.Values.autoscaling $name }}
 {{- if not (kindIs "invalid" $value) }}
 {{ $option }}: {{ ternary (int64 $value) $value (eq (float64 (int64 $value)) (float64 $value)) }}
@@ -188,6 +193,7 @@ drain_s: {{ $.Values.drainTimeoutSeconds }}
 registry_file: /etc/baton/registry/url
 model: {{ include "baton.servedModelName" $ | quote }}
 settings_file: /etc/baton/scaling/settings.yaml
+{{- include "baton.rayTLS" . }}
 {{- with .Values.autoscaling }}
 {{- if .clusterBudget.enabled }}
 kubernetes:

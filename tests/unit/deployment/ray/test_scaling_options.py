@@ -6,6 +6,7 @@ import pytest
 
 from baton.deployment.autoscaling.settings import SLO, PoolLimits, ScalingSettings
 from baton.deployment.ray.scaling_options import read_options
+from baton.rpc.tls import Plaintext
 
 URL = "redis://:secret@cache:6379/0"
 
@@ -19,14 +20,19 @@ def test_all_options_are_read() -> None:
             "slo": {"ttft_s": 2, "quantile": 0.9},
             "prefill": {"gpus_per_replica": 2, "max_replicas": 4},
             "idle_s": 600.0,
+            "flip_s": 1.0,
+            "decode": {"gpus_per_replica": 2},
         }
     )
     assert options.settings == ScalingSettings(
         budget_gpus=16,
         slo=SLO(ttft_s=2.0, quantile=0.9),
         prefill=PoolLimits(gpus_per_replica=2, max_replicas=4),
+        decode=PoolLimits(gpus_per_replica=2),
         idle_s=600.0,
+        flip_s=1.0,
     )
+    assert isinstance(options.security, Plaintext)
     assert (options.registry, options.model, options.kubernetes) == (URL, "m", None)
     assert "secret" not in repr(options)
 
@@ -52,7 +58,11 @@ def test_the_url_is_read_from_a_file(tmp_path: Path) -> None:
         ({"slo": 5}, "slo: must be a mapping"),
         ({"slo": "ttft=1"}, "slo: 'ttft=1' has no unit; write 1s or 1ms"),
         ({"prefill": {"gpus_per_replica": "two"}}, "prefill.gpus_per_replica: Input should be a valid integer"),
-        ({"flip_s": 3.0}, "flip_s: not supported, because replicas of Ray Serve cannot change their role"),
+        (
+            {"flip_s": 1.0, "decode": {"gpus_per_replica": 2}},
+            "flip_s: workers can change their role only if both pools have equal gpus_per_replica, which are 1 and 2",
+        ),
+        ({"tls_cert": "/a"}, "tls_cert, tls_key, tls_ca: all three are needed for TLS"),
         ({"kubernetes": True}, "kubernetes: must be a mapping"),
     ],
 )

@@ -41,6 +41,7 @@ async def test_a_report_of_what_was_served() -> None:
         assert 1.0 <= traffic.window_s <= 60.0
         (seen,) = report.workers
         assert (seen.worker_id, seen.incarnation, seen.role) == ("decode-0", "decode-0/1", "decode")
+        assert (seen.initial_role, seen.address) == ("decode", worker.address)
         assert (seen.num_blocks, seen.num_free_blocks, seen.block_size) == (1000, 900, BLOCK_SIZE)
         assert not seen.draining
         assert 0 < seen.ready_for_s < 60

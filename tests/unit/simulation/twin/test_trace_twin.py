@@ -194,9 +194,12 @@ def test_a_prefill_worker_that_refuses_has_no_latency_samples() -> None:
     num_gpus=st.integers(2, 8),
     start_s=st.sampled_from([0.1, 1.0, 30.0]),
     bursts=st.integers(1, 4),
+    flip_s=st.sampled_from([None, 0.05, 3.0]),
 )
-def test_gpus_are_never_over_budget(seed: int, num_gpus: int, start_s: float, bursts: int) -> None:
-    """Bursts, pauses and short delays: replicas start, drain and return."""
+def test_gpus_are_never_over_budget(
+    seed: int, num_gpus: int, start_s: float, bursts: int, flip_s: float | None
+) -> None:
+    """Bursts, pauses and short delays: replicas start, drain, return and change their role."""
     requests: list[TraceRequest] = []
     for burst in range(bursts):
         begins_s = 40.0 * burst
@@ -211,6 +214,8 @@ def test_gpus_are_never_over_budget(seed: int, num_gpus: int, start_s: float, bu
         shift_delay_s=2.0,
         turn_s=10.0,
         start_s=start_s,
+        drain_s=1.0,
+        flip_s=flip_s,
     )
     plan = DeploymentPlan(machine=MACHINE, prefill=1, decode=1, scaling=scaling, start_s=start_s)
     twin = Twin(plan, requests)
@@ -219,6 +224,34 @@ def test_gpus_are_never_over_budget(seed: int, num_gpus: int, start_s: float, bu
     assert outcome.most_gpus <= num_gpus
     assert all(sizes.gpus.prefill >= 1 and sizes.gpus.decode >= 1 for sizes in outcome.sizes)
     assert 0 < outcome.gpu_hours <= num_gpus * outcome.ended_s / 3600 * (1 + 1e-9)
+
+
+def test_a_change_of_role_saves_a_start() -> None:
+    """Long prompts, then long outputs, on all GPUs: without changes of role the decode pool waits for a start."""
+    prompts = [TraceRequest(0.25 * number, 400, 2, b"") for number in range(240)]
+    outputs = [TraceRequest(60.0 + 0.25 * number, 16, 200, b"") for number in range(240)]
+    slo, outcomes = SLO(ttft_s=0.3, tpot_s=0.012), []
+    for flip_s in (None, 0.1):
+        scaling = ScalingSettings(
+            budget_gpus=4,
+            slo=slo,
+            upscale_delay_s=1.0,
+            shift_delay_s=2.0,
+            turn_s=10.0,
+            start_s=40.0,
+            drain_s=1.0,
+            flip_s=flip_s,
+        )
+        spec = replace(SPEC, num_blocks=1000, prefill_tokens_per_s=800.0)
+        plan = DeploymentPlan(machine=Machine(spec=spec), prefill=3, decode=1, scaling=scaling, start_s=40.0)
+        twin = Twin(plan, [*prompts, *outputs])
+        outcomes.append(twin.run())
+        check(outcomes[-1], twin, 480)
+        assert outcomes[-1].most_gpus == 4
+    started, flipped = outcomes
+    ready_s = [[each.since_s for each in outcome.sizes if each.ready.decode == 2][0] for outcome in outcomes]
+    assert ready_s[0] - ready_s[1] > 40.0
+    assert flipped.num_good(slo) > 2 * started.num_good(slo)
 
 
 def test_simultaneous_requests_reach_a_worker_one_after_the_other() -> None:
