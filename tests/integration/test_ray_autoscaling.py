@@ -73,13 +73,25 @@ class Pools:
         assert all(self.nodes.type_of(each["worker_id"]) == each["role"] for each in seen)
         return [each["worker_id"] for each in seen]
 
+    async def flip(self, roles: Counter[str], nodes: Counter[str]) -> list[str]:
+        """Wait until as many workers have each role, on these nodes; return those that have changed their role."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                seen = [each for each in await workers(self.url) if each["state"] == "ready"]
+                assert await asyncio.to_thread(self.nodes.types) == nodes
+                if Counter(each["role"] for each in seen) == roles:
+                    return [each["worker_id"] for each in seen if not each["worker_id"].startswith(each["role"])]
+                await asyncio.sleep(0.3)
+
 
 def sizes(prefill: int, decode: int) -> Counter[str]:
     return Counter(prefill=prefill, decode=decode)
 
 
 @asynccontextmanager
-async def pools_of(nodes: FakeNodes, registry: str, idle_s: float | None = None) -> AsyncIterator[Pools]:
+async def pools_of(
+    nodes: FakeNodes, registry: str, idle_s: float | None = None, **policy: float
+) -> AsyncIterator[Pools]:
     """Run an application and wait until its router listens. `idle_s`: without requests, until no worker is left."""
     [port] = free_ports(HOST, 1)
     bounds = {"min_replicas": 1 if idle_s is None else 0, "max_replicas": MOST}
@@ -104,7 +116,7 @@ async def pools_of(nodes: FakeNodes, registry: str, idle_s: float | None = None)
         "args": args,
         "autoscaling_policy": {
             "policy_function": "baton.deployment.ray.scaling:PoolsPolicy",
-            "policy_kwargs": {"registry": registry, **POLICY, "idle_s": idle_s},
+            "policy_kwargs": {"registry": registry, **POLICY, "idle_s": idle_s, **policy},
         },
     }
     await nodes.ray.deploy({"proxy_location": "Disabled", "applications": [application]})
@@ -132,6 +144,24 @@ async def test_pools_and_nodes_follow_the_load(tmp_path: Path) -> None:
                 await pools.become(sizes(1, 1), most=sizes(2, 1))
         processes = nodes.ray.processes()
     assert left_of(processes, 0.0) == []
+
+
+@pytest.mark.timeout(600)
+async def test_workers_change_their_role_instead_of_being_started(tmp_path: Path) -> None:
+    """The third GPU's worker follows the load from pool to pool, in the same process."""
+    async with (
+        redis_server(tmp_path / "redis") as redis,
+        fake_nodes(POOLS, MOST) as nodes,
+        pools_of(nodes, redis.url, budget_gpus=3, flip_s=0.5, drain_s=1.0) as pools,
+    ):
+        async with closed_loop(pools.url, LONG_PROMPTS):
+            started = set(await pools.become(sizes(2, 1), most=sizes(2, 1)))
+        async with closed_loop(pools.url, LONG_OUTPUTS) as load:
+            [changed] = await pools.flip(sizes(1, 2), nodes=sizes(2, 1))
+            await load.served_by([changed])
+        async with closed_loop(pools.url, LONG_PROMPTS):
+            assert await pools.flip(sizes(2, 1), nodes=sizes(2, 1)) == []
+        assert {each["worker_id"] for each in await workers(pools.url)} == started
 
 
 @pytest.mark.timeout(600)
