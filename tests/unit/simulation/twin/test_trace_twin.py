@@ -249,7 +249,7 @@ def test_a_change_of_role_saves_a_start() -> None:
         check(outcomes[-1], twin, 480)
         assert outcomes[-1].most_gpus == 4
     started, flipped = outcomes
-    ready_s = [[each.since_s for each in outcome.sizes if each.ready.decode == 2][0] for outcome in outcomes]
+    ready_s = [next(each.since_s for each in outcome.sizes if each.ready.decode == 2) for outcome in outcomes]
     assert ready_s[0] - ready_s[1] > 40.0
     assert flipped.num_good(slo) > 2 * started.num_good(slo)
 
