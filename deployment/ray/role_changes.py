@@ -25,8 +25,9 @@ from baton.deployment.ray.pool_progress import PoolProgress
 from baton.membership.registry.router_report import WorkerReport
 from baton.protos.worker_pb2 import ChangeRoleRequest, WorkerRole
 from baton.protos.worker_pb2_grpc import WorkerStub
-from baton.rpc.tls import Security
+from baton.rpc.tls import MutualTls, Plaintext, Security, TlsFiles
 from baton.settings.names import Role
+from baton.settings.values import OptionError
 
 logger = logging.getLogger("ray.serve.baton")  # child of the logger whose file Serve shows
 
@@ -38,12 +39,15 @@ class ChangeFailed(Exception):
     """A worker did not change its role; the text says why."""
 
 
-async def change_role(security: Security, address: str, role: Role, timeout_s: float) -> None:
+async def change_role(tls: TlsFiles | None, address: str, role: Role, timeout_s: float) -> None:
     """Have the worker at `address` drain and change its role; return once it is ready. Raises ChangeFailed."""
     request = ChangeRoleRequest(role=WorkerRole.Value(f"WORKER_ROLE_{role.upper()}"))
     try:
+        security: Security = Plaintext() if tls is None else MutualTls(tls)
         async with security.channel(address) as channel:
             await WorkerStub(channel).ChangeRole(request, timeout=timeout_s)
+    except OptionError as error:
+        raise ChangeFailed(str(error)) from error
     except grpc.aio.AioRpcError as error:
         raise ChangeFailed(f"{error.code().name}: {error.details()}") from error
 

@@ -177,7 +177,7 @@ def moved(sizes: ByPool[int], offset: int) -> ByPool[int]:
 
 def _change_role(observer: PoolsObserver, options: ScalingOptions, worker: WorkerReport, role: Role) -> "Future[None]":
     """Begin a worker's change of role, which lasts no longer than a start may."""
-    call = change_role(options.security, worker.address, role, options.settings.start_timeout_s)
+    call = change_role(options.tls, worker.address, role, options.settings.start_timeout_s)
     return observer.submit(call)
 
 

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from baton.deployment.autoscaling.settings import SLO, PoolLimits, ScalingSettings
 from baton.deployment.kubernetes.settings import KubernetesSettings
-from baton.rpc.tls import Security, make_security
+from baton.rpc.tls import TlsFiles
 from baton.settings.config_file import read_config_file
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.slo import parse_slo
@@ -69,7 +69,7 @@ class ScalingOptions:
     settings: ScalingSettings
     file: ScalingFile | None  # source of changes to `settings`; None: they do not change
     kubernetes: KubernetesSettings | None  # None: the cluster's capacity is not read
-    security: Security = field(repr=False)  # of calls to workers
+    tls: TlsFiles | None  # of calls to workers; None: plaintext
 
 
 def read_options(values: Mapping[str, object]) -> ScalingOptions:
@@ -102,8 +102,17 @@ def read_options(values: Mapping[str, object]) -> ScalingOptions:
         settings=read(rest) if file is None else file.read(),
         file=file,
         kubernetes=cluster,
-        security=make_security(*(None if each is None else str(each) for each in tls)),
+        tls=_read_tls(*(None if each is None else str(each) for each in tls)),
     )
+
+
+def _read_tls(cert: str | None, key: str | None, ca: str | None, server_name: str | None) -> TlsFiles | None:
+    """Return the files, which are read when a worker is called: sizes do not depend on them. Raises ValueError."""
+    if cert is None and key is None and ca is None and server_name is None:
+        return None
+    if cert is None or key is None or ca is None:
+        raise ValueError("tls_cert, tls_key, tls_ca: all three are needed for TLS")
+    return TlsFiles(cert, key, ca, server_name)
 
 
 def read_settings(values: Mapping[str, object]) -> ScalingSettings:

@@ -9,7 +9,7 @@ import yaml
 
 from baton.deployment.kubernetes.settings import KubernetesSettings
 from baton.deployment.ray.scaling import POOLS
-from baton.deployment.ray.scaling_options import read_options
+from baton.deployment.ray.scaling_options import TLS, read_options
 from baton.deployment.ray.serve_context import serve_conflicts
 from tests.helm import charts
 from tests.helm.application import ray_cluster, without_replicas
@@ -37,6 +37,10 @@ def test_the_planner_accepts_its_arguments(case: str, tmp_path: Any) -> None:
     (tmp_path / "url").write_text("redis://cache:6379/0")
     options = read_options({**told, "registry_file": str(tmp_path / "url"), "settings_file": str(settings)})
     assert options.model == application["args"]["served_model_name"]
+    workers = application["args"]  # whose roles it changes over TLS, with files that every pod of Ray has
+    assert {name: value for name, value in told.items() if name in TLS} == {
+        name: value for name, value in workers.items() if name in TLS
+    }
     least = sum(
         each["autoscaling_config"]["min_replicas"] * limits.gpus_per_replica
         for each, limits in zip(application["deployments"], options.settings.limits.both(), strict=True)
@@ -78,7 +82,7 @@ def test_the_budgets_section_matches_the_pods() -> None:
 BOUNDS: list[dict[str, Any]] = [
     {"decode": {"maxReplicas": 16}},
     {"prefill": {"minReplicas": 2}, "decode": {"minReplicas": 3}},
-    {"autoscaling": {"startSeconds": 90, "upscaleDelaySeconds": 1}},
+    {"autoscaling": {"startSeconds": 90, "upscaleDelaySeconds": 1, "flipSeconds": 1}},
     {"slo": {"ttftSeconds": 0.5}, "autoscaling": {"budgetGPUs": 4}},
 ]
 

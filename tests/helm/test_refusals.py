@@ -100,6 +100,17 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
         "the chart's own Redis, which",
     ),
     ({"autoscaling": {"budgetGPUs": 1}}, "the smallest pools need 2"),
+    (
+        {"autoscaling": {"flipSeconds": 1}, "decode": {"tensorParallelSize": 2}},
+        r"autoscaling\.flipSeconds: workers of 1 GPUs for prefill and 2 for decode cannot replace each other",
+    ),
+    (
+        {
+            "autoscaling": {"flipSeconds": 1},
+            **{pool: {"expertParallelSize": 2, "minReplicas": 2} for pool in ("prefill", "decode")},
+        },
+        r"autoscaling\.flipSeconds: ranks of an expert group keep their role; .* set expertParallelSize to 1",
+    ),
     ({"device": "cpu", "autoscaling": {"clusterBudget": {"enabled": True}}}, "it counts GPUs"),
     ({"redis": {"enabled": False}}, "need a registry"),
     ({"redis": {"external": {"url": "redis://x"}}}, "not both"),

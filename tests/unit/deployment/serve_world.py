@@ -153,7 +153,7 @@ class ServeWorld:
                 result.set_result(None)
 
 
-def replaced_call(_security: object, address: str, role: Role, _timeout_s: float) -> tuple[str, Role]:
+def replaced_call(_tls: object, address: str, role: Role, _timeout_s: float) -> tuple[str, Role]:
     """Return what `ServeWorld.submit` needs, in place of `change_role`."""
     return address, role
 

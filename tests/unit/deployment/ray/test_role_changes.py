@@ -15,7 +15,7 @@ from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.ray.role_changes import PAUSE_S, ChangeFailed, bounded_offset, change_role
 from baton.deployment.ray.scaling import PoolsPolicy, logger
 from baton.protos import worker_pb2, worker_pb2_grpc
-from baton.rpc.tls import Plaintext
+from baton.rpc.tls import TlsFiles
 from tests.unit.deployment.serve_world import ServeWorld, replaced_call
 
 SETTINGS = ScalingSettings(
@@ -189,9 +189,11 @@ async def test_the_call_to_a_worker() -> None:
     worker_pb2_grpc.add_WorkerServicer_to_server(RoleServicer(), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    await change_role(Plaintext(), address, "decode", 10.0)
+    await change_role(None, address, "decode", 10.0)
     with pytest.raises(ChangeFailed, match="FAILED_PRECONDITION: it keeps its role"):
-        await change_role(Plaintext(), address, "prefill", 10.0)
+        await change_role(None, address, "prefill", 10.0)
+    with pytest.raises(ChangeFailed, match=r"tls_cert, tls_key, tls_ca: .*/nowhere"):
+        await change_role(TlsFiles("/nowhere", "/nowhere", "/nowhere"), address, "decode", 10.0)
     await server.stop(None)
     with pytest.raises(ChangeFailed, match="UNAVAILABLE"):
-        await change_role(Plaintext(), address, "decode", 10.0)
+        await change_role(None, address, "decode", 10.0)

@@ -6,7 +6,7 @@ import pytest
 
 from baton.deployment.autoscaling.settings import SLO, PoolLimits, ScalingSettings
 from baton.deployment.ray.scaling_options import read_options
-from baton.rpc.tls import Plaintext
+from baton.rpc.tls import TlsFiles
 
 URL = "redis://:secret@cache:6379/0"
 
@@ -21,6 +21,9 @@ def test_all_options_are_read() -> None:
             "prefill": {"gpus_per_replica": 2, "max_replicas": 4},
             "idle_s": 600.0,
             "flip_s": 1.0,
+            "tls_cert": "/cert",
+            "tls_key": "/key",
+            "tls_ca": "/ca",
             "decode": {"gpus_per_replica": 2},
         }
     )
@@ -32,7 +35,7 @@ def test_all_options_are_read() -> None:
         idle_s=600.0,
         flip_s=1.0,
     )
-    assert isinstance(options.security, Plaintext)
+    assert options.tls == TlsFiles("/cert", "/key", "/ca")
     assert (options.registry, options.model, options.kubernetes) == (URL, "m", None)
     assert "secret" not in repr(options)
 
