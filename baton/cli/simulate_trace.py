@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -12,7 +12,8 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from baton.cli.options.flag_group import Flags, flag_group
-from baton.deployment.autoscaling.settings import SLO, ScalingSettings
+from baton.deployment.autoscaling.settings import SLO
+from baton.deployment.ray.scaling_options import read_settings
 from baton.loadtool.errors import LoadToolError, SettingError
 from baton.loadtool.lengths import Lengths
 from baton.router.policy.targets import Targets
@@ -40,6 +41,7 @@ READ_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE_WIDTH = 200
 MIN_REQUESTS = 2000  # with fewer, starting processes takes longer than it saves
 POOLS = ("prefill", "decode", "colocated")
+FLAGS_OF_SCALING = {"budget_gpus": "--gpus", "slo": "--slo", "start_s": "--start-s"}
 # Options for serving have no effect in virtual time: no client connects, and no client reads the tokens.
 ONLY_SERVING = set(options_of(SimulationConfig)) - set(POOLS) | {
     "first_token_id",
@@ -57,6 +59,8 @@ class TraceOptions:
     num_gpus: int
     profile: Path | None
     is_autoscaled: bool
+    scaling: Mapping[str, object]  # settings of the autoscaler
+    num_trials: int  # settings of the autoscaler to try
     rate_scale: float
     seconds: float | None
     lengths: Lengths
@@ -123,6 +127,7 @@ class TraceOptions:
             asked=requested,
             base=base,
             machine=description,
+            num_trials=self.num_trials,
         )
 
     def _machine(self, spec: WorkerSpec) -> tuple[Machine, str]:
@@ -146,8 +151,8 @@ class TraceOptions:
             raise SettingError("--prefill and --decode must be given together")
         if self.is_autoscaled:
             half = counts["prefill"] or max(1, self.num_gpus // 2)
-            scaling = ScalingSettings(budget_gpus=self.num_gpus, slo=self.slo, start_s=self.start_s)
-            scaling.check()
+            given = {"budget_gpus": self.num_gpus, "slo": asdict(self.slo), "start_s": self.start_s}
+            scaling = read_settings({**given, **self.scaling})
             return replace(base, prefill=half, decode=counts["decode"] or self.num_gpus - half, scaling=scaling)
         if not any(counts.values()):
             return None
@@ -169,6 +174,18 @@ def _slo(text: str | None) -> SLO:
         return SLO() if text is None else SLO.of(parse_slo(text))
     except OptionError as error:
         raise SettingError(f"--slo: {error}") from error
+
+
+def _scaling(path: Path) -> Mapping[str, object]:
+    """Read --scaling. Raises SettingError."""
+    try:
+        content = read_config_file(path)
+    except OptionError as error:
+        raise SettingError(f"--scaling: {error}") from error
+    for name, flag in FLAGS_OF_SCALING.items():
+        if name in content:
+            raise SettingError(f"--scaling {path}: {name} is {flag} here")
+    return content
 
 
 def _given(names: Collection[str]) -> list[str]:
@@ -196,12 +213,16 @@ def _make_options(flags: Flags) -> TraceOptions | None:
             raise SettingError(f"{path}: there is no directory {path.parent}")
     if flags["png_file"] is not None and not can_draw():
         raise SettingError("--png needs matplotlib, which is not installed; --html does not")
+    if (flags["scaling"] is not None or flags["tune"]) and not flags["autoscale"]:
+        raise SettingError("--scaling and --tune need --autoscale")
     return TraceOptions(
         trace=flags["trace"],
         slo=_slo(flags["slo"]),
         num_gpus=flags["gpus"],
         profile=flags["profile"],
         is_autoscaled=flags["autoscale"],
+        scaling={} if flags["scaling"] is None else _scaling(flags["scaling"]),
+        num_trials=flags["tune"],
         rate_scale=flags["rate_scale"],
         seconds=flags["seconds"],
         lengths=Lengths(flags["scale_lengths"], flags["max_input_len"], flags["max_output_len"]),
@@ -223,6 +244,10 @@ trace_flags = flag_group(
     click.option("--gpus", type=click.IntRange(1), help="Number of GPUs; each worker has one."),
     click.option("--profile", type=READ_FILE, help="Fit step times to a file of `baton bench --profile`."),
     click.option("--autoscale", is_flag=True, help="Size the pools with the autoscaler, up to --gpus."),
+    click.option("--scaling", type=READ_FILE, help="YAML file with settings of the autoscaler."),
+    click.option(
+        "--tune", type=click.IntRange(0, 10_000), default=0, help="Settings of the autoscaler to try at random."
+    ),
     click.option("--rate-scale", type=POSITIVE, default=1.0, show_default=True, help="Factor for the request rate."),
     click.option("--seconds", type=POSITIVE, help="Replay only the first seconds, after --rate-scale."),
     click.option("--scale-lengths", type=POSITIVE, default=1.0, show_default=True, help="Factor for all lengths."),
