@@ -126,7 +126,7 @@ def compare(seed: int, report: Report, *, has_targets: bool) -> float:
         policy: Policy = CostPolicy(CostModel(targets=targets), below)
         outcome = Twin(plan, requests, policy).run()
         goodputs[name] = goodput(outcome, requests, situation.slo)
-    ratio = goodputs["priced"] / max(goodputs["colocated"], goodputs["always remote"], 1e-9)
+    ratio = goodputs["priced"] / max(goodputs["colocated"], goodputs["always remote"])
     workload = situation.workload
     report.add(
         seed,
