@@ -108,7 +108,9 @@ class TraceOptions:
             assert isinstance(given["block_size"], int)
             block_size = given["block_size"]
         machine, description = self._machine(build(WorkerSpec, given))
-        base = DeploymentPlan(machine=machine.with_block_size(block_size), start_s=self.start_s, seed=self.seed)
+        targets = Targets(self.slo.ttft_s, self.slo.tpot_s)
+        machine = machine.with_block_size(block_size)
+        base = DeploymentPlan(machine=machine, targets=targets, start_s=self.start_s, seed=self.seed)
         sizes = {name: value for name in POOLS if isinstance(value := counts.get(name, 0), int)}
         requested = self._requested(base, sizes)
         requests = read_trace(
@@ -156,8 +158,7 @@ class TraceOptions:
             return replace(base, prefill=half, decode=counts["decode"] or self.num_gpus - half, scaling=scaling)
         if not any(counts.values()):
             return None
-        plan = replace(base, prefill=counts["prefill"], decode=counts["decode"], both=counts["colocated"])
-        return replace(plan, targets=Targets(self.slo.ttft_s, self.slo.tpot_s)) if plan.is_mixed else plan
+        return replace(base, prefill=counts["prefill"], decode=counts["decode"], both=counts["colocated"])
 
     def _write(self, comparison: Comparison) -> None:
         if self.json_file is not None:

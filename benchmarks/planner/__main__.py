@@ -13,6 +13,7 @@ Rows are printed as they are ready, and the JSON file has those that there are.
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -20,6 +21,7 @@ import click
 from rich.console import Console
 
 from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.router.policy.targets import Targets
 from baton.simulation.study.runs import RunAll, run_at_once
 from baton.simulation.twin.deployment_plan import DeploymentPlan
 from benchmarks.planner.frontier import Frontier
@@ -48,11 +50,10 @@ MEANS = [place for place, column in enumerate(COLUMNS) if "/" in column]
 def compare(scenario: Scenario, seed: int, run_all: RunAll, report: Report, *, is_verbose: bool) -> None:
     """Add a row for one trace."""
     requests = scenario.requests(seed)
-    base = DeploymentPlan(machine=scenario.machine, seed=seed)
+    targets = Targets(scenario.slo.ttft_s, scenario.slo.tpot_s)
+    base = DeploymentPlan(machine=scenario.machine, targets=targets, seed=seed)
     scaling = ScalingSettings(budget_gpus=BUDGET, slo=scenario.slo, start_s=base.start_s)
-    planned = DeploymentPlan(
-        machine=scenario.machine, seed=seed, prefill=scenario.start, decode=scenario.start, scaling=scaling
-    )
+    planned = replace(base, prefill=scenario.start, decode=scenario.start, scaling=scaling)
     outcome = run_all([planned], requests)[0]
     frontier = Frontier(base, requests, scenario.slo, run_all)
     whole = frontier.compare(outcome, since_s=0.0)

@@ -12,7 +12,6 @@ from baton.router.policy.cluster import RoutedRequest, WorkerSnapshot
 from baton.router.policy.estimates import RateBook, WorkerTimes
 from baton.router.policy.targets import SLOPE, Targets
 
-
 FULL_SHARE = 0.1  # of a worker's KV blocks: with fewer free ones, running sequences soon have no room to grow
 
 

@@ -94,6 +94,9 @@ class Targets:
         return step_s / self.tpot_s
 
 
+DEFAULT_TARGETS = Targets(ttft_s=1.0, tpot_s=0.05)
+
+
 def _num_decoding(worker: WorkerTimes) -> int:
     """Return the number of sequences that decode there, or will."""
     if worker.worker.role is WorkerRole.PREFILL:

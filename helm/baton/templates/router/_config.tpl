@@ -33,6 +33,7 @@ files_dir: /var/lib/baton/files
 {{- if include "baton.scalesToZero" . }}
 {{- $config = merge $config (dict "cold_start_timeout_s" (include "baton.startTimeoutSeconds" . | float64)) }}
 {{- end }}
+{{- $config = merge $config (dict "slo" (printf "ttft=%vs,tpot=%vs" .Values.slo.ttftSeconds .Values.slo.tpotSeconds)) }}
 {{- with $config }}
 {{ toYaml . }}
 {{- end }}
