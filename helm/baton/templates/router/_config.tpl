@@ -6,6 +6,7 @@ host: 0.0.0.0
 port: 8000
 processes: {{ .Values.router.processes }}
 drain_timeout_s: {{ .Values.drainTimeoutSeconds }}
+slo: ttft={{ .Values.slo.ttftSeconds }}s,tpot={{ .Values.slo.tpotSeconds }}s
 {{- if .Values.router.grpc }}
 grpc_port: 9000
 {{- end }}
@@ -33,7 +34,6 @@ files_dir: /var/lib/baton/files
 {{- if include "baton.scalesToZero" . }}
 {{- $config = merge $config (dict "cold_start_timeout_s" (include "baton.startTimeoutSeconds" . | float64)) }}
 {{- end }}
-{{- $config = merge $config (dict "slo" (printf "ttft=%vs,tpot=%vs" .Values.slo.ttftSeconds .Values.slo.tpotSeconds)) }}
 {{- with $config }}
 {{ toYaml . }}
 {{- end }}
