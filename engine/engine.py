@@ -298,6 +298,8 @@ class Engine:
             prefill_tokens_per_s=rates.prefill_tokens_per_s,
             decode_step_s=rates.decode_step_s,
             decode_sequence_s=rates.decode_sequence_s,
+            num_awaited_blocks=self.scheduler.num_awaited_blocks,
+            num_receiving=self.scheduler.num_receiving,
             grammars=replace(self.grammars.counters),
         )
 

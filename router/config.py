@@ -28,6 +28,7 @@ SECRETS = {  # environment variables
 PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "always_local"]
 MIN_HEARTBEAT_TIMEOUT_S = 1.0  # less would kill processes that are only busy
 MIN_SECRET_CHARS = 16
+DEFAULT_SLO = "ttft=1s,tpot=50ms"
 DEFAULT_PORTS = {"http": 80, "https": 443}  # browsers omit them in origins
 
 
@@ -63,8 +64,8 @@ class RouterConfig:
     )
     slo: str | None = option(
         None,
-        "Target time to first token and time per output token, such as ttft=1s,tpot=50ms. The router places requests "
-        "to meet both. Default: none.",
+        "Target time to first token and time per output token. The router places requests to meet both. none: it "
+        f"minimises the delays themselves. Default: {DEFAULT_SLO}.",
     )
     target_ttft_ms: float | None = option(None, "Older form of slo, with target_tpot_ms.", minimum=0.001, hidden=True)
     target_tpot_ms: float | None = option(None, "Older form of slo, with target_ttft_ms.", minimum=0.001, hidden=True)
@@ -273,12 +274,12 @@ class RouterConfig:
 
     def promised_s(self) -> dict[str, float]:
         """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError."""
-        if self.slo is None:
-            if self.target_ttft_ms is None or self.target_tpot_ms is None:
-                return {}
+        if self.target_ttft_ms is not None and self.target_tpot_ms is not None:
             return {"ttft": self.target_ttft_ms / 1000, "tpot": self.target_tpot_ms / 1000}
+        if self.slo == "none":
+            return {}
         try:
-            limits = parse_slo(self.slo)
+            limits = parse_slo(self.slo or DEFAULT_SLO)
         except OptionError as error:
             raise OptionError(f"slo: {error}") from error
         if len(limits) < 2:

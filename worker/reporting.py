@@ -103,6 +103,8 @@ def load_report(
         grammar_mask_s=stats.grammars.mask_s,
         num_grammar_forced_tokens=stats.grammars.num_forced,
         num_grammar_late_masks=stats.grammars.num_late_masks,
+        num_awaited_blocks=stats.num_awaited_blocks,
+        num_receiving=stats.num_receiving,
     )
 
 

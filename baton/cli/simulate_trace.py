@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -12,7 +12,8 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from baton.cli.options.flag_group import Flags, flag_group
-from baton.deployment.autoscaling.settings import SLO, ScalingSettings
+from baton.deployment.autoscaling.settings import SLO
+from baton.deployment.ray.scaling_options import read_settings
 from baton.loadtool.errors import LoadToolError, SettingError
 from baton.loadtool.lengths import Lengths
 from baton.router.policy.targets import Targets
@@ -40,6 +41,7 @@ READ_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE_WIDTH = 200
 MIN_REQUESTS = 2000  # with fewer, starting processes takes longer than it saves
 POOLS = ("prefill", "decode", "colocated")
+FLAGS_OF_SCALING = {"budget_gpus": "--gpus", "slo": "--slo", "start_s": "--start-s"}
 # Options for serving have no effect in virtual time: no client connects, and no client reads the tokens.
 ONLY_SERVING = set(options_of(SimulationConfig)) - set(POOLS) | {
     "first_token_id",
@@ -57,11 +59,12 @@ class TraceOptions:
     num_gpus: int
     profile: Path | None
     is_autoscaled: bool
+    scaling: Mapping[str, object]  # settings of the autoscaler
+    num_trials: int  # settings of the autoscaler to try
     rate_scale: float
     seconds: float | None
     lengths: Lengths
     start_s: float
-    flip_s: float | None
     seed: int
     json_file: Path | None
     html_file: Path | None
@@ -105,7 +108,9 @@ class TraceOptions:
             assert isinstance(given["block_size"], int)
             block_size = given["block_size"]
         machine, description = self._machine(build(WorkerSpec, given))
-        base = DeploymentPlan(machine=machine.with_block_size(block_size), start_s=self.start_s, seed=self.seed)
+        targets = Targets(self.slo.ttft_s, self.slo.tpot_s)
+        machine = machine.with_block_size(block_size)
+        base = DeploymentPlan(machine=machine, targets=targets, start_s=self.start_s, seed=self.seed)
         sizes = {name: value for name in POOLS if isinstance(value := counts.get(name, 0), int)}
         requested = self._requested(base, sizes)
         requests = read_trace(
@@ -124,6 +129,7 @@ class TraceOptions:
             asked=requested,
             base=base,
             machine=description,
+            num_trials=self.num_trials,
         )
 
     def _machine(self, spec: WorkerSpec) -> tuple[Machine, str]:
@@ -147,13 +153,12 @@ class TraceOptions:
             raise SettingError("--prefill and --decode must be given together")
         if self.is_autoscaled:
             half = counts["prefill"] or max(1, self.num_gpus // 2)
-            scaling = ScalingSettings(budget_gpus=self.num_gpus, slo=self.slo, start_s=self.start_s, flip_s=self.flip_s)
-            scaling.check()
+            given = {"budget_gpus": self.num_gpus, "slo": asdict(self.slo), "start_s": self.start_s}
+            scaling = read_settings({**given, **self.scaling})
             return replace(base, prefill=half, decode=counts["decode"] or self.num_gpus - half, scaling=scaling)
         if not any(counts.values()):
             return None
-        plan = replace(base, prefill=counts["prefill"], decode=counts["decode"], both=counts["colocated"])
-        return replace(plan, targets=Targets(self.slo.ttft_s, self.slo.tpot_s)) if plan.is_mixed else plan
+        return replace(base, prefill=counts["prefill"], decode=counts["decode"], both=counts["colocated"])
 
     def _write(self, comparison: Comparison) -> None:
         if self.json_file is not None:
@@ -170,6 +175,18 @@ def _slo(text: str | None) -> SLO:
         return SLO() if text is None else SLO.of(parse_slo(text))
     except OptionError as error:
         raise SettingError(f"--slo: {error}") from error
+
+
+def _scaling(path: Path) -> Mapping[str, object]:
+    """Read --scaling. Raises SettingError."""
+    try:
+        content = read_config_file(path)
+    except OptionError as error:
+        raise SettingError(f"--scaling: {error}") from error
+    for name, flag in FLAGS_OF_SCALING.items():
+        if name in content:
+            raise SettingError(f"--scaling {path}: {name} is {flag} here")
+    return content
 
 
 def _given(names: Collection[str]) -> list[str]:
@@ -192,24 +209,25 @@ def _make_options(flags: Flags) -> TraceOptions | None:
         raise SettingError(f"{given[0]} cannot be combined with --trace, which serves no requests")
     if flags["gpus"] is None:
         raise SettingError("--trace needs --gpus")
-    if flags["flip_s"] is not None and not flags["autoscale"]:
-        raise SettingError("--flip-s needs --autoscale")
     for path in (flags["json_file"], flags["html_file"], flags["png_file"]):
         if path is not None and not path.absolute().parent.is_dir():
             raise SettingError(f"{path}: there is no directory {path.parent}")
     if flags["png_file"] is not None and not can_draw():
         raise SettingError("--png needs matplotlib, which is not installed; --html does not")
+    if (flags["scaling"] is not None or flags["tune"]) and not flags["autoscale"]:
+        raise SettingError("--scaling and --tune need --autoscale")
     return TraceOptions(
         trace=flags["trace"],
         slo=_slo(flags["slo"]),
         num_gpus=flags["gpus"],
         profile=flags["profile"],
         is_autoscaled=flags["autoscale"],
+        scaling={} if flags["scaling"] is None else _scaling(flags["scaling"]),
+        num_trials=flags["tune"],
         rate_scale=flags["rate_scale"],
         seconds=flags["seconds"],
         lengths=Lengths(flags["scale_lengths"], flags["max_input_len"], flags["max_output_len"]),
         start_s=flags["start_s"],
-        flip_s=flags["flip_s"],
         seed=flags["seed"],
         json_file=flags["json_file"],
         html_file=flags["html_file"],
@@ -227,6 +245,10 @@ trace_flags = flag_group(
     click.option("--gpus", type=click.IntRange(1), help="Number of GPUs; each worker has one."),
     click.option("--profile", type=READ_FILE, help="Fit step times to a file of `baton bench --profile`."),
     click.option("--autoscale", is_flag=True, help="Size the pools with the autoscaler, up to --gpus."),
+    click.option("--scaling", type=READ_FILE, help="YAML file with settings of the autoscaler."),
+    click.option(
+        "--tune", type=click.IntRange(0, 10_000), default=0, help="Settings of the autoscaler to try at random."
+    ),
     click.option("--rate-scale", type=POSITIVE, default=1.0, show_default=True, help="Factor for the request rate."),
     click.option("--seconds", type=POSITIVE, help="Replay only the first seconds, after --rate-scale."),
     click.option("--scale-lengths", type=POSITIVE, default=1.0, show_default=True, help="Factor for all lengths."),
@@ -234,11 +256,6 @@ trace_flags = flag_group(
     click.option("--max-output-len", type=click.IntRange(1), help="Truncate longer outputs."),
     click.option(
         "--start-s", type=click.FloatRange(0), default=START_S, show_default=True, help="Start time of a worker in s."
-    ),
-    click.option(
-        "--flip-s",
-        type=click.FloatRange(0),
-        help="With --autoscale: seconds of a change of role after its drain. Default: workers keep their roles.",
     ),
     click.option(
         "--seed", type=click.IntRange(0), default=0, show_default=True, help="Random seed of prompts and router."

@@ -7,15 +7,21 @@ best fixed split of a number of GPUs is found by search with the whole trace, an
 
 - `good / best fixed`: good requests of the planner, relative to the best fixed split with as many GPU-hours
 - `GPU-hours / cheapest fixed`: GPU-hours of the planner, relative to the cheapest fixed split with as many good ones
+- `settled`: the same without the first five minutes, in which the planner's replicas start
+
+Rows are printed as they are ready, and the JSON file has those that there are.
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
 import click
+from rich.console import Console
 
 from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.router.policy.targets import Targets
 from baton.simulation.study.runs import RunAll, run_at_once
 from baton.simulation.twin.deployment_plan import DeploymentPlan
 from benchmarks.planner.frontier import Frontier
@@ -23,6 +29,7 @@ from benchmarks.planner.scenarios import SCENARIOS, Scenario
 from benchmarks.report import Report
 
 BUDGET = 24  # GPUs
+SETTLED_S = 300.0  # from the start
 COLUMNS = (
     "traffic",
     "seed",
@@ -32,33 +39,40 @@ COLUMNS = (
     "good / best fixed",
     "cheapest fixed",
     "GPU-hours / cheapest fixed",
+    "settled good",
+    "settled GPUs",
+    "settled good / best fixed",
+    "settled GPU-hours / cheapest fixed",
 )
+MEANS = [place for place, column in enumerate(COLUMNS) if "/" in column]
 
 
 def compare(scenario: Scenario, seed: int, run_all: RunAll, report: Report, *, is_verbose: bool) -> None:
     """Add a row for one trace."""
     requests = scenario.requests(seed)
-    base = DeploymentPlan(machine=scenario.machine, seed=seed)
+    targets = Targets(scenario.slo.ttft_s, scenario.slo.tpot_s)
+    base = DeploymentPlan(machine=scenario.machine, targets=targets, seed=seed)
     scaling = ScalingSettings(budget_gpus=BUDGET, slo=scenario.slo, start_s=base.start_s)
-    planned = DeploymentPlan(
-        machine=scenario.machine, seed=seed, prefill=scenario.start, decode=scenario.start, scaling=scaling
-    )
+    planned = replace(base, prefill=scenario.start, decode=scenario.start, scaling=scaling)
     outcome = run_all([planned], requests)[0]
-    good = outcome.num_good(scenario.slo) / len(requests)
-    num_gpus = outcome.gpu_hours * 3600 / outcome.ended_s
     frontier = Frontier(base, requests, scenario.slo, run_all)
-    best = frontier.good_share(num_gpus)
-    cheapest = frontier.best(frontier.cheapest(good, round(num_gpus)))
+    whole = frontier.compare(outcome, since_s=0.0)
+    settled = frontier.compare(outcome, since_s=SETTLED_S)
     report.add(
         scenario.name,
         seed,
-        good,
-        num_gpus,
-        best,
-        good / best,
-        cheapest.plan.label,
-        outcome.gpu_hours / cheapest.gpu_hours,
+        whole.good,
+        whole.num_gpus,
+        whole.best_good,
+        whole.good / whole.best_good,
+        whole.cheapest.plan.label,
+        whole.num_gpus / whole.cheapest.plan.num_replicas,
+        settled.good,
+        settled.num_gpus,
+        settled.good / settled.best_good,
+        settled.num_gpus / settled.cheapest.plan.num_replicas,
     )
+    Console(width=200).print(dict(zip(COLUMNS, report.rows[-1], strict=True)))
     if is_verbose:
         for sizes in outcome.sizes:
             print(f"{sizes.since_s:.0f} s: {sizes.ready.prefill} + {sizes.ready.decode} ready, {sizes.gpus}")
@@ -69,17 +83,20 @@ def compare(scenario: Scenario, seed: int, run_all: RunAll, report: Report, *, i
 @click.command(help=__doc__)
 @click.option("--scenario", "names", multiple=True, type=click.Choice([each.name for each in SCENARIOS]))
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--processes", type=click.IntRange(1), default=len(os.sched_getaffinity(0)), help="Default: one a core.")
 @click.option("--verbose", is_flag=True, help="Print all changes of the planner's sizes.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
-def main(names: tuple[str, ...], seeds: int, verbose: bool, json_file: Path | None) -> None:
+def main(names: tuple[str, ...], seeds: int, processes: int, verbose: bool, json_file: Path | None) -> None:
     """Run all scenarios, and print the table."""
     report = Report("The planner and the best fixed splits in hindsight", COLUMNS)
-    with run_at_once(len(os.sched_getaffinity(0))) as run_all:
+    with run_at_once(processes) as run_all:
         for scenario in SCENARIOS:
             if not names or scenario.name in names:
                 for seed in range(seeds):
                     compare(scenario, seed, run_all, report, is_verbose=verbose)
-    for column in (5, 7):
+                    if json_file is not None:
+                        report.write(json_file)
+    for column in MEANS:
         values = [row[column] for row in report.rows]
         report.notes.append(
             f"{COLUMNS[column]}, mean: {mean(value for value in values if isinstance(value, float)):.3f}"

@@ -59,6 +59,17 @@ class Scheduler:
         return sum(request.status is not RequestStatus.FINISHED for request in self._requests.values())
 
     @property
+    def num_receiving(self) -> int:
+        """Requests whose KV is computed elsewhere and not all here yet, with blocks for it or without."""
+        requests = self._requests.values()
+        return sum(each.receives_kv and each.status is not RequestStatus.FINISHED for each in requests)
+
+    @property
+    def num_awaited_blocks(self) -> int:
+        """Blocks that the waiting requests need, apart from those that were cached when they arrived."""
+        return sum(self.blocks.num_blocks_for(each.num_tokens - each.num_cached_tokens) for each in self.waiting)
+
+    @property
     def num_queued_tokens(self) -> int:
         """Tokens that this engine must compute until every request has caught up.
 

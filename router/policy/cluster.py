@@ -73,6 +73,8 @@ class WorkerSnapshot:
     decode_sequence_s: float = 0.0  # for each further one
     read_bytes_per_s: float = 0.0  # of KV from peers
     num_prefills: int = 0  # prompts computed for other workers, which will not decode here
+    num_awaited_blocks: int = 0  # that its waiting requests need
+    num_receiving: int = 0  # requests whose prompts other workers compute for it
     prompt_share: float = 0.0  # recent share of its time spent on prompts
     num_tokens_done: int = 0  # prompt and output tokens since it started
     recent: RecentRequests = NO_REQUESTS  # requests that this router sent there

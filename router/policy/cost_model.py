@@ -12,6 +12,8 @@ from baton.router.policy.cluster import RoutedRequest, WorkerSnapshot
 from baton.router.policy.estimates import RateBook, WorkerTimes
 from baton.router.policy.targets import SLOPE, Targets
 
+FULL_SHARE = 0.1  # of a worker's KV blocks: with fewer free ones, running sequences soon have no room to grow
+
 
 @dataclass(slots=True)
 class Price:
@@ -61,7 +63,7 @@ class CostModel:
 
     def times(self, request: RoutedRequest, worker: WorkerSnapshot, book: RateBook) -> WorkerTimes:
         """Return the times of a worker for this request."""
-        return WorkerTimes.of(request, worker, book.of(worker), self.num_step_tokens, self.num_output_tokens)
+        return WorkerTimes.of(request, worker, book.of(worker), self.num_step_tokens)
 
     def cost(self, price: Price) -> float:
         """Return the weighted price; the best plan has the least."""
@@ -81,8 +83,11 @@ class CostModel:
         return self._ttft_weight * ttft_s + busy_s + self.eviction_weight * option.evicted_s
 
     def is_tight(self, decode: WorkerTimes) -> bool:
-        """Return whether one more sequence would wait for room or come close to the targets."""
-        return decode.room_s > 0 or (self.targets is not None and self.targets.is_tight(decode))
+        """Return whether one more sequence would wait for room, soon or at once, or come close to the targets."""
+        worker = decode.worker
+        if decode.room_s > 0 or worker.num_free_blocks < FULL_SHARE * worker.num_blocks:
+            return True
+        return self.targets is not None and self.targets.is_tight(decode)
 
     def local(self, request: RoutedRequest, decode: WorkerTimes, unfair_s: float) -> Price:
         """Return the price if the decode worker computes the prompt itself."""

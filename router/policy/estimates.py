@@ -111,9 +111,9 @@ class WorkerTimes:
 
     @classmethod
     def of(
-        cls, request: RoutedRequest, worker: WorkerSnapshot, rates: WorkerRates, num_step_tokens: int, num_output: int
+        cls, request: RoutedRequest, worker: WorkerSnapshot, rates: WorkerRates, num_step_tokens: int
     ) -> "WorkerTimes":
-        """`num_step_tokens`: budget of a worker that reports none; `num_output`: assumed length of outputs."""
+        """`num_step_tokens`: budget of a worker that reports none."""
         num_step_tokens = worker.max_num_batched_tokens or num_step_tokens
         missing = request.missing_tokens(worker)
         num_running = worker.num_requests
@@ -124,7 +124,8 @@ class WorkerTimes:
         step_s = rates.decode_step_s + rates.decode_sequence_s * (num_running - 1)
         queued = worker.num_queued_tokens
         queue_s = queued / rates.prefill_tokens_per_s + max(0.5, queued / num_step_tokens) * step_s
-        room_s = num_ends_needed(request, worker, num_running) * num_output * step_s / num_running
+        end_s = request.mean_output_tokens * step_s / num_running  # from one end to the next
+        room_s = num_ends_needed(request, worker, num_running) * end_s
         return cls(worker, rates, missing, num_step_tokens, num_running, step_s, queue_s, room_s)
 
 
@@ -133,7 +134,8 @@ def num_ends_needed(request: RoutedRequest, worker: WorkerSnapshot, num_running:
     num_ends = 0.0
     if worker.max_num_seqs:
         num_ends = float(max(0, worker.num_requests + 1 - worker.max_num_seqs))
-    lacking = ceil(request.num_tokens / worker.block_size) - worker.num_free_blocks
+    needed = ceil(request.num_tokens / worker.block_size) + worker.num_awaited_blocks
+    lacking = needed + num_running - worker.num_free_blocks  # a worker leaves a block to each running sequence
     if lacking > 0 and worker.num_blocks > worker.num_free_blocks:
         blocks_each = (worker.num_blocks - worker.num_free_blocks) / num_running
         num_ends = max(num_ends, lacking / blocks_each)

@@ -130,6 +130,8 @@ def find_decoders(
         return listed
     if len(decoders) > len(listed) and (roomy := list(filter(has_room, decoders))):
         return shortlist(request, roomy, book, MAX_DECODERS)
+    if roomy := list(filter(has_room, others)):
+        return shortlist(request, roomy, book, MAX_DECODERS)
     return listed + shortlist(request, others, book, MAX_DECODERS)
 
 

@@ -45,8 +45,12 @@ class Targets:
         return self._step_share(worker, num_more) / (1 - prompt_share)
 
     def is_tight(self, decode: WorkerTimes) -> bool:
-        """Return whether decoding with one more sequence would nearly reach the TPOT target."""
-        return self._step_share(decode, num_more=1) > TIGHT_SHARE
+        """Return whether decoding with one more sequence would nearly reach the TPOT target.
+
+        Prompts count only for a worker of both roles, which computes those of others: a decode worker's are its own.
+        """
+        share = self.token_share if decode.worker.role is WorkerRole.BOTH else self._step_share
+        return share(decode, num_more=1) > TIGHT_SHARE
 
     def joining_s(self, request: RoutedRequest, decode: WorkerTimes) -> float:
         """Return the cost of one more sequence in a worker's steps: for its own tokens and for the others there."""
@@ -58,7 +62,7 @@ class Targets:
         """Return the cost of a prompt's computation: for the sequences that decode there, `num_more` that join, and
         those that arrive meanwhile.
         """
-        num_decoding, share = _num_decoding(worker), self.token_share(worker, num_more)
+        num_decoding, share = _num_disturbed(worker), self.token_share(worker, num_more)
         lengths = request.typical_output_tokens or (request.mean_output_tokens,)
         mean = sum(lengths) / len(lengths)
         there = comes = 0.0  # per response of the mean length: one that decodes, one that arrives
@@ -90,12 +94,20 @@ class Targets:
         return step_s / self.tpot_s
 
 
+DEFAULT_TARGETS = Targets(ttft_s=1.0, tpot_s=0.05)
+
+
 def _num_decoding(worker: WorkerTimes) -> int:
     """Return the number of sequences that decode there, or will."""
     if worker.worker.role is WorkerRole.PREFILL:
         return 0
     num_decoding = max(0, worker.worker.num_requests - worker.worker.num_prefills)
     return min(worker.num_running, num_decoding)  # the batch is bounded, however many wait
+
+
+def _num_disturbed(worker: WorkerTimes) -> int:
+    """Return the number of sequences that a prompt computed there delays: not those that have no first token yet."""
+    return max(0, _num_decoding(worker) - worker.worker.num_receiving)
 
 
 def _num_coming(worker: WorkerTimes) -> int:

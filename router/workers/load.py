@@ -40,6 +40,7 @@ class Addition:
     num_tokens: int  # to compute before its first token; 0 after the first token
     num_blocks: int
     is_prefill: bool  # computed for another worker, which decodes
+    is_received: bool  # decoded here, and computed by another worker
 
 
 class LoadEstimate:
@@ -75,12 +76,15 @@ class LoadEstimate:
             self._unreported.pop(number, None)
         self._snapshot = None
 
-    def add(self, number: int, num_tokens: int, num_blocks: int = 0, is_prefill: bool = False) -> None:
+    def add(
+        self, number: int, num_tokens: int, num_blocks: int = 0, is_prefill: bool = False, is_received: bool = False
+    ) -> None:
         """Add a command that makes the worker compute `num_tokens` and allocate `num_blocks`.
 
-        `is_prefill`: the worker computes the prompt for another one, which decodes.
+        `is_prefill`: the worker computes the prompt for another one, which decodes; `is_received`: the reverse.
         """
-        self._additions[number] = self._unreported[number] = Addition(num_tokens, num_blocks, is_prefill)
+        addition = Addition(num_tokens, num_blocks, is_prefill, is_received)
+        self._additions[number] = self._unreported[number] = addition
         if not is_prefill:
             self._recent = self._recent.with_one(number)
         self._snapshot = None
@@ -115,6 +119,11 @@ class LoadEstimate:
         return self.reported.num_prefills + sum(addition.is_prefill for addition in self._unreported.values())
 
     @property
+    def num_receiving(self) -> int:
+        """Requests at the worker whose prompts other workers compute for it."""
+        return self.reported.num_receiving + sum(addition.is_received for addition in self._unreported.values())
+
+    @property
     def num_queued_tokens(self) -> int:
         """Tokens to compute until all requests at the worker decode."""
         num_tokens = self.reported.num_queued_tokens + _num_tokens(self._unreported.values())
@@ -139,6 +148,8 @@ class LoadEstimate:
                 block_size=description.block_size,
                 num_requests=self.num_requests,
                 num_prefills=self.num_prefills,
+                num_awaited_blocks=load.num_awaited_blocks,
+                num_receiving=self.num_receiving,
                 num_queued_tokens=self.num_queued_tokens,
                 num_free_blocks=self.num_free_blocks,
                 max_model_len=description.max_model_len,
@@ -174,7 +185,8 @@ class LoadShare:
         """Add the command."""
         if self.decode is not None:
             num_tokens = routed.missing_tokens(plan.decode) if plan.prefill is None else 0
-            self.decode.add(self.number, num_tokens, _num_blocks(routed.missing_tokens(plan.decode), plan.decode))
+            num_blocks = _num_blocks(routed.missing_tokens(plan.decode), plan.decode)
+            self.decode.add(self.number, num_tokens, num_blocks, is_received=plan.prefill is not None)
         if self.prefill is not None and plan.prefill is not None:
             best = min(routed.missing_tokens(worker) for worker in (plan.prefill, plan.prefix_source) if worker)
             num_blocks = _num_blocks(routed.missing_tokens(plan.prefill), plan.prefill)

@@ -20,6 +20,7 @@ class Comparison:
     best: Outcome | None  # best fixed split; None: too few GPUs for two pools
     colocated: Outcome
     splits: Sequence[Outcome]  # all that were tried, by number of prefill replicas
+    tuned: Sequence[Outcome] = ()  # best settings of the autoscaler among those that were tried, cheapest first
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -39,7 +40,7 @@ class Comparison:
     @property
     def speed(self) -> str:
         """The simulation's own speed, as text."""
-        others = [each for each in self.outcomes if not any(each is split for split in self.splits)]
+        others = [each for each in (*self.outcomes, *self.tuned) if not any(each is split for split in self.splits)]
         runs = [*self.splits, *others]
         cpu_s = sum(each.cpu_s for each in runs)
         num_requests = sum(len(each.records) for each in runs)

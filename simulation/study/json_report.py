@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 from baton.loadtool.summary import Distribution
 from baton.simulation.study.comparison import Comparison
+from baton.simulation.study.tuning import varied
 from baton.simulation.twin.outcome import Outcome
 
 FORMAT = "baton simulation, version 1"
@@ -24,6 +25,7 @@ def to_json(comparison: Comparison) -> dict[str, object]:
         "best": _outcome(comparison.best, comparison),
         "colocated": _outcome(comparison.colocated, comparison),
         "splits": [_outcome(each, comparison, with_history=False) for each in comparison.splits],
+        "tuned": [_tuned(each, comparison) for each in comparison.tuned],
     }
 
 
@@ -52,6 +54,15 @@ def _outcome(outcome: Outcome | None, comparison: Comparison, with_history: bool
         ]
         content["decisions"] = list(outcome.decisions)
     return content
+
+
+def _tuned(outcome: Outcome, comparison: Comparison) -> dict[str, object]:
+    assert outcome.plan.scaling is not None
+    return {
+        "settings": dict(varied(outcome.plan.scaling)),
+        "num_good": outcome.num_good(comparison.slo),
+        "gpu_hours": outcome.gpu_hours,
+    }
 
 
 def _distribution(found: Distribution | None) -> dict[str, float] | None:

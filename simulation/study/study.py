@@ -8,6 +8,7 @@ from baton.deployment.autoscaling.settings import SLO
 from baton.simulation.study.comparison import Comparison
 from baton.simulation.study.runs import RunAll, run_in_turn
 from baton.simulation.study.search import SplitSearch
+from baton.simulation.study.tuning import tune
 from baton.simulation.twin.deployment_plan import DeploymentPlan
 from baton.simulation.twin.outcome import Outcome
 from baton.simulation.twin.trace_request import TraceRequest
@@ -26,6 +27,7 @@ class Study:
     asked: DeploymentPlan | None  # the given deployment; None: only the best fixed split is wanted
     base: DeploymentPlan  # machine, times and seed of all other deployments
     machine: str  # description of a replica
+    num_trials: int = 0  # settings of the autoscaler to try
 
     def run(self, run_all: RunAll = run_in_turn, note: NoteRun = lambda _: None) -> Comparison:
         """Run all deployments. Raises ValueError for an impossible plan."""
@@ -41,6 +43,9 @@ class Study:
         if self.num_gpus > 1:
             note("the given deployment" if asked else colocated.plan.label)
             best = SplitSearch(self.base, self.requests, self.num_gpus, self.slo, run_all, note_split).best()
+        tuned = []
+        if self.num_trials and self.asked is not None:
+            tuned = tune(self.asked, self.requests, self.slo, self.num_trials, run_all)
         return Comparison(
             trace=self.trace,
             num_gpus=self.num_gpus,
@@ -51,4 +56,5 @@ class Study:
             best=best,
             colocated=colocated,
             splits=sorted(splits, key=lambda outcome: outcome.plan.prefill),
+            tuned=tuned,
         )

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from baton.loadtool.terminal import number
 from baton.simulation.study.comparison import Comparison
+from baton.simulation.study.tuning import RANGES, varied
 from baton.simulation.twin.outcome import Outcome
 
 COLUMNS = ("good", "good req/s", "TTFT p50", "p90", "p99 ms", "TPOT p50", "p90", "p99 ms", "cached", "handed over",
@@ -35,7 +36,21 @@ def show(comparison: Comparison, console: Console) -> None:
     for outcome in comparison.outcomes:
         for line in notes_of(outcome):
             console.print(Text(line), soft_wrap=True)
+    if comparison.tuned:
+        console.print(Text("\nbest settings of the autoscaler among those tried:"), _tuned_table(comparison))
     console.print(Text(comparison.speed))
+
+
+def _tuned_table(comparison: Comparison) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("good", "GPU-hours", *RANGES):
+        table.add_column(column, justify="right", no_wrap=True)
+    for outcome in comparison.tuned:
+        assert outcome.plan.scaling is not None
+        good = outcome.num_good(comparison.slo) / len(outcome.records)
+        settings = map(number, varied(outcome.plan.scaling).values())
+        table.add_row(f"{good:.1%}", f"{outcome.gpu_hours:.3g}", *settings)
+    return table
 
 
 def cells(outcome: Outcome, comparison: Comparison) -> list[str]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from baton.deployment.autoscaling.settings import ScalingSettings
-from baton.router.policy.targets import Targets
+from baton.router.policy.targets import DEFAULT_TARGETS, Targets
 from baton.simulation.twin.machine import Machine
 
 START_S = 60.0
@@ -17,7 +17,7 @@ class DeploymentPlan:
     prefill: int = 0  # replicas of each role at the start
     decode: int = 0
     both: int = 0  # colocated; with decode workers they prefill for these, and decode what these have no room for
-    targets: Targets | None = None  # the router's limits of latency
+    targets: Targets = DEFAULT_TARGETS  # of latency, for the router's prices
     scaling: ScalingSettings | None = None  # None: fixed sizes
     start_s: float = START_S  # from a replica's start to its first request
     seed: int = 0  # for the router's random choices

@@ -29,7 +29,7 @@ BY_HAND = {"autoscaling": {"enabled": False}}
 UPGRADES: list[tuple[str, str, dict[str, Any]]] = [
     (SERVE, "minReplicas", {"decode": {"minReplicas": 2}}),
     (SERVE, "maxReplicas", {"prefill": {"maxReplicas": 9}}),
-    (PLANNER, "slo", {"slo": {"ttftSeconds": 2}}),
+    (ROUTERS, "slo", {"slo": {"ttftSeconds": 2}}),
     (PLANNER, "autoscaling", {"autoscaling": {"budgetGPUs": 3}}),
     (ROUTERS, "router.*", {"router": {"config": {"maxQueueWaitS": 2}}}),
     (ROUTERS, "auth.*", {"auth": {"apiKeys": {"existingSecret": "keys"}, "clientKey": {"existingSecret": "key"}}}),

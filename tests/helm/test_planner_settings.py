@@ -83,7 +83,7 @@ BOUNDS: list[dict[str, Any]] = [
     {"decode": {"maxReplicas": 16}},
     {"prefill": {"minReplicas": 2}, "decode": {"minReplicas": 3}},
     {"autoscaling": {"startSeconds": 90, "upscaleDelaySeconds": 1, "flipSeconds": 1}},
-    {"slo": {"ttftSeconds": 0.5}, "autoscaling": {"budgetGPUs": 4}},
+    {"autoscaling": {"budgetGPUs": 4}},
 ]
 
 
@@ -144,3 +144,10 @@ def alerts_of(objects: Any) -> list[dict[str, Any]]:
     """All alerts."""
     groups = charts.only(objects, "PrometheusRule")["spec"]["groups"]
     return [rule for group in groups for rule in group["rules"]]
+
+
+def test_a_change_of_promised_latencies_restarts_only_routers() -> None:
+    before, after = (charts.render(charts.merged(charts.MODEL, {"slo": {"ttftSeconds": each}})) for each in (1, 0.5))
+    assert without_replicas(before) == without_replicas(after)
+    routers = [router_config(each) for each in (before, after)]
+    assert [each["slo"] for each in routers] == ["ttft=1s,tpot=0.05s", "ttft=0.5s,tpot=0.05s"]

@@ -70,8 +70,19 @@ def test_all_tokens_of_a_preempted_request_are_counted() -> None:
 def test_tokens_computed_by_other_workers_are_not_counted() -> None:
     engine = scheduler()
     engine.add(request("a", PROMPT, receives_kv=True))
-    assert engine.num_queued_tokens == 0
+    assert (engine.num_queued_tokens, engine.num_receiving, engine.num_awaited_blocks) == (0, 1, 5)
     engine.schedule()
-    assert engine.num_queued_tokens == 0
+    assert (engine.num_queued_tokens, engine.num_receiving, engine.num_awaited_blocks) == (0, 1, 0)
     engine.end_receive(RequestId("a"), Received(8))  # the rest is computed here after all
-    assert engine.num_queued_tokens == 12
+    assert (engine.num_queued_tokens, engine.num_receiving) == (12, 0)
+
+
+def test_blocks_that_waiting_requests_lack_are_counted() -> None:
+    engine = scheduler()
+    engine.add(request("a", PROMPT))
+    for _ in range(3):
+        step(engine)
+    engine.add(request("b", [*PROMPT[:16], 90, 91, 92]))
+    engine.add(request("c", list(range(100, 110))))
+    assert engine.num_awaited_blocks == 1 + 3
+    assert engine.num_receiving == 0

@@ -44,7 +44,8 @@ def test_a_router_accepts_slo_and_the_older_options() -> None:
     expected = {"ttft": 0.5, "tpot": 0.05}
     assert RouterConfig(model="m", slo="ttft=500ms,tpot=50ms").promised_s() == expected
     assert RouterConfig(model="m", target_ttft_ms=500, target_tpot_ms=50).promised_s() == expected
-    assert RouterConfig(model="m").promised_s() == {}
+    assert RouterConfig(model="m").promised_s() == {"ttft": 1.0, "tpot": 0.05}
+    assert RouterConfig(model="m", slo="none").promised_s() == {}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ host: 0.0.0.0
 port: 8000
 processes: {{ .Values.router.processes }}
 drain_timeout_s: {{ .Values.drainTimeoutSeconds }}
+slo: ttft={{ .Values.slo.ttftSeconds }}s,tpot={{ .Values.slo.tpotSeconds }}s
 {{- if .Values.router.grpc }}
 grpc_port: 9000
 {{- end }}

@@ -79,9 +79,13 @@ def test_a_full_batch_is_waited_for() -> None:
 
 def test_blocks_are_waited_for() -> None:
     step_s = 0.01 + 9 * 0.0001
-    price = local(request(320), worker("d", requests=10, free=0))  # 20 blocks; each sequence holds 100
+    price = local(request(320), worker("d", requests=10, free=0))  # 20 blocks and 10 to spare; each sequence holds 100
     unhindered = local(request(320), worker("d", requests=10, free=500))
-    assert price.ttft_s - unhindered.ttft_s == pytest.approx(0.2 * MODEL.num_output_tokens * step_s / 10)
+    assert price.ttft_s - unhindered.ttft_s == pytest.approx(0.3 * MODEL.num_output_tokens * step_s / 10)
+    behind = local(request(320), replace(worker("d", requests=10, free=0), num_awaited_blocks=100))
+    assert behind.ttft_s - price.ttft_s == pytest.approx(MODEL.num_output_tokens * step_s / 10)
+    longer = local(replace(request(320), mean_output_tokens=512.0), worker("d", requests=10, free=0))
+    assert longer.ttft_s - unhindered.ttft_s == pytest.approx(0.3 * 512 * step_s / 10)
 
 
 def test_only_what_the_computation_does_not_hide_of_a_transfer_is_harm() -> None:

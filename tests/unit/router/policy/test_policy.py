@@ -65,6 +65,14 @@ def test_colocated_workers_decode_if_decode_workers_are_full() -> None:
     assert names(COST(request(2000), cluster(worker("d", requests=99, max_num_seqs=99), both("b"))))[0] == "b"
 
 
+def test_colocated_workers_decode_if_the_kv_of_decode_workers_is_nearly_full() -> None:
+    nearly = worker("d", requests=20, free=90)
+    assert names(COST(request(100), cluster(nearly, both("b", requests=3, queued=4000))))[0] == "b"
+    assert names(COST(request(100), cluster(replace(nearly, num_free_blocks=110), both("b"))))[0] == "d"
+    neither = both("b", requests=30, queued=9000, free=90)
+    assert names(COST(request(100), cluster(nearly, neither)))[0] == "d"  # by price
+
+
 def test_a_decode_worker_with_room_is_found_among_many() -> None:
     promised = make_policy("cost", None, Targets(ttft_s=1.0, tpot_s=0.02))
     near = [worker(f"d{number}", requests=86, max_num_seqs=99) for number in range(MAX_DECODERS)]

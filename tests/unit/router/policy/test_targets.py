@@ -114,6 +114,13 @@ def test_prompts_for_others_do_not_decode_where_they_are_computed() -> None:
     assert TARGETS.disturbing_s(ASKED, times(computing), 0.2, 0) == TARGETS.disturbing_s(ASKED, times(decoding), 0.2, 0)
 
 
+def test_a_prompt_does_not_delay_requests_that_wait_for_their_own() -> None:
+    everyone, waiting = worker("d", requests=11), replace(worker("d", requests=11), num_receiving=8)
+    fewer = TARGETS.disturbing_s(ASKED, times(everyone), 0.2, 0) - TARGETS.disturbing_s(ASKED, times(waiting), 0.2, 0)
+    assert fewer == pytest.approx(8 * (cost(0.55 + 0.1) - cost(0.55)))
+    assert TARGETS.joining_s(ASKED, times(waiting)) == TARGETS.joining_s(ASKED, times(everyone))
+
+
 def test_waiting_prompts_do_not_hide_running_sequences() -> None:
     """70 of 90 requests are prompts for other workers: 20 decode, although only 64 of the 90 have a place."""
     crowded, decoding = replace(both("b", requests=90), num_prefills=70), both("b", requests=20)
@@ -148,6 +155,7 @@ def test_a_worker_is_tight_if_decoding_alone_takes_the_target() -> None:
     assert not TARGETS.is_tight(times(worker("d", requests=83, max_num_seqs=200)))
     assert TARGETS.is_tight(times(worker("d", requests=86, max_num_seqs=200)))
     assert not TARGETS.is_tight(times(replace(worker("d", requests=11), prompt_share=0.8)))  # these can go elsewhere
+    assert TARGETS.is_tight(times(replace(both("b", requests=11), prompt_share=0.8)))  # these are other workers' too
 
 
 def test_an_early_first_token_is_worth_no_more_than_other_early_tokens() -> None:

@@ -41,6 +41,19 @@ def test_prompts_for_other_workers_are_counted_separately() -> None:
     assert (load.num_requests, load.num_prefills) == (4, 2)
 
 
+def test_requests_whose_prompts_come_from_other_workers_are_counted_separately() -> None:
+    load = LoadEstimate()
+    load.report(WorkerLoad(num_running=3, num_waiting=2, num_receiving=1, num_awaited_blocks=7), taken=[])
+    load.add(1, 0, num_blocks=4, is_received=True)
+    load.add(2, 100)
+    snapshot = load.snapshot(DESCRIPTION, WorkerRole.DECODE)
+    assert (snapshot.num_requests, snapshot.num_receiving, snapshot.num_awaited_blocks) == (7, 2, 7)
+    load.report(WorkerLoad(num_running=4, num_waiting=3, num_receiving=2), taken=[1, 2])
+    assert load.num_receiving == 2
+    load.report(WorkerLoad(num_running=5, num_waiting=2, num_receiving=1), taken=[])  # its KV has come
+    assert load.num_receiving == 1
+
+
 def test_an_ended_request_frees_its_place_before_the_next_report() -> None:
     load = LoadEstimate()
     load.add(1, 100)
