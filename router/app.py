@@ -126,6 +126,8 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
         for model in service.models:
             reporting = asyncio.create_task(model.reporter.run(), name="reports")
             stack.push_async_callback(_cancel, reporting)
+            reading = asyncio.create_task(model.plan.run(), name="plans")
+            stack.push_async_callback(_cancel, reading)
         if service.group is not None:
             await stack.enter_async_context(service.group)
         await _wait_for_workers(service.models)

@@ -15,6 +15,7 @@ from baton.router.dispatch.dispatcher import Dispatcher, FailoverLimits
 from baton.router.dispatch.embedder import Embedder
 from baton.router.errors import NoWorker
 from baton.router.metrics.metrics import RouterMetrics
+from baton.router.metrics.plan_series import PlanSeries
 from baton.router.metrics.pool_series import PoolSeries
 from baton.router.metrics.pools_report import PoolsReporter
 from baton.router.metrics.traffic import Arrivals
@@ -48,6 +49,7 @@ class ServedModel:
     pipeline: Pipeline
     embedder: Embedder
     reporter: PoolsReporter
+    plan: PlanSeries
 
     @property
     def name(self) -> str:
@@ -89,6 +91,8 @@ class ModelMaker:
         metrics = RouterMetrics(info.name, config.traffic_window_s)
         metrics.registry.register(WorkerSeries(pool, info.name))
         metrics.registry.register(PoolSeries(pool, info.name))
+        plan = PlanSeries(registry, info.name)
+        metrics.registry.register(plan)
         targets = _targets(config)
         policy = make_policy(config.policy, config.local_prefill_below, targets)
         admission = self._admission(pool, metrics)
@@ -106,6 +110,7 @@ class ModelMaker:
             pipeline=Pipeline(info, tokenizer, pool, dispatcher, metrics),
             embedder=Embedder(pool, CostModel(targets=targets), limits, metrics),
             reporter=PoolsReporter(router_id, pool, admission, metrics),
+            plan=plan,
         )
 
     def _admission(self, pool: WorkerPool, metrics: RouterMetrics) -> Admission:

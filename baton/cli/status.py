@@ -4,6 +4,7 @@ import json
 import ssl
 import sys
 import time
+from collections.abc import Iterator
 
 import httpx
 import rich_click as click
@@ -65,10 +66,11 @@ def _render(content: object, url: str, width: int) -> RenderableType:
     rows = worker_rows(content)
     router = content.get("router") if isinstance(content, dict) else None
     models = [Text(f"{each.pop('model', '')}: {_facts(each)}") for each in _models(router)]
+    plans = [Text(line, style="dim") for line in _plans(router)]
     transports = [Text(line, style="dim") for line in transport_lines(rows)]
     restarts = [Text(line, style="yellow") for report in process_reports(content) if (line := report.describe())]
     title = Text("  ".join([url, _facts(router)]), style="bold")
-    return Group(title, *models, Text(), status_table(rows, width), Text(), *restarts, *transports)
+    return Group(title, *models, Text(), status_table(rows, width), Text(), *restarts, *plans, *transports)
 
 
 def _models(router: object) -> list[dict[str, object]]:
@@ -77,6 +79,18 @@ def _models(router: object) -> list[dict[str, object]]:
     if not isinstance(models, list) or len(models) < 2:
         return []
     return [dict(each) for each in models if isinstance(each, dict)]
+
+
+def _plans(router: object) -> Iterator[str]:
+    """Yield a line for each model with an autoscaler: the sizes that it has asked for, and why."""
+    models = router.get("models") if isinstance(router, dict) else None
+    for model in models if isinstance(models, list) else ():
+        plan = model.get("autoscaler") if isinstance(model, dict) else None
+        if isinstance(plan, dict) and isinstance(prefill := plan.get("prefill"), dict):
+            decode = plan.get("decode") if isinstance(plan.get("decode"), dict) else {}
+            sizes = f"{prefill.get('target')} prefill and {decode.get('target')} decode replicas"
+            needed = f"{prefill.get('needed')} and {decode.get('needed')}"
+            yield f"autoscaler: {sizes} ({needed} needed): {plan.get('reason')}"
 
 
 def _facts(fields: object) -> str:

@@ -72,14 +72,14 @@ class Lease(Protocol):
 
 
 class Reports(Protocol):
-    """Reports of the routers about their traffic and workers (`router_report.py`), as JSON."""
+    """Reports of processes of one kind, as JSON."""
 
-    async def keep(self, router_id: str, make: Callable[[], str]) -> None:
-        """Publish a router's report again and again, even while the registry is lost, until cancelled."""
+    async def keep(self, process_id: str, make: Callable[[], str]) -> None:
+        """Publish a process's report again and again, even while the registry is lost, until cancelled."""
         ...
 
     async def read(self) -> tuple[str, ...]:
-        """Return the reports of all routers, none older than a few seconds. Raises RegistryLost."""
+        """Return all reports, none older than a few seconds. Raises RegistryLost."""
         ...
 
 
@@ -126,7 +126,7 @@ class SharedText(Protocol):
 
 
 class Registry(Protocol):
-    """Members of a cluster and reports of its routers."""
+    """Members of a cluster, and reports of its routers and autoscalers."""
 
     @property
     def name(self) -> str:
@@ -143,7 +143,12 @@ class Registry(Protocol):
 
     @property
     def reports(self) -> Reports:
-        """Reports of the routers."""
+        """Reports of the routers about their traffic and workers (`router_report.py`)."""
+        ...
+
+    @property
+    def plans(self) -> Reports:
+        """Plans of autoscalers (`plan_report.py`), by application."""
         ...
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ class MemoryRegistry:
         """`addresses`: host:port of workers that are always listed."""
         self._fixed = tuple(dict.fromkeys(addresses))
         self.reports = MemoryReports()
+        self.plans = MemoryReports()
         self._members: dict[str, Member] = {}  # by incarnation
         self._change = asyncio.Event()
 
@@ -73,19 +74,19 @@ class MemoryLease:
 
 
 class MemoryReports:
-    """Reports of the routers in one process, made on demand."""
+    """Reports of one kind within one process, made on demand."""
 
     def __init__(self) -> None:
-        self._makers: dict[str, Callable[[], str]] = {}  # by router
+        self._makers: dict[str, Callable[[], str]] = {}  # by the process's id
 
-    async def keep(self, router_id: str, make: Callable[[], str]) -> None:
-        """Publish a router's report until cancelled."""
-        self._makers[router_id] = make
+    async def keep(self, process_id: str, make: Callable[[], str]) -> None:
+        """Publish a report until cancelled."""
+        self._makers[process_id] = make
         try:
             await asyncio.Event().wait()  # never set
         finally:
-            del self._makers[router_id]
+            del self._makers[process_id]
 
     async def read(self) -> tuple[str, ...]:
-        """Return the reports of all routers."""
+        """Return all reports."""
         return tuple(make() for make in self._makers.values())

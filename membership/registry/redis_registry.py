@@ -17,31 +17,31 @@ from baton.settings.registry_url import RegistryUrl
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-LEASE_S = 5.0  # a report that is not replaced lapses after this, like its router
+LEASE_S = 5.0  # a report that is not replaced lapses after this
 
 
 class RedisReports:
-    """Reports of the routers in Redis."""
+    """Reports of processes of one kind in Redis."""
 
     def __init__(self, texts: LapsingTexts) -> None:
         self._texts = texts
 
-    async def keep(self, router_id: str, make: Callable[[], str]) -> None:
+    async def keep(self, process_id: str, make: Callable[[], str]) -> None:
         """Publish a new report once a second while Redis is reachable, until cancelled; then remove it."""
         level = logging.ERROR  # of the first report that cannot be made
         try:
             while True:
                 try:
-                    await self._texts.put(router_id, make(), LEASE_S)
+                    await self._texts.put(process_id, make(), LEASE_S)
                 except REDIS_ERRORS as error:  # the follower of the members warns of it
-                    logger.debug("%s has not told of itself: %s", router_id, error)
+                    logger.debug("%s has not told of itself: %s", process_id, error)
                 except Exception:  # a report that cannot be made must not end those that can
-                    logger.log(level, "%s has not told of itself", router_id, exc_info=True)
+                    logger.log(level, "%s has not told of itself", process_id, exc_info=True)
                     level = logging.DEBUG
                 await asyncio.sleep(PERIOD_S)
         finally:
             with suppress(*REDIS_ERRORS):  # otherwise it lapses by itself
-                await self._texts.remove(router_id)
+                await self._texts.remove(process_id)
 
     async def read(self) -> tuple[str, ...]:
         """Return all reports that have not lapsed. Raises RegistryLost."""
@@ -62,6 +62,7 @@ class RedisRegistry:
         self._url = url
         self._store = RedisStore(url)
         self.reports = RedisReports(self._store.reports)
+        self.plans = RedisReports(self._store.plans)
 
     @property
     def name(self) -> str:

@@ -5,6 +5,8 @@
     baton:{NAMESPACE}:changes              channel on which each change is announced
     baton:{NAMESPACE}:router:ROUTER_ID     report of a router about its traffic and workers, as JSON
     baton:{NAMESPACE}:routers              set of the ids of all routers
+    baton:{NAMESPACE}:plan:APPLICATION     last plan of an application's autoscaler, as JSON
+    baton:{NAMESPACE}:plans                set of the applications with a plan
 
 The braces keep one cluster's keys on one node of a Redis Cluster.
 """
@@ -31,6 +33,7 @@ FIELDS = {entry.name: entry.type for entry in fields(Member)}
 ROLES = get_args(Role)
 MAX_MEMBER_BYTES = 1 << 14
 MAX_REPORT_BYTES = 1 << 22  # some thousand workers
+MAX_PLAN_BYTES = 1 << 16
 MAX_NUMBER = 1 << 31
 MAX_SHOWN_CHARS = 100
 MAX_ANNOUNCEMENTS = 1000  # covered by one listing
@@ -75,6 +78,7 @@ class RedisStore:
         self._client = cast(Any, self._connections.client)
         prefix = f"baton:{{{url.namespace}}}:"
         self.reports = LapsingTexts(self._client, f"{prefix}router:", f"{prefix}routers", MAX_REPORT_BYTES)
+        self.plans = LapsingTexts(self._client, f"{prefix}plan:", f"{prefix}plans", MAX_PLAN_BYTES)
         self._members = LapsingTexts(self._client, f"{prefix}worker:", f"{prefix}workers", MAX_MEMBER_BYTES)
         self._index = f"{prefix}workers"
         self._channel = f"{prefix}changes"

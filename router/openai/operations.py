@@ -124,6 +124,7 @@ def _state(model: ServedModel) -> dict[str, object]:
         "degraded": model.pool.is_degraded,
         "inflight": model.admission.num_inflight,
         "waiting": model.admission.num_waiting,
+        "autoscaler": model.plan.latest,  # None: it has none, or it does not plan now
     }
 
 

@@ -129,3 +129,13 @@ def test_several_models_have_a_line_each_and_a_column() -> None:
     one = status({"router": {**router, "models": models[:1]}, "workers": named[:1]}, "--once")
     assert "tiny: " not in one.output
     assert row(one.output, "prefill-0")[:2] == ["prefill-0", "prefill"]
+
+
+def test_an_autoscalers_plan_is_shown() -> None:
+    plan = {"prefill": {"target": 3, "needed": 2}, "decode": {"target": 4, "needed": 4}, "reason": "decode: stays 4"}
+    router = {**WORKERS["router"], "models": [{"model": "tiny", "autoscaler": plan}]}
+    result = status({**WORKERS, "router": router}, "--once")
+    assert "autoscaler: 3 prefill and 4 decode replicas (2 and 4 needed): decode: stays 4" in result.output
+    for broken in (None, "x", {"prefill": 3}, {"prefill": {}, "decode": None}):
+        router["models"] = [{"model": "tiny", "autoscaler": broken}]
+        assert status({**WORKERS, "router": router}, "--once").exit_code == 0
