@@ -2,10 +2,12 @@
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import grpc
 import pytest
+import trustme
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -15,8 +17,9 @@ from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.ray.role_changes import PAUSE_S, ChangeFailed, bounded_offset, change_role
 from baton.deployment.ray.scaling import PoolsPolicy, logger
 from baton.protos import worker_pb2, worker_pb2_grpc
-from baton.rpc.tls import TlsFiles
+from baton.rpc.tls import MutualTls, TlsFiles
 from tests.unit.deployment.serve_world import ServeWorld, replaced_call
+from tests.unit.rpc.test_tls import write
 
 SETTINGS = ScalingSettings(
     budget_gpus=8, upscale_delay_s=0.0, downscale_delay_s=0.0, shift_delay_s=0.0, turn_s=0.5, drain_s=1.0, flip_s=1.0
@@ -197,3 +200,14 @@ async def test_the_call_to_a_worker() -> None:
     await server.stop(None)
     with pytest.raises(ChangeFailed, match="UNAVAILABLE"):
         await change_role(None, address, "decode", 10.0)
+
+
+async def test_the_call_to_a_worker_with_mutual_tls(tmp_path: Path) -> None:
+    files, server = write(tmp_path, trustme.CA()), grpc.aio.server()
+    worker_pb2_grpc.add_WorkerServicer_to_server(RoleServicer(), server)
+    address = f"127.0.0.1:{MutualTls(files).bind(server, '127.0.0.1:0')}"
+    await server.start()
+    await change_role(files, address, "decode", 10.0)
+    with pytest.raises(ChangeFailed, match="UNAVAILABLE"):
+        await change_role(None, address, "decode", 10.0)
+    await server.stop(None)
