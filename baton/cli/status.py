@@ -86,8 +86,8 @@ def _plans(router: object) -> Iterator[str]:
     models = router.get("models") if isinstance(router, dict) else None
     for model in models if isinstance(models, list) else ():
         plan = model.get("autoscaler") if isinstance(model, dict) else None
-        if isinstance(plan, dict) and isinstance(prefill := plan.get("prefill"), dict):
-            decode = plan.get("decode") if isinstance(plan.get("decode"), dict) else {}
+        prefill, decode = (plan.get(pool) if isinstance(plan, dict) else None for pool in ("prefill", "decode"))
+        if isinstance(plan, dict) and isinstance(prefill, dict) and isinstance(decode, dict):
             sizes = f"{prefill.get('target')} prefill and {decode.get('target')} decode replicas"
             needed = f"{prefill.get('needed')} and {decode.get('needed')}"
             yield f"autoscaler: {sizes} ({needed} needed): {plan.get('reason')}"

@@ -13,12 +13,14 @@ from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.ray.observed_pools import ObservedPools
 from baton.membership.registry.base import Registry, RegistryLost
 from baton.membership.registry.factory import open_registry
+from baton.membership.registry.plan_report import PlanReport, encode_plan
 from baton.membership.registry.router_report import RouterReport, decode_report
 
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 TIMEOUT_S = 4.0  # of one read of the registry
+PLAN_S = 5.0  # for which a plan is published
 MAX_SHOWN_MODELS, MAX_SHOWN_CHARS = 10, 100  # in an error
 
 Budget = Callable[[], ScalingSettings]  # returns the settings limited to free capacity; may block
@@ -31,6 +33,7 @@ class Observation:
     time_s: float  # monotonic clock
     pools: ObservedPools
     settings: ScalingSettings  # to plan with
+    model: str = ""  # the routers' name of it
 
 
 class PoolsObserver:
@@ -43,6 +46,7 @@ class PoolsObserver:
         """Start nothing yet. Reports of other models are ignored; `settings` hold until a budget is read."""
         self.latest: Observation | None = None
         self.error = "no report was read yet"  # why `latest` is not newer
+        self.plan: PlanReport | None = None  # to be shown by routers, while it is new
         self._registry = registry
         self._model = model
         self.num_invalid = 0  # reports that were refused at the last read
@@ -79,11 +83,22 @@ class PoolsObserver:
         try:
             while not self._stopping.is_set():
                 await self._observe_once(registry)
+                await self._publish(registry)
                 await asyncio.sleep(PERIOD_S)
         finally:
             budget.cancel()
             await asyncio.gather(budget, return_exceptions=True)
             await registry.close()
+
+    async def _publish(self, registry: Registry) -> None:
+        """Publish the plan if it is new: nobody should take an old one for the reason of the present sizes."""
+        plan = self.plan
+        if plan is not None and time.time() - plan.time_s < PLAN_S:
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    await registry.plans.publish(plan.application, encode_plan(plan))
+            except (RegistryLost, TimeoutError) as error:
+                logger.debug("the plan is not published: %s", error)
 
     async def _observe_once(self, registry: Registry) -> None:
         try:
@@ -98,7 +113,7 @@ class PoolsObserver:
             self._set_error("no valid router reports" if texts else "no router reports")
             return
         self._set_error("")
-        self.latest = Observation(time.monotonic(), pools, self._settings)
+        self.latest = Observation(time.monotonic(), pools, self._settings, reports[0].model)
 
     def _decoded(self, texts: Sequence[str]) -> list[RouterReport]:
         """Decode the reports. Invalid ones are refused, with one warning until all are valid again."""

@@ -28,6 +28,7 @@ from baton.deployment.ray.pools_observer import Budget, Observation, PoolsObserv
 from baton.deployment.ray.role_changes import RoleChanges, bounded_offset, change_role
 from baton.deployment.ray.scaling_options import ScalingOptions, read_options
 from baton.deployment.ray.serve_context import Contexts, PolicyState, ServeContext, Targets, serve_conflicts
+from baton.membership.registry.plan_report import MAX_REASON_CHARS, PlanReport, PoolPlan
 from baton.membership.registry.router_report import WorkerReport
 from baton.settings.names import Role
 
@@ -118,6 +119,8 @@ class PoolsPolicy:
         offset = self._changes.offset(observed)
         targets_now = moved(pools.map(lambda pool: pool.target_num_replicas), -offset)
         decision = self._plan(observed, observation.time_s, settings, targets_now)
+        assert self._observer is not None
+        self._observer.plan = plan_report(application, observation.model, decision)
         targets, self._targets = self._targets, self._carried_out(decision, observed, settings, pools)
         if targets != self._targets:
             logger.info("%s", decision.reason)
@@ -168,6 +171,21 @@ class PoolsPolicy:
         if line not in self._logged_s:
             self._logged_s[line] = now_s
             logger.log(logging.WARNING if error is None else logging.ERROR, "%s", line, exc_info=error)
+
+
+def plan_report(application: str, model: str, decision: Decision) -> PlanReport:
+    """Return a decision as routers show it."""
+    pools = ByPool(decision.prefill, decision.decode).map(
+        lambda pool: PoolPlan(target=pool.target, needed=pool.need, factor=pool.factor)
+    )
+    return PlanReport(
+        application=application,
+        model=model,
+        time_s=time.time(),
+        prefill=pools.prefill,
+        decode=pools.decode,
+        reason=decision.reason[:MAX_REASON_CHARS],
+    )
 
 
 def moved(sizes: ByPool[int], offset: int) -> ByPool[int]:

@@ -78,6 +78,10 @@ class Reports(Protocol):
         """Publish a process's report again and again, even while the registry is lost, until cancelled."""
         ...
 
+    async def publish(self, process_id: str, text: str) -> None:
+        """Publish a report once; it lapses after a few seconds. Raises RegistryLost."""
+        ...
+
     async def read(self) -> tuple[str, ...]:
         """Return all reports, none older than a few seconds. Raises RegistryLost."""
         ...

@@ -43,6 +43,13 @@ class RedisReports:
             with suppress(*REDIS_ERRORS):  # otherwise it lapses by itself
                 await self._texts.remove(process_id)
 
+    async def publish(self, process_id: str, text: str) -> None:
+        """Publish a report for LEASE_S. Raises RegistryLost."""
+        try:
+            await self._texts.put(process_id, text, LEASE_S)
+        except REDIS_ERRORS as error:
+            raise RegistryLost(f"{type(error).__name__}: {error}") from error
+
     async def read(self) -> tuple[str, ...]:
         """Return all reports that have not lapsed. Raises RegistryLost."""
         try:

@@ -62,7 +62,7 @@ class Targets:
         """Return the cost of a prompt's computation: for the sequences that decode there, `num_more` that join, and
         those that arrive meanwhile.
         """
-        num_decoding, share = _num_disturbed(worker), self.token_share(worker, num_more)
+        num_decoding, share = _num_decoding(worker), self.token_share(worker, num_more)
         lengths = request.typical_output_tokens or (request.mean_output_tokens,)
         mean = sum(lengths) / len(lengths)
         there = comes = 0.0  # per response of the mean length: one that decodes, one that arrives
@@ -98,16 +98,16 @@ DEFAULT_TARGETS = Targets(ttft_s=1.0, tpot_s=0.05)
 
 
 def _num_decoding(worker: WorkerTimes) -> int:
-    """Return the number of sequences that decode there, or will."""
+    """Return the number of sequences that decode there, or will when the prompts there are computed.
+
+    Those whose prompts other workers compute are left out: when they begin to decode, about as many others will have
+    ended.
+    """
     if worker.worker.role is WorkerRole.PREFILL:
         return 0
-    num_decoding = max(0, worker.worker.num_requests - worker.worker.num_prefills)
+    elsewhere = worker.worker.num_prefills + worker.worker.num_receiving
+    num_decoding = max(0, worker.worker.num_requests - elsewhere)
     return min(worker.num_running, num_decoding)  # the batch is bounded, however many wait
-
-
-def _num_disturbed(worker: WorkerTimes) -> int:
-    """Return the number of sequences that a prompt computed there delays: not those that have no first token yet."""
-    return max(0, _num_decoding(worker) - worker.worker.num_receiving)
 
 
 def _num_coming(worker: WorkerTimes) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import exp, log
 from random import Random
+from typing import Any
 
 from baton.deployment.autoscaling.settings import SLO, ScalingSettings
 from baton.simulation.study.runs import RunAll
@@ -52,5 +53,8 @@ def varied(settings: ScalingSettings) -> Mapping[str, float]:
 
 
 def _drawn(settings: ScalingSettings, random: Random) -> ScalingSettings:
-    values = {name: exp(random.uniform(log(low), log(high))) for name, (low, high) in RANGES.items()}
-    return replace(settings, **{name: float(f"{value:.2g}") for name, value in values.items()})
+    values: dict[str, Any] = {}
+    for name, (low, high) in RANGES.items():
+        value = exp(random.uniform(log(low), log(high)))
+        values[name] = float(f"{value:.2g}")
+    return replace(settings, **values)

@@ -13,12 +13,14 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.decision import Decision, PoolDecision
 from baton.deployment.autoscaling.plan import plan_pools
 from baton.deployment.autoscaling.settings import PoolLimits, ScalingSettings
 from baton.deployment.ray.observed_pools import ObservedPools
 from baton.deployment.ray.pools_observer import Observation, own_reports
-from baton.deployment.ray.scaling import PoolsPolicy, affordable, beginning_at, logger, within
+from baton.deployment.ray.scaling import PoolsPolicy, affordable, beginning_at, logger, plan_report, within
 from baton.membership.registry.factory import open_registry
+from baton.membership.registry.plan_report import PoolPlan, decode_plan, encode_plan
 from baton.membership.registry.router_report import RouterReport, encode_report
 from tests.redis_server import redis_server
 from tests.unit.deployment.serve_contexts import FakeConfig, FakeContext, FakeKey, by_name, contexts
@@ -411,3 +413,17 @@ async def test_from_a_real_registry_to_sizes(tmp_path: Path, caplog: pytest.LogC
         gc.collect()
         await asyncio.to_thread(thread.join, DEADLINE_S)
         assert not thread.is_alive()
+
+
+def test_the_plan_is_published_as_routers_show_it() -> None:
+    decision = Decision(
+        PoolDecision(target=3, wanted=4, need=2, factor=1.5, reason="stays 3"),
+        PoolDecision(target=5, wanted=5, need=5, factor=0.5, reason="4 -> 5"),
+        believed_gpus=8,
+    )
+    report = plan_report("baton", "llama", decision)
+    assert (report.application, report.model) == ("baton", "llama")
+    assert report.prefill == PoolPlan(target=3, needed=2, factor=1.5)
+    assert report.decode == PoolPlan(target=5, needed=5, factor=0.5)
+    assert report.reason == "prefill: stays 3; decode: 4 -> 5"
+    assert decode_plan(encode_plan(report)) == report

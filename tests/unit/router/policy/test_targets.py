@@ -114,11 +114,13 @@ def test_prompts_for_others_do_not_decode_where_they_are_computed() -> None:
     assert TARGETS.disturbing_s(ASKED, times(computing), 0.2, 0) == TARGETS.disturbing_s(ASKED, times(decoding), 0.2, 0)
 
 
-def test_a_prompt_does_not_delay_requests_that_wait_for_their_own() -> None:
-    everyone, waiting = worker("d", requests=11), replace(worker("d", requests=11), num_receiving=8)
-    fewer = TARGETS.disturbing_s(ASKED, times(everyone), 0.2, 0) - TARGETS.disturbing_s(ASKED, times(waiting), 0.2, 0)
-    assert fewer == pytest.approx(8 * (cost(0.55 + 0.1) - cost(0.55)))
-    assert TARGETS.joining_s(ASKED, times(waiting)) == TARGETS.joining_s(ASKED, times(everyone))
+def test_requests_that_wait_for_prefill_workers_do_not_decode_yet() -> None:
+    waiting, decoding = times(replace(worker("d", requests=11), num_receiving=8)), times(worker("d", requests=3))
+    assert TARGETS.token_share(waiting, 1) == TARGETS.token_share(decoding, 1)
+    assert TARGETS.joining_s(ASKED, waiting) == TARGETS.joining_s(ASKED, decoding)
+    assert TARGETS.disturbing_s(ASKED, waiting, 0.2, 0) == TARGETS.disturbing_s(ASKED, decoding, 0.2, 0)
+    assert TARGETS.is_tight(times(worker("d", requests=86, max_num_seqs=200)))
+    assert not TARGETS.is_tight(times(replace(worker("d", requests=86, max_num_seqs=200), num_receiving=8)))
 
 
 def test_waiting_prompts_do_not_hide_running_sequences() -> None:
