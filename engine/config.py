@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.settings.options import described, option
@@ -208,6 +209,9 @@ class ModelConfig:
     qk_norm: bool = False
     moe: MoEConfig | None = None
     mla: MLAConfig | None = None
+    spans: tuple[AttentionSpan, ...] = ()  # of each layer's attention; none: all layers attend to the whole context
+    score_scale: float | None = None  # factor on attention scores; None: 1 / sqrt(head_dim)
+    attention_soft_cap: float | None = None  # bound on attention scores
     num_nextn_predict_layers: int = 0  # multi-token prediction layers after the last layer; in the files, not loaded
     eos_token_ids: frozenset[int] = frozenset()
     stored_quantization: StoredQuantization | None = None  # how the files store FP8 matrices; None: they have none
@@ -216,11 +220,15 @@ class ModelConfig:
     def attention_scale(self) -> float:
         """Factor on attention scores before the softmax."""
         if self.mla is None:
-            return float(self.head_dim**-0.5)
+            return float(self.head_dim**-0.5) if self.score_scale is None else self.score_scale
         scale = float(self.mla.qk_head_dim**-0.5)
         if self.rope.kind != "default" and self.rope.mscale_all_dim:
             scale *= yarn_mscale(self.rope.factor, self.rope.mscale_all_dim) ** 2
         return scale
+
+    def span(self, layer: int) -> AttentionSpan:
+        """Return the earlier tokens that a layer's tokens attend to."""
+        return self.spans[layer] if self.spans else FULL
 
     def is_sparse(self, layer: int) -> bool:
         """Return whether a layer's MLP is a mixture of experts."""
