@@ -160,7 +160,7 @@ class MoEConfig:
     topk_groups: int = 1
     group_score_top: int = 2  # a group's score is the sum of this many of its best experts' scores
     routed_scaling_factor: float = 1.0
-    num_shared_experts: int = 0
+    shared_size: int = 0  # inner size of all shared experts together, which every token uses
     dense_layers: frozenset[int] = frozenset()  # layers with a dense MLP
 
 
@@ -207,6 +207,7 @@ class ModelConfig:
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    unrotated_layers: frozenset[int] = frozenset()  # layers without a rotary embedding
     moe: MoEConfig | None = None
     mla: MLAConfig | None = None
     spans: tuple[AttentionSpan, ...] = ()  # of each layer's attention; none: all layers attend to the whole context

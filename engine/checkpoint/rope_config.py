@@ -9,7 +9,7 @@ MIN_THETA = 1.001  # above 1, so that angles shrink from pair to pair
 MIN_SCALE, MAX_SCALE = 1e-3, 1e6  # bounds of factors and divisors
 
 
-def read_rope(config: JsonObject, *, rotary_dim: int, default_theta: float, interleaved: bool) -> RopeConfig:
+def read_rope(config: JsonObject, *, head_dim: int, default_theta: float, interleaved: bool) -> RopeConfig:
     """Return the rotary embedding. Raises UnsupportedModel for a kind that is not implemented.
 
     transformers 4 has `rope_theta` and `rope_scaling` at the top level, transformers 5 has both in `rope_parameters`.
@@ -20,11 +20,8 @@ def read_rope(config: JsonObject, *, rotary_dim: int, default_theta: float, inte
         raise UnsupportedModel(f"{config.source}: rope type {shown(kind)} is not supported, only {', '.join(KINDS)}")
     if any(isinstance(value, dict) for value in scaling.values.values()):
         raise UnsupportedModel(f"{config.source}: a rotary embedding for each layer type is not supported")
-    partial = scaling.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise UnsupportedModel(f"{config.source}: partial_rotary_factor {partial} is not supported, only 1")
-    if rotary_dim % 2:
-        raise InvalidCheckpoint(f"{config.source}: the rotary width {rotary_dim} is odd")
+    partial = config.number("partial_rotary_factor", 1.0, minimum=0, maximum=1)
+    partial = scaling.number("partial_rotary_factor", partial, minimum=0, maximum=1)
     max_positions = config.size("max_position_embeddings")
     original = scaling.size(
         "original_max_position_embeddings", config.size("original_max_position_embeddings", max_positions)
@@ -35,7 +32,7 @@ def read_rope(config: JsonObject, *, rotary_dim: int, default_theta: float, inte
     theta = config.number("rope_theta", default_theta, minimum=MIN_THETA)
     return RopeConfig(
         theta=scaling.number("rope_theta", theta, minimum=MIN_THETA),
-        rotary_dim=rotary_dim,
+        rotary_dim=int(head_dim * partial),
         kind=kind,
         factor=_factor(scaling, kind, max_positions / original),
         low_freq_factor=low,

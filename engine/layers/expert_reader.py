@@ -1,26 +1,17 @@
 """Reader of a layer's experts in a checkpoint."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from baton.engine.checkpoint.weights import Stored, Weights, join, peek_all
 from baton.engine.config import MoEConfig
+from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.layers.experts import Expert
 from baton.engine.layers.fp8_weight import fp8_weight
 from baton.engine.layers.grouped_weight import grouped_weight
 from baton.engine.layers.linear import Linear
 from baton.engine.parallel.tensor_shard import TensorShard
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """Names of a model family's expert tensors, below the prefix of the layer's MLP."""
-
-    gate: str = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
 
 
 class ExpertReader:
@@ -35,9 +26,9 @@ class ExpertReader:
         names: ExpertNames,
         shard: TensorShard,
     ) -> None:
-        """Check that all experts exist with the right shapes, without reading them; otherwise raises InvalidCheckpoint.
+        """Check that all experts below `prefix` exist with the right shapes, without reading them.
 
-        shard: selects the inner columns to read of each expert.
+        shard: selects the inner columns to read of each expert. Raises InvalidCheckpoint.
         """
         self.num_groups = config.num_groups
         self._weights = weights
@@ -47,7 +38,7 @@ class ExpertReader:
         self._ours = shard.of(config.intermediate_size)
         self._num_experts = config.num_experts
         self._names = names
-        self._is_fused = f"{prefix}.gate_up_proj" in weights  # as transformers 5 writes them
+        self._is_fused = f"{prefix}.{names.all_gate_up}" in weights
         for name, shape in self._tensors():
             weights.expect(name, *shape)
 
@@ -89,12 +80,12 @@ class ExpertReader:
         hidden, size = self._hidden_size, self._size
         if self._is_fused:
             return [
-                (f"{self._prefix}.gate_up_proj", (self._num_experts, 2 * size, hidden)),
-                (f"{self._prefix}.down_proj", (self._num_experts, hidden, size)),
+                (f"{self._prefix}.{self._names.all_gate_up}", (self._num_experts, 2 * size, hidden)),
+                (f"{self._prefix}.{self._names.all_down}", (self._num_experts, hidden, size)),
             ]
         shapes = ((size, hidden), (size, hidden), (hidden, size))
         return [pair for expert in range(self._num_experts) for pair in zip(self._of(expert), shapes, strict=True)]
 
     def _of(self, expert: int) -> list[str]:
         names = (self._names.gate, self._names.up, self._names.down)
-        return [f"{self._prefix}.{expert}.{name}.weight" for name in names]
+        return [f"{self._prefix}.{self._names.experts}.{expert}.{name}.weight" for name in names]

@@ -4,7 +4,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import MoEConfig
+from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.layers.experts import ROW_TILE
 from baton.engine.layers.panel_weight import SingleWeight, can_have_panels
 
@@ -82,3 +84,12 @@ def _rule(config: MoEConfig) -> "ChoiceRule":
         is_normed=config.norm_topk_prob,
         factor=config.routed_scaling_factor,
     )
+
+
+def load_choice(weights: Weights, prefix: str, names: ExpertNames, hidden_size: int, config: MoEConfig) -> ExpertChoice:
+    """Load the router of a layer's experts, which are below `prefix`."""
+    count, bias = config.num_experts, None
+    weight = weights.take(f"{prefix}.{names.router}", count, hidden_size, dtype=torch.float32)
+    if config.score_correction_bias:
+        bias = weights.take(f"{prefix}.{names.correction_bias}", count, dtype=torch.float32)
+    return ExpertChoice(config, weight, bias)

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from baton.engine.checkpoint.weights import Weights
-from baton.engine.layers.linear import Linear, Projection, gated_weights, load_fused, load_partial, summed
+from baton.engine.layers.linear import Linear, Projection, gated_weights, load_fused, load_partial, load_slices, summed
 from baton.engine.ops.factory import ops_for
 from baton.engine.parallel.tensor_parallel import TensorRanks
 from baton.engine.parallel.tensor_shard import TensorShard
@@ -25,17 +25,39 @@ class MLP:
 
 
 def load_mlp(
-    weights: Weights, prefix: str, hidden_size: int, size: int, tensor: TensorRanks, *, bias: bool = False
+    weights: Weights,
+    prefix: str,
+    hidden_size: int,
+    size: int,
+    tensor: TensorRanks,
+    *,
+    bias: bool = False,
+    fused: str | None = None,
 ) -> Projection:
-    """Load the MLP `prefix`.gate_proj, .up_proj and .down_proj; its inner columns are divided among ranks."""
-    return summed(load_partial_mlp(weights, prefix, hidden_size, size, tensor.shard, bias=bias), tensor)
+    """Load the MLP `prefix`.gate_proj, .up_proj and .down_proj; its inner columns are divided among ranks.
+
+    fused: name of one tensor with the rows of gate and up, in this order; None: there are two tensors.
+    """
+    part = load_partial_mlp(weights, prefix, hidden_size, size, tensor.shard, bias=bias, fused=fused)
+    return summed(part, tensor)
 
 
 def load_partial_mlp(
-    weights: Weights, prefix: str, hidden_size: int, size: int, shard: TensorShard, *, bias: bool = False
+    weights: Weights,
+    prefix: str,
+    hidden_size: int,
+    size: int,
+    shard: TensorShard,
+    *,
+    bias: bool = False,
+    fused: str | None = None,
 ) -> MLP:
-    """Load this rank's inner columns of an MLP: the ranks' results add up to the whole."""
+    """Load this rank's inner columns of an MLP: the ranks' results add up to the whole. See `load_mlp`."""
     ours = shard.of(size)
-    names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
-    gate_up = load_fused(weights, names, hidden_size, [size, size], bias=bias, rows=[ours, ours])
+    if fused is None:
+        names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
+        gate_up = load_fused(weights, names, hidden_size, [size, size], bias=bias, rows=[ours, ours])
+    else:
+        rows = [ours, slice(size + ours.start, size + ours.stop)]
+        gate_up = load_slices(weights, f"{prefix}.{fused}", hidden_size, 2 * size, rows, bias=bias)
     return MLP(gate_up, load_partial(weights, f"{prefix}.down_proj", size, hidden_size, ours, shard, bias=bias))

@@ -12,8 +12,9 @@ from baton.engine.config import MoEConfig
 from baton.engine.experts.dispatch import ExpertExchange, LocalExchange
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.experts.permutation import ExpertRows, rows_by_slot, weighted_sum
-from baton.engine.layers.expert_reader import ExpertNames, ExpertReader
-from baton.engine.layers.expert_routing import ExpertChoice
+from baton.engine.families.tensor_names import ExpertNames
+from baton.engine.layers.expert_reader import ExpertReader
+from baton.engine.layers.expert_routing import ExpertChoice, load_choice
 from baton.engine.layers.experts import ROW_TILE, Experts
 from baton.engine.layers.mlp import MLP, load_partial_mlp
 from baton.engine.parallel.tensor_parallel import TensorRanks
@@ -150,35 +151,33 @@ class MoE:
 
 def load_moe(
     weights: Weights,
-    prefix: str,
+    layer: str,
+    names: ExpertNames,
     hidden_size: int,
     config: MoEConfig,
-    names: ExpertNames,
     tensor: TensorRanks,
     group: ExpertGroup | None,
     *,
     bias: bool = False,
 ) -> MoE:
-    """Load the experts under `prefix`; with a group none, since it reads this rank's experts when it forms."""
-    gate = weights.take(f"{prefix}.gate.weight", config.num_experts, hidden_size, dtype=torch.float32)
-    correction_bias = None
-    if config.score_correction_bias:
-        correction_bias = weights.take(
-            f"{prefix}.gate.e_score_correction_bias", config.num_experts, dtype=torch.float32
-        )
-    shared_mlp = None
-    if config.num_shared_experts:
-        size = config.intermediate_size * config.num_shared_experts
-        shared_mlp = load_partial_mlp(weights, f"{prefix}.shared_experts", hidden_size, size, tensor.shard, bias=bias)
-    choice = ExpertChoice(config, gate, correction_bias)
-    shard = tensor.shard
-    reader = ExpertReader(weights, f"{prefix}.experts", hidden_size, config, names, shard.per_expert)
+    """Load the experts of a layer; with a group none, since it reads this rank's experts when it forms.
+
+    bias: of the shared experts.
+    """
+    prefix, shard = f"{layer}.{names.block}", tensor.shard
+    choice = load_choice(weights, prefix, names, hidden_size, config)
+    shared = None
+    if config.shared_size:
+        shared = load_partial_mlp(
+            weights, f"{prefix}.{names.shared}", hidden_size, config.shared_size, shard, bias=bias
+        )  # fmt: skip
+    reader = ExpertReader(weights, prefix, hidden_size, config, names, shard.per_expert)
     if group is not None:
-        layer = group.add_layer(reader, config.num_experts)
-        return MoE(choice, layer.experts, layer.exchange, shared_mlp, tensor)
+        grouped = group.add_layer(reader, config.num_experts)
+        return MoE(choice, grouped.experts, grouped.exchange, shared, tensor)
     here = shard.experts_of(config.num_experts)
     experts = Experts([reader.read(expert) for expert in here])
-    return MoE(choice, experts, _exchange(experts, here, config, shard), shared_mlp, tensor)
+    return MoE(choice, experts, _exchange(experts, here, config, shard), shared, tensor)
 
 
 def _exchange(experts: Experts, here: range, config: MoEConfig, shard: TensorShard) -> ExpertExchange:

@@ -1,8 +1,38 @@
-"""RMS norm layer."""
+"""RMS norm layer, and its place where a layer has none."""
+
+from typing import Protocol
 
 from torch import Tensor
 
 from baton.engine.ops.factory import ops_for
+
+
+class Norm(Protocol):
+    """Norm of hidden states, or nothing in its place."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the norm of x [..., size], in the same shape."""
+        ...
+
+    def add(self, x: Tensor, addend: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the sum of two tensors [num_tokens, size] and its norm. Both inputs may be overwritten."""
+        ...
+
+
+class NoNorm:
+    """Place without a norm."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x."""
+        return x
+
+    def add(self, x: Tensor, addend: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the sum of two tensors [num_tokens, size], twice."""
+        total = x if addend is None else x + addend
+        return total, total
+
+
+NO_NORM = NoNorm()
 
 
 class RMSNorm:

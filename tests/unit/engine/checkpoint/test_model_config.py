@@ -119,6 +119,11 @@ def test_unsupported_options_are_refused_by_name(tmp_path: Path, change: dict[st
         read_model_config(write(tmp_path, LLAMA | change))
 
 
+def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"'Qwen3VLForCausalLM' is not supported, .*; the nearest is Qwen3ForCau"):
+        read_model_config(write(tmp_path, LLAMA | {"architectures": ["Qwen3VLForCausalLM"]}))
+
+
 @pytest.mark.parametrize(
     "change",
     [

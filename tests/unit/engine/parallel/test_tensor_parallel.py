@@ -19,7 +19,8 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import EngineError, GroupBroken, UnsupportedModel
 from baton.engine.experts.group import ExpertGroup
-from baton.engine.layers.expert_reader import ExpertNames, ExpertReader
+from baton.engine.families.tensor_names import ExpertNames
+from baton.engine.layers.expert_reader import ExpertReader
 from baton.engine.loop import EngineLoop
 from baton.engine.parallel.group_view import GroupView
 from baton.engine.parallel.tensor_parallel import TensorGroup
@@ -186,13 +187,13 @@ def test_each_rank_loads_only_its_shard(llama3: Path, rigs: Rigs, caplog: pytest
 def test_fused_and_separate_tensors_give_the_same_expert_shards(tmp_path: Path) -> None:
     separate = make_checkpoint("qwen3-moe", tmp_path / "separate")
     tensors = load_file(separate / "model.safetensors")
-    prefix, names = "model.layers.1.mlp.experts", ("gate_proj", "up_proj", "down_proj")
+    prefix, names = "model.layers.1.mlp", ("gate_proj", "up_proj", "down_proj")
     gate, up, down = (
-        torch.stack([tensors.pop(f"{prefix}.{expert}.{name}.weight") for expert in range(8)]) for name in names
+        torch.stack([tensors.pop(f"{prefix}.experts.{expert}.{name}.weight") for expert in range(8)]) for name in names
     )
     fused = shutil.copytree(separate, tmp_path / "fused")
     save_file(
-        tensors | {f"{prefix}.gate_up_proj": torch.cat([gate, up], dim=1), f"{prefix}.down_proj": down},
+        tensors | {f"{prefix}.experts.gate_up_proj": torch.cat([gate, up], dim=1), f"{prefix}.experts.down_proj": down},
         fused / "model.safetensors",
     )
     moe = read_model_config(separate).moe

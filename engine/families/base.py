@@ -1,0 +1,27 @@
+"""Contract of a model family."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from baton.engine.checkpoint.json_object import JsonObject
+from baton.engine.config import ModelConfig
+from baton.engine.families.tensor_names import TensorNames
+
+# Completes the config that all families share with what this family's config.json has. Raises UnsupportedModel for
+# options that are not implemented, InvalidCheckpoint.
+Read = Callable[[JsonObject, ModelConfig], ModelConfig]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Architectures that are read and named alike. The layers are shared; a family selects their options."""
+
+    title: str  # as in the documentation
+    architectures: tuple[str, ...]  # as in config.json
+    read: Read
+    reads: frozenset[str] = frozenset()  # keys of `options.NEUTRAL` that `read` understands; others are refused
+    names: TensorNames = field(default_factory=TensorNames)
+    theta: float = 1e4  # default of rope_theta
+    rms_norm_eps: float = 1e-6  # default
+    tie_word_embeddings: bool = False  # default
+    interleaved: bool = False  # default of rope_interleave

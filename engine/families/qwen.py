@@ -1,0 +1,48 @@
+"""Qwen2 (arXiv 2407.10671) and Qwen3 (arXiv 2505.09388), dense and with experts."""
+
+from dataclasses import replace
+
+from baton.engine.checkpoint.json_object import JsonObject
+from baton.engine.config import ModelConfig, MoEConfig
+from baton.engine.families.base import Family
+from baton.engine.families.experts import read_num_experts
+from baton.engine.families.options import refuse_window
+
+
+def _read_qwen2(config: JsonObject, shared: ModelConfig) -> ModelConfig:
+    refuse_window(config, shared.architecture, is_used=config.boolean("use_sliding_window", False))
+    return replace(shared, qkv_bias=True)
+
+
+def _read_qwen3(config: JsonObject, shared: ModelConfig) -> ModelConfig:
+    bias = config.boolean("attention_bias", False)
+    return replace(_read_qwen2(config, shared), qk_norm=True, qkv_bias=bias, attention_output_bias=bias)
+
+
+def _read_qwen3_moe(config: JsonObject, shared: ModelConfig) -> ModelConfig:
+    dense = _read_qwen3(config, shared)
+    return replace(dense, moe=_read_experts(config, shared)) if read_num_experts(config) else dense
+
+
+def _read_experts(config: JsonObject, shared: ModelConfig) -> MoEConfig:
+    step, only_dense = config.size("decoder_sparse_step", 1), frozenset(config.integers("mlp_only_layers"))
+    dense = (layer for layer in range(shared.num_layers) if layer in only_dense or (layer + 1) % step)
+    return MoEConfig(
+        num_experts=read_num_experts(config),
+        num_experts_per_token=config.integer("num_experts_per_tok"),
+        intermediate_size=config.size("moe_intermediate_size"),
+        norm_topk_prob=config.boolean("norm_topk_prob", False),
+        dense_layers=frozenset(dense),
+    )
+
+
+QWEN2 = Family(title="Qwen2 and Qwen2.5", architectures=("Qwen2ForCausalLM",), read=_read_qwen2)
+QWEN3 = Family(
+    title="Qwen3", architectures=("Qwen3ForCausalLM",), read=_read_qwen3, reads=frozenset({"attention_bias"})
+)
+QWEN3_MOE = Family(
+    title="Qwen3-MoE",
+    architectures=("Qwen3MoeForCausalLM",),
+    read=_read_qwen3_moe,
+    reads=frozenset({"attention_bias"}),
+)

@@ -1,0 +1,43 @@
+"""Families by the architecture that a checkpoint names."""
+
+from difflib import get_close_matches
+
+from baton.engine.checkpoint.json_object import JsonObject, shown
+from baton.engine.errors import UnsupportedModel
+from baton.engine.families.base import Family
+from baton.engine.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from baton.engine.families.llama import LLAMA
+from baton.engine.families.mistral import MISTRAL, MIXTRAL
+from baton.engine.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+
+FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3)
+
+_BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
+
+HEADLESS, CAUSAL = "Model", "ForCausalLM"  # endings of architectures: Qwen3Model is Qwen3ForCausalLM without lm_head
+ENCODERS = ("Bert", "BERT", "Roberta", "RoBERTa", "MPNet", "Electra", "T5Encoder", "DebertaV2", "NewModel")
+
+
+def family_of(architecture: str) -> Family:
+    """Return the family of a supported architecture."""
+    return _BY_ARCHITECTURE[architecture]
+
+
+def read_architecture(config: JsonObject) -> str:
+    """Return the architecture that a config.json names, that of the model with its head.
+
+    Raises UnsupportedModel, naming the supported architectures and the one that is nearest by its name.
+    """
+    names = config.texts("architectures")
+    name = names[0] if len(names) == 1 else ""
+    if name.endswith(HEADLESS) and (causal := name.removesuffix(HEADLESS) + CAUSAL) in _BY_ARCHITECTURE:
+        return causal
+    if name in _BY_ARCHITECTURE:
+        return name
+    found = ", ".join(map(shown, names[:3])) or "none named"
+    why = " (it is an encoder; embeddings need a decoder)" if any(each in name for each in ENCODERS) else ""
+    nearest = get_close_matches(name, _BY_ARCHITECTURE, 1)
+    closest = f"; the nearest is {nearest[0]}" if nearest else ""
+    raise UnsupportedModel(
+        f"{config.source}: architecture {found} is not supported{why}, only {', '.join(_BY_ARCHITECTURE)}{closest}"
+    )
