@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.settings.options import described, option
 
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]  # of a gated MLP
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3")
 
 
@@ -162,6 +164,8 @@ class MoEConfig:
     routed_scaling_factor: float = 1.0
     shared_size: int = 0  # inner size of all shared experts together, which every token uses
     dense_layers: frozenset[int] = frozenset()  # layers with a dense MLP
+    activation: Activation = "silu"
+    has_biases: bool = False  # in the router and in the experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,9 +214,14 @@ class ModelConfig:
     unrotated_layers: frozenset[int] = frozenset()  # layers without a rotary embedding
     moe: MoEConfig | None = None
     mla: MLAConfig | None = None
+    activation: Activation = "silu"  # of dense MLPs
+    norm_offset: float = 0.0  # added to the weights of all norms
     spans: tuple[AttentionSpan, ...] = ()  # of each layer's attention; none: all layers attend to the whole context
+    local_rope: RopeConfig | None = None  # of layers that do not attend to the whole context, if it is another one
+    has_sinks: bool = False  # each head has a sink: a logit that takes part in the softmax without a value
     score_scale: float | None = None  # factor on attention scores; None: 1 / sqrt(head_dim)
     attention_soft_cap: float | None = None  # bound on attention scores
+    logits_soft_cap: float | None = None  # bound on the model's logits
     num_nextn_predict_layers: int = 0  # multi-token prediction layers after the last layer; in the files, not loaded
     eos_token_ids: frozenset[int] = frozenset()
     stored_quantization: StoredQuantization | None = None  # how the files store FP8 matrices; None: they have none
@@ -230,6 +239,10 @@ class ModelConfig:
     def span(self, layer: int) -> AttentionSpan:
         """Return the earlier tokens that a layer's tokens attend to."""
         return self.spans[layer] if self.spans else FULL
+
+    def rope_of(self, layer: int) -> RopeConfig:
+        """Return the rotary embedding of a layer."""
+        return self.rope if self.local_rope is None or self.span(layer) == FULL else self.local_rope
 
     def is_sparse(self, layer: int) -> bool:
         """Return whether a layer's MLP is a mixture of experts."""

@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from baton.engine.config import Activation
+
 
 class Rotation:
     """Rotary angles of a step's tokens."""
@@ -34,21 +36,31 @@ class HeadNorms:
     weight: Tensor  # [num_heads, head_dim], one row per head
     counts: tuple[int, ...]  # sizes of the runs of adjacent heads with the same weight
     eps: float
+    offset: float = 0.0  # added to the weight in fp32
 
 
 class LayerOps(Protocol):
     """Row operations, in fp32 whatever the rows' dtype; a row's result depends on that row alone."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return the RMS norm of x [..., size], whose last dimension must be contiguous; weight: [size]."""
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+        """Return the RMS norm of x [..., size], whose last dimension must be contiguous.
+
+        weight: [size]; offset: added to the weight in fp32, 1 in Gemma.
+        """
         ...
 
-    def add_rms_norm(self, x: Tensor, addend: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, addend: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """Return the sum of two tensors [num_tokens, size] and its RMS norm. Both inputs may be overwritten."""
         ...
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up, [num_tokens, size], of gate_up [num_tokens, 2 * size], the gate first."""
+    def gate_and_mul(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+        """Return activation(gate) * up, [num_tokens, size], of gate_up [num_tokens, 2 * size], the gate first.
+
+        activation: silu, gelu_tanh, or clamped_swiglu: gate * sigmoid(1.702 * gate) * (up + 1), with the gate at most 7
+        and up between -7 and 7 (GPT-OSS).
+        """
         ...
 
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,7 +58,7 @@ def row_cases(setting: Setting, num_tokens: int) -> list[Case]:
             return ops.add_rms_norm(x.to(dtype, copy=True), addend.to(dtype, copy=True), weight.to(dtype), EPS)
 
         def activate(ops: LayerOps, dtype: torch.dtype, gate_up: Tensor = gate_up) -> Tensor:
-            return ops.silu_and_mul(gate_up.to(dtype, copy=True))
+            return ops.gate_and_mul(gate_up.to(dtype, copy=True))
 
         def requantise(ops: LayerOps, dtype: torch.dtype, x: Tensor = x, bias: Tensor = bias) -> Tensor:
             rounded, scales = ops.quantise(x.to(dtype))

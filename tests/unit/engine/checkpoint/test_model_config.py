@@ -120,7 +120,9 @@ def test_unsupported_options_are_refused_by_name(tmp_path: Path, change: dict[st
 
 
 def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=r"'Qwen3VLForCausalLM' is not supported, .*; the nearest is Qwen3ForCau"):
+    with pytest.raises(
+        UnsupportedModel, match=r"'Qwen3VLForCausalLM' is not supported, .*; the nearest is Qwen3ForCau"
+    ):
         read_model_config(write(tmp_path, LLAMA | {"architectures": ["Qwen3VLForCausalLM"]}))
 
 

@@ -87,7 +87,7 @@ def test_silu_agrees_with_torch(dtype: torch.dtype, num_rows: int, size: int) ->
     ops = FlashInferOps(called.functions())
     whole = drawn(num_rows, 2 * size + 8, dtype=dtype)
     for gate_up in (placed(whole[:, : 2 * size]), whole[:, : 2 * size]):
-        close(ops.silu_and_mul(gate_up), TorchOps().silu_and_mul(gate_up.float()))
+        close(ops.gate_and_mul(gate_up), TorchOps().gate_and_mul(gate_up.float()))
     assert called.counts["silu_and_mul"] >= 1
 
 
@@ -144,7 +144,7 @@ def test_misaligned_rows_fall_back_to_torch() -> None:
     ops, rotation = FlashInferOps(called.functions()), rotation_of(4, 64, interleaved=False)
     rows = placed(torch.randn(4, 192).bfloat16(), 2)
     weight, heads = torch.ones(64, dtype=torch.bfloat16), rows[:, :128].unflatten(1, (2, 64))
-    assert torch.equal(ops.silu_and_mul(rows), reference.silu_and_mul(rows))
+    assert torch.equal(ops.gate_and_mul(rows), reference.gate_and_mul(rows))
     assert torch.equal(ops.rms_norm(rows[:, :64], weight, EPS), reference.rms_norm(rows[:, :64], weight, EPS))
     assert torch.equal(ops.rotate(heads, rotation), reference.rotate(heads, rotation))
     assert called.counts == {}
@@ -152,10 +152,10 @@ def test_misaligned_rows_fall_back_to_torch() -> None:
 
 def test_silu_copies_strided_rows() -> None:
     called, x = Called(), drawn(4, 128, dtype=torch.bfloat16)[:, ::2]
-    close(FlashInferOps(called.functions()).silu_and_mul(x), TorchOps().silu_and_mul(x.float()))
+    close(FlashInferOps(called.functions()).gate_and_mul(x), TorchOps().gate_and_mul(x.float()))
     assert called.counts == {"silu_and_mul": 1}
     nothing = drawn(0, 64, dtype=torch.bfloat16)
-    assert FlashInferOps(called.functions()).silu_and_mul(nothing).shape == (0, 32)
+    assert FlashInferOps(called.functions()).gate_and_mul(nothing).shape == (0, 32)
 
 
 def test_unsupported_operations_fall_back_to_torch() -> None:
@@ -223,7 +223,8 @@ def test_a_missing_library_is_logged_once(caplog: pytest.LogCaptureFixture, monk
 @pytest.mark.usefixtures("_empty_ops_cache")
 def test_gpus_use_the_flashinfer_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     class Library:
-        rmsnorm = fused_add_rmsnorm = silu_and_mul = apply_rope_with_cos_sin_cache_inplace = None
+        rmsnorm = fused_add_rmsnorm = gemma_rmsnorm = gemma_fused_add_rmsnorm = silu_and_mul = None
+        gelu_tanh_and_mul = apply_rope_with_cos_sin_cache_inplace = None
 
     monkeypatch.setitem(sys.modules, "flashinfer", Library)
     assert isinstance(ops_for(torch.device("cuda:1")), FlashInferOps)

@@ -58,7 +58,7 @@ def test_norms_agree_with_torch(instructions: str, dtype: torch.dtype, shape: tu
 @pytest.mark.parametrize("shape", SHAPES)
 def test_silu_agrees_with_torch(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     gate_up = 4 * drawn(shape[0], 2 * shape[1], dtype=dtype)
-    close(NativeOps(instructions).silu_and_mul(gate_up), TorchOps().silu_and_mul(gate_up.float()))
+    close(NativeOps(instructions).gate_and_mul(gate_up), TorchOps().gate_and_mul(gate_up.float()))
 
 
 @INSTRUCTIONS
@@ -149,7 +149,7 @@ def test_bits_depend_on_the_row_alone(dtype: torch.dtype) -> None:
     def results(ops: LayerOps, rows: slice) -> list[Tensor]:
         normed = ops.add_rms_norm(x[rows].clone(), addend[rows], weight, EPS)[1]
         scaled = ops.scale(addend[rows].clone(), ops.quantise(x[rows])[1])
-        return [ops.rms_norm(x[rows], weight, EPS), normed, ops.silu_and_mul(x[rows]), scaled]
+        return [ops.rms_norm(x[rows], weight, EPS), normed, ops.gate_and_mul(x[rows]), scaled]
 
     expected = results(NativeOps(), slice(None))
     for instructions in instruction_sets():
@@ -164,15 +164,15 @@ def test_bits_depend_on_the_row_alone(dtype: torch.dtype) -> None:
 def test_torch_silu_of_a_row_does_not_depend_on_the_other_rows(threads: int) -> None:
     torch.set_num_threads(threads)
     gate_up = drawn(700, 202, dtype=torch.float32)
-    whole = TorchOps().silu_and_mul(gate_up)
-    assert torch.equal(torch.cat([TorchOps().silu_and_mul(row[None]) for row in gate_up]), whole)
+    whole = TorchOps().gate_and_mul(gate_up)
+    assert torch.equal(torch.cat([TorchOps().gate_and_mul(row[None]) for row in gate_up]), whole)
 
 
 @INSTRUCTIONS
 def test_extreme_numbers_agree_with_torch(instructions: str) -> None:
     ops = NativeOps(instructions)
     gates = torch.tensor([[0.0, -0.0, 88.0, 3e38, -88.0, -200.0, -3e38, torch.inf, torch.nan, 1e-40]])
-    result = ops.silu_and_mul(torch.cat([gates, torch.ones_like(gates)], dim=1))[0]
+    result = ops.gate_and_mul(torch.cat([gates, torch.ones_like(gates)], dim=1))[0]
     expected = torch.nn.functional.silu(gates)[0]
     torch.testing.assert_close(result, expected, atol=1e-33, rtol=1e-6, equal_nan=True)
     wide = torch.tensor([[3.3e38, -3.3e38, torch.nan, torch.inf, 1.0]], dtype=torch.bfloat16)
@@ -184,7 +184,7 @@ def test_empty_batches_give_empty_results() -> None:
     ops, none = NativeOps(), torch.empty(0, 8)
     weight = torch.ones(8)
     assert ops.rms_norm(none, weight, EPS).shape == ops.add_rms_norm(none, none, weight, EPS)[1].shape == (0, 8)
-    assert ops.silu_and_mul(none).shape == (0, 4)
+    assert ops.gate_and_mul(none).shape == (0, 4)
 
 
 def test_invalid_arguments_are_refused() -> None:
