@@ -1,7 +1,7 @@
 """Configuration of an engine and its model: plain data, no torch."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.execution.visible_gpus import visible_gpus
@@ -114,8 +114,8 @@ class RopeConfig:
     """Rotary position embedding: kind of scaling and its parameters, as in config.json."""
 
     theta: float
-    rotary_dim: int
-    kind: str = "default"  # default, linear, llama3, yarn
+    rotary_dim: int  # the first dimensions of a head; the others are not rotated
+    kind: str = "default"  # default, linear, llama3, yarn, longrope
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -126,18 +126,28 @@ class RopeConfig:
     mscale_all_dim: float = 0.0
     attention_factor: float | None = None
     truncate: bool = True
-    interleaved: bool = False  # rotated pairs are adjacent dimensions (DeepSeek), not half the head apart
+    interleaved: bool = False  # rotated pairs are adjacent dimensions (DeepSeek), not half the rotary width apart
+    divisors: tuple[float, ...] = ()  # LongRoPE: of each pair's frequency; those for the original context
+    long_divisors: tuple[float, ...] = ()  # for longer contexts
 
     @property
     def cos_sin_scale(self) -> float:
-        """Factor on cos and sin (YaRN, arXiv 2309.00071, section 3.4; with DeepSeek's two mscales)."""
-        if self.kind != "yarn":
+        """Factor on cos and sin (YaRN, arXiv 2309.00071, section 3.4; with DeepSeek's two mscales; LongRoPE)."""
+        if self.kind not in ("yarn", "longrope"):
             return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
+        if self.kind == "longrope":
+            original = math.log(self.original_max_position_embeddings)
+            return math.sqrt(1 + math.log(self.factor) / original) if self.factor > 1 else 1.0
         if self.mscale and self.mscale_all_dim:
             return yarn_mscale(self.factor, self.mscale) / yarn_mscale(self.factor, self.mscale_all_dim)
         return yarn_mscale(self.factor, 1.0)
+
+    def for_context(self, max_model_len: int) -> "RopeConfig":
+        """Return the embedding for contexts of this length: LongRoPE has one up to its original context and another."""
+        is_long = self.kind == "longrope" and max_model_len > self.original_max_position_embeddings
+        return replace(self, divisors=self.long_divisors) if is_long else self
 
 
 def yarn_mscale(factor: float, weight: float) -> float:
@@ -160,6 +170,7 @@ class MoEConfig:
     group_score_top: int = 2  # a group's score is the sum of this many of its best experts' scores
     routed_scaling_factor: float = 1.0
     shared_size: int = 0  # inner size of all shared experts together, which every token uses
+    has_shared_gate: bool = False  # the shared experts' output is scaled by a sigmoid
     dense_layers: frozenset[int] = frozenset()  # layers with a dense MLP
 
 
@@ -205,8 +216,12 @@ class ModelConfig:
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: str | None = None  # norms of queries and keys: of each head ("head") or of all heads at once ("all")
     unrotated_layers: frozenset[int] = frozenset()  # layers without a rotary embedding
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0  # of a layer's two outputs before they are added to the residual stream
+    attention_multiplier: float | None = None  # default: see attention_scale
+    logits_divisor: float = 1.0
     moe: MoEConfig | None = None
     mla: MLAConfig | None = None
     num_nextn_predict_layers: int = 0  # multi-token prediction layers after the last layer; in the files, not loaded
@@ -216,12 +231,20 @@ class ModelConfig:
     @property
     def attention_scale(self) -> float:
         """Factor on attention scores before the softmax."""
+        if self.attention_multiplier is not None:
+            return self.attention_multiplier
         if self.mla is None:
             return float(self.head_dim**-0.5)
         scale = float(self.mla.qk_head_dim**-0.5)
         if self.rope.kind != "default" and self.rope.mscale_all_dim:
             scale *= yarn_mscale(self.rope.factor, self.rope.mscale_all_dim) ** 2
         return scale
+
+    @property
+    def default_model_len(self) -> int:
+        """Longest context unless an option sets it: LongRoPE's original one, since its longer ones are less exact."""
+        original = self.rope.original_max_position_embeddings
+        return min(original, self.max_model_len) if self.rope.kind == "longrope" else self.max_model_len
 
     def is_sparse(self, layer: int) -> bool:
         """Return whether a layer's MLP is a mixture of experts."""

@@ -57,9 +57,16 @@ class TorchOps:
         """Rotate heads by their tokens' positions, after optional norms."""
         if norms is not None:
             heads = F.rms_norm(heads, heads.shape[-1:], None, norms.eps) * norms.weight
-        cos, sin = rotation.cos_sin(heads.dtype)
-        first, second = (heads[..., 0::2], heads[..., 1::2]) if rotation.interleaved else heads.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        width = rotation.table.shape[1]
+        if width == heads.shape[-1]:
+            return _rotated(heads, rotation)
+        return torch.cat([_rotated(heads[..., :width], rotation), heads[..., width:]], dim=-1)
+
+
+def _rotated(heads: Tensor, rotation: Rotation) -> Tensor:
+    cos, sin = rotation.cos_sin(heads.dtype)
+    first, second = (heads[..., 0::2], heads[..., 1::2]) if rotation.interleaved else heads.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def _silu_and_mul(gate_up: Tensor) -> Tensor:
