@@ -49,6 +49,24 @@ _LATENT = {
 }
 _EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 8}
 
+_BIASED_EXPERTS = _ATTENTION | {
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "num_nextn_predict_layers": 0,
+}
+_GRANITE = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 1.5,
+}
+
 # What each name stands for: the class of transformers' config, and its options.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("LlamaConfig", _ATTENTION | {"num_key_value_heads": 4}),
@@ -106,6 +124,64 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         _LATENT | {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1, "rope_scaling": None},
     ),
     "deepseek-v3": ("DeepseekV3Config", _LATENT | {"routed_scaling_factor": 2.5, "num_nextn_predict_layers": 0}),
+    "phi3": ("Phi3Config", {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": None}),
+    "phi4-mini": (
+        "Phi3Config",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 2048,
+            "original_max_position_embeddings": 512,
+            "sliding_window": 4096,
+            "tie_word_embeddings": True,
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.1, 1.2, 1.4, 1.7, 2.0],
+                "long_factor": [1.0, 1.5, 2.0, 4.0, 6.0, 8.0],
+            },
+        },
+    ),
+    "qwen2-moe": (
+        "Qwen2MoeConfig",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "num_hidden_layers": 4,
+            "mlp_only_layers": [2],
+        },
+    ),
+    "olmo2": ("Olmo2Config", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+    "smollm3": (
+        "SmolLM3Config",
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "no_rope_layers": [1, 0, 1], "attention_bias": True},
+    ),
+    "granite": ("GraniteConfig", _GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "granite-moe": ("GraniteMoeConfig", _GRANITE | _EXPERTS),
+    "glm": ("GlmConfig", _ATTENTION),
+    "glm4": ("Glm4Config", _ATTENTION),
+    "glm4-moe": ("Glm4MoeConfig", _BIASED_EXPERTS | {"use_qk_norm": True, "attention_bias": True, "n_group": 1}),
+    "seed-oss": ("SeedOssConfig", _ATTENTION | {"attention_out_bias": True}),
+    "ernie": ("Ernie4_5Config", _ATTENTION | {"use_bias": True}),
+    "ernie-moe": (
+        "Ernie4_5_MoeConfig",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_num_shared_experts": 2,
+            "moe_intermediate_size": 32,
+            "num_hidden_layers": 4,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 2,
+        },
+    ),
+    "minimax-m2": ("MiniMaxM2Config", _ATTENTION | _EXPERTS | {"rotary_dim": 8}),
 }
 
 

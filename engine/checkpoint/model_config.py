@@ -92,9 +92,15 @@ def _read_shared(config: JsonObject, directory: Path, architecture: str, dtype: 
     family, stored = family_of(architecture), read_stored_quantization(config)
     hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     num_layers, vocab_size = config.size("num_hidden_layers", maximum=MAX_LAYERS), config.size("vocab_size")
-    head_dim = config.size("head_dim", hidden_size // num_heads)
+    head_dim = config.size("head_dim", family.head_dim or hidden_size // num_heads)
     interleaved = config.boolean("rope_interleave", family.interleaved)
-    rope = read_rope(config, head_dim=head_dim, default_theta=family.theta, interleaved=interleaved)
+    rope = read_rope(
+        config,
+        head_dim=head_dim,
+        default_theta=family.theta,
+        default_partial=family.partial_rotary_factor,
+        interleaved=interleaved,
+    )
     return ModelConfig(
         architecture=architecture,
         vocab_size=vocab_size,

@@ -68,6 +68,7 @@ def load(
     cores = cores_of_rank(config.cores, *(tensor.place_on_node if tensor is not None else (0, 1)))
     with running_on(cores), computing_on(torch.device(config.device)):
         whole = read_model_config(Path(config.model), config.dtype)
+        whole = replace(whole, rope=whole.rope.for_context(configured_context(config, whole)))
         pooling = read_pooling_config(Path(config.model), whole.hidden_size, config.pooling)
         with WeightsHash(Path(config.model)) as weights_hash:
             loaded = _load(config, whole, shard, cores, allocate_pool, on_progress, group, tensor, weights_hash)

@@ -7,6 +7,7 @@ from baton.engine.config import ModelConfig, MoEConfig
 from baton.engine.families.base import Family
 from baton.engine.families.experts import read_num_experts
 from baton.engine.families.options import refuse_window
+from baton.engine.families.tensor_names import ExpertNames, TensorNames
 
 
 def _read_qwen2(config: JsonObject, shared: ModelConfig) -> ModelConfig:
@@ -16,12 +17,21 @@ def _read_qwen2(config: JsonObject, shared: ModelConfig) -> ModelConfig:
 
 def _read_qwen3(config: JsonObject, shared: ModelConfig) -> ModelConfig:
     bias = config.boolean("attention_bias", False)
-    return replace(_read_qwen2(config, shared), qk_norm=True, qkv_bias=bias, attention_output_bias=bias)
+    return replace(_read_qwen2(config, shared), qk_norm="head", qkv_bias=bias, attention_output_bias=bias)
 
 
 def _read_qwen3_moe(config: JsonObject, shared: ModelConfig) -> ModelConfig:
     dense = _read_qwen3(config, shared)
     return replace(dense, moe=_read_experts(config, shared)) if read_num_experts(config) else dense
+
+
+def _read_qwen2_moe(config: JsonObject, shared: ModelConfig) -> ModelConfig:
+    qkv_bias = config.boolean("qkv_bias", True)
+    dense = replace(_read_qwen2(config, shared), qkv_bias=qkv_bias)
+    if not read_num_experts(config):
+        return dense
+    shared_size = config.size("shared_expert_intermediate_size")
+    return replace(dense, moe=replace(_read_experts(config, shared), shared_size=shared_size, has_shared_gate=True))
 
 
 def _read_experts(config: JsonObject, shared: ModelConfig) -> MoEConfig:
@@ -45,4 +55,10 @@ QWEN3_MOE = Family(
     architectures=("Qwen3MoeForCausalLM",),
     read=_read_qwen3_moe,
     reads=frozenset({"attention_bias"}),
+)
+QWEN2_MOE = Family(
+    title="Qwen1.5-MoE and Qwen2-MoE",
+    architectures=("Qwen2MoeForCausalLM",),
+    read=_read_qwen2_moe,
+    names=TensorNames(experts=(ExpertNames(shared="shared_expert"),)),
 )

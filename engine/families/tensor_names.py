@@ -20,6 +20,7 @@ class ExpertNames:
     block: str = "mlp"
     router: str = "gate.weight"
     correction_bias: str = "gate.e_score_correction_bias"
+    correction_bias_is_row: bool = False  # of shape [1, num_experts] instead of [num_experts]
     experts: str = "experts"
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -27,7 +28,7 @@ class ExpertNames:
     all_gate_up: str = "experts.gate_up_proj"  # of all experts at once, as transformers 5 writes them
     all_down: str = "experts.down_proj"
     shared: str = "shared_experts"
-    shared_gate: str = "shared_expert_gate"
+    shared_gate: str = "shared_expert_gate.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch
 from baton.engine.families.tensor_names import TensorNames
 from baton.engine.kv.scales import KVScales, load_kv_scales
+from baton.engine.layers.joint_norms import JointNorms, load_joint_norms
 from baton.engine.layers.linear import Linear, Projection, load_fused, load_partial, load_slices, summed
 from baton.engine.ops.base import HeadNorms, Rotation
 from baton.engine.ops.factory import ops_for
@@ -25,7 +26,7 @@ class GroupedQueryAttention:
         config: ModelConfig,
         qkv: Linear,
         output: Projection,
-        norms: HeadNorms | None,
+        norms: HeadNorms | JointNorms | None,
         scales: KVScales,
         backend: AttentionBackend,
         *,
@@ -40,7 +41,8 @@ class GroupedQueryAttention:
         self.head_dim = config.head_dim
         self.qkv = qkv
         self.output = output
-        self.norms = norms
+        self.head_norms = norms if isinstance(norms, HeadNorms) else None
+        self.joint_norms = norms if isinstance(norms, JointNorms) else None
         self.scales = scales
         self.backend = backend
         self.rotates = rotates
@@ -50,10 +52,12 @@ class GroupedQueryAttention:
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
         qk, v = heads.split_with_sizes([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
         ops = ops_for(x.device)
+        if self.joint_norms is not None:
+            qk = self.joint_norms(qk)
         if self.rotates:
-            qk = ops.rotate(qk, rotation, self.norms)
-        elif self.norms is not None:
-            qk = norm_heads(ops, qk, self.norms)
+            qk = ops.rotate(qk, rotation, self.head_norms)
+        elif self.head_norms is not None:
+            qk = norm_heads(ops, qk, self.head_norms)
         q, k = qk.split_with_sizes([self.num_heads, self.num_kv_heads], dim=1)
         attended = self.backend.forward(q, k, v, layer_cache, batch, self.scales)
         return self.output(attended.flatten(1))
@@ -79,7 +83,7 @@ def load_attention(
         local,
         _load_qkv(weights, prefix, names, config, shard),
         summed(output, tensor),
-        _load_norms(weights, prefix, local) if config.qk_norm else None,
+        _load_norms(weights, prefix, config, tensor),
         load_kv_scales(weights, prefix),
         backend,
         rotates=layer not in config.unrotated_layers,
@@ -99,9 +103,15 @@ def _load_qkv(weights: Weights, prefix: str, names: TensorNames, config: ModelCo
     return load_slices(weights, f"{prefix}.{names.qkv}", hidden, sum(sizes), rows, bias=bias)
 
 
-def _load_norms(weights: Weights, prefix: str, config: ModelConfig) -> HeadNorms:
-    """Load the norms of this rank's heads, queries first."""
-    counts = (config.num_heads, config.num_kv_heads)
+def _load_norms(
+    weights: Weights, prefix: str, config: ModelConfig, tensor: TensorRanks
+) -> HeadNorms | JointNorms | None:
+    """Load the norms of this rank's heads, queries first; None if the model has none."""
+    if config.qk_norm is None:
+        return None
+    if config.qk_norm == "all":
+        return load_joint_norms(weights, prefix, config, tensor)
+    counts = (tensor.shard.share(config.num_heads), tensor.shard.share(config.num_kv_heads))
     rows = [weights.take(f"{prefix}.{name}.weight", config.head_dim) for name in ("q_norm", "k_norm")]
     weight = torch.cat([row.repeat(count, 1) for row, count in zip(rows, counts, strict=True)])
     return HeadNorms(weight, counts, config.rms_norm_eps)

@@ -15,12 +15,13 @@ class Embedding:
     """Token embeddings; the rows of the vocabulary are divided among ranks."""
 
     def __init__(
-        self, weight: Tensor | GroupedMatrix, tensor: TensorRanks, vocab_size: int, dtype: torch.dtype
+        self, weight: Tensor | GroupedMatrix, tensor: TensorRanks, config: ModelConfig, dtype: torch.dtype
     ) -> None:
         """weight: [this rank's part of the vocabulary, hidden]; dtype: of the vectors."""
         self.weight = weight
         self.tensor = tensor
-        self.vocab = tensor.shard.of(vocab_size)
+        self.vocab = tensor.shard.of(config.vocab_size)
+        self.multiplier = config.embedding_multiplier
         self.dtype = dtype
 
     def nothing(self) -> Tensor:
@@ -43,8 +44,10 @@ class Embedding:
 
     def _rows(self, indices: Tensor) -> Tensor:
         if isinstance(self.weight, Tensor):
-            return F.embedding(indices, self.weight)
-        return self.weight.dequantised(indices, self.dtype)
+            rows = F.embedding(indices, self.weight)
+        else:
+            rows = self.weight.dequantised(indices, self.dtype)
+        return rows if self.multiplier == 1 else rows * self.multiplier
 
 
 def load_table(weights: Weights, config: ModelConfig, rows: slice) -> Tensor | GroupedMatrix:

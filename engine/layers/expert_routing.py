@@ -91,5 +91,6 @@ def load_choice(weights: Weights, prefix: str, names: ExpertNames, hidden_size: 
     count, bias = config.num_experts, None
     weight = weights.take(f"{prefix}.{names.router}", count, hidden_size, dtype=torch.float32)
     if config.score_correction_bias:
-        bias = weights.take(f"{prefix}.{names.correction_bias}", count, dtype=torch.float32)
+        shape = (1, count) if names.correction_bias_is_row else (count,)
+        bias = weights.take(f"{prefix}.{names.correction_bias}", *shape, dtype=torch.float32).flatten()
     return ExpertChoice(config, weight, bias)

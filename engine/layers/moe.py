@@ -16,6 +16,7 @@ from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.layers.expert_reader import ExpertReader
 from baton.engine.layers.expert_routing import ExpertChoice, load_choice
 from baton.engine.layers.experts import ROW_TILE, Experts
+from baton.engine.layers.linear import Projection
 from baton.engine.layers.mlp import MLP, load_partial_mlp
 from baton.engine.parallel.tensor_parallel import TensorRanks
 from baton.engine.parallel.tensor_shard import TensorShard
@@ -115,6 +116,20 @@ class PartDispatch:
         return weighted_sum(results, None, weights)
 
 
+class GatedMLP:
+    """MLP whose output is scaled by the sigmoid of a product with its input (Qwen2-MoE)."""
+
+    def __init__(self, mlp: MLP, gate: Tensor) -> None:
+        """gate: [1, hidden] fp32."""
+        self.mlp = mlp
+        self.gate = gate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the output for x [num_tokens, hidden], in the same shape."""
+        scale = (x.float() * self.gate).sum(1, keepdim=True).sigmoid()  # as exact for any number of rows
+        return self.mlp(x) * scale.to(x.dtype)
+
+
 class MoE:
     """Routed experts, plus optional shared experts for every token."""
 
@@ -123,7 +138,7 @@ class MoE:
         choice: ExpertChoice,
         experts: Experts,
         exchange: ExpertExchange,
-        shared: MLP | None,
+        shared: Projection | None,
         tensor: TensorRanks,
     ) -> None:
         self.choice = choice
@@ -166,11 +181,7 @@ def load_moe(
     """
     prefix, shard = f"{layer}.{names.block}", tensor.shard
     choice = load_choice(weights, prefix, names, hidden_size, config)
-    shared = None
-    if config.shared_size:
-        shared = load_partial_mlp(
-            weights, f"{prefix}.{names.shared}", hidden_size, config.shared_size, shard, bias=bias
-        )  # fmt: skip
+    shared = _load_shared(weights, prefix, names, hidden_size, config, shard, bias=bias)
     reader = ExpertReader(weights, prefix, hidden_size, config, names, shard.per_expert)
     if group is not None:
         grouped = group.add_layer(reader, config.num_experts)
@@ -178,6 +189,27 @@ def load_moe(
     here = shard.experts_of(config.num_experts)
     experts = Experts([reader.read(expert) for expert in here])
     return MoE(choice, experts, _exchange(experts, here, config, shard), shared, tensor)
+
+
+def _load_shared(
+    weights: Weights,
+    prefix: str,
+    names: ExpertNames,
+    hidden_size: int,
+    config: MoEConfig,
+    shard: TensorShard,
+    *,
+    bias: bool,
+) -> Projection | None:
+    """Load this rank's inner columns of the shared experts; None if there are none."""
+    if not config.shared_size:
+        return None
+    name, size = f"{prefix}.{names.shared}", config.shared_size
+    mlp = load_partial_mlp(weights, name, hidden_size, size, shard, bias=bias)
+    if not config.has_shared_gate:
+        return mlp
+    gate = weights.take(f"{prefix}.{names.shared_gate}", 1, hidden_size, dtype=torch.float32)
+    return GatedMLP(mlp, gate)
 
 
 def _exchange(experts: Experts, here: range, config: MoEConfig, shard: TensorShard) -> ExpertExchange:

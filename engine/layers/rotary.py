@@ -33,6 +33,8 @@ def inverse_frequencies(config: RopeConfig) -> Tensor:
         return _llama3(config, plain)
     if config.kind == "yarn":
         return _yarn(config, plain)
+    if config.kind == "longrope":
+        return plain / torch.tensor(config.divisors)
     return plain
 
 

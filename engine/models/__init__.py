@@ -12,6 +12,7 @@ from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch, PooledOutput
 from baton.engine.experts.group import ExpertGroup
+from baton.engine.families.registry import family_of
 from baton.engine.kv.layout import torch_dtype
 from baton.engine.kv.scales import LAST_NAMES
 from baton.engine.layers.int8_weight import check_quantization
@@ -77,6 +78,8 @@ def _is_not_of_model(name: str, config: ModelConfig) -> bool:
     if name.endswith((".q_scale", ".prob_scale")):  # for FP8 attention, which is not implemented here
         return True
     if config.mla is not None and name.endswith(LAST_NAMES):  # latents are not cached in FP8
+        return True
+    if name.startswith(family_of(config.architecture).unused):
         return True
     first = config.num_layers
     speculative = range(first, first + config.num_nextn_predict_layers)

@@ -42,6 +42,7 @@ class CausalLM:
         head: Projection,
         rotary: RotaryEmbedding,
         backend: AttentionBackend,
+        logits_divisor: float = 1.0,
     ) -> None:
         self.embedding = embedding
         self.layers = layers
@@ -49,6 +50,7 @@ class CausalLM:
         self.head = head
         self.rotary = rotary
         self.backend = backend
+        self.logits_divisor = logits_divisor
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
@@ -93,7 +95,8 @@ class CausalLM:
         return x, addend
 
     def _logits(self, x: Tensor, addend: Tensor | None, wanted: Tensor) -> Tensor:
-        return self.head(self._normed(x, addend, wanted)).float()
+        logits = self.head(self._normed(x, addend, wanted)).float()
+        return logits if self.logits_divisor == 1 else logits.div_(self.logits_divisor)
 
     def _normed(self, x: Tensor, addend: Tensor | None, wanted: Tensor) -> Tensor:
         """Return the final hidden states [num_wanted, hidden] of the tokens `wanted`; the inputs stay as they are."""

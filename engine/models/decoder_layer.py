@@ -33,6 +33,7 @@ class DecoderLayer:
     before_feed_forward: Norm
     after_attention: Norm = NO_NORM
     after_feed_forward: Norm = NO_NORM
+    multiplier: float = 1.0  # of both outputs before they are added to the residual stream
 
     def __call__(
         self, x: Tensor, addend: Tensor | None, rotation: Rotation, layer_cache: Tensor, batch: Batch
@@ -44,5 +45,8 @@ class DecoderLayer:
         """
         x, normed = self.before_attention.add(x, addend)
         attended = self.after_attention(self.attention(normed, rotation, layer_cache, batch))
-        x, normed = self.before_feed_forward.add(x, attended)
-        return x, self.after_feed_forward(self.feed_forward(normed))
+        x, normed = self.before_feed_forward.add(x, self._scaled(attended))
+        return x, self._scaled(self.after_feed_forward(self.feed_forward(normed)))
+
+    def _scaled(self, output: Tensor) -> Tensor:
+        return output if self.multiplier == 1 else output * self.multiplier

@@ -58,12 +58,13 @@ class ModelLoader:
         else:
             head = gathered(load_head(weights, config.hidden_size, config.vocab_size, rows), tensor)
         return CausalLM(
-            Embedding(table, tensor, config.vocab_size, weights.dtype),
+            Embedding(table, tensor, config, weights.dtype),
             layers,
             self._norm("model.norm"),
             head,
             RotaryEmbedding(config.rope, config.max_model_len, weights.device),
             self._backend,
+            config.logits_divisor,
         )
 
     def _layer(self, index: int) -> DecoderLayer:
@@ -75,6 +76,7 @@ class ModelLoader:
             before_feed_forward=self._norm_at(prefix, norms.before_feed_forward),
             feed_forward=self._feed_forward(index, prefix),
             after_feed_forward=self._norm_at(prefix, norms.after_feed_forward),
+            multiplier=self._config.residual_multiplier,
         )
 
     def _attention(self, index: int, prefix: str) -> Attention:

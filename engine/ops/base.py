@@ -86,8 +86,8 @@ class LayerOps(Protocol):
     def rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None = None) -> Tensor:
         """Rotate heads by their tokens' positions, each after its norm if there are norms.
 
-        heads: [num_tokens, num_heads, rotary_dim], may be overwritten; norms: of all heads. Returns the shape of heads.
-        Interleaved pairs are returned as halves; this is the same for queries and keys, so their products are
-        unchanged.
+        heads: [num_tokens, num_heads, head_dim], may be overwritten; norms: of all heads. Returns the shape of heads.
+        Only the first rotary_dim dimensions are rotated. Interleaved pairs are returned as halves of them; this is the
+        same for queries and keys, so their products are unchanged.
         """
         ...

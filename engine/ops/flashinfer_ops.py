@@ -15,6 +15,7 @@ from baton.extras import FLASHINFER
 DTYPES = (torch.bfloat16, torch.float16)
 ROTARY_DIMS = (64, 128, 256, 512)  # with dedicated kernels: a warp or less rotates a head in place
 OFFSETS = (0.0, 1.0)  # of norms' weights
+WARP = 32  # threads that rotate a head
 VECTOR_BYTES = 16  # read per thread at once: rows must be a whole number of vectors, aligned to vectors
 MOST_ALIGNED = 128  # bytes: contiguous rows to norm must be aligned to their length, at most to this
 
@@ -106,18 +107,20 @@ class FlashInferOps:
         if norms is not None:
             self._norm_heads(heads, norms)
         if rotation.interleaved:  # convert to halves first, since the library would keep the pairs interleaved
-            heads = heads.view(*heads.shape[:2], -1, 2).mT.flatten(2)
+            heads = _halved(heads, rotation.table.shape[1])
         # The library needs both queries and keys. Any heads can be either; a single head gets a dummy key.
         query, key = (heads[:, :-1], heads[:, -1:]) if heads.shape[1] > 1 else (heads, torch.empty_like(heads))
         self._functions.rotate(rotation.positions, query, key, heads.shape[2], rotation.table, is_neox=True)
         return heads
 
     def _can_rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None) -> bool:
-        width = heads.shape[2]
+        head_dim, width = heads.shape[2], rotation.table.shape[1]
         is_normed = norms is None or (
             norms.offset in OFFSETS and _is_served(norms.weight) and norms.weight.dtype == heads.dtype
         )
-        return is_normed and _is_served(heads) and width in ROTARY_DIMS and rotation.table.shape[1] == width
+        per_thread = max(VECTOR_BYTES // heads.element_size(), head_dim // WARP)
+        is_whole = width <= head_dim and width % (2 * per_thread) == 0  # no thread has elements of two halves
+        return is_normed and is_whole and _is_served(heads) and head_dim in ROTARY_DIMS
 
     def _norm_heads(self, heads: Tensor, norms: HeadNorms) -> None:
         """Norm heads in place, adjacent heads with the same weight at once."""
@@ -126,6 +129,12 @@ class FlashInferOps:
             part = heads[:, first : first + count]
             norm(part, norms.weight[first], norms.eps, out=part)
             first += count
+
+
+def _halved(heads: Tensor, width: int) -> Tensor:
+    """Return a copy of heads whose first `width` dimensions, which are pairs, are arranged as halves."""
+    halves = heads[..., :width].unflatten(2, (-1, 2)).mT.flatten(2)
+    return halves if width == heads.shape[2] else torch.cat([halves, heads[..., width:]], dim=2)
 
 
 def _is_served(rows: Tensor) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor
 from baton.engine.config import Activation
 from baton.engine.native.layer_ops import Bfloat16Ops, Float32Ops, instruction_sets
 from baton.engine.ops.base import HeadNorms, Rotation
+from baton.engine.ops.head_norms import norm_heads
 
 ACTIVATIONS = get_args(Activation)  # in the order of the compiled enumeration
 
@@ -86,9 +87,12 @@ class NativeOps:
         """Rotate heads by their tokens' positions, after optional norms; in place."""
         if heads.stride(2) != 1:
             heads = heads.contiguous()
-        num_tokens, num_heads, width = heads.shape
         table, positions = rotation.table, rotation.positions
-        assert table.shape[1] == width
+        width = table.shape[1]
+        if norms is not None and width < heads.shape[2]:  # the kernel norms what it rotates
+            heads, norms = norm_heads(self, heads, norms), None
+        num_tokens, num_heads, head_dim = heads.shape
+        assert width <= head_dim
         assert len(positions) == num_tokens
         self._ops[heads.dtype].rotate(
             heads.data_ptr(), heads.stride(0), heads.stride(1), 0 if norms is None else norms.weight.data_ptr(),

@@ -64,9 +64,16 @@ class TorchOps:
         if norms is not None:
             weight = norms.weight if not norms.offset else norms.weight.float() + norms.offset
             heads = (F.rms_norm(heads, heads.shape[-1:], None, norms.eps) * weight).to(heads.dtype)
-        cos, sin = rotation.cos_sin(heads.dtype)
-        first, second = (heads[..., 0::2], heads[..., 1::2]) if rotation.interleaved else heads.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        width = rotation.table.shape[1]
+        if width == heads.shape[-1]:
+            return _rotated(heads, rotation)
+        return torch.cat([_rotated(heads[..., :width], rotation), heads[..., width:]], dim=-1)
+
+
+def _rotated(heads: Tensor, rotation: Rotation) -> Tensor:
+    cos, sin = rotation.cos_sin(heads.dtype)
+    first, second = (heads[..., 0::2], heads[..., 1::2]) if rotation.interleaved else heads.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def _gate_and_mul(gate_up: Tensor, activation: Activation) -> Tensor:

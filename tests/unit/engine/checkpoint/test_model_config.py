@@ -57,7 +57,7 @@ def test_defaults_are_those_of_the_architecture(tmp_path: Path) -> None:
     assert (config.num_kv_heads, config.head_dim, config.dtype) == (4, 16, "bfloat16")
     assert (config.rope.kind, config.rope.theta, config.max_model_len) == ("default", 10000.0, 512)
     assert config.attention_scale == 0.25
-    assert (config.qkv_bias, config.qk_norm, config.tie_word_embeddings) == (False, False, False)
+    assert (config.qkv_bias, config.qk_norm, config.tie_word_embeddings) == (False, None, False)
     assert config.eos_token_ids == {2}
 
 
@@ -120,9 +120,7 @@ def test_unsupported_options_are_refused_by_name(tmp_path: Path, change: dict[st
 
 
 def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(
-        UnsupportedModel, match=r"'Qwen3VLForCausalLM' is not supported, .*; the nearest is Qwen3ForCau"
-    ):
+    with pytest.raises(UnsupportedModel, match=r"'Qwen3VLForCausalLM' is not supported, .*; the nearest is Qwen3For"):
         read_model_config(write(tmp_path, LLAMA | {"architectures": ["Qwen3VLForCausalLM"]}))
 
 
