@@ -58,6 +58,7 @@ _BIASED_EXPERTS = _ATTENTION | {
     "routed_scaling_factor": 2.5,
     "num_nextn_predict_layers": 0,
 }
+_LOCAL = _ATTENTION | {"num_hidden_layers": 4, "sliding_window": 24}
 _GRANITE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -181,6 +182,56 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_layer_end_index": 2,
         },
     ),
+    "mistral-window": ("MistralConfig", _ATTENTION | {"sliding_window": 24}),
+    "qwen2-window": (
+        "Qwen2Config",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "max_window_layers": 1,
+        },
+    ),
+    "phi3-window": ("Phi3Config", {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 24}),
+    "olmo3": (
+        "Olmo3Config",
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4, "sliding_window": 24},
+    ),
+    "gemma": ("GemmaConfig", _ATTENTION),
+    "gemma2": (
+        "Gemma2Config",
+        _LOCAL | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0, "query_pre_attn_scalar": 24},
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        _LOCAL
+        | {
+            "query_pre_attn_scalar": 20,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "gpt-oss": (
+        "GptOssConfig",
+        _LOCAL
+        | _EXPERTS
+        | {
+            "num_experts_per_tok": 3,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "rope_theta": 150000.0,
+            },
+        },
+    ),
     "minimax-m2": ("MiniMaxM2Config", _ATTENTION | _EXPERTS | {"rotary_dim": 8}),
 }
 
@@ -220,9 +271,11 @@ def _randomise(model: torch.nn.Module) -> None:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith("norm.weight"):
                 tensor.uniform_(0.5, 1.5)
+            elif name.endswith("sinks"):
+                tensor.uniform_(-1, 3)
             elif name.endswith("correction_bias"):
                 tensor.uniform_(-0.3, 0.3)
-            elif name.endswith(".bias"):
+            elif name.endswith((".bias", "_proj_bias")):
                 tensor.uniform_(-0.5, 0.5)
 
 

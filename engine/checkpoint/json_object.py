@@ -17,6 +17,7 @@ class JsonObject:
 
     def __init__(self, values: dict[str, object], source: str) -> None:
         self.values = {key: value for key, value in values.items() if value is not None}
+        self.nulls = values.keys() - self.values.keys()
         self.source = source
 
     @classmethod

@@ -100,6 +100,7 @@ def _read_shared(config: JsonObject, directory: Path, architecture: str, dtype: 
         default_theta=family.theta,
         default_partial=family.partial_rotary_factor,
         interleaved=interleaved,
+        layer_type=family.rope_of,
     )
     return ModelConfig(
         architecture=architecture,

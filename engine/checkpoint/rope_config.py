@@ -13,13 +13,22 @@ MIN_SCALE, MAX_SCALE = 1e-3, 1e6  # bounds of factors and divisors
 
 
 def read_rope(
-    config: JsonObject, *, head_dim: int, default_theta: float, default_partial: float, interleaved: bool
+    config: JsonObject,
+    *,
+    head_dim: int,
+    default_theta: float,
+    default_partial: float,
+    interleaved: bool,
+    layer_type: str | None = None,
 ) -> RopeConfig:
     """Return the rotary embedding. Raises UnsupportedModel for a kind that is not implemented.
 
-    transformers 4 has `rope_theta` and `rope_scaling` at the top level, transformers 5 has both in `rope_parameters`.
+    transformers 4 has `rope_theta` and `rope_scaling` at the top level, transformers 5 has both in `rope_parameters`,
+    in some families for each layer type: `layer_type` selects one of them.
     """
     scaling = config.inner("rope_scaling" if "rope_scaling" in config else "rope_parameters")
+    if layer_type is not None and layer_type in scaling:
+        scaling = scaling.inner(layer_type)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind in OLD_LONGROPE and SHORT in scaling:
         kind = "longrope"

@@ -32,6 +32,7 @@ TRIM_BYTES = 32 << 20  # bytes read between trims of the heap, which cause page 
 
 FP8 = "float8_e4m3fn"
 STORED = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16, FP8: torch.float8_e4m3fn}
+BYTES = ("uint8",)
 INTEGERS = {"int32": torch.int32, "int64": torch.int64, "int8": torch.int8, "uint8": torch.uint8}  # in packed matrices
 
 Stored = StoredMatrix | PackedMatrix
@@ -95,15 +96,20 @@ class Weights:
         if (layout := self._packed.layout(name)) is not None:
             return self._peek_packed(name, layout, shape, part)
         stored = self._find(name, shape)
-        view = self._view(stored)[part]
-        self._read_bytes += view.nbytes
-        self._release(view.nbytes)
-        self._count(stored)
+        view = self._viewed(stored, part)
         if stored.dtype != FP8:
             return StoredMatrix(view)
         block, found = self._block, self._find_scales(stored)
         self._count(found)
         return StoredMatrix(view, part_of_scales(self._view(found), shape, block, part))
+
+    def peek_bytes(self, name: str, *shape: int, part: Part = WHOLE) -> Tensor:
+        """Return a read-only view of a tensor of bytes, or of a part of it, like `peek`."""
+        return self._viewed(find_tensor(self._tensors, name, (shape,), BYTES), part)
+
+    def expect_bytes(self, name: str, *shape: int) -> None:
+        """Check a tensor of bytes that is read later, like `expect`."""
+        self._expect([find_tensor(self._tensors, name, (shape,), BYTES)])
 
     def expect(self, name: str, *shape: int) -> None:
         """Check a tensor that is read later, or on another rank: it counts as taken, but not for progress."""
@@ -111,10 +117,7 @@ class Weights:
             tensors = tuple(self._packed.find(layout, Wanted.of(module_of(name), shape, WHOLE)).values())
         else:
             tensors = self._with_scales(self._find(name, shape))
-        for each in tensors:
-            if each.name not in self._taken:
-                self._taken.add(each.name)
-                self._total_bytes = max(self._total_bytes - each.num_bytes, 1)
+        self._expect(tensors)
 
     def note_dequantised(self, why: str) -> None:
         """Log that FP8 matrices are dequantised instead of used directly; each reason once."""
@@ -185,6 +188,20 @@ class Weights:
         for each in found.values():
             self._count(each)
         return PackedMatrix(layout, {suffix: self._view(each) for suffix, each in found.items()}, wanted)
+
+    def _expect(self, tensors: Iterable[StoredTensor]) -> None:
+        for each in tensors:
+            if each.name not in self._taken:
+                self._taken.add(each.name)
+                self._total_bytes = max(self._total_bytes - each.num_bytes, 1)
+
+    def _viewed(self, stored: StoredTensor, part: Part) -> Tensor:
+        """Return a view of a part of a tensor, which counts as taken."""
+        view = self._view(stored)[part]
+        self._read_bytes += view.nbytes
+        self._release(view.nbytes)
+        self._count(stored)
+        return view
 
     def _is_empty_bias(self, name: str) -> bool:
         """Return whether a tensor is a bias of zeros, which GPTQ's tools add to packed modules that have none."""

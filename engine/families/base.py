@@ -25,6 +25,7 @@ class Family:
     rms_norm_eps: float = 1e-6  # default
     tie_word_embeddings: bool = False  # default
     interleaved: bool = False  # default of rope_interleave
+    rope_of: str | None = None  # layer type whose rotary embedding is the model's main one, if each type has its own
     head_dim: int | None = None  # default; None: hidden_size / num_attention_heads
     partial_rotary_factor: float = 1.0  # default
     unused: tuple[str, ...] = ()  # beginnings of the names of tensors that the model does not need

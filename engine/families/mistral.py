@@ -1,4 +1,4 @@
-"""Mistral (arXiv 2310.06825) and Mixtral (arXiv 2401.04088), without an effective sliding window."""
+"""Mistral (arXiv 2310.06825) and Mixtral (arXiv 2401.04088); the first ones have a sliding window."""
 
 from dataclasses import replace
 
@@ -6,13 +6,12 @@ from baton.engine.checkpoint.json_object import JsonObject
 from baton.engine.config import ModelConfig, MoEConfig
 from baton.engine.families.base import Family
 from baton.engine.families.experts import read_num_experts
-from baton.engine.families.options import refuse_window
+from baton.engine.families.spans import read_window
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
 
 
 def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
-    refuse_window(config, shared.architecture)
-    return shared
+    return replace(shared, spans=read_window(config, shared.num_layers))
 
 
 def _read_mixtral(config: JsonObject, shared: ModelConfig) -> ModelConfig:

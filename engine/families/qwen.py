@@ -2,17 +2,28 @@
 
 from dataclasses import replace
 
+from baton.engine.attention.span import AttentionSpan
 from baton.engine.checkpoint.json_object import JsonObject
 from baton.engine.config import ModelConfig, MoEConfig
 from baton.engine.families.base import Family
 from baton.engine.families.experts import read_num_experts
-from baton.engine.families.options import refuse_window
+from baton.engine.families.spans import SLIDING, WHOLE, read_spans
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
+
+READS = frozenset({"attention_bias", "layer_types"})
 
 
 def _read_qwen2(config: JsonObject, shared: ModelConfig) -> ModelConfig:
-    refuse_window(config, shared.architecture, is_used=config.boolean("use_sliding_window", False))
-    return replace(shared, qkv_bias=True)
+    return replace(shared, qkv_bias=True, spans=_read_spans(config, shared))
+
+
+def _read_spans(config: JsonObject, shared: ModelConfig) -> tuple[AttentionSpan, ...]:
+    """Return the spans of the layers: with `use_sliding_window` those from `max_window_layers` on have a window."""
+    if not config.boolean("use_sliding_window", False):
+        return ()
+    first = config.size("max_window_layers", 28, minimum=0)
+    types = [SLIDING if layer >= first else WHOLE for layer in range(shared.num_layers)]
+    return read_spans(config, shared.architecture, shared.num_layers, types)
 
 
 def _read_qwen3(config: JsonObject, shared: ModelConfig) -> ModelConfig:
@@ -46,19 +57,23 @@ def _read_experts(config: JsonObject, shared: ModelConfig) -> MoEConfig:
     )
 
 
-QWEN2 = Family(title="Qwen2 and Qwen2.5", architectures=("Qwen2ForCausalLM",), read=_read_qwen2)
-QWEN3 = Family(
-    title="Qwen3", architectures=("Qwen3ForCausalLM",), read=_read_qwen3, reads=frozenset({"attention_bias"})
+QWEN2 = Family(
+    title="Qwen2 and Qwen2.5",
+    architectures=("Qwen2ForCausalLM",),
+    read=_read_qwen2,
+    reads=frozenset({"layer_types"}),
 )
+QWEN3 = Family(title="Qwen3", architectures=("Qwen3ForCausalLM",), read=_read_qwen3, reads=READS)
 QWEN3_MOE = Family(
     title="Qwen3-MoE",
     architectures=("Qwen3MoeForCausalLM",),
     read=_read_qwen3_moe,
-    reads=frozenset({"attention_bias"}),
+    reads=READS,
 )
 QWEN2_MOE = Family(
     title="Qwen1.5-MoE and Qwen2-MoE",
     architectures=("Qwen2MoeForCausalLM",),
     read=_read_qwen2_moe,
+    reads=frozenset({"layer_types"}),
     names=TensorNames(experts=(ExpertNames(shared="shared_expert"),)),
 )

@@ -19,6 +19,7 @@ class ExpertNames:
 
     block: str = "mlp"
     router: str = "gate.weight"
+    router_bias: str = "gate.bias"
     correction_bias: str = "gate.e_score_correction_bias"
     correction_bias_is_row: bool = False  # of shape [1, num_experts] instead of [num_experts]
     experts: str = "experts"
@@ -27,6 +28,8 @@ class ExpertNames:
     down: str = "down_proj"
     all_gate_up: str = "experts.gate_up_proj"  # of all experts at once, as transformers 5 writes them
     all_down: str = "experts.down_proj"
+    all_transposed: bool = False  # the input columns of those are the first dimension
+    all_alternate: bool = False  # their rows of gate and up alternate, instead of following each other
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate.weight"
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.kind import PLAIN, AttentionKind
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch
@@ -30,11 +31,12 @@ class GroupedQueryAttention:
         scales: KVScales,
         backend: AttentionBackend,
         *,
+        kind: AttentionKind = PLAIN,
         rotates: bool = True,
     ) -> None:
         """config: with this rank's heads only; norms: of queries and keys; scales: of FP8 KV.
 
-        rotates: False for a layer without a rotary embedding.
+        kind: of the layer's attention; rotates: False for a layer without a rotary embedding.
         """
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
@@ -45,6 +47,7 @@ class GroupedQueryAttention:
         self.joint_norms = norms if isinstance(norms, JointNorms) else None
         self.scales = scales
         self.backend = backend
+        self.kind = kind
         self.rotates = rotates
 
     def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
@@ -59,7 +62,7 @@ class GroupedQueryAttention:
         elif self.head_norms is not None:
             qk = norm_heads(ops, qk, self.head_norms)
         q, k = qk.split_with_sizes([self.num_heads, self.num_kv_heads], dim=1)
-        attended = self.backend.forward(q, k, v, layer_cache, batch, self.scales)
+        attended = self.backend.forward(q, k, v, layer_cache, batch, self.scales, self.kind)
         return self.output(attended.flatten(1))
 
 
@@ -86,8 +89,18 @@ def load_attention(
         _load_norms(weights, prefix, config, tensor),
         load_kv_scales(weights, prefix),
         backend,
+        kind=_load_kind(weights, prefix, config, shard, layer),
         rotates=layer not in config.unrotated_layers,
     )
+
+
+def _load_kind(weights: Weights, prefix: str, config: ModelConfig, shard: TensorShard, layer: int) -> AttentionKind:
+    """Load the kind of a layer's attention, with the sinks of this rank's heads if the model has any."""
+    if not config.has_sinks:
+        return AttentionKind(config.span(layer))
+    heads = shard.of(config.num_heads)
+    sinks = weights.take(f"{prefix}.sinks", config.num_heads, dtype=torch.float32, part=(heads,))
+    return AttentionKind(config.span(layer), sinks)
 
 
 def _load_qkv(weights: Weights, prefix: str, names: TensorNames, config: ModelConfig, shard: TensorShard) -> Linear:
@@ -114,4 +127,4 @@ def _load_norms(
     counts = (tensor.shard.share(config.num_heads), tensor.shard.share(config.num_kv_heads))
     rows = [weights.take(f"{prefix}.{name}.weight", config.head_dim) for name in ("q_norm", "k_norm")]
     weight = torch.cat([row.repeat(count, 1) for row, count in zip(rows, counts, strict=True)])
-    return HeadNorms(weight, counts, config.rms_norm_eps)
+    return HeadNorms(weight, counts, config.rms_norm_eps, config.norm_offset)

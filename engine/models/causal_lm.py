@@ -40,10 +40,12 @@ class CausalLM:
         layers: Sequence[DecoderLayer],
         norm: RMSNorm,
         head: Projection,
-        rotary: RotaryEmbedding,
+        rotary: Sequence[RotaryEmbedding],
         backend: AttentionBackend,
         logits_divisor: float = 1.0,
+        logits_soft_cap: float | None = None,
     ) -> None:
+        """rotary: of each layer; logits_soft_cap: bound on the logits, by cap * tanh(logit / cap)."""
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
@@ -51,6 +53,7 @@ class CausalLM:
         self.rotary = rotary
         self.backend = backend
         self.logits_divisor = logits_divisor
+        self.logits_soft_cap = logits_soft_cap
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
@@ -89,14 +92,17 @@ class CausalLM:
         """Return the residual stream after the last layer and the addend for it, both [num_tokens, hidden]."""
         x = self.embedding(batch.token_ids)  # [num_tokens, hidden]
         addend = None
-        rotation = self.rotary.at(batch.positions)
-        for index, layer in enumerate(self.layers):
-            x, addend = layer(x, addend, rotation, KVCacheLayout.layer_cache(pool, index), batch)
+        rotations = {rotary: rotary.at(batch.positions) for rotary in dict.fromkeys(self.rotary)}
+        for index, (layer, rotary) in enumerate(zip(self.layers, self.rotary, strict=True)):
+            x, addend = layer(x, addend, rotations[rotary], KVCacheLayout.layer_cache(pool, index), batch)
         return x, addend
 
     def _logits(self, x: Tensor, addend: Tensor | None, wanted: Tensor) -> Tensor:
         logits = self.head(self._normed(x, addend, wanted)).float()
-        return logits if self.logits_divisor == 1 else logits.div_(self.logits_divisor)
+        if self.logits_divisor != 1:
+            logits.div_(self.logits_divisor)
+        cap = self.logits_soft_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _normed(self, x: Tensor, addend: Tensor | None, wanted: Tensor) -> Tensor:
         """Return the final hidden states [num_wanted, hidden] of the tokens `wanted`; the inputs stay as they are."""

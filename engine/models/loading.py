@@ -62,10 +62,18 @@ class ModelLoader:
             layers,
             self._norm("model.norm"),
             head,
-            RotaryEmbedding(config.rope, config.max_model_len, weights.device),
+            self._rotary(),
             self._backend,
             config.logits_divisor,
+            config.logits_soft_cap,
         )
+
+    def _rotary(self) -> list[RotaryEmbedding]:
+        """Return the rotary embedding of each layer; layers with the same one share it."""
+        config = self._config
+        ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
+        made = {rope: RotaryEmbedding(rope, config.max_model_len, self._weights.device) for rope in set(ropes)}
+        return [made[rope] for rope in ropes]
 
     def _layer(self, index: int) -> DecoderLayer:
         prefix, norms = f"model.layers.{index}", self._names.norms
@@ -90,7 +98,16 @@ class ModelLoader:
         hidden, bias = config.hidden_size, config.mlp_bias
         if config.moe is None or not config.is_sparse(index):
             size, fused = config.intermediate_size, self._names.gate_up
-            return load_mlp(weights, f"{prefix}.mlp", hidden, size, self._tensor, bias=bias, fused=fused)
+            return load_mlp(
+                weights,
+                f"{prefix}.mlp",
+                hidden,
+                size,
+                self._tensor,
+                bias=bias,
+                fused=fused,
+                activation=config.activation,
+            )
         names = self._expert_names(prefix)
         return load_moe(weights, prefix, names, hidden, config.moe, self._tensor, self._group, bias=bias)
 
@@ -103,4 +120,6 @@ class ModelLoader:
         return NO_NORM if name is None else self._norm(f"{prefix}.{name}")
 
     def _norm(self, name: str) -> RMSNorm:
-        return RMSNorm(self._weights.take(f"{name}.weight", self._config.hidden_size), self._config.rms_norm_eps)
+        config = self._config
+        weight = self._weights.take(f"{name}.weight", config.hidden_size)
+        return RMSNorm(weight, config.rms_norm_eps, config.norm_offset)

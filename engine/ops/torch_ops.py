@@ -61,9 +61,11 @@ class TorchOps:
 
     def rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None = None) -> Tensor:
         """Rotate heads by their tokens' positions, after optional norms."""
-        if norms is not None:
-            weight = norms.weight if not norms.offset else norms.weight.float() + norms.offset
-            heads = (F.rms_norm(heads, heads.shape[-1:], None, norms.eps) * weight).to(heads.dtype)
+        if norms is not None and norms.offset:
+            normed = F.rms_norm(heads.float(), heads.shape[-1:], None, norms.eps)
+            heads = (normed * (norms.weight.float() + norms.offset)).to(heads.dtype)
+        elif norms is not None:
+            heads = F.rms_norm(heads, heads.shape[-1:], None, norms.eps) * norms.weight
         width = rotation.table.shape[1]
         if width == heads.shape[-1]:
             return _rotated(heads, rotation)

@@ -27,22 +27,22 @@ constexpr std::size_t kNumActivations = 3;
 
 // Weight of a norm, to which an offset is added in single precision.
 template <typename T>
-struct Weight {
+struct NormWeight {
     const T* data;
     float offset;
 };
 
 template <typename T>
 struct RowFunctions {
-    void (*norm)(const T* x, Weight<T> weight, std::size_t width, float eps, T* result);
-    void (*add_norm)(T* x, const T* addend, Weight<T> weight, std::size_t width, float eps, T* result);
+    void (*norm)(const T* x, NormWeight<T> weight, std::size_t width, float eps, T* result);
+    void (*add_norm)(T* x, const T* addend, NormWeight<T> weight, std::size_t width, float eps, T* result);
     void (*gate[kNumActivations])(const T* gate, const T* up, std::size_t width, T* result);
     void (*score)(const float* x, std::size_t width, bool is_sigmoid, float* result);
     float (*quantise)(const T* x, std::size_t width, std::uint8_t* result);
     void (*scale)(T* x, float factor, const T* bias, std::size_t width);
     void (*weighted_sum)(const T* rows, std::size_t width, const std::int64_t* places, const float* weights,
                          std::size_t count, T* result);
-    void (*rotate)(T* x, Weight<T> weight, float eps, const float* cos, const float* sin, std::size_t half,
+    void (*rotate)(T* x, NormWeight<T> weight, float eps, const float* cos, const float* sin, std::size_t half,
                    bool is_interleaved);
 };
 

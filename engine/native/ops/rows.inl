@@ -79,7 +79,7 @@ static BATON_INLINE Floats sum_of_squares(const T* x, std::size_t width) {
 }
 
 template <typename T>
-static BATON_INLINE void multiply(const T* x, Weight<T> weight, std::size_t width, float factor, T* result) {
+static BATON_INLINE void multiply(const T* x, NormWeight<T> weight, std::size_t width, float factor, T* result) {
     for (std::size_t i = 0; i < width; i += kLanes) {
         const Floats weights = load(weight.data + i, width - i) + weight.offset;
         store(load(x + i, width - i) * factor * weights, width - i, result + i);
@@ -88,13 +88,13 @@ static BATON_INLINE void multiply(const T* x, Weight<T> weight, std::size_t widt
 
 // result = x / rms(x) * weight
 template <typename T>
-static void norm_row(const T* x, Weight<T> weight, std::size_t width, float eps, T* result) {
+static void norm_row(const T* x, NormWeight<T> weight, std::size_t width, float eps, T* result) {
     multiply(x, weight, width, inverse_rms(sum_of_squares(x, width), width, eps), result);
 }
 
 // x += addend; result = x / rms(x) * weight
 template <typename T>
-static void add_norm_row(T* x, const T* addend, Weight<T> weight, std::size_t width, float eps, T* result) {
+static void add_norm_row(T* x, const T* addend, NormWeight<T> weight, std::size_t width, float eps, T* result) {
     for (std::size_t i = 0; i < width; i += kLanes) {
         store(load(x + i, width - i) + load(addend + i, width - i), width - i, x + i);
     }
@@ -200,7 +200,7 @@ static void weighted_sum_row(const T* rows, std::size_t width, const std::int64_
 // Rotates pairs of a head's elements, after its norm if it has one. Pairs are (i, i + half), or, interleaved,
 // (2 i, 2 i + 1), which are returned as (i, i + half).
 template <typename T>
-static void rotate_row(T* x, Weight<T> weight, float eps, const float* cos, const float* sin, std::size_t half,
+static void rotate_row(T* x, NormWeight<T> weight, float eps, const float* cos, const float* sin, std::size_t half,
                        bool is_interleaved) {
     float values[2 * kMaxHalf + kLanes], first[kMaxHalf + kLanes], second[kMaxHalf + kLanes];
     const std::size_t width = 2 * half;
