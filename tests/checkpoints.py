@@ -201,7 +201,13 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaConfig", _ATTENTION),
     "gemma2": (
         "Gemma2Config",
-        _LOCAL | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0, "query_pre_attn_scalar": 24},
+        _LOCAL
+        | {
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 4.0,
+            "query_pre_attn_scalar": 24,
+            "tie_word_embeddings": False,  # with a small vocabulary, tied ones repeat a token
+        },
     ),
     "gemma3": (
         "Gemma3TextConfig",

@@ -16,7 +16,17 @@ from tests.marks import slow_case
 
 NUM_TOKENS = 64
 ARCHITECTURES = ("llama3", "deepseek-v3")
-OTHER_ARCHITECTURES = ("qwen3-moe", "llama2", "mistral", "qwen2", "qwen3", "mixtral", "deepseek-v2")
+OTHER_ARCHITECTURES = (
+    "qwen3-moe",
+    "llama2",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "deepseek-v2",
+    "gemma2",
+    "gpt-oss",
+)
 
 
 def any_tokenizer() -> Tokenizer:

@@ -26,7 +26,7 @@ Outputs = dict[str, list[SampledToken]]
 Groups = Callable[..., Ranks]
 
 
-@pytest.fixture(scope="module", params=["mixtral", "qwen3-moe", "deepseek-v3"])
+@pytest.fixture(scope="module", params=["mixtral", "qwen3-moe", "deepseek-v3", "gpt-oss"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(request.param, tmp_path_factory.mktemp(request.param) / "model")
 

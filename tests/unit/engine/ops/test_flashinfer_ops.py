@@ -150,6 +150,27 @@ def test_misaligned_rows_fall_back_to_torch() -> None:
     assert called.counts == {}
 
 
+@DTYPES
+def test_norms_with_an_offset_have_kernels_of_their_own(dtype: torch.dtype) -> None:
+    called, x, addend = Called(), drawn(9, 128, dtype=dtype), drawn(9, 128, dtype=dtype, seed=1)
+    ops, reference, weight = FlashInferOps(called.functions()), TorchOps(), drawn(128, dtype=dtype, seed=2)
+    close(ops.rms_norm(x, weight, EPS, 1.0), reference.rms_norm(x.float(), weight.float(), EPS, 1.0))
+    total, expected = reference.add_rms_norm(x.float(), addend.float(), weight.float(), EPS, 1.0)
+    added, normed = ops.add_rms_norm(x, addend, weight, EPS, 1.0)
+    close(added, total)
+    close(normed, expected)
+    assert called.counts == {"offset_norm": 1, "add_offset_norm": 1}
+
+
+def test_other_activations_than_silu() -> None:
+    called, gate_up = Called(), drawn(9, 128, dtype=torch.bfloat16)
+    ops, reference = FlashInferOps(called.functions()), TorchOps()
+    close(ops.gate_and_mul(gate_up, "gelu_tanh"), reference.gate_and_mul(gate_up.float(), "gelu_tanh"))
+    clamped = ops.gate_and_mul(gate_up, "clamped_swiglu")
+    assert torch.equal(clamped, reference.gate_and_mul(gate_up, "clamped_swiglu"))
+    assert called.counts == {"gelu_tanh_and_mul": 1}
+
+
 def test_silu_copies_strided_rows() -> None:
     called, x = Called(), drawn(4, 128, dtype=torch.bfloat16)[:, ::2]
     close(FlashInferOps(called.functions()).gate_and_mul(x), TorchOps().gate_and_mul(x.float()))

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("baton.engine.native.layer_ops", reason="nothing was compiled when this was installed")
 
+from baton.engine.config import Activation
 from baton.engine.native.layer_ops import Float32Ops, instruction_sets
 from baton.engine.ops.base import HeadNorms, LayerOps, Rotation
 from baton.engine.ops.factory import ops_for
@@ -41,24 +43,31 @@ def close(result: Tensor, expected: Tensor) -> None:
 
 @INSTRUCTIONS
 @DTYPES
+@pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_norms_agree_with_torch(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+def test_norms_agree_with_torch(instructions: str, dtype: torch.dtype, shape: tuple[int, int], offset: float) -> None:
     ops, reference = NativeOps(instructions), TorchOps()
     x, addend, weight = drawn(*shape, dtype=dtype), drawn(*shape, dtype=dtype, seed=1), drawn(shape[1], dtype=dtype)
-    close(ops.rms_norm(x, weight, EPS), reference.rms_norm(x.float(), weight.float(), EPS))
+    expected = x.float() * (x.float().square().mean(1, keepdim=True) + EPS).rsqrt() * (weight.float() + offset)
+    close(ops.rms_norm(x, weight, EPS, offset), expected)
+    close(reference.rms_norm(x, weight, EPS, offset), expected)
     total = x + addend
-    added, normed = ops.add_rms_norm(x.clone(), addend, weight, EPS)
+    added, normed = ops.add_rms_norm(x.clone(), addend, weight, EPS, offset)
     assert torch.equal(added, total)
-    close(normed, reference.rms_norm(total.float(), weight.float(), EPS))
-    assert torch.equal(normed, ops.rms_norm(total, weight, EPS))
+    close(normed, reference.rms_norm(total.float(), weight.float(), EPS, offset))
+    assert torch.equal(normed, ops.rms_norm(total, weight, EPS, offset))
 
 
 @INSTRUCTIONS
 @DTYPES
+@pytest.mark.parametrize("activation", get_args(Activation))
 @pytest.mark.parametrize("shape", SHAPES)
-def test_silu_agrees_with_torch(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+def test_activations_agree_with_torch(
+    instructions: str, dtype: torch.dtype, shape: tuple[int, int], activation: Activation
+) -> None:
     gate_up = 4 * drawn(shape[0], 2 * shape[1], dtype=dtype)
-    close(NativeOps(instructions).gate_and_mul(gate_up), TorchOps().gate_and_mul(gate_up.float()))
+    expected = TorchOps().gate_and_mul(gate_up.double(), activation).float()
+    close(NativeOps(instructions).gate_and_mul(gate_up, activation), expected)
 
 
 @INSTRUCTIONS
@@ -121,7 +130,7 @@ def test_a_non_finite_row_stays_non_finite(instructions: str, wrong: float) -> N
 def test_rotation_agrees_with_torch(
     instructions: str, dtype: torch.dtype, has_norm: bool, interleaved: bool, seed: int
 ) -> None:
-    draw = random.Random(seed)
+    draw, offset = random.Random(seed), float(seed % 2)
     num_tokens, num_heads, width = draw.choice((1, 3, 200)), draw.randint(1, 12), 2 * draw.choice((1, 4, 32, 33, 64))
     angles = torch.outer(torch.arange(50.0), torch.rand(width // 2))
     positions = torch.randint(50, (num_tokens,))
@@ -129,8 +138,8 @@ def test_rotation_agrees_with_torch(
     weight = drawn(num_heads, width, dtype=dtype)
     whole = drawn(num_tokens, num_heads + 2, width + 6, dtype=dtype, seed=seed)
     before, heads = whole.clone(), whole[:, 1:-1, 3:-3]
-    norms = HeadNorms(weight, (1,) * num_heads, EPS) if has_norm else None
-    exact = HeadNorms(weight.float(), (1,) * num_heads, EPS) if has_norm else None
+    norms = HeadNorms(weight, (1,) * num_heads, EPS, offset) if has_norm else None
+    exact = HeadNorms(weight.float(), (1,) * num_heads, EPS, offset) if has_norm else None
     expected = TorchOps().rotate(heads.float(), rotation, exact)
     result = NativeOps(instructions).rotate(heads, rotation, norms)
     torch.testing.assert_close(
@@ -149,7 +158,8 @@ def test_bits_depend_on_the_row_alone(dtype: torch.dtype) -> None:
     def results(ops: LayerOps, rows: slice) -> list[Tensor]:
         normed = ops.add_rms_norm(x[rows].clone(), addend[rows], weight, EPS)[1]
         scaled = ops.scale(addend[rows].clone(), ops.quantise(x[rows])[1])
-        return [ops.rms_norm(x[rows], weight, EPS), normed, ops.gate_and_mul(x[rows]), scaled]
+        gated = [ops.gate_and_mul(x[rows], activation) for activation in get_args(Activation)]
+        return [ops.rms_norm(x[rows], weight, EPS), normed, scaled, *gated]
 
     expected = results(NativeOps(), slice(None))
     for instructions in instruction_sets():

@@ -34,9 +34,10 @@ from tests.unit.engine.group_rig import Group, Member
 from tests.unit.engine.tensor_rig import TIMEOUT_S, TensorRig
 
 ATOL = 1e-4  # logits have a standard deviation of about 1.2
-MODELS = ("llama3", "llama-biased", "qwen2", "qwen3", "mixtral", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3")
+MODELS = ("llama3", "llama-biased", "qwen2", "qwen3", "mixtral", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3",
+          "gemma3", "gpt-oss")  # fmt: skip
 
-DISTINCT = ("llama3", "qwen2", "mixtral", "deepseek-v3")  # one for each way to divide a model's matrices
+DISTINCT = ("llama3", "qwen2", "mixtral", "deepseek-v3", "gpt-oss")  # one for each way to divide a model's matrices
 
 Rigs = Callable[..., TensorRig]
 
