@@ -61,7 +61,7 @@ _BIASED_EXPERTS = _ATTENTION | {
 _GRANITE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "embedding_multiplier": 3.0,
+    "embedding_multiplier": 2.0,
     "residual_multiplier": 0.6,
     "attention_multiplier": 0.2,
     "logits_scaling": 1.5,
@@ -160,7 +160,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "SmolLM3Config",
         {"num_attention_heads": 4, "num_key_value_heads": 2, "no_rope_layers": [1, 0, 1], "attention_bias": True},
     ),
-    "granite": ("GraniteConfig", _GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "granite": ("GraniteConfig", _GRANITE | {"attention_bias": True, "mlp_bias": True}),
     "granite-moe": ("GraniteMoeConfig", _GRANITE | _EXPERTS),
     "glm": ("GlmConfig", _ATTENTION),
     "glm4": ("Glm4Config", _ATTENTION),
