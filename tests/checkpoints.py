@@ -148,7 +148,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 48,
+            "shared_expert_intermediate_size": 64,
             "num_experts": 8,
             "num_experts_per_tok": 3,
             "num_hidden_layers": 4,
