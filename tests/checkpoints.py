@@ -87,6 +87,21 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biased": ("LlamaConfig", _ATTENTION | {"attention_bias": True, "mlp_bias": True}),
     "llama-linear": ("LlamaConfig", _ATTENTION | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
     "mistral": ("MistralConfig", _ATTENTION | {"sliding_window": None}),
+    "ministral3": (
+        "Ministral3Config",
+        _ATTENTION
+        | {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 32,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.5,
+            }
+        },
+    ),
     "qwen2": ("Qwen2Config", {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     "qwen2-yarn": (
         "Qwen2Config",

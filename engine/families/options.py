@@ -14,6 +14,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "is_causal": (True,),
     "use_bidirectional_attention": (False,),
     "partial_rotary_factor": (1,),
+    "llama_4_scaling_beta": (0,),
     "attention_chunk_size": (),
     "attn_logit_softcapping": (),
     "final_logit_softcapping": (),

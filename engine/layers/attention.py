@@ -59,6 +59,8 @@ class GroupedQueryAttention:
         elif self.head_norms is not None:
             qk = norm_heads(ops, qk, self.head_norms)
         q, k = qk.split_with_sizes([self.num_heads, self.num_kv_heads], dim=1)
+        if rotation.query_scale is not None:
+            q = q * rotation.query_scale[:, None, None].to(q.dtype)
         attended = self.backend.forward(q, k, v, layer_cache, batch, self.scales)
         return self.output(attended.flatten(1))
 

@@ -1,12 +1,14 @@
 """Every architecture against transformers on tiny random checkpoints."""
 
 import dataclasses
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -128,3 +130,32 @@ def test_longrope_of_long_contexts_gives_the_oracles_logits(tmp_path: Path) -> N
     short = load(dataclasses.replace(config, max_model_len=None), zeros)
     assert (loaded.max_model_len, short.max_model_len) == (1024, 64)
     assert loaded.fingerprint != short.fingerprint  # they rotate keys differently
+
+
+def test_the_text_part_of_a_model_for_images_is_read(tmp_path: Path) -> None:
+    text = make_checkpoint("ministral3", tmp_path / "text")
+    tensors = load_file(text / "model.safetensors")
+    config = json.loads((text / "config.json").read_text())
+    image = {
+        "vision_tower.patch_conv.weight": torch.zeros(2, 2),
+        "multi_modal_projector.linear_1.weight": torch.zeros(2),
+    }
+    whole = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "dtype": "float32",
+        "text_config": {key: value for key, value in config.items() if key not in ("architectures", "dtype")},
+        "vision_config": {"hidden_size": 2, "model_type": "pixtral"},
+    }
+    tokens = random_tokens(40, 1)
+    expected = PagedModel(text).step({"s": tokens})["s"]
+    for place, prefixes in enumerate((("language_model.model.", "language_model."), ("model.language_model.", ""))):
+        directory = tmp_path / f"image-{place}"
+        directory.mkdir()
+        (directory / "config.json").write_text(json.dumps(whole))
+        named = {
+            prefixes[0] + name.removeprefix("model.") if name.startswith("model.") else prefixes[1] + name: tensor
+            for name, tensor in tensors.items()
+        }
+        save_file(named | image, directory / "model.safetensors")
+        assert torch.equal(PagedModel(directory).step({"s": tokens})["s"], expected)
