@@ -132,3 +132,4 @@ _READERS: dict[str, Callable[[JsonObject], StoredQuantization]] = {
     "intel/auto-round": _packed("auto-round", read_auto_round),
     "gguf": _packed("gguf", lambda described: NOT_PACKED),  # each tensor's type is in the file
 }
+METHODS = tuple(_READERS)  # of quant_method

@@ -41,7 +41,7 @@ MIXTRAL = Family(
     rms_norm_eps=1e-5,
 )
 MINISTRAL3 = Family(
-    title="Ministral 3, text only",
+    title="Ministral 3 (text)",
     architectures=("Ministral3ForCausalLM",),
     read=_read,
     reads=frozenset({"llama_4_scaling_beta"}),
@@ -49,7 +49,7 @@ MINISTRAL3 = Family(
     head_dim=128,
 )
 MISTRAL3 = Family(
-    title="Mistral Small 3.1, 3.2 and Ministral 3, their text part",
+    title="Mistral Small 3.1, 3.2 (text)",
     architectures=("Mistral3ForConditionalGeneration",),
     read=_read_text,
     reads=frozenset({"llama_4_scaling_beta"}),
