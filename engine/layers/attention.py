@@ -76,14 +76,14 @@ def load_attention(
 ) -> GroupedQueryAttention:
     """Load this rank's heads of a layer's attention with the tensors `prefix`.q_proj etc."""
     shard = tensor.shard
+    qkv = _load_qkv(weights, prefix, names, config, shard)
     columns, bias = shard.of(config.num_heads, config.head_dim), config.attention_output_bias
     output = load_partial(
         weights, f"{prefix}.o_proj", config.num_heads * config.head_dim, config.hidden_size, columns, shard, bias=bias
     )
-    local = shard.local(config)
     return GroupedQueryAttention(
-        local,
-        _load_qkv(weights, prefix, names, config, shard),
+        shard.local(config),
+        qkv,
         summed(output, tensor),
         _load_norms(weights, prefix, config, tensor),
         load_kv_scales(weights, prefix),
