@@ -130,6 +130,7 @@ class RopeConfig:
     attention_factor: float | None = None
     truncate: bool = True
     interleaved: bool = False  # rotated pairs are adjacent dimensions (DeepSeek), not half the rotary width apart
+    query_scaling_beta: float = 0.0  # growth of queries beyond the original context (Llama 4, Ministral 3)
     divisors: tuple[float, ...] = ()  # LongRoPE: of each pair's frequency; those for the original context
     long_divisors: tuple[float, ...] = ()  # for longer contexts
 

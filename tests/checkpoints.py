@@ -62,7 +62,7 @@ _LOCAL = _ATTENTION | {"num_hidden_layers": 4, "sliding_window": 24}
 _GRANITE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "embedding_multiplier": 3.0,
+    "embedding_multiplier": 2.0,
     "residual_multiplier": 0.6,
     "attention_multiplier": 0.2,
     "logits_scaling": 1.5,
@@ -88,6 +88,21 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biased": ("LlamaConfig", _ATTENTION | {"attention_bias": True, "mlp_bias": True}),
     "llama-linear": ("LlamaConfig", _ATTENTION | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
     "mistral": ("MistralConfig", _ATTENTION | {"sliding_window": None}),
+    "ministral3": (
+        "Ministral3Config",
+        _ATTENTION
+        | {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 32,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.5,
+            }
+        },
+    ),
     "qwen2": ("Qwen2Config", {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     "qwen2-yarn": (
         "Qwen2Config",
@@ -149,7 +164,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 48,
+            "shared_expert_intermediate_size": 64,
             "num_experts": 8,
             "num_experts_per_tok": 3,
             "num_hidden_layers": 4,
@@ -161,7 +176,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "SmolLM3Config",
         {"num_attention_heads": 4, "num_key_value_heads": 2, "no_rope_layers": [1, 0, 1], "attention_bias": True},
     ),
-    "granite": ("GraniteConfig", _GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "granite": ("GraniteConfig", _GRANITE | {"attention_bias": True, "mlp_bias": True}),
     "granite-moe": ("GraniteMoeConfig", _GRANITE | _EXPERTS),
     "glm": ("GlmConfig", _ATTENTION),
     "glm4": ("Glm4Config", _ATTENTION),

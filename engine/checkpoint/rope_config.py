@@ -61,6 +61,7 @@ def read_rope(
         attention_factor=scaling.number("attention_factor", minimum=0) if "attention_factor" in scaling else None,
         truncate=scaling.boolean("truncate", True),
         interleaved=interleaved,
+        query_scaling_beta=scaling.number("llama_4_scaling_beta", 0.0, minimum=0, maximum=MAX_SCALE),
         divisors=_divisors(scaling, SHORT, rotary_dim) if kind == "longrope" else (),
         long_divisors=_divisors(scaling, LONG, rotary_dim) if kind == "longrope" else (),
     )

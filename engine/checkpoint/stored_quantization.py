@@ -133,3 +133,4 @@ _READERS: dict[str, Callable[[JsonObject], StoredQuantization]] = {
     "mxfp4": _packed("mxfp4", lambda described: NOT_PACKED),  # GPT-OSS: packed experts have tensors of their own names
     "gguf": _packed("gguf", lambda described: NOT_PACKED),  # each tensor's type is in the file
 }
+METHODS = tuple(_READERS)  # of quant_method

@@ -7,7 +7,9 @@ from pathlib import Path
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.checkpoint.stored_tensor import StoredTensor
 from baton.engine.checkpoint.tensor_index import read_tensors
+from baton.engine.checkpoint.tensor_prefixes import under_model
 from baton.engine.config import ModelConfig
+from baton.engine.families.registry import family_of
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
@@ -68,7 +70,9 @@ def _is_packed(tensor: StoredTensor, stored: StoredQuantization | None) -> bool:
 
 
 def _loaded(directory: Path, model: ModelConfig) -> Iterator[StoredTensor]:
-    """Return the tensors that a worker loads: all except the multi-token prediction layers after the last layer."""
+    """Return the tensors that a worker loads: all except multi-token prediction and other parts of no use to it."""
+    family = family_of(model.architecture)
     last = model.num_layers + model.num_nextn_predict_layers
     left_out = tuple(f"model.layers.{layer}." for layer in range(model.num_layers, last))
-    return (tensor for name, tensor in read_tensors(directory).items() if not name.startswith(left_out))
+    tensors = under_model(read_tensors(directory), family.prefixes)
+    return (tensor for name, tensor in tensors.items() if not name.startswith((*left_out, *family.unused)))

@@ -7,7 +7,6 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,6 +21,7 @@ from baton.engine.checkpoint.stored_matrix import WHOLE, Part, StoredMatrix, par
 from baton.engine.checkpoint.stored_quantization import SCALE_SUFFIXES, StoredQuantization
 from baton.engine.checkpoint.stored_tensor import StoredTensor, find_tensor
 from baton.engine.checkpoint.tensor_index import read_tensors
+from baton.engine.checkpoint.tensor_prefixes import Prefixes, under_model
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 
 log = logging.getLogger(__name__)
@@ -53,12 +53,14 @@ class Weights:
         on_progress: Callable[[float], None] | None = None,
         quantization: str | None = None,
         stored_quantization: StoredQuantization | None = None,
+        prefixes: Prefixes = (),
     ) -> None:
+        """prefixes: of names that the model has under others; see `under_model`."""
         self.dtype = dtype
         self.device = device
         self.quantization = quantization  # as in EngineConfig
         self.stored_quantization = stored_quantization
-        self._tensors = _under_model(read_tensors(directory))
+        self._tensors = under_model(read_tensors(directory), prefixes)
         packed = stored_quantization.packed if stored_quantization is not None else NOT_PACKED
         self._packed = PackedLookup(self._tensors, packed)
         self._total_bytes = max(sum(tensor.num_bytes for tensor in self._tensors.values()), 1)
@@ -282,17 +284,6 @@ class Weights:
                 self._states[path] = FileState.of_stat(os.fstat(file.fileno()))
             self._maps[path] = mapped
         return mapped
-
-
-EMBEDDING, PREFIX, HEAD = "embed_tokens.weight", "model.", "lm_head."
-
-
-def _under_model(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors under the names of a language model; some embedding checkpoints lack the prefix `model.`."""
-    if EMBEDDING not in tensors or PREFIX + EMBEDDING in tensors:
-        return tensors
-    named = {name if name.startswith(HEAD) else PREFIX + name: tensor for name, tensor in tensors.items()}
-    return {name: replace(tensor, name=name) for name, tensor in named.items()}
 
 
 def peek_all(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton.engine.checkpoint.json_object import JsonObject
+from baton.engine.checkpoint.tensor_prefixes import Prefixes
 from baton.engine.config import ModelConfig
 from baton.engine.families.tensor_names import TensorNames
 
@@ -28,4 +29,7 @@ class Family:
     rope_of: str | None = None  # layer type whose rotary embedding is the model's main one, if each type has its own
     head_dim: int | None = None  # default; None: hidden_size / num_attention_heads
     partial_rotary_factor: float = 1.0  # default
+    has_text_config: bool = False  # the language model's keys are in `text_config`
+    prefers_stored_head: bool = False  # a stored output layer is used even if the config ties it to the embedding
+    prefixes: Prefixes = ()  # in a checkpoint, and the language model's in their place
     unused: tuple[str, ...] = ()  # beginnings of the names of tensors that the model does not need

@@ -14,6 +14,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "is_causal": (True,),
     "use_bidirectional_attention": (False,),
     "partial_rotary_factor": (1,),
+    "llama_4_scaling_beta": (0,),
     "attention_chunk_size": (),
     "attn_logit_softcapping": (),
     "final_logit_softcapping": (),
@@ -24,6 +25,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attention_multiplier": (),
     "logits_scaling": (1,),
 }
+LATER_TOKENS = "attention to later tokens"
+MEANINGS = {"is_causal": LATER_TOKENS, "use_bidirectional_attention": LATER_TOKENS}  # of keys that do not say it
 LAYER_TYPES, FULL = "layer_types", "full_attention"
 
 
@@ -38,7 +41,8 @@ def refuse_unread(config: JsonObject, architecture: str, reads: Collection[str])
     for key, neutral in NEUTRAL.items():
         value = config.values.get(key, rotary.get(key))
         if value is not None and key not in reads and value not in neutral:
-            raise unsupported(config, architecture, f"{key} {shown(value)}")
+            meaning = f" ({MEANINGS[key]})" if key in MEANINGS else ""
+            raise unsupported(config, architecture, f"{key} {shown(value)}{meaning}")
     for kind in config.texts(LAYER_TYPES):
         if LAYER_TYPES not in reads and kind != FULL:
             raise unsupported(config, architecture, f"layer type {shown(kind)}")

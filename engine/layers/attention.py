@@ -62,6 +62,8 @@ class GroupedQueryAttention:
         elif self.head_norms is not None:
             qk = norm_heads(ops, qk, self.head_norms)
         q, k = qk.split_with_sizes([self.num_heads, self.num_kv_heads], dim=1)
+        if rotation.query_scale is not None:
+            q = q * rotation.query_scale[:, None, None].to(q.dtype)
         attended = self.backend.forward(q, k, v, layer_cache, batch, self.scales, self.kind)
         return self.output(attended.flatten(1))
 
@@ -77,14 +79,14 @@ def load_attention(
 ) -> GroupedQueryAttention:
     """Load this rank's heads of a layer's attention with the tensors `prefix`.q_proj etc."""
     shard = tensor.shard
+    qkv = _load_qkv(weights, prefix, names, config, shard)
     columns, bias = shard.of(config.num_heads, config.head_dim), config.attention_output_bias
     output = load_partial(
         weights, f"{prefix}.o_proj", config.num_heads * config.head_dim, config.hidden_size, columns, shard, bias=bias
     )
-    local = shard.local(config)
     return GroupedQueryAttention(
-        local,
-        _load_qkv(weights, prefix, names, config, shard),
+        shard.local(config),
+        qkv,
         summed(output, tensor),
         _load_norms(weights, prefix, config, tensor),
         load_kv_scales(weights, prefix),

@@ -56,7 +56,8 @@ def load_model(
     tensor.shard.check(config)
     check_quantization(quantization, device)
     dtype, stored = torch_dtype(config.dtype), config.stored_quantization
-    weights = Weights(directory, dtype, device, on_progress, quantization, stored)
+    prefixes = family_of(config.architecture).prefixes
+    weights = Weights(directory, dtype, device, on_progress, quantization, stored, prefixes)
     with torch.inference_mode():
         model = ModelLoader(weights, config, attention, tensor, group).load()
     weights.finish(lambda name: _is_not_of_model(name, config))

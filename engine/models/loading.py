@@ -7,7 +7,7 @@ from baton.engine.config import ModelConfig
 from baton.engine.errors import UnsupportedModel
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.families.registry import family_of
-from baton.engine.families.tensor_names import ExpertNames, TensorNames
+from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.layers.attention import load_attention
 from baton.engine.layers.embedding import Embedding, load_table
 from baton.engine.layers.grouped_weight import GroupedWeight
@@ -20,6 +20,8 @@ from baton.engine.layers.rotary import RotaryEmbedding
 from baton.engine.models.causal_lm import CausalLM, MissingHead
 from baton.engine.models.decoder_layer import Attention, DecoderLayer, FeedForward
 from baton.engine.parallel.tensor_parallel import TensorRanks
+
+HEAD = "lm_head.weight"
 
 
 class ModelLoader:
@@ -41,7 +43,8 @@ class ModelLoader:
         self._backend = backend
         self._tensor = tensor
         self._group = group
-        self._names: TensorNames = family_of(config.architecture).names
+        self._family = family_of(config.architecture)
+        self._names = self._family.names
 
     def load(self) -> CausalLM:
         """Return the model. Raises InvalidCheckpoint or UnsupportedModel."""
@@ -50,10 +53,10 @@ class ModelLoader:
         table = load_table(weights, config, rows)
         layers = [self._layer(index) for index in range(config.num_layers)]
         head: Projection
-        if config.tie_word_embeddings:
+        if config.tie_word_embeddings and not (self._family.prefers_stored_head and HEAD in weights):
             weight = GroupedWeight(table, weights.dtype) if isinstance(table, GroupedMatrix) else table
             head = gathered(Linear(weight, quantization=head_quantization(weights.quantization)), tensor)
-        elif config.may_lack_head and "lm_head.weight" not in weights:
+        elif config.may_lack_head and HEAD not in weights:
             head = MissingHead(config.vocab_size)
         else:
             head = gathered(load_head(weights, config.hidden_size, config.vocab_size, rows), tensor)

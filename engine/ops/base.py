@@ -12,14 +12,16 @@ from baton.engine.config import Activation
 class Rotation:
     """Rotary angles of a step's tokens."""
 
-    def __init__(self, table: Tensor, positions: Tensor, interleaved: bool) -> None:
+    def __init__(self, table: Tensor, positions: Tensor, interleaved: bool, query_scale: Tensor | None = None) -> None:
         """table: [num_positions, rotary_dim] fp32, cosines in the first half and sines in the second.
 
-        positions: [num_tokens] int64; interleaved: pairs are adjacent in the checkpoint's heads, not half a head apart.
+        positions: [num_tokens] int64; interleaved: pairs are adjacent in the checkpoint's heads, not half a head apart;
+        query_scale: [num_tokens] fp32, factors on the rotated queries, None for 1.
         """
         self.table = table
         self.positions = positions
         self.interleaved = interleaved
+        self.query_scale = query_scale
         self._cos_sin: tuple[Tensor, ...] = ()
 
     def cos_sin(self, dtype: torch.dtype) -> tuple[Tensor, ...]:

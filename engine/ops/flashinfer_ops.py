@@ -133,7 +133,7 @@ class FlashInferOps:
 
 def _halved(heads: Tensor, width: int) -> Tensor:
     """Return a copy of heads whose first `width` dimensions, which are pairs, are arranged as halves."""
-    halves = heads[..., :width].unflatten(2, (-1, 2)).mT.flatten(2)
+    halves = heads[..., :width].reshape(*heads.shape[:2], -1, 2).mT.flatten(2)
     return halves if width == heads.shape[2] else torch.cat([halves, heads[..., width:]], dim=2)
 
 

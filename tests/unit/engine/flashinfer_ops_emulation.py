@@ -99,11 +99,14 @@ def rotate(
     assert head_size in (64, 128, 256, 512)
     assert query.data_ptr() != key.data_ptr(), "both are rotated in place"
     cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
+    width = cos_sin_cache.shape[1]
+    assert width <= head_size
+    assert width // 2 % max(16 // query.element_size(), head_size // 32) == 0, "threads read vectors of one half"
     for heads in (query, key):
         check_rows(heads, 3)
-        assert heads.shape[2] == head_size == cos_sin_cache.shape[1]
-        first, second = heads.float().chunk(2, dim=-1)
-        heads.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
+        assert heads.shape[2] == head_size
+        first, second = heads[..., :width].float().chunk(2, dim=-1)
+        heads[..., :width] = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Reading config.json: the keys of both transformers versions, and rejection by name."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,15 @@ DEEPSEEK_V2 = LLAMA | {
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
     "first_k_dense_replace": 1,
+}
+
+
+PHI4_MINI = LLAMA | {
+    "architectures": ["Phi3ForCausalLM"],
+    "max_position_embeddings": 1024,
+    "original_max_position_embeddings": 128,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [4] * 6},
 }
 
 
@@ -108,6 +118,10 @@ def test_scaling_stretches_the_context(tmp_path: Path, scaling: dict[str, Any], 
         ({"architectures": ["Gemma3ForCausalLM"], "layer_types": ["linear_attention"] * 3}, "linear_attention"),
         ({"architectures": ["Qwen2ForCausalLM"], "attention_bias": True}, "attention_bias"),
         ({"architectures": ["Qwen3ForCausalLM"], "mlp_bias": True}, "mlp_bias"),
+        ({"architectures": ["Phi3ForCausalLM"], "sliding_window": 256}, "sliding_window 256"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "sliding_window": 8, "use_sliding_window": True}, "window 8"),
+        ({"architectures": ["Ernie4_5_MoeForCausalLM"], "use_bias": True}, "use_bias True"),
+        ({"residual_multiplier": 0.5}, "residual_multiplier 0.5 is not supported with LlamaForCausalLM"),
         (DEEPSEEK_V2 | {"topk_method": "noaux_tc"}, "noaux_tc"),
         (DEEPSEEK_V2 | {"scoring_func": "sigmoid"}, "sigmoid"),
         (DEEPSEEK_V2 | {"norm_topk_prob": True}, "norm_topk_prob"),
@@ -210,6 +224,14 @@ def test_a_window_that_hides_nothing_is_accepted(tmp_path: Path, change: dict[st
         ({"hidden_size": "64"}, "hidden_size must be a whole number"),
         ({"num_key_value_heads": 3}, "3 KV heads"),
         (QWEN3_MOE | {"num_experts_per_tok": 9}, "cannot choose 9 of 8"),
+        (PHI4_MINI | {"partial_rotary_factor": 1.0}, "short_factor must be 8 numbers"),
+        (
+            PHI4_MINI | {"rope_scaling": PHI4_MINI["rope_scaling"] | {"long_factor": ["x"]}},
+            "long_factor must be a list",
+        ),
+        (PHI4_MINI | {"rope_scaling": PHI4_MINI["rope_scaling"] | {"long_factor": [0] * 6}}, "from 0.001"),
+        (PHI4_MINI | {"partial_rotary_factor": 0.2, "rope_scaling": None}, "rotary width 3 is odd"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]}, "no_rope_layers has 2 of 3 layers"),
         (DEEPSEEK_V2 | {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 1}, "3 groups"),
     ],
 )
@@ -233,6 +255,39 @@ def test_sparse_layers_follow_step_and_list(tmp_path: Path) -> None:
     assert [config.is_sparse(layer) for layer in range(3)] == [True, False, True]
     config = read_model_config(write(tmp_path, DEEPSEEK_V2 | {"num_hidden_layers": 5, "moe_layer_freq": 2}))
     assert [config.is_sparse(layer) for layer in range(5)] == [False, False, True, False, True]
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+def test_longrope_has_two_embeddings_and_the_original_context_by_default(tmp_path: Path, kind: str) -> None:
+    scaling = PHI4_MINI["rope_scaling"] | {"type": kind}
+    config = read_model_config(write(tmp_path, PHI4_MINI | {"rope_scaling": scaling}))
+    assert (config.rope.kind, config.rope.rotary_dim, config.rope.factor) == ("longrope", 12, 8.0)
+    assert (config.max_model_len, config.default_model_len) == (1024, 128)
+    assert config.rope.for_context(128).divisors == (1.0,) * 6
+    assert config.rope.for_context(129).divisors == (4.0,) * 6
+    assert config.rope.cos_sin_scale == pytest.approx((1 + math.log(8) / math.log(128)) ** 0.5)
+    assert read_model_config(write(tmp_path, LLAMA)).default_model_len == 512
+
+
+def test_layers_without_rotation_follow_list_or_interval(tmp_path: Path) -> None:
+    smollm3 = LLAMA | {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 8}
+    assert read_model_config(write(tmp_path, smollm3)).unrotated_layers == {3, 7}
+    listed = smollm3 | {"no_rope_layers": [1, 0, 1, 1, 1, 1, 1, 0]}
+    assert read_model_config(write(tmp_path, listed)).unrotated_layers == {1, 7}
+
+
+def test_ernies_sparse_layers_follow_their_range_and_interval(tmp_path: Path) -> None:
+    ernie = LLAMA | {
+        "architectures": ["Ernie4_5_MoeForCausalLM"],
+        "num_hidden_layers": 6,
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+    }
+    config = read_model_config(write(tmp_path, ernie))
+    assert [config.is_sparse(layer) for layer in range(6)] == [False] + [True] * 5
+    config = read_model_config(write(tmp_path, ernie | {"moe_layer_end_index": 4, "moe_layer_interval": 2}))
+    assert [config.is_sparse(layer) for layer in range(6)] == [False, True, False, True, False, False]
 
 
 def test_the_requested_dtype_wins_over_the_checkpoints(tmp_path: Path) -> None:

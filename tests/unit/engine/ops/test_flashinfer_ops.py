@@ -118,6 +118,23 @@ def test_rotation_agrees_with_torch(dtype: torch.dtype, has_norms: bool, interle
         assert result.data_ptr() == heads.data_ptr()
 
 
+@pytest.mark.parametrize("has_norms", [True, False])
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize(("width", "rotary_dim", "is_served"), [(128, 96, True), (64, 32, True), (128, 72, False)])
+def test_only_the_first_dimensions_of_a_head_are_rotated(
+    width: int, rotary_dim: int, is_served: bool, interleaved: bool, has_norms: bool
+) -> None:
+    heads = drawn(5, 3, width, dtype=torch.bfloat16)
+    weight = placed(drawn(1, width, dtype=torch.bfloat16, seed=1).repeat(3, 1))
+    norms = HeadNorms(weight, (2, 1), EPS) if has_norms else None
+    exact = HeadNorms(weight.float(), (2, 1), EPS) if has_norms else None
+    rotation, called = rotation_of(5, rotary_dim, interleaved), Called()
+    expected = TorchOps().rotate(heads.float(), rotation, exact)
+    result = FlashInferOps(called.functions()).rotate(heads, rotation, norms)
+    torch.testing.assert_close(result.float(), expected, atol=2**-4 * float(expected.abs().max()), rtol=2**-7)
+    assert called.counts.get("rotate", 0) == is_served
+
+
 @pytest.mark.parametrize(
     "x",
     [

@@ -150,6 +150,23 @@ def test_rotation_agrees_with_torch(
     assert torch.equal(whole[..., -3:], before[..., -3:])
 
 
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_only_the_first_dimensions_of_a_head_are_rotated(has_norm: bool, interleaved: bool) -> None:
+    num_tokens, num_heads, head_dim, rotary_dim = 7, 5, 16, 12
+    angles = torch.outer(torch.arange(50.0), torch.rand(rotary_dim // 2))
+    rotation = Rotation(torch.cat([angles.cos(), angles.sin()], dim=-1), torch.randint(50, (num_tokens,)), interleaved)
+    heads = drawn(num_tokens, num_heads + 1, head_dim, dtype=torch.float32)[:, 1:]
+    weight = drawn(1, head_dim, dtype=torch.float32).repeat(num_heads, 1)
+    norms = HeadNorms(weight, (3, 2), EPS) if has_norm else None
+    normed = TorchOps().rms_norm(heads, weight[0], EPS) if has_norm else heads.clone()
+    rotated = TorchOps().rotate(normed[..., :rotary_dim], rotation)
+    expected = torch.cat([rotated, normed[..., rotary_dim:]], dim=-1)
+    assert not torch.equal(rotated, normed[..., :rotary_dim])
+    for ops in (TorchOps(), NativeOps()):
+        torch.testing.assert_close(ops.rotate(heads.clone(), rotation, norms), expected, atol=1e-5, rtol=1e-5)
+
+
 @DTYPES
 def test_bits_depend_on_the_row_alone(dtype: torch.dtype) -> None:
     """The instruction set, the number of threads and the other rows do not change bits."""

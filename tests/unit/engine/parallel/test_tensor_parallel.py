@@ -34,15 +34,16 @@ from tests.unit.engine.group_rig import Group, Member
 from tests.unit.engine.tensor_rig import TIMEOUT_S, TensorRig
 
 ATOL = 1e-4  # logits have a standard deviation of about 1.2
-MODELS = ("llama3", "llama-biased", "qwen2", "qwen3", "mixtral", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3",
-          "gemma3", "gpt-oss")  # fmt: skip
+MODELS = ("llama3", "llama-biased", "qwen2", "qwen3", "mixtral", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3")
 
-DISTINCT = ("llama3", "qwen2", "mixtral", "deepseek-v3", "gpt-oss")  # one for each way to divide a model's matrices
+OTHERS = ("phi4-mini", "olmo2", "qwen2-moe", "granite-moe", "minimax-m2", "gemma3", "gpt-oss")
+REST = ("phi3", "smollm3", "granite", "glm", "glm4", "glm4-moe", "seed-oss", "ernie", "ernie-moe", "gemma2", "olmo3")
+DISTINCT = ("llama3", "qwen2", "mixtral", "deepseek-v3")  # one for each way to divide a model's matrices
 
 Rigs = Callable[..., TensorRig]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=MODELS)  # a test may name others
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(request.param, tmp_path_factory.mktemp(request.param) / "model")
 
@@ -130,6 +131,10 @@ def serve(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
         *((name, 2) for name in MODELS),
         *((name, 4) for name in DISTINCT),
         *(slow_case(name, 4) for name in MODELS if name not in DISTINCT),
+        *((name, 2) for name in OTHERS),
+        ("olmo2", 4),
+        *(slow_case(name, 2) for name in REST),
+        *(slow_case(name, 4) for name in (*OTHERS, *REST) if name != "olmo2"),
     ],
     indirect=["model"],
 )
@@ -142,7 +147,7 @@ def test_logits_equal_those_of_one_rank_up_to_rounding(model: Path, size: int, r
         torch.testing.assert_close(logits[name], expected, atol=ATOL, rtol=0)
 
 
-@pytest.mark.parametrize("model", slow_except(MODELS, DISTINCT), indirect=True)
+@pytest.mark.parametrize("model", slow_except((*MODELS, *OTHERS, *REST), (*DISTINCT, "olmo2")), indirect=True)
 @pytest.mark.parametrize("size", [2, slow_case(4)])
 def test_greedy_tokens_equal_those_of_one_rank(model: Path, size: int, rigs: Rigs) -> None:
     expected = serve(
