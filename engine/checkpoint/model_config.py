@@ -80,7 +80,8 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
     family = family_of(architecture)
     if family.has_text_config:
         text = config.inner("text_config").values
-        config = JsonObject(config.values | text | {"architectures": [architecture]}, config.source)
+        values = {**family.defaults, **config.values, **text, "architectures": [architecture]}
+        config = JsonObject(values, config.source)
     refuse_unread(config, architecture, family.reads)
     model = family.read(config, _read_shared(config, directory, architecture, dtype))
     if model.rope.rotary_dim % 2:

@@ -107,3 +107,17 @@ GEMMA3 = Family(
     head_dim=256,
     rope_of=WHOLE,
 )
+GEMMA3_TEXT = replace(
+    GEMMA3,
+    title="Gemma 3 (text)",
+    architectures=("Gemma3ForConditionalGeneration",),
+    has_text_config=True,
+    defaults={
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131072,
+    },
+    prefixes=(("language_model.lm_head.", "lm_head."), ("language_model.", ""), ("model.language_model.", "model.")),
+    unused=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+)

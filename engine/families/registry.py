@@ -7,7 +7,7 @@ from baton.engine.errors import UnsupportedModel
 from baton.engine.families.base import Family
 from baton.engine.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from baton.engine.families.ernie import ERNIE, ERNIE_MOE
-from baton.engine.families.gemma import GEMMA, GEMMA2, GEMMA3
+from baton.engine.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
 from baton.engine.families.glm import GLM, GLM4, GLM4_MOE
 from baton.engine.families.gpt_oss import GPT_OSS
 from baton.engine.families.granite import GRANITE, GRANITE_MOE
@@ -22,7 +22,7 @@ from baton.engine.families.smollm3 import SMOLLM3
 
 FAMILIES = (
     *(LLAMA, MISTRAL, MISTRAL3, MINISTRAL3, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3),
-    *(GEMMA, GEMMA2, GEMMA3, GPT_OSS, PHI3, OLMO2, OLMO3, SMOLLM3),
+    *(GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT, GPT_OSS, PHI3, OLMO2, OLMO3, SMOLLM3),
     *(GRANITE, GRANITE_MOE, GLM, GLM4, GLM4_MOE, SEED_OSS, ERNIE, ERNIE_MOE, MINIMAX_M2),
 )
 

@@ -173,6 +173,23 @@ def test_layers_have_the_windows_of_their_types(
     assert read_model_config(write(tmp_path, LLAMA | change)).spans == spans
 
 
+def test_gemma_3s_text_config_may_leave_out_what_is_usual(tmp_path: Path) -> None:
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "torch_dtype": "bfloat16"}
+    config = read_model_config(write(tmp_path, whole))
+    assert (config.vocab_size, config.num_heads, config.num_kv_heads, config.head_dim) == (262208, 8, 4, 256)
+    assert (config.max_model_len, config.rope.theta, config.rope.factor) == (131072, 1e6, 8.0)
+    assert config.spans.count(AttentionSpan(1024)) == 29
+    assert config.embedding_multiplier == 50.5  # the root of 2560 in bfloat16
+
+
 def test_gemmas_soft_caps_have_defaults_and_null_means_none(tmp_path: Path) -> None:
     gemma = LLAMA | {"architectures": ["Gemma2ForCausalLM"]}
     config = read_model_config(write(tmp_path, gemma | {"final_logit_softcapping": None}))
