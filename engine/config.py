@@ -130,6 +130,7 @@ class RopeConfig:
     attention_factor: float | None = None
     truncate: bool = True
     interleaved: bool = False  # rotated pairs are adjacent dimensions (DeepSeek), not half the rotary width apart
+    query_scaling_offset: int = 0  # added to the positions for it
     query_scaling_beta: float = 0.0  # growth of queries beyond the original context (Llama 4, Ministral 3)
     divisors: tuple[float, ...] = ()  # LongRoPE: of each pair's frequency; those for the original context
     long_divisors: tuple[float, ...] = ()  # for longer contexts
@@ -178,6 +179,7 @@ class MoEConfig:
     dense_layers: frozenset[int] = frozenset()  # layers with a dense MLP
     activation: Activation = "silu"
     has_biases: bool = False  # in the router and in the experts
+    weights_inputs: bool = False  # a token's weight multiplies its one expert's input instead of its output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +224,9 @@ class ModelConfig:
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: str | None = None  # norms of queries and keys: of each head ("head") or of all heads at once ("all")
+    # Norms of queries and keys: of each head ("head"), of all heads at once ("all"), or, without weights and only in
+    # rotated layers, of each head ("unit").
+    qk_norm: str | None = None
     unrotated_layers: frozenset[int] = frozenset()  # layers without a rotary embedding
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of a layer's two outputs before they are added to the residual stream

@@ -236,6 +236,28 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "llama4": (
+        "Llama4TextConfig",
+        _ATTENTION
+        | {
+            "num_hidden_layers": 4,
+            "intermediate_size": 48,
+            "intermediate_size_mlp": 96,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 1,
+            "moe_layers": [1, 2, 3],
+            "attention_chunk_size": 32,
+            "floor_scale": 20,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
     "gpt-oss": (
         "GptOssConfig",
         _LOCAL
@@ -296,6 +318,8 @@ def _randomise(model: torch.nn.Module) -> None:
                 tensor.uniform_(-1, 3)
             elif name.endswith("correction_bias"):
                 tensor.uniform_(-0.3, 0.3)
+            elif name.endswith((".experts.gate_up_proj", ".experts.down_proj")) and not tensor.any():
+                tensor.normal_(std=0.15)
             elif name.endswith((".bias", "_proj_bias")):
                 tensor.uniform_(-0.5, 0.5)
 

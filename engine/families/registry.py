@@ -12,6 +12,7 @@ from baton.engine.families.glm import GLM, GLM4, GLM4_MOE
 from baton.engine.families.gpt_oss import GPT_OSS
 from baton.engine.families.granite import GRANITE, GRANITE_MOE
 from baton.engine.families.llama import LLAMA
+from baton.engine.families.llama4 import LLAMA4, LLAMA4_TEXT
 from baton.engine.families.minimax import MINIMAX_M2
 from baton.engine.families.mistral import MINISTRAL3, MISTRAL, MISTRAL3, MIXTRAL
 from baton.engine.families.olmo import OLMO2, OLMO3
@@ -21,7 +22,21 @@ from baton.engine.families.seed_oss import SEED_OSS
 from baton.engine.families.smollm3 import SMOLLM3
 
 FAMILIES = (
-    *(LLAMA, MISTRAL, MISTRAL3, MINISTRAL3, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3),
+    *(
+        LLAMA,
+        LLAMA4,
+        LLAMA4_TEXT,
+        MISTRAL,
+        MISTRAL3,
+        MINISTRAL3,
+        MIXTRAL,
+        QWEN2,
+        QWEN2_MOE,
+        QWEN3,
+        QWEN3_MOE,
+        DEEPSEEK_V2,
+        DEEPSEEK_V3,
+    ),
     *(GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT, GPT_OSS, PHI3, OLMO2, OLMO3, SMOLLM3),
     *(GRANITE, GRANITE_MOE, GLM, GLM4, GLM4_MOE, SEED_OSS, ERNIE, ERNIE_MOE, MINIMAX_M2),
 )

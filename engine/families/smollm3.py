@@ -19,11 +19,11 @@ def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
         qkv_bias=bias,
         attention_output_bias=bias,
         mlp_bias=config.boolean("mlp_bias", False),
-        unrotated_layers=_unrotated_layers(config, shared.num_layers),
+        unrotated_layers=read_unrotated_layers(config, shared.num_layers),
     )
 
 
-def _unrotated_layers(config: JsonObject, num_layers: int) -> frozenset[int]:
+def read_unrotated_layers(config: JsonObject, num_layers: int) -> frozenset[int]:
     """Return the layers without a rotary embedding; despite its name, `no_rope_layers` has a 0 for each of them."""
     interval = config.size("no_rope_layer_interval", INTERVAL)
     rotates = config.integers("no_rope_layers") or [(layer + 1) % interval for layer in range(num_layers)]

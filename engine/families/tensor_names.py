@@ -40,5 +40,6 @@ class TensorNames:
 
     norms: NormNames = field(default_factory=NormNames)
     qkv: str | None = None  # one tensor with queries, keys and values in this order; None: three tensors
+    mlp: str = "mlp"  # of layers with a dense MLP
     gate_up: str | None = None  # one tensor with gate and up of the dense MLP; None: two tensors
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)  # alternatives; a checkpoint has the router of one of them

@@ -88,7 +88,7 @@ def load_attention(
         shard.local(config),
         qkv,
         summed(output, tensor),
-        _load_norms(weights, prefix, config, tensor),
+        _load_norms(weights, prefix, config, tensor, layer),
         load_kv_scales(weights, prefix),
         backend,
         kind=_load_kind(weights, prefix, config, shard, layer),
@@ -119,7 +119,7 @@ def _load_qkv(weights: Weights, prefix: str, names: TensorNames, config: ModelCo
 
 
 def _load_norms(
-    weights: Weights, prefix: str, config: ModelConfig, tensor: TensorRanks
+    weights: Weights, prefix: str, config: ModelConfig, tensor: TensorRanks, layer: int
 ) -> HeadNorms | JointNorms | None:
     """Load the norms of this rank's heads, queries first; None if the model has none."""
     if config.qk_norm is None:
@@ -127,6 +127,11 @@ def _load_norms(
     if config.qk_norm == "all":
         return load_joint_norms(weights, prefix, config, tensor)
     counts = (tensor.shard.share(config.num_heads), tensor.shard.share(config.num_kv_heads))
+    if config.qk_norm == "unit":
+        if layer in config.unrotated_layers:
+            return None
+        weight = torch.ones(sum(counts), config.head_dim, dtype=weights.dtype, device=weights.device)
+        return HeadNorms(weight, counts, config.rms_norm_eps)
     rows = [weights.take(f"{prefix}.{name}.weight", config.head_dim) for name in ("q_norm", "k_norm")]
     weight = torch.cat([row.repeat(count, 1) for row, count in zip(rows, counts, strict=True)])
     return HeadNorms(weight, counts, config.rms_norm_eps, config.norm_offset)

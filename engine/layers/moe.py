@@ -155,7 +155,10 @@ class MoE:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the output for x [num_tokens, hidden], in the same shape; num_tokens may be 0."""
         weights, chosen = self.choice(x)
-        dispatch = self.exchange.dispatch(x, chosen)
+        inputs = x
+        if self.choice.config.weights_inputs:
+            inputs, weights = x * weights.to(x.dtype), torch.ones_like(weights)
+        dispatch = self.exchange.dispatch(inputs, chosen)
         shared_mlp = self.shared
         # Overlaps the dispatch; on a GPU also the routed experts, which do not fill the GPU.
         shared = run_on_side_stream(lambda: shared_mlp(x), x.device) if shared_mlp is not None and len(x) else None

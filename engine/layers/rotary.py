@@ -22,7 +22,7 @@ class RotaryEmbedding:
         """Return the rotation of a step's tokens. positions: [num_tokens]."""
         if not self.config.query_scaling_beta:
             return Rotation(self.table, positions, self.config.interleaved)
-        times = (positions // self.config.original_max_position_embeddings).float()
+        times = ((positions + self.config.query_scaling_offset) // self.config.original_max_position_embeddings).float()
         return Rotation(
             self.table, positions, self.config.interleaved, 1 + self.config.query_scaling_beta * times.log1p()
         )

@@ -103,7 +103,7 @@ class ModelLoader:
             size, fused = config.intermediate_size, self._names.gate_up
             return load_mlp(
                 weights,
-                f"{prefix}.mlp",
+                f"{prefix}.{self._names.mlp}",
                 hidden,
                 size,
                 self._tensor,

@@ -26,5 +26,5 @@ def test_command_and_page_list_every_family(family: Family) -> None:
 
 def test_formats_of_weights_are_listed() -> None:
     output = CliRunner().invoke(main, ["models"]).output
-    assert "quantization_config: fp8, compressed-tensors, gptq, awq, auto-round\n" in output
+    assert "quantization_config: fp8, compressed-tensors, gptq, awq, auto-round, mxfp4\n" in output
     assert "GGUF files: llama, " in output

@@ -133,15 +133,21 @@ def test_longrope_of_long_contexts_gives_the_oracles_logits(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("text_model", "architecture"),
-    [("ministral3", "Mistral3ForConditionalGeneration"), ("gemma3", "Gemma3ForConditionalGeneration")],
+    ("text_model", "architecture", "vision"),
+    [
+        ("ministral3", "Mistral3ForConditionalGeneration", "vision_tower"),
+        ("gemma3", "Gemma3ForConditionalGeneration", "vision_tower"),
+        ("llama4", "Llama4ForConditionalGeneration", "vision_model"),
+    ],
 )
-def test_the_text_part_of_a_model_for_images_is_read(text_model: str, architecture: str, tmp_path: Path) -> None:
+def test_the_text_part_of_a_model_for_images_is_read(
+    text_model: str, architecture: str, vision: str, tmp_path: Path
+) -> None:
     text = make_checkpoint(text_model, tmp_path / "text")
     tensors = load_file(text / "model.safetensors")
     config = json.loads((text / "config.json").read_text())
     image = {
-        "vision_tower.patch_conv.weight": torch.zeros(2, 2),
+        f"{vision}.patch_conv.weight": torch.zeros(2, 2),
         "multi_modal_projector.linear_1.weight": torch.zeros(2),
     }
     whole = {

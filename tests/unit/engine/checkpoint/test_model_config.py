@@ -33,6 +33,12 @@ QWEN3_MOE = LLAMA | {
     "num_experts": 8,
     "num_experts_per_tok": 2,
 }
+LLAMA4 = LLAMA | {
+    "architectures": ["Llama4ForCausalLM"],
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 4,
+    "attention_chunk_size": 128,
+}
 DEEPSEEK_V2 = LLAMA | {
     "architectures": ["DeepseekV2ForCausalLM"],
     "kv_lora_rank": 32,
@@ -118,7 +124,8 @@ def test_scaling_stretches_the_context(tmp_path: Path, scaling: dict[str, Any], 
         ({"architectures": ["Gemma3ForCausalLM"], "layer_types": ["linear_attention"] * 3}, "linear_attention"),
         ({"architectures": ["Qwen2ForCausalLM"], "attention_bias": True}, "attention_bias"),
         ({"architectures": ["Qwen3ForCausalLM"], "mlp_bias": True}, "mlp_bias"),
-        ({"architectures": ["Phi3ForCausalLM"], "sliding_window": 256}, "sliding_window 256"),
+        (LLAMA4 | {"num_experts_per_tok": 2}, "num_experts_per_tok 2"),
+        (LLAMA4 | {"layer_types": ["full_attention"] * 3}, "a rotated layer without attention_chunk_size"),
         ({"architectures": ["SmolLM3ForCausalLM"], "sliding_window": 8, "use_sliding_window": True}, "window 8"),
         ({"architectures": ["Ernie4_5_MoeForCausalLM"], "use_bias": True}, "use_bias True"),
         ({"residual_multiplier": 0.5}, "residual_multiplier 0.5 is not supported with LlamaForCausalLM"),
