@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.weight_memory import num_parameters, weights_bytes
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.errors import InvalidCheckpoint
 from baton.engine.families.gpt_oss import GPT_OSS
@@ -43,6 +44,14 @@ def test_packed_experts_give_the_logits_of_the_same_numbers(stored: Pair) -> Non
     for linear in (expert.gate_up, expert.down):
         assert isinstance(linear.form, GroupedWeight)
         assert linear.form.matrix.num_bytes < 0.6 * linear.form.out_features * linear.form.in_features
+
+
+def test_packed_experts_count_as_the_weights_that_they_are_in_half_a_byte_each(stored: Pair) -> None:
+    (packed, packed_config), (exact, exact_config) = ((each, read_model_config(each)) for each in stored)
+    assert num_parameters(packed, packed_config) == num_parameters(exact, exact_config)
+    num_experts = 4 * 8 * 3 * 64 * 96
+    saved = weights_bytes(exact, exact_config, None) - weights_bytes(packed, packed_config, None)
+    assert saved == num_experts * 4 - num_experts * (1 / 2 + 1 / 32)
 
 
 @pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="products in int8 need VNNI")
