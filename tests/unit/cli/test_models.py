@@ -18,7 +18,9 @@ def test_command_and_page_list_every_family(family: Family) -> None:
     assert result.exit_code == 0
     for name in family.architectures:
         assert family_of(name) is family
-        assert any(line.split("  ")[1] == family.title for line in result.output.splitlines() if line.endswith(f" {name}"))
+        assert any(
+            line.split("  ")[1] == family.title for line in result.output.splitlines() if line.endswith(f" {name}")
+        )
         assert f"| {family.title} | `{name}` |" in PAGE.read_text()
 
 
