@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.errors import UnsupportedModel
 from baton.engine.families.base import Family
-from baton.engine.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from baton.engine.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
 from baton.engine.families.ernie import ERNIE, ERNIE_MOE
 from baton.engine.families.glm import GLM, GLM4, GLM4_MOE
 from baton.engine.families.granite import GRANITE, GRANITE_MOE
@@ -13,6 +13,7 @@ from baton.engine.families.llama import LLAMA
 from baton.engine.families.minimax import MINIMAX_M2
 from baton.engine.families.mistral import MINISTRAL3, MISTRAL, MISTRAL3, MIXTRAL
 from baton.engine.families.olmo2 import OLMO2
+from baton.engine.families.olmoe import OLMOE
 from baton.engine.families.phi3 import PHI3
 from baton.engine.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from baton.engine.families.seed_oss import SEED_OSS
@@ -33,9 +34,10 @@ FAMILIES = (
         DEEPSEEK_V3,
         PHI3,
         OLMO2,
+        OLMOE,
         SMOLLM3,
     ),
-    *(GRANITE, GRANITE_MOE, GLM, GLM4, GLM4_MOE, SEED_OSS, ERNIE, ERNIE_MOE, MINIMAX_M2),
+    *(GRANITE, GRANITE_MOE, GLM, GLM4, GLM4_MOE, GLM4_MOE_LITE, SEED_OSS, ERNIE, ERNIE_MOE, MINIMAX_M2),
 )
 
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}

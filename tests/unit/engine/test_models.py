@@ -18,7 +18,18 @@ from tests.checkpoints import ARCHITECTURES, VOCAB_SIZE, make_checkpoint
 from tests.marks import slow_except
 from tests.paged_model import PagedModel
 
-BASIC = ("phi3", "glm", "seed-oss", "ernie", "qwen2-moe", "granite-moe", "glm4-moe", "ernie-moe")  # of shared parts
+BASIC = (
+    "phi3",
+    "glm",
+    "seed-oss",
+    "ernie",
+    "qwen2-moe",
+    "granite-moe",
+    "glm4-moe",
+    "ernie-moe",
+    "olmoe",
+    "glm4-moe-lite",
+)  # of shared parts
 THOROUGH = [name for name in ARCHITECTURES if name not in BASIC]
 thoroughly = pytest.mark.parametrize("checkpoint", slow_except(ARCHITECTURES, THOROUGH), indirect=True)
 ATOL = 1e-4  # logits have a standard deviation of about 1.2

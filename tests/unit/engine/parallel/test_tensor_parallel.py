@@ -37,7 +37,7 @@ ATOL = 1e-4  # logits have a standard deviation of about 1.2
 MODELS = ("llama3", "llama-biased", "qwen2", "qwen3", "mixtral", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3")
 
 OTHERS = ("phi4-mini", "olmo2", "qwen2-moe", "granite-moe", "minimax-m2")
-REST = ("phi3", "smollm3", "granite", "glm", "glm4", "glm4-moe", "seed-oss", "ernie", "ernie-moe")
+REST = ("phi3", "smollm3", "granite", "glm", "glm4", "glm4-moe", "seed-oss", "ernie", "ernie-moe", "olmoe")
 DISTINCT = ("llama3", "qwen2", "mixtral", "deepseek-v3")  # one for each way to divide a model's matrices
 
 Rigs = Callable[..., TensorRig]
