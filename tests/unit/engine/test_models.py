@@ -131,7 +131,7 @@ def test_only_requested_tokens_get_logits(checkpoint: Path) -> None:
     assert none.shape == (0, VOCAB_SIZE)
 
 
-def test_longrope_of_long_contexts_gives_the_oracles_logits(tmp_path: Path) -> None:
+def test_longrope_of_long_contexts_gives_the_oracles_logits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = make_checkpoint("phi4-mini", tmp_path / "model", original_max_position_embeddings=64)
     oracle = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float32)
     config = EngineConfig(model=str(model), max_model_len=1024, kv_cache_memory_bytes=1 << 22)
@@ -139,8 +139,10 @@ def test_longrope_of_long_contexts_gives_the_oracles_logits(tmp_path: Path) -> N
     paged, tokens = PagedModel(model), random_tokens(150, 1)
     paged.model = loaded.model
     torch.testing.assert_close(paged.step({"s": tokens})["s"], oracle_logits(oracle, tokens), atol=ATOL, rtol=0)
+    assert "LongRoPE" not in caplog.text
     short = load(dataclasses.replace(config, max_model_len=None), zeros)
     assert (loaded.max_model_len, short.max_model_len) == (1024, 64)
+    assert "max_model_len is 64, the original context of LongRoPE; it may be up to 2048" in caplog.text
     assert loaded.fingerprint != short.fingerprint  # they rotate keys differently
 
 
