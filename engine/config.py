@@ -49,7 +49,7 @@ class EngineConfig:
     )
     max_model_len: int | None = option(
         None,
-        "Longest prompt plus output in tokens. Default: what the checkpoint allows; with LongRoPE its original context.",
+        "Longest prompt plus output in tokens. Default: that of the checkpoint; with LongRoPE the original context.",
         minimum=1,
     )
     max_num_batched_tokens: int | None = option(
