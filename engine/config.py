@@ -51,7 +51,9 @@ class EngineConfig:
         synonyms={"fp8_e4m3": "fp8"},
     )
     max_model_len: int | None = option(
-        None, "Longest prompt plus output in tokens. Default: what the checkpoint allows.", minimum=1
+        None,
+        "Longest prompt plus output in tokens. Default: that of the checkpoint; with LongRoPE the original context.",
+        minimum=1,
     )
     max_num_batched_tokens: int | None = option(
         None, "Token budget of an engine step. Default: 256, on a GPU 8192.", minimum=1

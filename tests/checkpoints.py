@@ -172,6 +172,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2Config", {"num_attention_heads": 4, "num_key_value_heads": 2}),
+    "olmoe": ("OlmoeConfig", {"num_attention_heads": 4, "num_key_value_heads": 2} | _EXPERTS | {"num_experts": 8}),
+    "glm4-moe-lite": (
+        "Glm4MoeLiteConfig",
+        {key: value for key, value in _LATENT.items() if key not in ("rope_scaling", "first_k_dense_replace")}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"], "routed_scaling_factor": 1.8},
+    ),
     "smollm3": (
         "SmolLM3Config",
         {"num_attention_heads": 4, "num_key_value_heads": 2, "no_rope_layers": [1, 0, 1], "attention_bias": True},

@@ -1,10 +1,10 @@
-"""DeepSeek-V2 (arXiv 2405.04434) and V3 (arXiv 2412.19437): latent attention, shared and routed experts."""
+"""DeepSeek-V2 (arXiv 2405.04434), V3 (arXiv 2412.19437) and GLM-4.7-Flash: latent attention, shared experts."""
 
 from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject
 from baton.engine.config import MLAConfig, ModelConfig, MoEConfig
-from baton.engine.errors import UnsupportedModel
+from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from baton.engine.families.base import Family
 from baton.engine.families.experts import only, read_num_experts
 
@@ -71,8 +71,8 @@ def _read_v3_experts(config: JsonObject, shared: ModelConfig) -> MoEConfig:
         norm_topk_prob=config.boolean("norm_topk_prob", True),
         scoring="sigmoid",
         score_correction_bias=True,
-        num_groups=config.integer("n_group"),
-        topk_groups=config.integer("topk_group"),
+        num_groups=config.integer("n_group", 1),
+        topk_groups=config.integer("topk_group", 1),
         group_score_top=2,
         routed_scaling_factor=config.number("routed_scaling_factor"),
         shared_size=size * config.size("n_shared_experts", 0, minimum=0),
@@ -81,6 +81,10 @@ def _read_v3_experts(config: JsonObject, shared: ModelConfig) -> MoEConfig:
 
 
 def _dense_layers(config: JsonObject, num_layers: int) -> frozenset[int]:
+    if kinds := config.texts("mlp_layer_types"):
+        if len(kinds) != num_layers or not set(kinds) <= {"dense", "sparse"}:
+            raise InvalidCheckpoint(f"{config.source}: mlp_layer_types must be dense or sparse for {num_layers} layers")
+        return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
     first_sparse, step = config.size("first_k_dense_replace", minimum=0), config.size("moe_layer_freq", 1)
     return frozenset(layer for layer in range(num_layers) if layer < first_sparse or layer % step)
 
@@ -97,5 +101,13 @@ DEEPSEEK_V3 = Family(
     architectures=("DeepseekV3ForCausalLM",),
     read=_read_v3,
     reads=frozenset({"attention_bias"}),
+    interleaved=True,
+)
+GLM4_MOE_LITE = Family(
+    title="GLM-4.7-Flash",
+    architectures=("Glm4MoeLiteForCausalLM",),
+    read=_read_v3,
+    reads=frozenset({"attention_bias"}),
+    rms_norm_eps=1e-5,
     interleaved=True,
 )

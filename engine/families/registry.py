@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.errors import UnsupportedModel
 from baton.engine.families.base import Family
-from baton.engine.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from baton.engine.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
 from baton.engine.families.ernie import ERNIE, ERNIE_MOE
 from baton.engine.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
 from baton.engine.families.glm import GLM, GLM4, GLM4_MOE
@@ -16,6 +16,7 @@ from baton.engine.families.llama4 import LLAMA4, LLAMA4_TEXT
 from baton.engine.families.minimax import MINIMAX_M2
 from baton.engine.families.mistral import MINISTRAL3, MISTRAL, MISTRAL3, MIXTRAL
 from baton.engine.families.olmo import OLMO2, OLMO3
+from baton.engine.families.olmoe import OLMOE
 from baton.engine.families.phi3 import PHI3
 from baton.engine.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from baton.engine.families.seed_oss import SEED_OSS
@@ -36,9 +37,14 @@ FAMILIES = (
         QWEN3_MOE,
         DEEPSEEK_V2,
         DEEPSEEK_V3,
+        PHI3,
+        OLMO2,
+        OLMO3,
+        OLMOE,
+        SMOLLM3,
     ),
-    *(GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT, GPT_OSS, PHI3, OLMO2, OLMO3, SMOLLM3),
-    *(GRANITE, GRANITE_MOE, GLM, GLM4, GLM4_MOE, SEED_OSS, ERNIE, ERNIE_MOE, MINIMAX_M2),
+    *(GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT, GPT_OSS),
+    *(GRANITE, GRANITE_MOE, GLM, GLM4, GLM4_MOE, GLM4_MOE_LITE, SEED_OSS, ERNIE, ERNIE_MOE, MINIMAX_M2),
 )
 
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}

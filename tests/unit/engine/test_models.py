@@ -12,13 +12,25 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from baton.engine.checkpoint.weight_memory import num_parameters
 from baton.engine.config import EngineConfig
 from baton.engine.execution.loaded_model import load, zeros
 from tests.checkpoints import ARCHITECTURES, VOCAB_SIZE, make_checkpoint
 from tests.marks import slow_except
 from tests.paged_model import PagedModel
 
-BASIC = ("phi3", "glm", "seed-oss", "ernie", "qwen2-moe", "granite-moe", "glm4-moe", "ernie-moe")  # of shared parts
+BASIC = (
+    "phi3",
+    "glm",
+    "seed-oss",
+    "ernie",
+    "qwen2-moe",
+    "granite-moe",
+    "glm4-moe",
+    "ernie-moe",
+    "olmoe",
+    "glm4-moe-lite",
+)  # of shared parts
 THOROUGH = [name for name in ARCHITECTURES if name not in BASIC]
 thoroughly = pytest.mark.parametrize("checkpoint", slow_except(ARCHITECTURES, THOROUGH), indirect=True)
 ATOL = 1e-4  # logits have a standard deviation of about 1.2
@@ -119,7 +131,7 @@ def test_only_requested_tokens_get_logits(checkpoint: Path) -> None:
     assert none.shape == (0, VOCAB_SIZE)
 
 
-def test_longrope_of_long_contexts_gives_the_oracles_logits(tmp_path: Path) -> None:
+def test_longrope_of_long_contexts_gives_the_oracles_logits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = make_checkpoint("phi4-mini", tmp_path / "model", original_max_position_embeddings=64)
     oracle = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float32)
     config = EngineConfig(model=str(model), max_model_len=1024, kv_cache_memory_bytes=1 << 22)
@@ -127,8 +139,10 @@ def test_longrope_of_long_contexts_gives_the_oracles_logits(tmp_path: Path) -> N
     paged, tokens = PagedModel(model), random_tokens(150, 1)
     paged.model = loaded.model
     torch.testing.assert_close(paged.step({"s": tokens})["s"], oracle_logits(oracle, tokens), atol=ATOL, rtol=0)
+    assert "LongRoPE" not in caplog.text
     short = load(dataclasses.replace(config, max_model_len=None), zeros)
     assert (loaded.max_model_len, short.max_model_len) == (1024, 64)
+    assert "max_model_len is 64, the original context of LongRoPE; it may be up to 2048" in caplog.text
     assert loaded.fingerprint != short.fingerprint  # they rotate keys differently
 
 
@@ -168,4 +182,6 @@ def test_the_text_part_of_a_model_for_images_is_read(
             for name, tensor in tensors.items()
         }
         save_file(named | image, directory / "model.safetensors")
-        assert torch.equal(PagedModel(directory).step({"s": tokens})["s"], expected)
+        paged = PagedModel(directory)
+        assert torch.equal(paged.step({"s": tokens})["s"], expected)
+        assert num_parameters(directory, paged.config) == sum(tensor.numel() for tensor in tensors.values())

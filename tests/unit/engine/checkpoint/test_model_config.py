@@ -314,6 +314,43 @@ def test_ernies_sparse_layers_follow_their_range_and_interval(tmp_path: Path) ->
     assert [config.is_sparse(layer) for layer in range(6)] == [False, True, False, True, False, False]
 
 
+def test_kimi_k2_is_read_as_deepseek_v3(tmp_path: Path) -> None:
+    kimi = DEEPSEEK_V2 | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "kimi_k2",
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "routed_scaling_factor": 2.827,
+        "n_shared_experts": 1,
+        "max_position_embeddings": 4096,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 128,
+            "mscale_all_dim": 1.0,
+        },
+    }
+    config = read_model_config(write(tmp_path, kimi))
+    assert config.moe is not None
+    assert (config.moe.num_groups, config.moe.scoring, config.moe.shared_size) == (1, "sigmoid", 32)
+    assert config.max_model_len == 4096
+    assert config.rope.interleaved
+
+
+def test_layers_with_experts_may_be_listed(tmp_path: Path) -> None:
+    flash = DEEPSEEK_V2 | {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "routed_scaling_factor": 1.8,
+        "mlp_layer_types": ["dense", "sparse", "dense"],
+    }
+    config = read_model_config(write(tmp_path, flash))
+    assert [config.is_sparse(layer) for layer in range(3)] == [False, True, False]
+    with pytest.raises(InvalidCheckpoint, match="dense or sparse for 3 layers"):
+        read_model_config(write(tmp_path, flash | {"mlp_layer_types": ["dense", "sparse"]}))
+
+
 def test_the_requested_dtype_wins_over_the_checkpoints(tmp_path: Path) -> None:
     assert read_model_config(write(tmp_path, LLAMA), "float32").dtype == "float32"
     with pytest.raises(UnsupportedModel, match="int8"):

@@ -26,7 +26,7 @@ Outputs = dict[str, list[SampledToken]]
 Groups = Callable[..., Ranks]
 
 
-OTHER_MODELS = ("granite-moe", "glm4-moe", "ernie-moe", "minimax-m2", "llama4")
+OTHER_MODELS = ("granite-moe", "glm4-moe", "ernie-moe", "minimax-m2", "olmoe", "glm4-moe-lite", "llama4")
 
 
 @pytest.fixture(

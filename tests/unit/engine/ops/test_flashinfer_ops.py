@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.layers import attention, latent_attention, linear, mlp
+from baton.engine.layers import attention, joint_norms, latent_attention, linear, mlp
 from baton.engine.layers import norm as norm_layer
 from baton.engine.ops import factory as ops_factory
 from baton.engine.ops.base import HeadNorms, Rotation
@@ -211,7 +211,7 @@ def test_unsupported_operations_fall_back_to_torch() -> None:
     assert called.counts == {}
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama3", "deepseek-v3"])
+@pytest.mark.parametrize("architecture", ["qwen3", "llama3", "deepseek-v3", "glm4", "olmo2"])
 def test_models_are_as_exact_as_with_torch_ops(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,14 +232,17 @@ def test_models_are_as_exact_as_with_torch_ops(
     called = Called()
     ops = FlashInferOps(called.functions())
     exact, usual = PagedModel(model, dtype="float32").step({"text": tokens})["text"], logits()
-    for module in (attention, latent_attention, mlp, norm_layer):
+    for module in (attention, joint_norms, latent_attention, mlp, norm_layer):
         monkeypatch.setattr(module, "ops_for", lambda _: ops)
     errors = [(each - exact).square().mean(-1).sqrt().median() for each in (logits(), usual)]
     assert errors[0] < 1.2 * errors[1]
     num_layers, is_latent = 3, architecture == "deepseek-v3"
-    assert called.counts["add_norm"] == 2 * 2 * num_layers  # in two steps
-    assert called.counts["rotate"] == 2 * (1 + is_latent) * num_layers
-    assert called.counts["norm"] == 2 * (1 + (2 * num_layers if architecture != "llama3" else 0))
+    norms_of_layer = {"llama3": 0, "olmo2": 4}.get(architecture, 2)  # that are not fused with an addition
+    num_steps, adds = 2, 2 * num_layers if architecture != "olmo2" else 1  # the last norm of OLMo 2 only
+    assert called.counts["add_norm"] == num_steps * adds
+    assert called.counts["rotate"] == num_steps * (1 + is_latent) * num_layers
+    first_norm = 0 if architecture == "olmo2" else 1
+    assert called.counts["norm"] == num_steps * (first_norm + norms_of_layer * num_layers)
     assert called.counts["silu_and_mul"] >= 2 * num_layers
 
 

@@ -38,18 +38,8 @@ MODELS = ("llama3", "llama-biased", "qwen2", "qwen3", "mixtral", "qwen3-moe", "d
 
 OTHERS = ("phi4-mini", "olmo2", "qwen2-moe", "granite-moe", "minimax-m2", "gemma3", "gpt-oss")
 REST = (
-    "phi3",
-    "smollm3",
-    "granite",
-    "glm",
-    "glm4",
-    "glm4-moe",
-    "seed-oss",
-    "ernie",
-    "ernie-moe",
-    "gemma2",
-    "olmo3",
-    "llama4",
+    *("phi3", "smollm3", "granite", "glm", "glm4", "glm4-moe", "seed-oss", "ernie", "ernie-moe", "olmoe"),
+    *("gemma2", "olmo3", "llama4"),
 )
 DISTINCT = ("llama3", "qwen2", "mixtral", "deepseek-v3")  # one for each way to divide a model's matrices
 
@@ -246,6 +236,9 @@ def test_sizes_that_cannot_be_divided_are_named(tmp_path: Path, llama3: Path, ri
     experts = make_checkpoint("deepseek-v3", tmp_path / "experts", moe_intermediate_size=30)
     with pytest.raises(UnsupportedModel, match=r"among 4 ranks: intermediate size of an expert 30$"):
         _ = rigs(experts, 4).engine
+    shared = make_checkpoint("qwen2-moe", tmp_path / "shared", shared_expert_intermediate_size=34)
+    with pytest.raises(UnsupportedModel, match=r"among 4 ranks: intermediate size of the shared experts 34$"):
+        _ = rigs(shared, 4).engine
 
 
 def test_expert_and_tensor_parallelism_are_refused_together(tmp_path: Path, rigs: Rigs) -> None:
