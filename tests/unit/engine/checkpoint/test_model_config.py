@@ -135,9 +135,18 @@ def test_unsupported_options_are_refused_by_name(tmp_path: Path, change: dict[st
         read_model_config(write(tmp_path, LLAMA | change))
 
 
-def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=r"'Qwen3VLForCausalLM' is not supported, .*; the nearest is Qwen3For"):
-        read_model_config(write(tmp_path, LLAMA | {"architectures": ["Qwen3VLForCausalLM"]}))
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("Phi3VForCausalLM", "; the nearest is Phi3ForCausalLM"),
+        ("Qwen2VLForConditionalGeneration", "; the nearest is Qwen2ForCausalLM"),
+        ("ChatGLMModel", "; the nearest is GlmForCausalLM"),
+        ("BloomForCausalLM", ""),  # an ending in common is no similarity
+    ],
+)
+def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path: Path, name: str, nearest: str) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"'{name}' is not supported, only Llama[^;]*{nearest}$"):
+        read_model_config(write(tmp_path, LLAMA | {"architectures": [name]}))
 
 
 @pytest.mark.parametrize(
