@@ -37,7 +37,7 @@ def unsupported(config: JsonObject, architecture: str, what: str) -> Unsupported
 
 def refuse_unread(config: JsonObject, architecture: str, reads: Collection[str]) -> None:
     """Raise UnsupportedModel for the first option that has an effect and is not in `reads`."""
-    rotary = config.inner("rope_parameters").values  # where transformers 5 keeps those of the rotary embedding
+    rotary = config.inner("rope_scaling").values | config.inner("rope_parameters").values
     for key, neutral in NEUTRAL.items():
         value = config.values.get(key, rotary.get(key))
         if value is not None and key not in reads and value not in neutral:

@@ -50,6 +50,7 @@ FAMILIES = (
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 
 HEADLESS, CAUSAL = "Model", "ForCausalLM"  # endings of architectures: Qwen3Model is Qwen3ForCausalLM without lm_head
+ENDINGS = (CAUSAL, "ForConditionalGeneration", "LMHeadModel", HEADLESS)
 ENCODERS = ("Bert", "BERT", "Roberta", "RoBERTa", "MPNet", "Electra", "T5Encoder", "DebertaV2", "NewModel")
 
 
@@ -71,8 +72,20 @@ def read_architecture(config: JsonObject) -> str:
         return name
     found = ", ".join(map(shown, names[:3])) or "none named"
     why = " (it is an encoder; embeddings need a decoder)" if any(each in name for each in ENCODERS) else ""
-    nearest = get_close_matches(name, _BY_ARCHITECTURE, 1)
-    closest = f"; the nearest is {nearest[0]}" if nearest else ""
+    nearest = _nearest(name)
+    closest = f"; the nearest is {nearest}" if nearest else ""
     raise UnsupportedModel(
         f"{config.source}: architecture {found} is not supported{why}, only {', '.join(_BY_ARCHITECTURE)}{closest}"
     )
+
+
+def _nearest(name: str) -> str | None:
+    """Return the supported architecture with the most similar name; the endings, which many share, do not count."""
+    stems = {_stem(each): each for each in _BY_ARCHITECTURE}
+    found = get_close_matches(_stem(name), stems, 1)
+    return stems[found[0]] if found else None
+
+
+def _stem(name: str) -> str:
+    ending = next((each for each in ENDINGS if name.endswith(each)), "")
+    return name.removesuffix(ending).lower()

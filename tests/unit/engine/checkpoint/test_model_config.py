@@ -128,6 +128,8 @@ def test_scaling_stretches_the_context(tmp_path: Path, scaling: dict[str, Any], 
         (LLAMA4 | {"layer_types": ["full_attention"] * 3}, "a rotated layer without attention_chunk_size"),
         ({"architectures": ["SmolLM3ForCausalLM"], "sliding_window": 8, "use_sliding_window": True}, "window 8"),
         ({"architectures": ["Ernie4_5_MoeForCausalLM"], "use_bias": True}, "use_bias True"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta 0.1"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
         ({"residual_multiplier": 0.5}, "residual_multiplier 0.5 is not supported with LlamaForCausalLM"),
         (DEEPSEEK_V2 | {"topk_method": "noaux_tc"}, "noaux_tc"),
         (DEEPSEEK_V2 | {"scoring_func": "sigmoid"}, "sigmoid"),
@@ -223,9 +225,18 @@ def test_gemma_3_has_another_rotary_embedding_in_layers_with_a_window(tmp_path: 
     assert config.max_model_len == 512  # it is not extended once more
 
 
-def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=r"'Qwen3VLForCausalLM' is not supported, .*; the nearest is Qwen3For"):
-        read_model_config(write(tmp_path, LLAMA | {"architectures": ["Qwen3VLForCausalLM"]}))
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("Phi3VForCausalLM", "; the nearest is Phi3ForCausalLM"),
+        ("Qwen2VLForConditionalGeneration", "; the nearest is Qwen2ForCausalLM"),
+        ("ChatGLMModel", "; the nearest is GlmForCausalLM"),
+        ("BloomForCausalLM", ""),  # an ending in common is no similarity
+    ],
+)
+def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path: Path, name: str, nearest: str) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"'{name}' is not supported, only Llama[^;]*{nearest}$"):
+        read_model_config(write(tmp_path, LLAMA | {"architectures": [name]}))
 
 
 @pytest.mark.parametrize(
