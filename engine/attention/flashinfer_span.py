@@ -52,16 +52,21 @@ class SpanWrappers:
         self._window = {} if span.size is None or span.is_chunked else {"window_left": span.size - 1}
         self._decode = self._decode_wrapper()
         self._prefill = kernels.prefill(options.workspace, LAYOUT, backend=options.backend)
-        # With few queries, fa2 splits the KV over the multiprocessors, and fa3 does not.
-        self._shared = SharedPrefixDecode(
-            kernels.prefill(options.workspace, LAYOUT, backend="fa2"), self._decode, kernels.merge
-        )
+        self._shared: SharedPrefixDecode | None = None  # only of the whole context
+        if span.size is None:
+            # With few queries, fa2 splits the KV over the multiprocessors, and fa3 does not.
+            prefix = kernels.prefill(options.workspace, LAYOUT, backend="fa2")
+            self._shared = SharedPrefixDecode(prefix, self._decode, kernels.merge)
         self._planned: Any = None  # wrapper for this step's decodes
 
     def plan(self, batch: Batch, paged: PagedSequences, num_shared: int) -> None:
-        """Plan a step. paged: of this span; num_shared: first blocks that are read once for all decodes."""
+        """Plan a step. paged: of this span.
+
+        num_shared: first blocks that are read once for all decodes, 0 unless the span is the whole context.
+        """
         num_decodes, options = batch.num_decodes, self._options
         if num_shared:
+            assert self._shared is not None
             self._planned = self._shared
             self._shared.plan(batch, num_shared, options.sizes[-1], options.sizes, options.types)
         elif num_decodes:

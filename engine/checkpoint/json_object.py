@@ -17,7 +17,7 @@ class JsonObject:
 
     def __init__(self, values: dict[str, object], source: str) -> None:
         self.values = {key: value for key, value in values.items() if value is not None}
-        self.nulls = values.keys() - self.values.keys()
+        self.nulls = values.keys() - self.values.keys()  # keys with null
         self.source = source
 
     @classmethod
