@@ -17,6 +17,7 @@ COMMANDS = {
     "worker": "Run one worker in this process.",
     "router": "Run a router: one process, or several that share its ports.",
     "rendezvous": "Run the membership service for worker groups that step together.",
+    "models": "List the models and formats of weights that can be served.",
     "fetch": "Download a model into a directory.",
     "key": "Create and check API keys for clients.",
     "simulate": "Run simulated workers, or replay a trace on a simulated deployment.",

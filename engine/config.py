@@ -1,12 +1,15 @@
 """Configuration of an engine and its model: plain data, no torch."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
+from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.settings.options import described, option
 
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]  # of a gated MLP
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3")
 
 
@@ -48,7 +51,9 @@ class EngineConfig:
         synonyms={"fp8_e4m3": "fp8"},
     )
     max_model_len: int | None = option(
-        None, "Longest prompt plus output in tokens. Default: what the checkpoint allows.", minimum=1
+        None,
+        "Longest prompt plus output in tokens. Default: that of the checkpoint; with LongRoPE the original context.",
+        minimum=1,
     )
     max_num_batched_tokens: int | None = option(
         None, "Token budget of an engine step. Default: 256, on a GPU 8192.", minimum=1
@@ -114,8 +119,8 @@ class RopeConfig:
     """Rotary position embedding: kind of scaling and its parameters, as in config.json."""
 
     theta: float
-    rotary_dim: int
-    kind: str = "default"  # default, linear, llama3, yarn
+    rotary_dim: int  # the first dimensions of a head; the others are not rotated
+    kind: str = "default"  # default, linear, llama3, yarn, longrope
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -126,18 +131,30 @@ class RopeConfig:
     mscale_all_dim: float = 0.0
     attention_factor: float | None = None
     truncate: bool = True
-    interleaved: bool = False  # rotated pairs are adjacent dimensions (DeepSeek), not half the head apart
+    interleaved: bool = False  # rotated pairs are adjacent dimensions (DeepSeek), not half the rotary width apart
+    query_scaling_offset: int = 0  # added to the positions for it
+    query_scaling_beta: float = 0.0  # growth of queries beyond the original context (Llama 4, Ministral 3)
+    divisors: tuple[float, ...] = ()  # LongRoPE: of each pair's frequency; those for the original context
+    long_divisors: tuple[float, ...] = ()  # for longer contexts
 
     @property
     def cos_sin_scale(self) -> float:
-        """Factor on cos and sin (YaRN, arXiv 2309.00071, section 3.4; with DeepSeek's two mscales)."""
-        if self.kind != "yarn":
+        """Factor on cos and sin (YaRN, arXiv 2309.00071, section 3.4; with DeepSeek's two mscales; LongRoPE)."""
+        if self.kind not in ("yarn", "longrope"):
             return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
+        if self.kind == "longrope":
+            original = math.log(self.original_max_position_embeddings)
+            return math.sqrt(1 + math.log(self.factor) / original) if self.factor > 1 else 1.0
         if self.mscale and self.mscale_all_dim:
             return yarn_mscale(self.factor, self.mscale) / yarn_mscale(self.factor, self.mscale_all_dim)
         return yarn_mscale(self.factor, 1.0)
+
+    def for_context(self, max_model_len: int) -> "RopeConfig":
+        """Return the embedding for contexts of this length: LongRoPE has one up to its original context and another."""
+        is_long = self.kind == "longrope" and max_model_len > self.original_max_position_embeddings
+        return replace(self, divisors=self.long_divisors) if is_long else self
 
 
 def yarn_mscale(factor: float, weight: float) -> float:
@@ -159,8 +176,12 @@ class MoEConfig:
     topk_groups: int = 1
     group_score_top: int = 2  # a group's score is the sum of this many of its best experts' scores
     routed_scaling_factor: float = 1.0
-    num_shared_experts: int = 0
+    shared_size: int = 0  # inner size of all shared experts together, which every token uses
+    has_shared_gate: bool = False  # the shared experts' output is scaled by a sigmoid
     dense_layers: frozenset[int] = frozenset()  # layers with a dense MLP
+    activation: Activation = "silu"
+    has_biases: bool = False  # in the router and in the experts
+    weights_inputs: bool = False  # a token's weight multiplies its one expert's input instead of its output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,9 +226,23 @@ class ModelConfig:
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    # Norms of queries and keys: of each head ("head"), of all heads at once ("all"), or, without weights and only in
+    # rotated layers, of each head ("unit").
+    qk_norm: str | None = None
+    unrotated_layers: frozenset[int] = frozenset()  # layers without a rotary embedding
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0  # of a layer's two outputs before they are added to the residual stream
+    attention_multiplier: float | None = None  # default: see attention_scale
+    logits_divisor: float = 1.0
     moe: MoEConfig | None = None
     mla: MLAConfig | None = None
+    activation: Activation = "silu"  # of dense MLPs
+    norm_offset: float = 0.0  # added to the weights of all norms
+    spans: tuple[AttentionSpan, ...] = ()  # of each layer's attention; none: all layers attend to the whole context
+    local_rope: RopeConfig | None = None  # of layers that do not attend to the whole context, if it is another one
+    has_sinks: bool = False  # each head has a sink: a logit that takes part in the softmax without a value
+    attention_soft_cap: float | None = None  # bound on attention scores
+    logits_soft_cap: float | None = None  # bound on the model's logits
     num_nextn_predict_layers: int = 0  # multi-token prediction layers after the last layer; in the files, not loaded
     eos_token_ids: frozenset[int] = frozenset()
     stored_quantization: StoredQuantization | None = None  # how the files store FP8 matrices; None: they have none
@@ -215,12 +250,28 @@ class ModelConfig:
     @property
     def attention_scale(self) -> float:
         """Factor on attention scores before the softmax."""
+        if self.attention_multiplier is not None:
+            return self.attention_multiplier
         if self.mla is None:
             return float(self.head_dim**-0.5)
         scale = float(self.mla.qk_head_dim**-0.5)
         if self.rope.kind != "default" and self.rope.mscale_all_dim:
             scale *= yarn_mscale(self.rope.factor, self.rope.mscale_all_dim) ** 2
         return scale
+
+    def span(self, layer: int) -> AttentionSpan:
+        """Return the earlier tokens that a layer's tokens attend to."""
+        return self.spans[layer] if self.spans else FULL
+
+    def rope_of(self, layer: int) -> RopeConfig:
+        """Return the rotary embedding of a layer."""
+        return self.rope if self.local_rope is None or self.span(layer) == FULL else self.local_rope
+
+    @property
+    def default_model_len(self) -> int:
+        """Longest context unless an option sets it: LongRoPE's original one, since its longer ones are less exact."""
+        original = self.rope.original_max_position_embeddings
+        return min(original, self.max_model_len) if self.rope.kind == "longrope" else self.max_model_len
 
     def is_sparse(self, layer: int) -> bool:
         """Return whether a layer's MLP is a mixture of experts."""

@@ -37,6 +37,9 @@ SMALL_MODELS = (
     SmallModel("qwen3-moe", _HEADS | _EXPERTS, is_sparse=True),
     SmallModel("deepseek-v2-lite", _LATENT | _EXPERTS, is_sparse=True),
     SmallModel("deepseek-v3", _LATENT | _EXPERTS, is_sparse=True),
+    SmallModel("glm4", _HEADS | {"head_dim": 128}),
+    SmallModel("olmo2", _SIZES),
+    SmallModel("qwen2-moe", _SIZES | _EXPERTS | {"shared_expert_intermediate_size": 128}, is_sparse=True),
 )
 
 

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from baton.engine.attention.kind import PLAIN, AttentionKind
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.scales import UNSCALED, KVScales
 
@@ -12,7 +13,8 @@ class AttentionBackend(Protocol):
     """Causal attention over paged KV for multi-head, grouped-query (MHA/GQA) and latent (MLA) layers.
 
     Causality is aligned to the end: in a sequence with `q` new tokens and context length `c`, new token `i` attends to
-    the first `c - q + i + 1` tokens. Each call first writes the new tokens' KV to their slots.
+    the first `c - q + i + 1` tokens, or to those of them in the layer's span. Each call first writes the new tokens' KV
+    to their slots.
     """
 
     def plan(self, batch: Batch) -> None:
@@ -20,14 +22,21 @@ class AttentionBackend(Protocol):
         ...
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch, scales: KVScales = UNSCALED
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer_cache: Tensor,
+        batch: Batch,
+        scales: KVScales = UNSCALED,
+        kind: AttentionKind = PLAIN,
     ) -> Tensor:
         """Return the attention of one layer, [num_tokens, num_heads, head_dim].
 
         q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim];
         layer_cache: [num_blocks, parts, 2, num_kv_heads / parts, block_size, head_dim], a view of the pool, updated in
-        place; in int8 each row is followed by its scale (engine/kv/layout.py); scales: the layer's, for FP8 KV.
-        Scores are multiplied by `scale`, given at construction.
+        place; in int8 each row is followed by its scale (engine/kv/layout.py); scales: the layer's, for FP8 KV; kind:
+        the layer's. Scores are multiplied by `scale`, then bounded by `soft_cap`, both given at construction.
         """
         ...
 

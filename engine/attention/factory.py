@@ -55,8 +55,19 @@ def _on_gpu(
             "FlashInfer has no kernels for %s in %s: using torch's attention, which is slow", width, config.dtype
         )
         return TorchAttention.for_model(config, block_size)
+    if any(span.is_chunked and (span.size or 0) % block_size for span in config.spans):
+        log.warning("FlashInfer needs chunks of whole blocks of %d: using torch's attention, which is slow", block_size)
+        return TorchAttention.for_model(config, block_size)
     try:
-        return FlashInferAttention(config.attention_scale, block_size, heads, device, num_parts)
+        return FlashInferAttention(
+            config.attention_scale,
+            block_size,
+            heads,
+            device,
+            num_parts,
+            soft_cap=config.attention_soft_cap,
+            spans=config.spans,
+        )
     except ImportError as error:
         log.warning("using torch's attention, which is slow: %s", error)
         return TorchAttention.for_model(config, block_size)

@@ -1,5 +1,6 @@
 """FlashInfer attention backend (arXiv 2501.01005), on a GPU."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +9,12 @@ from torch import Tensor
 
 from baton.engine.attention import fp8_rows
 from baton.engine.attention.flashinfer_kernels import LAYOUT, FlashInferKernels
+from baton.engine.attention.flashinfer_span import BlockBuffers, SpanWrappers, WrapperOptions
 from baton.engine.attention.heads import AttentionHeads
+from baton.engine.attention.kind import PLAIN, AttentionKind
 from baton.engine.attention.paged_sequences import NewTokens, PagedSequences
-from baton.engine.attention.shared_prefix import LEAST_SAVED_BYTES, SharedPrefixDecode, num_shared_blocks
+from baton.engine.attention.shared_prefix import LEAST_SAVED_BYTES, num_shared_blocks
+from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.execution.batch import Batch
 from baton.engine.execution.device import pinned
 from baton.engine.kv.scales import UNSCALED, KVScales
@@ -26,17 +30,18 @@ PLAIN_GROUPS = (1, 2, 3)  # query heads per KV head up to which decoding without
 
 @dataclass(frozen=True, slots=True)
 class ReplayedDecode:
-    """Wrapper and buffers for replayed decodes of a fixed number of sequences, always in the same memory."""
+    """Wrappers and buffers for replayed decodes of a fixed number of sequences, always in the same memory."""
 
-    wrapper: Any
+    wrappers: tuple[Any, ...]  # by span; with MLA only one
     new: NewTokens
 
 
 class FlashInferAttention:
     """Plans a step on the host, then appends KV and attends layer by layer, reading blocks in place.
 
-    Decodes and prompt chunks have separate kernels; decodes with a long common prefix read it once. The shards of a
-    block are processed one after another: heads have a constant stride only within a shard.
+    Layers with different spans have separate plans; decodes with a long common prefix read it once in layers that
+    attend to the whole context. The shards of a block are processed one after another: heads have a constant stride
+    only within a shard.
     """
 
     def __init__(
@@ -48,10 +53,13 @@ class FlashInferAttention:
         num_parts: int = 1,
         kernels: FlashInferKernels | None = None,
         least_saved_bytes: int = LEAST_SAVED_BYTES,
+        soft_cap: float | None = None,
+        spans: Collection[AttentionSpan] = (),
     ) -> None:
         """scale: factor on the scores; num_parts: shards per block, which divide the KV heads.
 
-        least_saved_bytes: smallest saving per layer for which decodes read a common prefix once.
+        least_saved_bytes: smallest saving per layer for which decodes read a common prefix once; soft_cap: bound on the
+        scores, by cap * tanh(score / cap); spans: of the layers, in addition to the whole context.
         """
         self.heads = heads
         self._least_saved_bytes = least_saved_bytes
@@ -62,24 +70,24 @@ class FlashInferAttention:
         self._device = device
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._is_latent = heads.value_width < heads.key_width
-        self._has_tensor_cores = heads.num_heads // heads.num_kv_heads not in PLAIN_GROUPS
         self._is_fp8 = heads.cached_dtype == fp8_rows.DTYPE
-        self._backend = "fa2" if self._is_fp8 else "auto"  # fa3 supports FP8 KV only with FP8 queries
+        self._spans: dict[AttentionSpan, SpanWrappers] = {}
         if self._is_latent:
             self._latent = kernels.latent(self._workspace)
         else:
-            self._decode = kernels.decode(
-                self._workspace, LAYOUT, use_tensor_cores=self._has_tensor_cores, backend=self._backend
+            options = WrapperOptions(
+                self._workspace,
+                backend="fa2" if self._is_fp8 else "auto",  # fa3 supports FP8 KV only with FP8 queries
+                has_tensor_cores=heads.num_heads // heads.num_kv_heads not in PLAIN_GROUPS,
+                sizes=self._sizes(),
+                types=self._types() if soft_cap is None else {**self._types(), "logits_soft_cap": soft_cap},
             )
-            self._prefill = kernels.prefill(self._workspace, LAYOUT, backend=self._backend)
-            # With few queries, fa2 splits the KV over the multiprocessors, and fa3 does not.
-            prefix = kernels.prefill(self._workspace, LAYOUT, backend="fa2")
-            self._shared = SharedPrefixDecode(prefix, self._decode, kernels.merge)
+            self._spans = {span: SpanWrappers(span, kernels, options) for span in {FULL: None, **dict.fromkeys(spans)}}
         self._new: NewTokens | None = None
         self._copied: torch.cuda.Event | None = None  # set once the last plan has been copied to the device
-        self._planned: Any = None  # wrapper for this step's decodes, with MLA for all of its sequences
+        self._planned: Any = None  # with MLA: wrapper for this step
         self._replayed: dict[int, ReplayedDecode] = {}  # by number of sequences
-        self._replayed_blocks = torch.empty(0)  # shared by all of them, since they run one by one
+        self._replayed_blocks: list[Tensor] = []  # by span, shared by all numbers of sequences, which run one by one
 
     def plan(self, batch: Batch) -> None:
         """Divide the step's work among the GPU's multiprocessors, once for all layers."""
@@ -99,17 +107,12 @@ class FlashInferAttention:
             self._planned = self._latent
             self._plan_latent(paged)
             return
-        num_decodes = batch.num_decodes
-        if num_shared := self.num_shared_blocks(batch):
-            self._planned = self._shared
-            self._shared.plan(batch, num_shared, self._block_size, self._sizes(), self._types())
-        elif num_decodes:
-            self._planned = self._decode
-            self._plan_decode(paged.part(0, num_decodes))
-        if num_decodes < batch.num_seqs:
-            chunks = paged.part(num_decodes, batch.num_seqs)
-            # Causality is aligned to the end: a chunk attends to everything before it.
-            self._prefill.plan(chunks.query_starts, *_blocks(chunks), *self._sizes(), causal=True, **self._types())
+        num_shared = self.num_shared_blocks(batch)
+        for span, wrappers in self._spans.items():
+            wrappers.plan(batch, self._paged(batch, paged, span), num_shared if span == FULL else 0)
+
+    def _paged(self, batch: Batch, whole: PagedSequences, span: AttentionSpan) -> PagedSequences:
+        return whole if span == FULL else PagedSequences.of(batch, self._block_size, span=span)
 
     @property
     def most_tokens(self) -> int | None:
@@ -126,10 +129,18 @@ class FlashInferAttention:
 
     def reserve(self, max_num_seqs: int, max_blocks: int) -> None:
         """Allocate memory for replayed decodes of up to `max_num_seqs` sequences of up to `max_blocks` blocks each."""
-        self._replayed_blocks = torch.zeros(max_num_seqs * max_blocks, dtype=torch.int32, device=self._device)
+        size, count = max_num_seqs * max_blocks, len(self._spans) or 1
+        self._replayed_blocks = list(torch.zeros(count, size, dtype=torch.int32, device=self._device))
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch, scales: KVScales = UNSCALED
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer_cache: Tensor,
+        batch: Batch,
+        scales: KVScales = UNSCALED,
+        kind: AttentionKind = PLAIN,
     ) -> Tensor:
         """Write the new KV and return the attention of one layer."""
         assert layer_cache.shape[1] == self._num_parts
@@ -137,15 +148,13 @@ class FlashInferAttention:
         if self._is_fp8:
             k, v = fp8_rows.encode(k, scales.key), fp8_rows.encode(v, scales.value)
             scaled = {"k_scale": scales.key, "v_scale": scales.value}
-        result = torch.empty_like(q)
+        result, wrappers = torch.empty_like(q), self._spans[kind.span]
+        sinks = None if kind.sinks is None else kind.sinks.chunk(self._num_parts)
         parts = zip(*(rows.chunk(self._num_parts, dim=1) for rows in (q, k, v, result)), strict=True)
         for part, (queries, keys, values, into) in enumerate(parts):
             cache = layer_cache[:, part].unbind(1)  # keys and values, [num_blocks, heads, block_size, head_dim] each
             self._append(keys, values, cache)
-            if batch.num_decodes:
-                _run(self._planned, queries[: batch.num_decodes], cache, scaled, into[: batch.num_decodes])
-            if batch.num_decodes < batch.num_seqs:
-                _run(self._prefill, queries[batch.num_decodes :], cache, scaled, into[batch.num_decodes :])
+            wrappers.run(queries, cache, batch.num_decodes, scaled, into, None if sinks is None else sinks[part])
         return result
 
     def forward_latent(self, q: Tensor, latent: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
@@ -186,53 +195,43 @@ class FlashInferAttention:
         if batch.num_seqs not in self._replayed:
             self._replayed[batch.num_seqs] = self._make_replayed(batch.num_seqs)
         replayed = self._replayed[batch.num_seqs]
-        self._planned, self._new = replayed.wrapper, replayed.new
+        self._new = replayed.new
         replayed.new.positions.copy_(batch.positions)
         if self._is_latent:
+            self._planned = replayed.wrappers[0]
             replayed.new.last_block_lens.copy_(pinned(paged.last_block_lens, self._device), non_blocking=True)
             self._plan_latent(paged)
-        else:
-            self._plan_decode(paged)
+            return
+        for (span, wrappers), wrapper in zip(self._spans.items(), replayed.wrappers, strict=True):
+            wrappers.plan_replayed(wrapper, self._paged(batch, paged, span))
 
     def _make_replayed(self, num_seqs: int) -> ReplayedDecode:
-        """Create a wrapper that writes each plan's metadata to fixed tensors, which appending reads too."""
+        """Create wrappers that write each plan's metadata to fixed tensors; appending reads those of the whole context.
 
-        def numbers(count: int) -> Tensor:
-            return torch.zeros(count, dtype=torch.int32, device=self._device)
-
+        The whole context is the first span.
+        """
+        buffers = [BlockBuffers.zeros(blocks, num_seqs) for blocks in self._replayed_blocks]
         queries = torch.arange(num_seqs + 1, dtype=torch.int32, device=self._device)
         new = NewTokens(
             sequences=queries[:-1],
-            positions=numbers(num_seqs),
-            blocks=self._replayed_blocks,
-            block_starts=numbers(num_seqs + 1),
-            last_block_lens=numbers(num_seqs),
+            positions=torch.zeros(num_seqs, dtype=torch.int32, device=self._device),
+            blocks=buffers[0].blocks,
+            block_starts=buffers[0].block_starts,
+            last_block_lens=buffers[0].last_block_lens,
         )
-        if self._is_latent:
-            wrapper = self._kernels.latent(
-                self._workspace,
-                use_cuda_graph=True,
-                qo_indptr=queries.clone(),
-                kv_indptr=new.block_starts,
-                kv_indices=new.blocks,
-                kv_len_arr=numbers(num_seqs),
-                backend=_latent_backend(self._device),
-            )
-        else:
-            wrapper = self._kernels.decode(
-                self._workspace,
-                LAYOUT,
-                use_cuda_graph=True,
-                use_tensor_cores=self._has_tensor_cores,
-                backend=self._backend,
-                paged_kv_indptr_buffer=new.block_starts,
-                paged_kv_indices_buffer=new.blocks,
-                paged_kv_last_page_len_buffer=new.last_block_lens,
-            )
-        return ReplayedDecode(wrapper, new)
-
-    def _plan_decode(self, paged: PagedSequences) -> None:
-        self._planned.plan(*_blocks(paged), *self._sizes(), **self._types())
+        if not self._is_latent:
+            spans = zip(self._spans.values(), buffers, strict=True)
+            return ReplayedDecode(tuple(wrappers.replayed(each) for wrappers, each in spans), new)
+        latent = self._kernels.latent(
+            self._workspace,
+            use_cuda_graph=True,
+            qo_indptr=queries.clone(),
+            kv_indptr=new.block_starts,
+            kv_indices=new.blocks,
+            kv_len_arr=torch.zeros(num_seqs, dtype=torch.int32, device=self._device),
+            backend=_latent_backend(self._device),
+        )
+        return ReplayedDecode((latent,), new)
 
     def _plan_latent(self, paged: PagedSequences) -> None:
         heads = self.heads
@@ -249,18 +248,6 @@ class FlashInferAttention:
             query_layout="split",
             kv_cache_layout="split",
         )
-
-
-def _run(wrapper: Any, q: Tensor, cache: tuple[Tensor, ...], scaled: dict[str, float], into: Tensor) -> None:
-    """Run a wrapper and write the result to `into`, without a copy if `into` is contiguous, as the kernels require."""
-    if into.is_contiguous():
-        wrapper.run(q, cache, out=into, **scaled)
-    else:
-        into.copy_(wrapper.run(q, cache, **scaled))
-
-
-def _blocks(paged: PagedSequences) -> tuple[Tensor, Tensor, Tensor]:
-    return paged.block_starts, paged.blocks, paged.last_block_lens
 
 
 def _latent_backend(device: torch.device) -> str:

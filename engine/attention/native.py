@@ -4,10 +4,12 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention.heads import AttentionHeads
+from baton.engine.attention.kind import PLAIN, AttentionKind
+from baton.engine.attention.span import AttentionSpan
 from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.scales import UNSCALED, KVScales
-from baton.engine.native.paged_attention import Cache, PagedAttention, Rows, instruction_sets
+from baton.engine.native.paged_attention import Cache, PagedAttention, Rows, Span, instruction_sets
 
 
 class NativeAttention:
@@ -17,14 +19,23 @@ class NativeAttention:
     chunk that it is computed in, or on the number of threads.
     """
 
-    def __init__(self, scale: float, block_size: int, heads: AttentionHeads, instructions: str | None = None) -> None:
+    def __init__(
+        self,
+        scale: float,
+        block_size: int,
+        heads: AttentionHeads,
+        instructions: str | None = None,
+        soft_cap: float | None = None,
+    ) -> None:
         """scale: factor on the scores; block_size: tokens per block; instructions: default is the best set available.
 
+        soft_cap: bound on the scores, by cap * tanh(score / cap).
         Raises ValueError for instructions that this processor lacks.
         """
         self.heads = heads
         self.block_size = block_size
         self._caches: dict[tuple[object, ...], Cache] = {}  # one per layer
+        self._spans: dict[AttentionSpan, Span] = {}
         self._kernel = PagedAttention(
             scale=scale,
             block_size=block_size,
@@ -34,13 +45,15 @@ class NativeAttention:
             value_width=heads.value_width,
             is_bfloat16=heads.dtype == torch.bfloat16,
             is_quantised=heads.is_quantised,
+            soft_cap=soft_cap or 0.0,
             instructions=instructions or instruction_sets()[0],
         )
 
     @classmethod
     def for_model(cls, config: ModelConfig, block_size: int, kv_dtype: torch.dtype | None = None) -> "NativeAttention":
         """Create the attention of a model, over KV in the model's dtype or in int8."""
-        return cls(config.attention_scale, block_size, AttentionHeads.of(config, kv_dtype))
+        heads = AttentionHeads.of(config, kv_dtype)
+        return cls(config.attention_scale, block_size, heads, soft_cap=config.attention_soft_cap)
 
     def plan(self, batch: Batch) -> None:
         """Divide the step among torch's threads, once for all layers."""
@@ -59,7 +72,14 @@ class NativeAttention:
         )
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch, scales: KVScales = UNSCALED
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer_cache: Tensor,
+        batch: Batch,
+        scales: KVScales = UNSCALED,
+        kind: AttentionKind = PLAIN,
     ) -> Tensor:
         """Write the new KV and return the attention of one layer."""
         heads, num_tokens = self.heads, q.shape[0]
@@ -70,7 +90,9 @@ class NativeAttention:
         result = torch.empty(num_tokens, heads.num_heads, heads.value_width, dtype=heads.dtype)
         assert q.shape == result.shape
         q, k, v = _dense(q, heads.dtype), _dense(k, heads.dtype), _dense(v, heads.dtype)
-        self._kernel.forward(_rows(q), _rows(k), _rows(v), cache, _rows(result), num_tokens)
+        sinks = _sinks(kind, heads.num_heads)
+        span = self._span(kind.span)
+        self._kernel.forward(_rows(q), _rows(k), _rows(v), cache, _rows(result), num_tokens, span, sinks)
         return result
 
     def forward_latent(self, q: Tensor, latent: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
@@ -86,8 +108,14 @@ class NativeAttention:
         q, latent = _dense(q, heads.dtype), _dense(latent, heads.dtype)
         assert q.shape == (num_tokens, heads.num_heads, width)
         keys = _rows(latent.unsqueeze(1))
-        self._kernel.forward(_rows(q), keys, keys, cache, _rows(result), num_tokens)
+        self._kernel.forward(_rows(q), keys, keys, cache, _rows(result), num_tokens, self._span(PLAIN.span), 0)
         return result
+
+    def _span(self, span: AttentionSpan) -> Span:
+        found = self._spans.get(span)
+        if found is None:
+            found = self._spans[span] = Span(width=span.size or 0, is_chunked=span.is_chunked)
+        return found
 
     def _cache(self, layer_cache: Tensor) -> Cache:
         heads = self.heads
@@ -110,6 +138,15 @@ class NativeAttention:
 def _place(layer_cache: Tensor) -> tuple[object, ...]:
     """Return a key of everything that a Cache depends on."""
     return layer_cache.data_ptr(), layer_cache.shape, layer_cache.stride(), layer_cache.dtype
+
+
+def _sinks(kind: AttentionKind, num_heads: int) -> int:
+    """Return a pointer to the layer's sinks, 0 if it has none."""
+    if kind.sinks is None:
+        return 0
+    assert kind.sinks.is_cpu
+    assert (kind.sinks.dtype, kind.sinks.shape, kind.sinks.is_contiguous()) == (torch.float32, (num_heads,), True)
+    return kind.sinks.data_ptr()
 
 
 def _dense(rows: Tensor, dtype: torch.dtype) -> Tensor:

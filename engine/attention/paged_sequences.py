@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.execution.batch import Batch
 from baton.engine.execution.device import to_device_async
 
@@ -24,24 +25,38 @@ class PagedSequences:
     last_block_lens: Tensor  # [num_seqs] on the CPU: tokens in the last block
 
     @classmethod
-    def of(cls, batch: Batch, block_size: int, num_skipped: int = 0) -> "PagedSequences":
-        """Return all sequences of the batch, in order; the first `num_skipped` blocks of decodes are left out."""
-        query_lens = np.array(batch.query_lens_list, dtype=np.int32)
-        context_lens = np.array(batch.context_lens_list, dtype=np.int32)
-        first_blocks = np.where(np.arange(batch.num_seqs) < batch.num_decodes, num_skipped, 0).astype(np.int32)
-        context_lens -= first_blocks * block_size
-        num_blocks = (context_lens + block_size - 1) // block_size
-        block_starts = starts(num_blocks)
-        tables, places = batch.block_tables.numpy(), np.arange(batch.block_tables.shape[1])
-        firsts, ends = first_blocks[:, None], (first_blocks + num_blocks)[:, None]
-        blocks = torch.from_numpy(tables[(places >= firsts) & (places < ends)].astype(np.int32))
+    def of(cls, batch: Batch, block_size: int, num_skipped: int = 0, span: AttentionSpan = FULL) -> "PagedSequences":
+        """Return all sequences of the batch, in order; the first `num_skipped` blocks of decodes are left out.
+
+        Blocks in front of the span of a sequence's first new token are left out, too. A sequence whose new tokens are
+        in several chunks of the span becomes one sequence per chunk; a chunk must be a whole number of blocks.
+        """
+        seqs, query_lens, context_lens = _pieces(batch, span)
+        first_blocks = np.where(seqs < batch.num_decodes, num_skipped, 0)
+        if span.size is not None:
+            firsts = [span.first(position) // block_size for position in (context_lens - query_lens).tolist()]
+            first_blocks = np.maximum(first_blocks, firsts)
+        num_blocks = (context_lens + block_size - 1) // block_size - first_blocks
+        context_lens = (context_lens - first_blocks * block_size).astype(np.int32)
+        tables, places = batch.block_tables.numpy()[seqs], np.arange(batch.block_tables.shape[1])
+        is_used = (places >= first_blocks[:, None]) & (places < (first_blocks + num_blocks)[:, None])
         return cls(
             query_starts=torch.from_numpy(starts(query_lens)),
-            block_starts=torch.from_numpy(block_starts),
-            blocks=to_device_async(blocks, batch.positions.device),
+            block_starts=torch.from_numpy(starts(num_blocks)),
+            blocks=to_device_async(torch.from_numpy(tables[is_used].astype(np.int32)), batch.positions.device),
             context_lens=torch.from_numpy(context_lens),
             last_block_lens=torch.from_numpy((context_lens - 1) % block_size + 1),
         )
+
+    @property
+    def num_seqs(self) -> int:
+        """Number of sequences."""
+        return len(self.context_lens)
+
+    @property
+    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The block tables, as FlashInfer's wrappers take them."""
+        return self.block_starts, self.blocks, self.last_block_lens
 
     def part(self, first: int, end: int) -> "PagedSequences":
         """Return the sequences from `first` up to, excluding, `end`: views, except the starts, rebased to 0."""
@@ -53,6 +68,22 @@ class PagedSequences:
             context_lens=self.context_lens[first:end],
             last_block_lens=self.last_block_lens[first:end],
         )
+
+
+def _pieces(batch: Batch, span: AttentionSpan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return index, number of new tokens and context length of each sequence, or of its part in each chunk."""
+    query_lens, context_lens = np.array(batch.query_lens_list), np.array(batch.context_lens_list)
+    if span.size is None or not span.is_chunked:
+        return np.arange(batch.num_seqs), query_lens, context_lens
+    pieces = []
+    for seq, (query_len, context_len) in enumerate(zip(query_lens.tolist(), context_lens.tolist(), strict=True)):
+        position = context_len - query_len
+        while position < context_len:
+            end = min((position // span.size + 1) * span.size, context_len)
+            pieces.append((seq, end - position, end))
+            position = end
+    seqs, query_lens, context_lens = np.array(pieces).T
+    return seqs, query_lens, context_lens
 
 
 def starts(counts: np.ndarray) -> np.ndarray:

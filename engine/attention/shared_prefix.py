@@ -39,12 +39,22 @@ class SharedPrefixDecode:
         last = torch.tensor([block_size], dtype=torch.int32)
         self._prefix.plan(ends[0], ends[1], shared, last, *sizes, causal=False, **types)
 
-    def run(self, q: Tensor, cache: tuple[Tensor, ...], *, out: Tensor | None = None, **scaled: float) -> Tensor:
-        """Return the attention of all decodes, with the parameters of a wrapper's `run`."""
+    def run(
+        self,
+        q: Tensor,
+        cache: tuple[Tensor, ...],
+        *,
+        out: Tensor | None = None,
+        return_lse: bool = False,
+        **scaled: float,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the attention of all decodes, with the parameters and results of a wrapper's `run`."""
         to_prefix, prefix_sums = self._prefix.run(q, cache, return_lse=True, **scaled)
         to_own, own_sums = self._own.run(q, cache, return_lse=True, **scaled)
-        result: Tensor = self._merge(to_prefix, prefix_sums, to_own, own_sums)[0]
-        return result if out is None else out.copy_(result)
+        merged: tuple[Tensor, Tensor] = self._merge(to_prefix, prefix_sums, to_own, own_sums)
+        if return_lse:
+            return merged
+        return merged[0] if out is None else out.copy_(merged[0])
 
 
 def num_shared_blocks(batch: Batch, block_size: int, block_bytes: int, least_saved_bytes: int) -> int:

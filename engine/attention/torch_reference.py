@@ -8,6 +8,8 @@ from torch import Tensor
 
 from baton.engine.attention import fp8_rows
 from baton.engine.attention.int8_rows import decode, encode
+from baton.engine.attention.kind import PLAIN, AttentionKind
+from baton.engine.attention.span import AttentionSpan
 from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.scales import UNSCALED, KVScales
@@ -22,25 +24,44 @@ class Segment:
     tokens: Tensor  # [num_seqs * query_len] int64: indices in the batch
     num_seqs: int
     blocks: Tensor  # [num_seqs * num_blocks] int64, padded with block 0
-    mask: Tensor  # [num_seqs, 1, query_len, num_blocks * block_size] bool: true where a query attends to a token
+    positions: Tensor  # [num_seqs, query_len] int64
+    context: int  # num_blocks * block_size
+
+    def mask(self, span: AttentionSpan) -> Tensor:
+        """Return which queries attend to which tokens, [num_seqs, 1, query_len, context] bool."""
+        places, last = torch.arange(self.context, device=self.positions.device), self.positions[:, None, :, None]
+        seen = places <= last
+        if span.size is None:
+            return seen
+        first = last // span.size * span.size if span.is_chunked else last - span.size + 1
+        return seen & (places >= first)
 
 
 class TorchAttention:
     """Attention that gathers each sequence's blocks, with fp32 softmax; all query heads of a KV head together."""
 
     def __init__(
-        self, scale: float, block_size: int, *, kv_lora_rank: int = 0, max_gathered_tokens: int = 2048
+        self,
+        scale: float,
+        block_size: int,
+        *,
+        kv_lora_rank: int = 0,
+        max_gathered_tokens: int = 2048,
+        soft_cap: float | None = None,
     ) -> None:
         """scale: factor on the scores; block_size: tokens per block; kv_lora_rank: of MLA, otherwise 0.
 
+        soft_cap: bound on the scores, by cap * tanh(score / cap).
         max_gathered_tokens: decodes are computed in groups of at most this many context tokens, or of one sequence.
         """
         self.scale = scale
         self.block_size = block_size
         self.kv_lora_rank = kv_lora_rank
         self.max_gathered_tokens = max_gathered_tokens
+        self.soft_cap = soft_cap
         self._slots: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))  # block and offset of each new token
         self._segments: list[Segment] = []
+        self._masks: dict[AttentionSpan, list[Tensor]] = {}  # of the segments, for the spans needed so far
         self._scratch = torch.empty(0)  # gathered blocks; reused, since new memory costs as much as gathering
 
     @classmethod
@@ -53,19 +74,28 @@ class TorchAttention:
             block_size,
             kv_lora_rank=config.mla.kv_lora_rank if config.mla else 0,
             max_gathered_tokens=max(GATHERED_BYTES // token_bytes, block_size),
+            soft_cap=config.attention_soft_cap,
         )
 
     def plan(self, batch: Batch) -> None:
-        """Compute, once for all layers, slots to write, blocks to gather and attention masks."""
+        """Compute, once for all layers, slots to write and blocks to gather."""
         self._slots = (batch.slot_mapping // self.block_size, batch.slot_mapping % self.block_size)
         self._segments = [self._decodes(batch, seqs) for seqs in self._decode_groups(batch)]
+        self._masks = {}
         start = batch.num_decodes
         for seq in range(batch.num_decodes, batch.num_seqs):
             self._segments.append(self._prefill(batch, seq, start))
             start += batch.query_lens_list[seq]
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch, scales: KVScales = UNSCALED
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer_cache: Tensor,
+        batch: Batch,
+        scales: KVScales = UNSCALED,
+        kind: AttentionKind = PLAIN,
     ) -> Tensor:
         """Write the new KV and return the attention of one layer."""
         if layer_cache.dtype == fp8_rows.DTYPE:
@@ -79,11 +109,12 @@ class TorchAttention:
         values_by_slot.index_put_(self._slots, _cached(v.view(written), layer_cache.dtype, scales.value))
         by_head = layer_cache.permute(2, 1, 3, 0, 4, 5)  # [2, parts, heads of a part, num_blocks, block_size, head_dim]
         result = torch.empty_like(q)
-        for segment in self._segments:
+        for segment, mask in zip(self._segments, self._masks_of(kind.span), strict=True):
             gathered = _uncached(self._gather(by_head, 3, segment.blocks), q.dtype)
             # 2 x [num_seqs, num_kv_heads, context_len, head_dim]
             keys, values = gathered.view(2, k.shape[1], segment.num_seqs, -1, k.shape[2]).transpose(1, 2)
-            result[segment.tokens] = self._attend(q[segment.tokens], keys, values, segment, self.scale * scales.key)
+            queries, scale = q[segment.tokens], self.scale * scales.key
+            result[segment.tokens] = self._attend(queries, keys, values, mask, scale, kind.sinks)
         return result if scales.value == 1.0 else result * scales.value
 
     def forward_latent(self, q: Tensor, latent: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
@@ -94,24 +125,51 @@ class TorchAttention:
         assert self.kv_lora_rank, "the attention was not created for an MLA model; see for_model"
         layer_cache.index_put_(self._slots, _cached(latent, layer_cache.dtype))
         result = q.new_empty(q.shape[0], q.shape[1], self.kv_lora_rank)
-        for segment in self._segments:
+        for segment, mask in zip(self._segments, self._masks_of(PLAIN.span), strict=True):
             gathered = _uncached(self._gather(layer_cache, 0, segment.blocks), q.dtype)
             keys = gathered.view(segment.num_seqs, 1, -1, q.shape[2])
-            attended = self._attend(q[segment.tokens], keys, keys, segment, self.scale)
+            attended = self._attend(q[segment.tokens], keys, keys, mask, self.scale)
             result[segment.tokens] = attended[..., : self.kv_lora_rank]
         return result
 
-    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
+    def _masks_of(self, span: AttentionSpan) -> list[Tensor]:
+        if span not in self._masks:
+            self._masks[span] = [segment.mask(span) for segment in self._segments]
+        return self._masks[span]
+
+    def _attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attend q [num_tokens, num_heads, head_dim] to keys and values [num_seqs, num_kv_heads, context, head_dim]."""
         num_seqs, num_kv_heads, _, head_dim = keys.shape
         group, query_len = q.shape[1] // num_kv_heads, q.shape[0] // num_seqs
         queries = q.view(num_seqs, query_len, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
         # A group's heads become more rows of one head's queries: keys and values are read once for all of them.
         rows = queries.reshape(num_seqs, num_kv_heads, group * query_len, head_dim)
-        mask = segment.mask if query_len == 1 else segment.mask.repeat(1, 1, group, 1)
-        attended = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
+        mask = mask if query_len == 1 else mask.repeat(1, 1, group, 1)
+        if sinks is not None:
+            sinks = sinks.view(num_kv_heads, group, 1).expand(-1, -1, query_len).flatten(1)
+        attended = self._weighted(rows, keys, values, mask, scale, sinks)
         by_token = attended.view(num_seqs, num_kv_heads, group, query_len, head_dim).permute(0, 3, 1, 2, 4)
         return by_token.reshape(q.shape)
+
+    def _weighted(
+        self, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, sinks: Tensor | None
+    ) -> Tensor:
+        """Return the weighted values of query rows [num_seqs, num_kv_heads, num_rows, head_dim].
+
+        sinks: [num_kv_heads, num_rows].
+        """
+        if sinks is None and self.soft_cap is None:
+            return F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
+        scores = (rows @ keys.mT).float() * scale
+        if self.soft_cap is not None:
+            scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
+        scores.masked_fill_(~mask, -torch.inf)
+        if sinks is None:
+            return scores.softmax(-1).to(values.dtype) @ values
+        with_sinks = torch.cat([scores, sinks[:, :, None].expand(len(scores), -1, -1, 1)], dim=-1)
+        return with_sinks.softmax(-1)[..., :-1].to(values.dtype) @ values
 
     def _gather(self, cache: Tensor, dim: int, blocks: Tensor) -> Tensor:
         """Gather blocks along dimension `dim` of `cache`; the result is overwritten by the next call."""
@@ -135,18 +193,17 @@ class TorchAttention:
         device = batch.positions.device
         num_blocks = self._num_blocks(batch.context_lens_list[seqs[-1]])  # the longest is the last
         rows = torch.tensor(seqs, device=device)
-        seen = torch.arange(num_blocks * self.block_size, device=device) < batch.context_lens[rows, None]
         blocks = batch.block_tables[seqs, :num_blocks].flatten().to(device)
-        return Segment(rows, len(seqs), blocks, seen[:, None, None])
+        return Segment(rows, len(seqs), blocks, batch.context_lens[rows, None] - 1, num_blocks * self.block_size)
 
     def _prefill(self, batch: Batch, seq: int, start: int) -> Segment:
         device = batch.positions.device
         query_len, context_len = batch.query_lens_list[seq], batch.context_lens_list[seq]
         num_blocks = self._num_blocks(context_len)
-        last_seen = torch.arange(context_len - query_len, context_len, device=device)
-        seen = torch.arange(num_blocks * self.block_size, device=device) <= last_seen[:, None]
+        positions = torch.arange(context_len - query_len, context_len, device=device)[None]
         tokens = torch.arange(start, start + query_len, device=device)
-        return Segment(tokens, 1, batch.block_tables[seq, :num_blocks].to(device), seen[None, None])
+        blocks = batch.block_tables[seq, :num_blocks].to(device)
+        return Segment(tokens, 1, blocks, positions, num_blocks * self.block_size)
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -17,6 +17,7 @@ class JsonObject:
 
     def __init__(self, values: dict[str, object], source: str) -> None:
         self.values = {key: value for key, value in values.items() if value is not None}
+        self.nulls = values.keys() - self.values.keys()  # keys with null
         self.source = source
 
     @classmethod
@@ -86,6 +87,15 @@ class JsonObject:
         numbers = [entry for entry in entries if isinstance(entry, int) and not isinstance(entry, bool)]
         if len(numbers) != len(entries):
             raise self._wrong(key, "a whole number or a list of whole numbers", value)
+        return numbers
+
+    def numbers(self, key: str) -> list[float]:
+        """Return a list of numbers, none NaN; empty if the key is absent."""
+        value = self.values.get(key, [])
+        entries = value if isinstance(value, list) else [value]
+        numbers = [float(each) for each in entries if isinstance(each, int | float) and not isinstance(each, bool)]
+        if len(numbers) != len(entries) or not all(abs(number) <= MAX_NUMBER for number in numbers):
+            raise self._wrong(key, "a list of numbers", value)
         return numbers
 
     def texts(self, key: str) -> list[str]:

@@ -5,25 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
-from baton.engine.checkpoint.moe_config import read_moe
 from baton.engine.checkpoint.pooling_config import is_embedding_checkpoint
 from baton.engine.checkpoint.rope_config import max_context, read_rope
 from baton.engine.checkpoint.stored_quantization import StoredQuantization, read_stored_quantization
 from baton.engine.checkpoint.tensor_index import stored_dtype
-from baton.engine.config import MLAConfig, ModelConfig
+from baton.engine.config import ModelConfig
 from baton.engine.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
+from baton.engine.families.experts import check_experts
+from baton.engine.families.options import refuse_unread
+from baton.engine.families.registry import family_of, read_architecture
 from baton.engine.sampling.params import SamplingParams
 
 log = logging.getLogger(__name__)
 
 DTYPES = ("bfloat16", "float32")
-DENSE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-SPARSE = ("MixtralForCausalLM", "Qwen3MoeForCausalLM")
-LATENT = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 MAX_LAYERS = 4096
-HEADLESS, CAUSAL = "Model", "ForCausalLM"  # endings of architectures: Qwen3Model is Qwen3ForCausalLM without lm_head
-ENCODERS = ("Bert", "BERT", "Roberta", "RoBERTa", "MPNet", "Electra", "T5Encoder", "DebertaV2", "NewModel")
-QWEN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,41 +76,51 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
     """
     _refuse_gguf(directory)
     config = JsonObject.read(directory / "config.json")
-    architecture = _architecture(config)
-    _refuse_options(config, architecture)
-    mla = _read_mla(config) if architecture in LATENT else None
+    architecture = read_architecture(config)
+    family = family_of(architecture)
+    if family.has_text_config:
+        text = config.inner("text_config").values
+        values = {**family.defaults, **config.values, **text, "architectures": [architecture]}
+        config = JsonObject(values, config.source)
+    refuse_unread(config, architecture, family.reads)
+    model = family.read(config, _read_shared(config, directory, architecture, dtype))
+    if model.rope.rotary_dim % 2:
+        raise InvalidCheckpoint(f"{config.source}: the rotary width {model.rope.rotary_dim} is odd")
+    if model.moe is not None:
+        check_experts(config.source, model.moe)
+    return model
+
+
+def _read_shared(config: JsonObject, directory: Path, architecture: str, dtype: str) -> ModelConfig:
+    """Read what all families have in common, with the defaults of this one."""
+    family, stored = family_of(architecture), read_stored_quantization(config)
     hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     num_layers, vocab_size = config.size("num_hidden_layers", maximum=MAX_LAYERS), config.size("vocab_size")
-    head_dim = mla.qk_head_dim if mla else config.size("head_dim", hidden_size // num_heads)
+    head_dim = config.size("head_dim", family.head_dim or hidden_size // num_heads)
+    interleaved = config.boolean("rope_interleave", family.interleaved)
     rope = read_rope(
         config,
-        rotary_dim=mla.qk_rope_head_dim if mla else head_dim,
-        default_theta=1e6 if architecture == "MixtralForCausalLM" else 1e4,
-        interleaved=config.boolean("rope_interleave", mla is not None),
+        head_dim=head_dim,
+        default_theta=family.theta,
+        default_partial=family.partial_rotary_factor,
+        interleaved=interleaved,
+        layer_type=family.rope_of,
     )
-    attention_bias = config.boolean("attention_bias", False)
-    stored = read_stored_quantization(config)
     return ModelConfig(
         architecture=architecture,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=num_heads if mla else _num_kv_heads(config, num_heads),
+        num_kv_heads=_num_kv_heads(config, num_heads),
         head_dim=head_dim,
         intermediate_size=config.size("intermediate_size", minimum=0),
-        rms_norm_eps=config.number("rms_norm_eps", 1e-5 if architecture == "MixtralForCausalLM" else 1e-6, minimum=0),
+        rms_norm_eps=config.number("rms_norm_eps", family.rms_norm_eps, minimum=0),
         rope=rope,
         max_model_len=max_context(config, rope),
         dtype=_choose_dtype(config, directory, dtype, stored),
-        tie_word_embeddings=config.boolean("tie_word_embeddings", False),
+        tie_word_embeddings=config.boolean("tie_word_embeddings", family.tie_word_embeddings),
         may_lack_head=config.texts("architectures") != [architecture] or is_embedding_checkpoint(directory),
-        qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
-        attention_output_bias=attention_bias,
-        mlp_bias=config.boolean("mlp_bias", False),
-        qk_norm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
-        moe=read_moe(config, architecture, num_layers),
-        mla=mla,
         num_nextn_predict_layers=config.size("num_nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS),
         eos_token_ids=_eos_token_ids(config, directory, vocab_size),
         stored_quantization=stored,
@@ -132,66 +138,6 @@ def _refuse_gguf(directory: Path) -> None:
     described = JsonObject.read(path).inner("quantization_config") if path.exists() else None
     if described is None or described.text("quant_method", "") != "gguf":
         raise UnsupportedModel(f"{directory} has GGUF files: name the .gguf file itself instead of its directory")
-
-
-def _architecture(config: JsonObject) -> str:
-    names = config.texts("architectures")
-    supported = DENSE + SPARSE + LATENT
-    name = names[0] if len(names) == 1 else ""
-    if name.endswith(HEADLESS) and (causal := name.removesuffix(HEADLESS) + CAUSAL) in supported:
-        return causal
-    if name not in supported:
-        found = ", ".join(map(shown, names[:3])) or "none named"
-        why = " (it is an encoder; embeddings need a decoder)" if any(each in name for each in ENCODERS) else ""
-        raise UnsupportedModel(
-            f"{config.source}: architecture {found} is not supported{why}, only {', '.join(supported)}"
-        )
-    return name
-
-
-def _refuse_options(config: JsonObject, architecture: str) -> None:
-    def refuse(what: str) -> UnsupportedModel:
-        return UnsupportedModel(f"{config.source}: {what} is not supported with {architecture}")
-
-    if (activation := config.text("hidden_act", "silu")) not in ("silu", "swish"):
-        raise refuse(f"hidden_act {shown(activation)}")
-    for kind in config.texts("layer_types"):
-        if kind != "full_attention":
-            raise refuse(f"layer type {shown(kind)}")
-    if not config.boolean("is_causal", True) or config.boolean("use_bidirectional_attention", False):
-        raise refuse("attention to later tokens (is_causal false, use_bidirectional_attention true)")
-    for key in ("attention_chunk_size", "attn_logit_softcapping", "final_logit_softcapping", "logit_scale"):
-        if key in config:
-            raise refuse(key)
-    if architecture not in ("LlamaForCausalLM", "DeepseekV2ForCausalLM") and config.boolean("mlp_bias", False):
-        raise refuse("mlp_bias true")
-    if architecture in ("MistralForCausalLM", "MixtralForCausalLM", "Qwen2ForCausalLM") and config.boolean(
-        "attention_bias", False
-    ):
-        raise refuse("attention_bias true")
-    if _slides(config, architecture):
-        raise refuse(f"sliding_window {config.integer('sliding_window')}")
-
-
-def _slides(config: JsonObject, architecture: str) -> bool:
-    """Return whether a sliding window is shorter than the context, so that it has an effect."""
-    if "sliding_window" not in config or config.texts("layer_types"):
-        return False  # layer_types, if present, name the layers with a sliding window
-    if architecture in QWEN and not config.boolean("use_sliding_window", False):
-        return False
-    if architecture in ("LlamaForCausalLM", *LATENT):
-        return False
-    return config.integer("sliding_window") < config.integer("max_position_embeddings")
-
-
-def _read_mla(config: JsonObject) -> MLAConfig:
-    return MLAConfig(
-        kv_lora_rank=config.size("kv_lora_rank"),
-        q_lora_rank=config.size("q_lora_rank") if "q_lora_rank" in config else None,
-        qk_nope_head_dim=config.size("qk_nope_head_dim"),
-        qk_rope_head_dim=config.size("qk_rope_head_dim"),
-        v_head_dim=config.size("v_head_dim"),
-    )
 
 
 def _num_kv_heads(config: JsonObject, num_heads: int) -> int:

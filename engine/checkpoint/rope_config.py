@@ -4,27 +4,40 @@ from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.config import RopeConfig
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 
-KINDS = ("default", "linear", "llama3", "yarn")
+KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+SHORT, LONG = "short_factor", "long_factor"
+OLD_LONGROPE = ("su", "yarn")  # names of longrope in the first Phi-3 checkpoints
 MIN_THETA = 1.001  # above 1, so that angles shrink from pair to pair
+PARTIAL, MIN_PARTIAL = "partial_rotary_factor", 0.01
 MIN_SCALE, MAX_SCALE = 1e-3, 1e6  # bounds of factors and divisors
 
 
-def read_rope(config: JsonObject, *, rotary_dim: int, default_theta: float, interleaved: bool) -> RopeConfig:
+def read_rope(
+    config: JsonObject,
+    *,
+    head_dim: int,
+    default_theta: float,
+    default_partial: float,
+    interleaved: bool,
+    layer_type: str | None = None,
+) -> RopeConfig:
     """Return the rotary embedding. Raises UnsupportedModel for a kind that is not implemented.
 
-    transformers 4 has `rope_theta` and `rope_scaling` at the top level, transformers 5 has both in `rope_parameters`.
+    transformers 4 has `rope_theta` and `rope_scaling` at the top level, transformers 5 has both in `rope_parameters`,
+    in some families for each layer type: `layer_type` selects one of them.
     """
     scaling = config.inner("rope_scaling" if "rope_scaling" in config else "rope_parameters")
+    if layer_type is not None and layer_type in scaling:
+        scaling = scaling.inner(layer_type)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if kind in OLD_LONGROPE and SHORT in scaling:
+        kind = "longrope"
     if kind not in KINDS:
         raise UnsupportedModel(f"{config.source}: rope type {shown(kind)} is not supported, only {', '.join(KINDS)}")
     if any(isinstance(value, dict) for value in scaling.values.values()):
         raise UnsupportedModel(f"{config.source}: a rotary embedding for each layer type is not supported")
-    partial = scaling.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise UnsupportedModel(f"{config.source}: partial_rotary_factor {partial} is not supported, only 1")
-    if rotary_dim % 2:
-        raise InvalidCheckpoint(f"{config.source}: the rotary width {rotary_dim} is odd")
+    partial = config.number(PARTIAL, default_partial, minimum=MIN_PARTIAL, maximum=1)
+    rotary_dim = int(head_dim * scaling.number(PARTIAL, partial, minimum=MIN_PARTIAL, maximum=1))
     max_positions = config.size("max_position_embeddings")
     original = scaling.size(
         "original_max_position_embeddings", config.size("original_max_position_embeddings", max_positions)
@@ -48,7 +61,20 @@ def read_rope(config: JsonObject, *, rotary_dim: int, default_theta: float, inte
         attention_factor=scaling.number("attention_factor", minimum=0) if "attention_factor" in scaling else None,
         truncate=scaling.boolean("truncate", True),
         interleaved=interleaved,
+        query_scaling_beta=scaling.number("llama_4_scaling_beta", 0.0, minimum=0, maximum=MAX_SCALE),
+        divisors=_divisors(scaling, SHORT, rotary_dim) if kind == "longrope" else (),
+        long_divisors=_divisors(scaling, LONG, rotary_dim) if kind == "longrope" else (),
     )
+
+
+def _divisors(scaling: JsonObject, key: str, rotary_dim: int) -> tuple[float, ...]:
+    """Return LongRoPE's divisors (arXiv 2402.13753, section 3.2), one per rotated pair."""
+    divisors = scaling.numbers(key)
+    if len(divisors) != rotary_dim // 2 or min(divisors) < MIN_SCALE:
+        raise InvalidCheckpoint(
+            f"{scaling.source}: {key} must be {rotary_dim // 2} numbers from {MIN_SCALE:g}, one for each rotated pair"
+        )
+    return tuple(divisors)
 
 
 def max_context(config: JsonObject, rope: RopeConfig) -> int:
@@ -64,10 +90,12 @@ def max_context(config: JsonObject, rope: RopeConfig) -> int:
 
 
 def _factor(scaling: JsonObject, kind: str, stretch: float) -> float:
-    """Return the scaling factor; YaRN's default is `stretch`, the full context over the original one."""
+    """Return the scaling factor; YaRN's and LongRoPE's default is `stretch`, the full context over the original one."""
     if kind == "default":
         return 1.0
-    return scaling.number("factor", stretch if kind == "yarn" else None, minimum=MIN_SCALE, maximum=MAX_SCALE)
+    return scaling.number(
+        "factor", stretch if kind in ("yarn", "longrope") else None, minimum=MIN_SCALE, maximum=MAX_SCALE
+    )
 
 
 def _beta(scaling: JsonObject, key: str, default: float) -> float:

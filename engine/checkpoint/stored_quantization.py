@@ -9,7 +9,7 @@ from baton.engine.checkpoint.packed.gptq_config import read_auto_round, read_awq
 from baton.engine.checkpoint.packed.scheme import NOT_PACKED, PackedModules
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 
-SUPPORTED = "supported are gptq, awq, auto-round, compressed-tensors, and fp8 in e4m3"
+SUPPORTED = "supported are gptq, awq, auto-round, compressed-tensors, mxfp4 of GPT-OSS, and fp8 in e4m3"
 SCALE_SUFFIXES = ("_scale_inv", "_scale")  # appended to the matrix's name; both mean a factor to multiply with
 # Calibrated scales of activations: unused, since activations are quantised with dynamic scales.
 _UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "activation_scale", "output_scale")
@@ -29,8 +29,8 @@ class StoredQuantization:
         """Name of the format, for people."""
         if self.method == "fp8":
             return "FP8"
-        if self.method == "gguf":
-            return "GGUF"
+        if self.method in ("gguf", "mxfp4"):
+            return self.method.upper()
         bits = f"{self.packed.default.bits} bits, " if self.packed.default is not None else ""
         return f"{bits}{self.method}"
 
@@ -130,5 +130,7 @@ _READERS: dict[str, Callable[[JsonObject], StoredQuantization]] = {
     "awq": _packed("awq", read_awq),
     "auto-round": _packed("auto-round", read_auto_round),
     "intel/auto-round": _packed("auto-round", read_auto_round),
+    "mxfp4": _packed("mxfp4", lambda described: NOT_PACKED),  # GPT-OSS: packed experts have tensors of their own names
     "gguf": _packed("gguf", lambda described: NOT_PACKED),  # each tensor's type is in the file
 }
+METHODS = tuple(_READERS)  # of quant_method

@@ -7,17 +7,20 @@ from pathlib import Path
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.checkpoint.stored_tensor import StoredTensor
 from baton.engine.checkpoint.tensor_index import read_tensors
+from baton.engine.checkpoint.tensor_prefixes import under_model
 from baton.engine.config import ModelConfig
+from baton.engine.families.registry import family_of
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 # Suffixes of what belongs to a quantized matrix, besides its codes.
 OF_QUANTIZED = (
-    *("_scale", "_scale_inv", ".scales", ".qzeros", ".g_idx"),
+    *("_scale", "_scale_inv", "_scales", ".scales", ".qzeros", ".g_idx"),
     *(".weight_zero_point", ".weight_g_idx", ".weight_shape", "_global_scale"),
 )
 CODES = (".qweight", ".weight_packed")  # suffixes of packed codes, whose shape is not the matrix's
-PACKED_TYPES = ("int8", "gguf")  # beginnings of the dtypes of packed matrices that have their own shape
+PAIRS = "_blocks"  # suffix of GPT-OSS's experts, two codes in a byte
+PACKED_TYPES = ("int8", "uint8", "gguf")  # beginnings of the dtypes of packed matrices that have their own shape
 LINEAR_BYTES = {"int8": 1.0, "int4": 0.5 + 3 / 128}  # of a weight, with the scale and zero point of its group
 
 
@@ -54,6 +57,8 @@ def weights_bytes(directory: Path, model: ModelConfig, quantization: str | None)
 def _num_weights(tensor: StoredTensor, stored: StoredQuantization | None) -> int:
     if tensor.name.endswith(OF_QUANTIZED):
         return 0
+    if tensor.name.endswith(PAIRS):
+        return 2 * tensor.num_bytes
     suffix = next((each for each in CODES if tensor.name.endswith(each)), None)
     if suffix is None or stored is None:
         return prod(tensor.shape)
@@ -68,7 +73,9 @@ def _is_packed(tensor: StoredTensor, stored: StoredQuantization | None) -> bool:
 
 
 def _loaded(directory: Path, model: ModelConfig) -> Iterator[StoredTensor]:
-    """Return the tensors that a worker loads: all except the multi-token prediction layers after the last layer."""
+    """Return the tensors that a worker loads: all except multi-token prediction and other parts of no use to it."""
+    family = family_of(model.architecture)
     last = model.num_layers + model.num_nextn_predict_layers
     left_out = tuple(f"model.layers.{layer}." for layer in range(model.num_layers, last))
-    return (tensor for name, tensor in read_tensors(directory).items() if not name.startswith(left_out))
+    tensors = under_model(read_tensors(directory), family.prefixes)
+    return (tensor for name, tensor in tensors.items() if not name.startswith((*left_out, *family.unused)))

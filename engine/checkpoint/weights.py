@@ -7,7 +7,6 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,6 +21,7 @@ from baton.engine.checkpoint.stored_matrix import WHOLE, Part, StoredMatrix, par
 from baton.engine.checkpoint.stored_quantization import SCALE_SUFFIXES, StoredQuantization
 from baton.engine.checkpoint.stored_tensor import StoredTensor, find_tensor
 from baton.engine.checkpoint.tensor_index import read_tensors
+from baton.engine.checkpoint.tensor_prefixes import Prefixes, under_model
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ TRIM_BYTES = 32 << 20  # bytes read between trims of the heap, which cause page 
 
 FP8 = "float8_e4m3fn"
 STORED = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16, FP8: torch.float8_e4m3fn}
+BYTES = ("uint8",)
 INTEGERS = {"int32": torch.int32, "int64": torch.int64, "int8": torch.int8, "uint8": torch.uint8}  # in packed matrices
 
 Stored = StoredMatrix | PackedMatrix
@@ -52,12 +53,14 @@ class Weights:
         on_progress: Callable[[float], None] | None = None,
         quantization: str | None = None,
         stored_quantization: StoredQuantization | None = None,
+        prefixes: Prefixes = (),
     ) -> None:
+        """prefixes: of names that the model has under others; see `under_model`."""
         self.dtype = dtype
         self.device = device
         self.quantization = quantization  # as in EngineConfig
         self.stored_quantization = stored_quantization
-        self._tensors = _under_model(read_tensors(directory))
+        self._tensors = under_model(read_tensors(directory), prefixes)
         packed = stored_quantization.packed if stored_quantization is not None else NOT_PACKED
         self._packed = PackedLookup(self._tensors, packed)
         self._total_bytes = max(sum(tensor.num_bytes for tensor in self._tensors.values()), 1)
@@ -95,15 +98,20 @@ class Weights:
         if (layout := self._packed.layout(name)) is not None:
             return self._peek_packed(name, layout, shape, part)
         stored = self._find(name, shape)
-        view = self._view(stored)[part]
-        self._read_bytes += view.nbytes
-        self._release(view.nbytes)
-        self._count(stored)
+        view = self._viewed(stored, part)
         if stored.dtype != FP8:
             return StoredMatrix(view)
         block, found = self._block, self._find_scales(stored)
         self._count(found)
         return StoredMatrix(view, part_of_scales(self._view(found), shape, block, part))
+
+    def peek_bytes(self, name: str, *shape: int, part: Part = WHOLE) -> Tensor:
+        """Return a read-only view of a tensor of bytes, or of a part of it, like `peek`."""
+        return self._viewed(find_tensor(self._tensors, name, (shape,), BYTES), part)
+
+    def expect_bytes(self, name: str, *shape: int) -> None:
+        """Check a tensor of bytes that is read later, like `expect`."""
+        self._expect([find_tensor(self._tensors, name, (shape,), BYTES)])
 
     def expect(self, name: str, *shape: int) -> None:
         """Check a tensor that is read later, or on another rank: it counts as taken, but not for progress."""
@@ -111,10 +119,7 @@ class Weights:
             tensors = tuple(self._packed.find(layout, Wanted.of(module_of(name), shape, WHOLE)).values())
         else:
             tensors = self._with_scales(self._find(name, shape))
-        for each in tensors:
-            if each.name not in self._taken:
-                self._taken.add(each.name)
-                self._total_bytes = max(self._total_bytes - each.num_bytes, 1)
+        self._expect(tensors)
 
     def note_dequantised(self, why: str) -> None:
         """Log that FP8 matrices are dequantised instead of used directly; each reason once."""
@@ -185,6 +190,20 @@ class Weights:
         for each in found.values():
             self._count(each)
         return PackedMatrix(layout, {suffix: self._view(each) for suffix, each in found.items()}, wanted)
+
+    def _expect(self, tensors: Iterable[StoredTensor]) -> None:
+        for each in tensors:
+            if each.name not in self._taken:
+                self._taken.add(each.name)
+                self._total_bytes = max(self._total_bytes - each.num_bytes, 1)
+
+    def _viewed(self, stored: StoredTensor, part: Part) -> Tensor:
+        """Return a view of a part of a tensor, which counts as taken."""
+        view = self._view(stored)[part]
+        self._read_bytes += view.nbytes
+        self._release(view.nbytes)
+        self._count(stored)
+        return view
 
     def _is_empty_bias(self, name: str) -> bool:
         """Return whether a tensor is a bias of zeros, which GPTQ's tools add to packed modules that have none."""
@@ -265,17 +284,6 @@ class Weights:
                 self._states[path] = FileState.of_stat(os.fstat(file.fileno()))
             self._maps[path] = mapped
         return mapped
-
-
-EMBEDDING, PREFIX, HEAD = "embed_tokens.weight", "model.", "lm_head."
-
-
-def _under_model(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors under the names of a language model; some embedding checkpoints lack the prefix `model.`."""
-    if EMBEDDING not in tensors or PREFIX + EMBEDDING in tensors:
-        return tensors
-    named = {name if name.startswith(HEAD) else PREFIX + name: tensor for name, tensor in tensors.items()}
-    return {name: replace(tensor, name=name) for name, tensor in named.items()}
 
 
 def peek_all(

@@ -1,5 +1,6 @@
 """A checkpoint loaded into one process: the model, or one rank's shard of it, and the KV pool."""
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from baton.engine.models.causal_lm import CausalLM
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.pooling.config import PoolingConfig
+
+log = logging.getLogger(__name__)
 
 WEIGHTS_SHARE = 0.8  # of the loading progress, if CUDA graphs are captured afterwards
 FINGERPRINT_DIGITS = 15  # hex digits of a fingerprint that ranks compare: as many as an int64 holds
@@ -68,6 +71,15 @@ def load(
     cores = cores_of_rank(config.cores, *(tensor.place_on_node if tensor is not None else (0, 1)))
     with running_on(cores), computing_on(torch.device(config.device)):
         whole = read_model_config(Path(config.model), config.dtype)
+        context = configured_context(config, whole)
+        if config.max_model_len is None and context < whole.max_model_len:
+            log.warning(
+                "max_model_len is %d, the original context of LongRoPE; it may be up to %d, with another embedding "
+                "that is less exact for short requests",
+                context,
+                whole.max_model_len,
+            )
+        whole = replace(whole, rope=whole.rope.for_context(context))
         pooling = read_pooling_config(Path(config.model), whole.hidden_size, config.pooling)
         with WeightsHash(Path(config.model)) as weights_hash:
             loaded = _load(config, whole, shard, cores, allocate_pool, on_progress, group, tensor, weights_hash)

@@ -57,7 +57,7 @@ def configured_context(config: EngineConfig, model: ModelConfig) -> int:
         raise EngineError(
             f"max_model_len is {config.max_model_len}, but the checkpoint's context is {model.max_model_len} tokens"
         )
-    return config.max_model_len or model.max_model_len
+    return config.max_model_len or model.default_model_len
 
 
 def context_length(config: EngineConfig, model: ModelConfig, num_blocks: int, kv_bytes: int) -> int:

@@ -48,7 +48,7 @@ MIN_BYTES, MAX_BYTES = 128 << 20, 4 << 30  # per worker
 def default_kv_bytes(free_bytes: int, num_workers: int, model: ModelConfig, engine: EngineConfig) -> int:
     """Return a worker's share of the free memory, capped at what a full batch of the longest requests needs."""
     share_bytes = min(max(int(free_bytes * FREE_MEMORY_SHARE) // num_workers, MIN_BYTES), MAX_BYTES)
-    max_tokens = engine.batch_seqs * min(engine.max_model_len or model.max_model_len, model.max_model_len)
+    max_tokens = engine.batch_seqs * min(engine.max_model_len or model.default_model_len, model.max_model_len)
     return min(share_bytes, max(max_tokens * kv_bytes_per_token(model, engine.kv_cache_dtype), MIN_BYTES))
 
 

@@ -4,14 +4,19 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.kind import PLAIN, AttentionKind
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch
+from baton.engine.families.tensor_names import TensorNames
 from baton.engine.kv.scales import KVScales, load_kv_scales
-from baton.engine.layers.linear import Linear, Projection, load_fused, load_partial, summed
+from baton.engine.layers.joint_norms import JointNorms, load_joint_norms
+from baton.engine.layers.linear import Linear, Projection, load_fused, load_partial, load_slices, summed
 from baton.engine.ops.base import HeadNorms, Rotation
 from baton.engine.ops.factory import ops_for
+from baton.engine.ops.head_norms import norm_heads
 from baton.engine.parallel.tensor_parallel import TensorRanks
+from baton.engine.parallel.tensor_shard import TensorShard
 
 
 class GroupedQueryAttention:
@@ -22,50 +27,111 @@ class GroupedQueryAttention:
         config: ModelConfig,
         qkv: Linear,
         output: Projection,
-        norms: HeadNorms | None,
+        norms: HeadNorms | JointNorms | None,
         scales: KVScales,
         backend: AttentionBackend,
+        *,
+        kind: AttentionKind = PLAIN,
+        rotates: bool = True,
     ) -> None:
-        """config: with this rank's heads only; norms: of queries and keys; scales: of FP8 KV."""
+        """config: with this rank's heads only; norms: of queries and keys; scales: of FP8 KV.
+
+        kind: of the layer's attention; rotates: False for a layer without a rotary embedding.
+        """
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
         self.qkv = qkv
         self.output = output
-        self.norms = norms
+        self.head_norms = norms if isinstance(norms, HeadNorms) else None
+        self.joint_norms = norms if isinstance(norms, JointNorms) else None
         self.scales = scales
         self.backend = backend
+        self.kind = kind
+        self.rotates = rotates
 
     def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
         """Return the attention output for x [num_tokens, hidden], in the same shape; layer_cache: see the backend."""
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
         qk, v = heads.split_with_sizes([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
-        qk = ops_for(x.device).rotate(qk, rotation, self.norms)
+        ops = ops_for(x.device)
+        if self.joint_norms is not None:
+            qk = self.joint_norms(qk)
+        if self.rotates:
+            qk = ops.rotate(qk, rotation, self.head_norms)
+        elif self.head_norms is not None:
+            qk = norm_heads(ops, qk, self.head_norms)
         q, k = qk.split_with_sizes([self.num_heads, self.num_kv_heads], dim=1)
-        attended = self.backend.forward(q, k, v, layer_cache, batch, self.scales)
+        if rotation.query_scale is not None:
+            q = q * rotation.query_scale[:, None, None].to(q.dtype)
+        attended = self.backend.forward(q, k, v, layer_cache, batch, self.scales, self.kind)
         return self.output(attended.flatten(1))
 
 
 def load_attention(
-    weights: Weights, prefix: str, config: ModelConfig, backend: AttentionBackend, tensor: TensorRanks
+    weights: Weights,
+    prefix: str,
+    names: TensorNames,
+    config: ModelConfig,
+    backend: AttentionBackend,
+    tensor: TensorRanks,
+    layer: int,
 ) -> GroupedQueryAttention:
-    """Load this rank's heads of the attention with the tensors `prefix`.q_proj etc."""
-    shard, hidden, head_dim = tensor.shard, config.hidden_size, config.head_dim
-    q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
-    q_rows, kv_rows = shard.of(config.num_heads, head_dim), shard.of(config.num_kv_heads, head_dim)
-    names = [f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
-    sizes, rows = [q_size, kv_size, kv_size], [q_rows, kv_rows, kv_rows]
-    qkv = load_fused(weights, names, hidden, sizes, bias=config.qkv_bias, rows=rows)
-    bias = config.attention_output_bias
-    output = load_partial(weights, f"{prefix}.o_proj", q_size, hidden, q_rows, shard, bias=bias)
-    local = shard.local(config)
-    norms = _load_norms(weights, prefix, local) if config.qk_norm else None
-    return GroupedQueryAttention(local, qkv, summed(output, tensor), norms, load_kv_scales(weights, prefix), backend)
+    """Load this rank's heads of a layer's attention with the tensors `prefix`.q_proj etc."""
+    shard = tensor.shard
+    qkv = _load_qkv(weights, prefix, names, config, shard)
+    columns, bias = shard.of(config.num_heads, config.head_dim), config.attention_output_bias
+    output = load_partial(
+        weights, f"{prefix}.o_proj", config.num_heads * config.head_dim, config.hidden_size, columns, shard, bias=bias
+    )
+    return GroupedQueryAttention(
+        shard.local(config),
+        qkv,
+        summed(output, tensor),
+        _load_norms(weights, prefix, config, tensor, layer),
+        load_kv_scales(weights, prefix),
+        backend,
+        kind=_load_kind(weights, prefix, config, shard, layer),
+        rotates=layer not in config.unrotated_layers,
+    )
 
 
-def _load_norms(weights: Weights, prefix: str, config: ModelConfig) -> HeadNorms:
-    """Load the norms of this rank's heads, queries first."""
-    counts = (config.num_heads, config.num_kv_heads)
+def _load_kind(weights: Weights, prefix: str, config: ModelConfig, shard: TensorShard, layer: int) -> AttentionKind:
+    """Load the kind of a layer's attention, with the sinks of this rank's heads if the model has any."""
+    if not config.has_sinks:
+        return AttentionKind(config.span(layer))
+    heads = shard.of(config.num_heads)
+    sinks = weights.take(f"{prefix}.sinks", config.num_heads, dtype=torch.float32, part=(heads,))
+    return AttentionKind(config.span(layer), sinks)
+
+
+def _load_qkv(weights: Weights, prefix: str, names: TensorNames, config: ModelConfig, shard: TensorShard) -> Linear:
+    """Load the projections to this rank's queries, keys and values, from one tensor or from three."""
+    head_dim, hidden, bias = config.head_dim, config.hidden_size, config.qkv_bias
+    counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    sizes, rows = [count * head_dim for count in counts], [shard.of(count, head_dim) for count in counts]
+    if names.qkv is None:
+        each = [f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
+        return load_fused(weights, each, hidden, sizes, bias=bias, rows=rows)
+    firsts = (0, sizes[0], sizes[0] + sizes[1])
+    rows = [slice(first + part.start, first + part.stop) for first, part in zip(firsts, rows, strict=True)]
+    return load_slices(weights, f"{prefix}.{names.qkv}", hidden, sum(sizes), rows, bias=bias)
+
+
+def _load_norms(
+    weights: Weights, prefix: str, config: ModelConfig, tensor: TensorRanks, layer: int
+) -> HeadNorms | JointNorms | None:
+    """Load the norms of this rank's heads, queries first; None if the model has none."""
+    if config.qk_norm is None:
+        return None
+    if config.qk_norm == "all":
+        return load_joint_norms(weights, prefix, config, tensor)
+    counts = (tensor.shard.share(config.num_heads), tensor.shard.share(config.num_kv_heads))
+    if config.qk_norm == "unit":
+        if layer in config.unrotated_layers:
+            return None
+        weight = torch.ones(sum(counts), config.head_dim, dtype=weights.dtype, device=weights.device)
+        return HeadNorms(weight, counts, config.rms_norm_eps)
     rows = [weights.take(f"{prefix}.{name}.weight", config.head_dim) for name in ("q_norm", "k_norm")]
     weight = torch.cat([row.repeat(count, 1) for row, count in zip(rows, counts, strict=True)])
-    return HeadNorms(weight, counts, config.rms_norm_eps)
+    return HeadNorms(weight, counts, config.rms_norm_eps, config.norm_offset)

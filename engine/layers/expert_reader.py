@@ -1,26 +1,19 @@
 """Reader of a layer's experts in a checkpoint."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from baton.engine.checkpoint.stacked_matrices import StackedMatrices
 from baton.engine.checkpoint.weights import Stored, Weights, join, peek_all
 from baton.engine.config import MoEConfig
+from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.layers.experts import Expert
 from baton.engine.layers.fp8_weight import fp8_weight
 from baton.engine.layers.grouped_weight import grouped_weight
 from baton.engine.layers.linear import Linear
 from baton.engine.parallel.tensor_shard import TensorShard
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """Names of a model family's expert tensors, below the prefix of the layer's MLP."""
-
-    gate: str = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
 
 
 class ExpertReader:
@@ -35,9 +28,9 @@ class ExpertReader:
         names: ExpertNames,
         shard: TensorShard,
     ) -> None:
-        """Check that all experts exist with the right shapes, without reading them; otherwise raises InvalidCheckpoint.
+        """Check that all experts below `prefix` exist with the right shapes, without reading them.
 
-        shard: selects the inner columns to read of each expert.
+        shard: selects the inner columns to read of each expert. Raises InvalidCheckpoint.
         """
         self.num_groups = config.num_groups
         self._weights = weights
@@ -47,13 +40,21 @@ class ExpertReader:
         self._ours = shard.of(config.intermediate_size)
         self._num_experts = config.num_experts
         self._names = names
-        self._is_fused = f"{prefix}.gate_up_proj" in weights  # as transformers 5 writes them
-        for name, shape in self._tensors():
-            weights.expect(name, *shape)
+        self._activation = config.activation
+        self._has_biases, self._is_first = config.has_biases, shard.rank == 0
+        count, transposed = config.num_experts, names.all_transposed
+        self._gate_up = StackedMatrices(
+            weights, f"{prefix}.{names.all_gate_up}", (count, 2 * self._size, hidden_size), transposed
+        )
+        self._down = StackedMatrices(
+            weights, f"{prefix}.{names.all_down}", (count, hidden_size, self._size), transposed
+        )
+        self._is_fused = self._gate_up.is_stored
+        self._expect()
 
     def read(self, expert: int) -> Expert:
         """Return a copy of one expert's weights. Raises InvalidCheckpoint if their file changed since it was mapped."""
-        names = [name for name, _ in self._tensors()] if self._is_fused else self._of(expert)
+        names = self._of_all if self._is_fused else self._of(expert)
         self._weights.check_unchanged(names)
         read = self._read_fused(expert) if self._is_fused else self._read_own(expert)
         self._weights.check_unchanged(names)  # again: the file may have been written to during the read
@@ -63,38 +64,61 @@ class ExpertReader:
         names, hidden, size, ours = self._of(expert), self._hidden_size, self._size, self._ours
         gate_up = peek_all(self._weights, names[:2], [size, size], hidden, wanted=[(ours,), (ours,)])
         down = peek_all(self._weights, names[2:], [hidden], size, wanted=[(slice(None), ours)])
-        return Expert(self._linear(gate_up), self._linear(down))
+        return Expert(self._linear(gate_up), self._linear(down), self._activation)
 
     def _read_fused(self, expert: int) -> Expert:
-        (both, both_shape), (down, down_shape) = self._tensors()
-        gates, weights = self._ours, self._weights
-        ups = slice(gates.start + self._size, gates.stop + self._size)
-        gate_up = [weights.peek(both, *both_shape, part=(expert, rows)) for rows in (gates, ups)]
-        columns = weights.peek(down, *down_shape, part=(expert, slice(None), gates))
-        return Expert(self._linear(gate_up), self._linear([columns]))
+        every, rows = slice(None), self._gate_up_rows()
+        gate_up = [self._gate_up.part(expert, each, every) for each in rows]
+        down = [self._down.part(expert, every, self._ours)]
+        biases: list[Tensor | None] = [None, None]
+        if self._has_biases:
+            first, second = (self._bias(each) for each in (self._gate_up, self._down))
+            taken = [self._weights.take(*first, part=(expert, each)) for each in rows]
+            biases = [torch.cat(taken), self._weights.take(*second, part=(expert,)) if self._is_first else None]
+        return Expert(self._linear(gate_up, biases[0]), self._linear(down, biases[1]), self._activation)
 
-    def _linear(self, parts: Sequence[Stored]) -> Linear:
+    def _gate_up_rows(self) -> tuple[slice, slice]:
+        """Return the stored rows of this rank's gate and up."""
+        ours, size = self._ours, self._size
+        if self._names.all_alternate:
+            return slice(2 * ours.start, 2 * ours.stop, 2), slice(2 * ours.start + 1, 2 * ours.stop, 2)
+        return ours, slice(ours.start + size, ours.stop + size)
+
+    def _linear(self, parts: Sequence[Stored], bias: Tensor | None = None) -> Linear:
         """Build a Linear. Experts have few rows each: for them oneDNN's layout is slower than the plain one in fp32,
         and faster in bf16 where the native products are not available.
         """
         weights = self._weights
         stored = fp8_weight(weights, parts, is_expert=True) or grouped_weight(weights, parts)
         if stored is not None:
-            return Linear(stored)
+            return Linear(stored, bias)
         packed, quantization = weights.dtype != torch.float32, weights.quantization
-        return Linear(join(weights, parts), packed=packed, quantization=quantization, is_owned=True)
+        return Linear(join(weights, parts), bias, packed=packed, quantization=quantization, is_owned=True)
 
-    def _tensors(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Return names and shapes of all tensors; if fused, gate and up first, then down."""
-        hidden, size = self._hidden_size, self._size
+    def _expect(self) -> None:
         if self._is_fused:
-            return [
-                (f"{self._prefix}.gate_up_proj", (self._num_experts, 2 * size, hidden)),
-                (f"{self._prefix}.down_proj", (self._num_experts, hidden, size)),
-            ]
+            for stacked in (self._gate_up, self._down):
+                stacked.expect()
+                if self._has_biases:
+                    self._weights.expect(*self._bias(stacked))
+            return
+        hidden, size = self._hidden_size, self._size
         shapes = ((size, hidden), (size, hidden), (hidden, size))
-        return [pair for expert in range(self._num_experts) for pair in zip(self._of(expert), shapes, strict=True)]
+        for expert in range(self._num_experts):
+            for name, shape in zip(self._of(expert), shapes, strict=True):
+                self._weights.expect(name, *shape)
+
+    def _bias(self, stacked: StackedMatrices) -> tuple[str, int, int]:
+        """Return name and shape of the biases of all experts."""
+        return f"{stacked.name}_bias", *stacked.shape[:2]
+
+    @property
+    def _of_all(self) -> list[str]:
+        """Names of the tensors with all experts."""
+        stacked = (self._gate_up, self._down)
+        biases = [self._bias(each)[0] for each in stacked] if self._has_biases else []
+        return [*self._gate_up.names, *self._down.names, *biases]
 
     def _of(self, expert: int) -> list[str]:
         names = (self._names.gate, self._names.up, self._names.down)
-        return [f"{self._prefix}.{expert}.{name}.weight" for name in names]
+        return [f"{self._prefix}.{self._names.experts}.{expert}.{name}.weight" for name in names]

@@ -4,7 +4,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import MoEConfig
+from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.layers.experts import ROW_TILE
 from baton.engine.layers.panel_weight import SingleWeight, can_have_panels
 
@@ -20,10 +22,16 @@ class ExpertChoice:
     With the native products, a token's experts and weights do not depend on the other tokens in the batch.
     """
 
-    def __init__(self, config: MoEConfig, weight: Tensor, correction_bias: Tensor | None) -> None:
-        """weight: [num_experts, hidden] fp32; correction_bias: [num_experts] fp32, used for routing only."""
+    def __init__(
+        self, config: MoEConfig, weight: Tensor, correction_bias: Tensor | None, bias: Tensor | None = None
+    ) -> None:
+        """weight: [num_experts, hidden] fp32; correction_bias: [num_experts] fp32, used for routing only.
+
+        bias: of the logits, [num_experts] fp32.
+        """
         self.config = config
         self.weight = weight
+        self.bias = bias
         self.correction_bias = None if correction_bias is None else correction_bias.contiguous()
         self._product = SingleWeight(weight) if can_have_panels(weight, inputs_of_unit=1) else None
         self._rule = _rule(config) if choose_experts is not None and weight.device.type == "cpu" else None
@@ -35,11 +43,13 @@ class ExpertChoice:
 
     def _logits(self, x: Tensor) -> Tensor:
         if self._product is not None and x.dtype == torch.bfloat16:
-            return self._product(x)
-        rows = x.float()
-        if x.device.type == "cpu":
-            rows = F.pad(rows, (0, 0, 0, -len(x) % ROW_TILE))
-        return F.linear(rows, self.weight)[: len(x)]
+            logits = self._product(x)
+        else:
+            rows = x.float()
+            if x.device.type == "cpu":
+                rows = F.pad(rows, (0, 0, 0, -len(x) % ROW_TILE))
+            logits = F.linear(rows, self.weight)[: len(x)]
+        return logits if self.bias is None else logits + self.bias
 
     def _chosen_natively(self, logits: Tensor, rule: "ChoiceRule") -> tuple[Tensor, Tensor]:
         shape = len(logits), self.config.num_experts_per_token
@@ -82,3 +92,15 @@ def _rule(config: MoEConfig) -> "ChoiceRule":
         is_normed=config.norm_topk_prob,
         factor=config.routed_scaling_factor,
     )
+
+
+def load_choice(weights: Weights, prefix: str, names: ExpertNames, hidden_size: int, config: MoEConfig) -> ExpertChoice:
+    """Load the router of a layer's experts, which are below `prefix`."""
+    count, correction, bias = config.num_experts, None, None
+    weight = weights.take(f"{prefix}.{names.router}", count, hidden_size, dtype=torch.float32)
+    if config.score_correction_bias:
+        shape = (1, count) if names.correction_bias_is_row else (count,)
+        correction = weights.take(f"{prefix}.{names.correction_bias}", *shape, dtype=torch.float32).flatten()
+    if config.has_biases:
+        bias = weights.take(f"{prefix}.{names.router_bias}", count, dtype=torch.float32)
+    return ExpertChoice(config, weight, correction, bias)

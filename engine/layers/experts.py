@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from baton.engine.config import Activation
 from baton.engine.layers.grouped_product import GroupedProduct, grouped_product
 from baton.engine.layers.grouped_weight import GroupedWeight
 from baton.engine.layers.linear import Linear, gated_weights
@@ -29,6 +30,7 @@ class Expert:
 
     gate_up: Linear
     down: Linear
+    activation: Activation = "silu"
 
 
 class Products(Protocol):
@@ -52,7 +54,8 @@ class SeparateProducts:
         splits = [size for _, size in busy]
         inputs = rows.split_with_sizes(splits)
         gate_up = torch.cat([expert.gate_up(part) for (expert, _), part in zip(busy, inputs, strict=True)])
-        inner = ops_for(rows.device).silu_and_mul(gate_up).split_with_sizes(splits)
+        activated = ops_for(rows.device).gate_and_mul(gate_up, self.slots[0].activation)
+        inner = activated.split_with_sizes(splits)
         return torch.cat([expert.down(part) for (expert, _), part in zip(busy, inner, strict=True)])
 
 
@@ -74,20 +77,24 @@ class GroupedWeights:
 
     gate_up: GroupedProduct  # hidden to 2 * inner
     down: GroupedProduct  # inner to hidden
+    activation: Activation = "silu"
 
     @classmethod
     def of(cls, slots: Sequence[Expert]) -> "GroupedWeights":
         """Stack copies of the experts' weights."""
-        return cls(grouped_product([each.gate_up for each in slots]), grouped_product([each.down for each in slots]))
+        gate_up, down = [each.gate_up for each in slots], [each.down for each in slots]
+        return cls(grouped_product(gate_up), grouped_product(down), slots[0].activation)
 
     def split(self) -> list[Expert]:
         """Return the experts as views of the stacked weights."""
-        return [Expert(*pair) for pair in zip(self.gate_up.split(), self.down.split(), strict=True)]
+        pairs = zip(self.gate_up.split(), self.down.split(), strict=True)
+        return [Expert(gate_up, down, self.activation) for gate_up, down in pairs]
 
     def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
         """Return the experts' outputs for their rows; see Experts."""
         ends = torch.as_tensor(sizes, device=rows.device).cumsum(0).to(torch.int32)
-        return self.down(ops_for(rows.device).silu_and_mul(self.gate_up(rows, ends)), ends)
+        activated = ops_for(rows.device).gate_and_mul(self.gate_up(rows, ends), self.activation)
+        return self.down(activated, ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +135,8 @@ class Experts:
         if is_grouped and slots:
             grouped = GroupedWeights.of(slots)
             return PreparedExperts(tuple(grouped.split()), grouped)
-        gated = gated_weights([(each.gate_up, each.down) for each in slots])
+        is_silu = all(each.activation == "silu" for each in slots)
+        gated = gated_weights([(each.gate_up, each.down) for each in slots]) if is_silu else None
         return PreparedExperts(tuple(slots), SeparateProducts(slots) if gated is None else GatedExperts(gated))
 
     def take(self, prepared: PreparedExperts) -> None:

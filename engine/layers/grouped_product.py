@@ -32,14 +32,20 @@ class PlainProduct:
     """Grouped product of bfloat16 weights."""
 
     weight: Tensor  # [num_weights, out_features, in_features]
+    bias: Tensor | None = None  # [num_weights, out_features]
 
     def __call__(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Multiply each weight's rows with it; see GroupedProduct."""
-        return torch._grouped_mm(rows, self.weight.transpose(1, 2), offs=ends)
+        result = torch._grouped_mm(rows, self.weight.transpose(1, 2), offs=ends)
+        if self.bias is None:
+            return result
+        places = torch.arange(len(rows), dtype=ends.dtype, device=ends.device)
+        return result.add_(self.bias[torch.searchsorted(ends, places, right=True)])
 
     def split(self) -> list[Linear]:
         """Return the single weights as views."""
-        return [Linear(weight, packed=False) for weight in self.weight]
+        biases = [None] * len(self.weight) if self.bias is None else list(self.bias)
+        return [Linear(weight, bias, packed=False) for weight, bias in zip(self.weight, biases, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +71,12 @@ class Fp8Product:
 def grouped_product(linears: Sequence[Linear]) -> GroupedProduct:
     """Stack copies of the weights, which must be all in FP8 or none. Raises UnsupportedModel for a mixture."""
     scaled = [each.form for each in linears if isinstance(each.form, RowScaledWeight)]
+    biases = [each.bias for each in linears if each.bias is not None]
     if not scaled:
-        return PlainProduct(torch.stack([each.weight for each in linears]))
+        bias = torch.stack(biases) if biases else None
+        return PlainProduct(torch.stack([each.weight for each in linears]), bias)
+    if biases:
+        raise UnsupportedModel("experts in FP8 with biases are not supported on a GPU")
     if len(scaled) < len(linears):
         raise UnsupportedModel(f"{len(scaled)} of {len(linears)} experts of a layer are in FP8: must be all or none")
     values = torch.stack([each.values.view(torch.uint8) for each in scaled])  # bytes, which any device can stack

@@ -154,6 +154,36 @@ def load_fused(
     return make_linear(weights, parts, addend, quantization=weights.quantization)
 
 
+def load_slices(
+    weights: Weights,
+    prefix: str,
+    in_features: int,
+    out_features: int,
+    rows: Sequence[slice],
+    *,
+    bias: bool = False,
+) -> Linear:
+    """Load slices of the rows of `prefix`.weight, in which a checkpoint stores several projections as one.
+
+    Their outputs are concatenated in the given order; adjacent slices are read as one.
+    """
+    wanted = [(each,) for each in _merged(rows)]
+    names, sizes = [prefix] * len(wanted), [out_features] * len(wanted)
+    parts = peek_all(weights, [f"{name}.weight" for name in names], sizes, in_features, wanted=wanted)
+    addend = stack(weights, [f"{name}.bias" for name in names], sizes, wanted=wanted) if bias else None
+    return make_linear(weights, parts, addend, quantization=weights.quantization)
+
+
+def _merged(rows: Sequence[slice]) -> list[slice]:
+    merged = [rows[0]]
+    for each in rows[1:]:
+        if each.start == merged[-1].stop:
+            merged[-1] = slice(merged[-1].start, each.stop)
+        else:
+            merged.append(each)
+    return merged
+
+
 def load_partial(
     weights: Weights,
     prefix: str,

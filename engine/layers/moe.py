@@ -12,9 +12,11 @@ from baton.engine.config import MoEConfig
 from baton.engine.experts.dispatch import ExpertExchange, LocalExchange
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.experts.permutation import ExpertRows, rows_by_slot, weighted_sum
-from baton.engine.layers.expert_reader import ExpertNames, ExpertReader
-from baton.engine.layers.expert_routing import ExpertChoice
+from baton.engine.families.tensor_names import ExpertNames
+from baton.engine.layers.expert_reader import ExpertReader
+from baton.engine.layers.expert_routing import ExpertChoice, load_choice
 from baton.engine.layers.experts import ROW_TILE, Experts
+from baton.engine.layers.linear import Projection
 from baton.engine.layers.mlp import MLP, load_partial_mlp
 from baton.engine.parallel.tensor_parallel import TensorRanks
 from baton.engine.parallel.tensor_shard import TensorShard
@@ -114,6 +116,21 @@ class PartDispatch:
         return weighted_sum(results, None, weights)
 
 
+class GatedMLP:
+    """MLP whose output is scaled by the sigmoid of a product with its input (Qwen2-MoE)."""
+
+    def __init__(self, mlp: MLP, gate: Tensor) -> None:
+        """gate: [1, hidden] fp32."""
+        self.mlp = mlp
+        self.gate = gate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the output for x [num_tokens, hidden], in the same shape."""
+        # In float64: torch's vector and scalar code differ in their last bits, which the conversion back rounds away.
+        scale = (x.float() * self.gate).sum(1, keepdim=True).double().sigmoid()
+        return self.mlp(x) * scale.to(x.dtype)
+
+
 class MoE:
     """Routed experts, plus optional shared experts for every token."""
 
@@ -122,7 +139,7 @@ class MoE:
         choice: ExpertChoice,
         experts: Experts,
         exchange: ExpertExchange,
-        shared: MLP | None,
+        shared: Projection | None,
         tensor: TensorRanks,
     ) -> None:
         self.choice = choice
@@ -139,7 +156,10 @@ class MoE:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the output for x [num_tokens, hidden], in the same shape; num_tokens may be 0."""
         weights, chosen = self.choice(x)
-        dispatch = self.exchange.dispatch(x, chosen)
+        inputs = x
+        if self.choice.config.weights_inputs:
+            inputs, weights = x * weights.to(x.dtype), torch.ones_like(weights)
+        dispatch = self.exchange.dispatch(inputs, chosen)
         shared_mlp = self.shared
         # Overlaps the dispatch; on a GPU also the routed experts, which do not fill the GPU.
         shared = run_on_side_stream(lambda: shared_mlp(x), x.device) if shared_mlp is not None and len(x) else None
@@ -150,35 +170,50 @@ class MoE:
 
 def load_moe(
     weights: Weights,
-    prefix: str,
+    layer: str,
+    names: ExpertNames,
     hidden_size: int,
     config: MoEConfig,
-    names: ExpertNames,
     tensor: TensorRanks,
     group: ExpertGroup | None,
     *,
     bias: bool = False,
 ) -> MoE:
-    """Load the experts under `prefix`; with a group none, since it reads this rank's experts when it forms."""
-    gate = weights.take(f"{prefix}.gate.weight", config.num_experts, hidden_size, dtype=torch.float32)
-    correction_bias = None
-    if config.score_correction_bias:
-        correction_bias = weights.take(
-            f"{prefix}.gate.e_score_correction_bias", config.num_experts, dtype=torch.float32
-        )
-    shared_mlp = None
-    if config.num_shared_experts:
-        size = config.intermediate_size * config.num_shared_experts
-        shared_mlp = load_partial_mlp(weights, f"{prefix}.shared_experts", hidden_size, size, tensor.shard, bias=bias)
-    choice = ExpertChoice(config, gate, correction_bias)
-    shard = tensor.shard
-    reader = ExpertReader(weights, f"{prefix}.experts", hidden_size, config, names, shard.per_expert)
+    """Load the experts of a layer; with a group none, since it reads this rank's experts when it forms.
+
+    bias: of the shared experts.
+    """
+    prefix, shard = f"{layer}.{names.block}", tensor.shard
+    choice = load_choice(weights, prefix, names, hidden_size, config)
+    shared = _load_shared(weights, prefix, names, hidden_size, config, shard, bias=bias)
+    reader = ExpertReader(weights, prefix, hidden_size, config, names, shard.per_expert)
     if group is not None:
-        layer = group.add_layer(reader, config.num_experts)
-        return MoE(choice, layer.experts, layer.exchange, shared_mlp, tensor)
+        grouped = group.add_layer(reader, config.num_experts)
+        return MoE(choice, grouped.experts, grouped.exchange, shared, tensor)
     here = shard.experts_of(config.num_experts)
     experts = Experts([reader.read(expert) for expert in here])
-    return MoE(choice, experts, _exchange(experts, here, config, shard), shared_mlp, tensor)
+    return MoE(choice, experts, _exchange(experts, here, config, shard), shared, tensor)
+
+
+def _load_shared(
+    weights: Weights,
+    prefix: str,
+    names: ExpertNames,
+    hidden_size: int,
+    config: MoEConfig,
+    shard: TensorShard,
+    *,
+    bias: bool,
+) -> Projection | None:
+    """Load this rank's inner columns of the shared experts; None if there are none."""
+    if not config.shared_size:
+        return None
+    name, size = f"{prefix}.{names.shared}", config.shared_size
+    mlp = load_partial_mlp(weights, name, hidden_size, size, shard, bias=bias)
+    if not config.has_shared_gate:
+        return mlp
+    gate = weights.take(f"{prefix}.{names.shared_gate}", 1, hidden_size, dtype=torch.float32)
+    return GatedMLP(mlp, gate)
 
 
 def _exchange(experts: Experts, here: range, config: MoEConfig, shard: TensorShard) -> ExpertExchange:

@@ -16,11 +16,16 @@ class RotaryEmbedding:
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inverse_frequencies(config))
         # [max_positions, rotary_dim], cos in the first half and sin in the second, as GPU kernels expect
         self.table = (torch.cat([angles.cos(), angles.sin()], dim=-1) * config.cos_sin_scale).to(device)
-        self.interleaved = config.interleaved
+        self.config = config
 
     def at(self, positions: Tensor) -> Rotation:
         """Return the rotation of a step's tokens. positions: [num_tokens]."""
-        return Rotation(self.table, positions, self.interleaved)
+        if not self.config.query_scaling_beta:
+            return Rotation(self.table, positions, self.config.interleaved)
+        times = ((positions + self.config.query_scaling_offset) // self.config.original_max_position_embeddings).float()
+        return Rotation(
+            self.table, positions, self.config.interleaved, 1 + self.config.query_scaling_beta * times.log1p()
+        )
 
 
 def inverse_frequencies(config: RopeConfig) -> Tensor:
@@ -33,6 +38,8 @@ def inverse_frequencies(config: RopeConfig) -> Tensor:
         return _llama3(config, plain)
     if config.kind == "yarn":
         return _yarn(config, plain)
+    if config.kind == "longrope":
+        return plain / torch.tensor(config.divisors)
     return plain
 
 

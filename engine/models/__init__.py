@@ -1,7 +1,6 @@
-"""Model registry by the checkpoint's architecture; only the requested family is imported."""
+"""Models: decoder-only language models, loaded from a checkpoint of any family."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -11,13 +10,14 @@ from torch import Tensor
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
-from baton.engine.errors import UnsupportedModel
 from baton.engine.execution.batch import Batch, PooledOutput
 from baton.engine.experts.group import ExpertGroup
+from baton.engine.families.registry import family_of
 from baton.engine.kv.layout import torch_dtype
 from baton.engine.kv.scales import LAST_NAMES
 from baton.engine.layers.int8_weight import check_quantization
 from baton.engine.models.causal_lm import CausalLM
+from baton.engine.models.loading import ModelLoader
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorRanks
 
 
@@ -56,9 +56,10 @@ def load_model(
     tensor.shard.check(config)
     check_quantization(quantization, device)
     dtype, stored = torch_dtype(config.dtype), config.stored_quantization
-    weights = Weights(directory, dtype, device, on_progress, quantization, stored)
+    prefixes = family_of(config.architecture).prefixes
+    weights = Weights(directory, dtype, device, on_progress, quantization, stored, prefixes)
     with torch.inference_mode():
-        model = _loader(config.architecture, group)(weights, config, attention, tensor)
+        model = ModelLoader(weights, config, attention, tensor, group).load()
     weights.finish(lambda name: _is_not_of_model(name, config))
     if group is None:
         weights.close()
@@ -67,27 +68,6 @@ def load_model(
     if on_progress is not None:
         on_progress(1.0)
     return model
-
-
-def _loader(
-    architecture: str, group: ExpertGroup | None
-) -> Callable[[Weights, ModelConfig, AttentionBackend, TensorRanks], CausalLM]:
-    match architecture:
-        case "LlamaForCausalLM" | "MistralForCausalLM" | "Qwen2ForCausalLM" | "Qwen3ForCausalLM":
-            from baton.engine.models import dense
-
-            if group is not None:
-                raise UnsupportedModel(f"expert_parallel: {architecture} has no experts")
-            return dense.load
-        case "MixtralForCausalLM" | "Qwen3MoeForCausalLM":
-            from baton.engine.models import sparse
-
-            return partial(sparse.load, group=group)
-        case "DeepseekV2ForCausalLM" | "DeepseekV3ForCausalLM":
-            from baton.engine.models import deepseek
-
-            return partial(deepseek.load, group=group)
-    raise UnsupportedModel(f"architecture {architecture} is not supported")
 
 
 def _is_not_of_model(name: str, config: ModelConfig) -> bool:
@@ -99,6 +79,8 @@ def _is_not_of_model(name: str, config: ModelConfig) -> bool:
     if name.endswith((".q_scale", ".prob_scale")):  # for FP8 attention, which is not implemented here
         return True
     if config.mla is not None and name.endswith(LAST_NAMES):  # latents are not cached in FP8
+        return True
+    if name.startswith(family_of(config.architecture).unused):
         return True
     first = config.num_layers
     speculative = range(first, first + config.num_nextn_predict_layers)

@@ -1,98 +1,20 @@
-"""A decoder-only language model, composed of the parts in which the families differ."""
+"""A decoder-only language model: embedding, layers, final norm and output layer."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.attention.base import AttentionBackend
-from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix
-from baton.engine.checkpoint.packed.stored_layout import PackedMatrix
-from baton.engine.checkpoint.weights import Weights
-from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch, PooledOutput
 from baton.engine.execution.device import to_device_async
 from baton.engine.kv.layout import KVCacheLayout
-from baton.engine.layers.grouped_weight import GroupedWeight
-from baton.engine.layers.linear import Linear, Projection, gathered, head_quantization, load_head
+from baton.engine.layers.embedding import Embedding
+from baton.engine.layers.linear import Projection
 from baton.engine.layers.moe import MoE
 from baton.engine.layers.norm import RMSNorm
 from baton.engine.layers.rotary import RotaryEmbedding
-from baton.engine.ops.base import Rotation
-from baton.engine.parallel.tensor_parallel import TensorRanks
-
-
-class Embedding:
-    """Token embeddings; the rows of the vocabulary are divided among ranks."""
-
-    def __init__(
-        self, weight: Tensor | GroupedMatrix, tensor: TensorRanks, vocab_size: int, dtype: torch.dtype
-    ) -> None:
-        """weight: [this rank's part of the vocabulary, hidden]; dtype: of the vectors."""
-        self.weight = weight
-        self.tensor = tensor
-        self.vocab = tensor.shard.of(vocab_size)
-        self.dtype = dtype
-
-    def nothing(self) -> Tensor:
-        """Return the embeddings of no tokens, [0, hidden]."""
-        return self._rows(torch.empty(0, dtype=torch.int64, device=self.device))
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weight."""
-        return self.weight.device if isinstance(self.weight, Tensor) else self.weight.low.device
-
-    def __call__(self, token_ids: Tensor) -> Tensor:
-        """Return the embeddings [num_tokens, hidden] of token_ids [num_tokens]."""
-        if self.tensor.shard.size == 1:
-            return self._rows(token_ids)
-        ours = token_ids - self.vocab.start
-        is_elsewhere = (ours < 0) | (token_ids >= self.vocab.stop)
-        vectors = self._rows(ours.masked_fill_(is_elsewhere, 0))
-        return self.tensor.sum(vectors.masked_fill_(is_elsewhere.unsqueeze(1), 0))
-
-    def _rows(self, indices: Tensor) -> Tensor:
-        if isinstance(self.weight, Tensor):
-            return F.embedding(indices, self.weight)
-        return self.weight.dequantised(indices, self.dtype)
-
-
-class Attention(Protocol):
-    """Attention of one layer."""
-
-    def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
-        """Return the attention output for x [num_tokens, hidden], in the same shape."""
-        ...
-
-
-# MLP or mixture of experts: [num_tokens, hidden] to the same shape.
-FeedForward = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """Attention and feed-forward, each after a norm and with a residual connection."""
-
-    attention_norm: RMSNorm
-    attention: Attention
-    feed_forward_norm: RMSNorm
-    feed_forward: FeedForward
-
-    def __call__(
-        self, x: Tensor, addend: Tensor | None, rotation: Rotation, layer_cache: Tensor, batch: Batch
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the layer. Returns the residual stream and the addend for it, both [num_tokens, hidden].
-
-        x: residual stream; addend: output of the previous layer, not added yet. Both may be overwritten. The next norm
-        fuses the addition.
-        """
-        x, normed = self.attention_norm.add(x, addend)
-        x, normed = self.feed_forward_norm.add(x, self.attention(normed, rotation, layer_cache, batch))
-        return x, self.feed_forward(normed)
+from baton.engine.models.decoder_layer import DecoderLayer
 
 
 class MissingHead:
@@ -118,15 +40,20 @@ class CausalLM:
         layers: Sequence[DecoderLayer],
         norm: RMSNorm,
         head: Projection,
-        rotary: RotaryEmbedding,
+        rotary: Sequence[RotaryEmbedding],
         backend: AttentionBackend,
+        logits_divisor: float = 1.0,
+        logits_soft_cap: float | None = None,
     ) -> None:
+        """rotary: of each layer; logits_soft_cap: bound on the logits, by cap * tanh(logit / cap)."""
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
         self.head = head
         self.rotary = rotary
         self.backend = backend
+        self.logits_divisor = logits_divisor
+        self.logits_soft_cap = logits_soft_cap
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
@@ -165,13 +92,17 @@ class CausalLM:
         """Return the residual stream after the last layer and the addend for it, both [num_tokens, hidden]."""
         x = self.embedding(batch.token_ids)  # [num_tokens, hidden]
         addend = None
-        rotation = self.rotary.at(batch.positions)
-        for index, layer in enumerate(self.layers):
-            x, addend = layer(x, addend, rotation, KVCacheLayout.layer_cache(pool, index), batch)
+        rotations = {rotary: rotary.at(batch.positions) for rotary in dict.fromkeys(self.rotary)}
+        for index, (layer, rotary) in enumerate(zip(self.layers, self.rotary, strict=True)):
+            x, addend = layer(x, addend, rotations[rotary], KVCacheLayout.layer_cache(pool, index), batch)
         return x, addend
 
     def _logits(self, x: Tensor, addend: Tensor | None, wanted: Tensor) -> Tensor:
-        return self.head(self._normed(x, addend, wanted)).float()
+        logits = self.head(self._normed(x, addend, wanted)).float()
+        if self.logits_divisor != 1:
+            logits.div_(self.logits_divisor)
+        cap = self.logits_soft_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _normed(self, x: Tensor, addend: Tensor | None, wanted: Tensor) -> Tensor:
         """Return the final hidden states [num_wanted, hidden] of the tokens `wanted`; the inputs stay as they are."""
@@ -197,54 +128,3 @@ class CausalLM:
         for layer in self.layers:
             if isinstance(layer.feed_forward, MoE):
                 layer.feed_forward(nothing)
-
-
-def load_causal_lm(
-    weights: Weights,
-    config: ModelConfig,
-    backend: AttentionBackend,
-    tensor: TensorRanks,
-    load_attention: Callable[[str], Attention],
-    load_feed_forward: Callable[[int, str], FeedForward],
-) -> CausalLM:
-    """Load a model, given loaders for attention (by tensor prefix) and feed-forward (by layer and tensor prefix)."""
-
-    def norm(name: str) -> RMSNorm:
-        return RMSNorm(weights.take(f"{name}.weight", config.hidden_size), config.rms_norm_eps)
-
-    def layer(index: int) -> DecoderLayer:
-        prefix = f"model.layers.{index}"
-        return DecoderLayer(
-            norm(f"{prefix}.input_layernorm"),
-            load_attention(f"{prefix}.self_attn"),
-            norm(f"{prefix}.post_attention_layernorm"),
-            load_feed_forward(index, prefix),
-        )
-
-    rows = tensor.shard.of(config.vocab_size)
-    embedding = _load_embedding(weights, config, rows)
-    layers = [layer(index) for index in range(config.num_layers)]
-    if config.tie_word_embeddings:
-        table = embedding if isinstance(embedding, Tensor) else GroupedWeight(embedding, weights.dtype)
-        head = gathered(Linear(table, quantization=head_quantization(weights.quantization)), tensor)
-    elif config.may_lack_head and "lm_head.weight" not in weights:
-        head = MissingHead(config.vocab_size)
-    else:
-        head = gathered(load_head(weights, config.hidden_size, config.vocab_size, rows), tensor)
-    return CausalLM(
-        Embedding(embedding, tensor, config.vocab_size, weights.dtype),
-        layers,
-        norm("model.norm"),
-        head,
-        RotaryEmbedding(config.rope, config.max_model_len, weights.device),
-        backend,
-    )
-
-
-def _load_embedding(weights: Weights, config: ModelConfig, rows: slice) -> Tensor | GroupedMatrix:
-    """Load some rows of the embedding; a packed one stays packed, unless the output layer is to become int8."""
-    name, shape = "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
-    stored = weights.peek(name, *shape, part=(rows,))
-    if isinstance(stored, PackedMatrix) and weights.quantization != "int8":
-        return stored.read().to(weights.device)
-    return weights.take(name, *shape, part=(rows,))

@@ -73,26 +73,28 @@ public:
                 "this processor does not have that instruction set");
     }
 
-    void norm(Address x, std::size_t stride, Address weight, Address result, std::size_t num_rows, std::size_t width,
-              float eps, std::size_t num_threads) const {
+    // `offset`: added to the weight.
+    void norm(Address x, std::size_t stride, Address weight, float offset, Address result, std::size_t num_rows,
+              std::size_t width, float eps, std::size_t num_threads) const {
         for_rows(num_rows, width, num_threads, [=](std::size_t row) {
-            rows_.norm(at<T>(x, row, stride), at<T>(weight, 0, 0), width, eps, at<T>(result, row, width));
+            rows_.norm(at<T>(x, row, stride), {at<T>(weight, 0, 0), offset}, width, eps, at<T>(result, row, width));
         });
     }
 
-    void add_norm(Address x, Address addend, Address weight, Address result, std::size_t num_rows, std::size_t width,
-                  float eps, std::size_t num_threads) const {
+    void add_norm(Address x, Address addend, Address weight, float offset, Address result, std::size_t num_rows,
+                  std::size_t width, float eps, std::size_t num_threads) const {
         for_rows(num_rows, width, num_threads, [=](std::size_t row) {
-            rows_.add_norm(at<T>(x, row, width), at<T>(addend, row, width), at<T>(weight, 0, 0), width, eps,
+            rows_.add_norm(at<T>(x, row, width), at<T>(addend, row, width), {at<T>(weight, 0, 0), offset}, width, eps,
                            at<T>(result, row, width));
         });
     }
 
-    void silu_and_mul(Address gate_up, Address result, std::size_t num_rows, std::size_t width,
+    void gate_and_mul(Address gate_up, Address result, std::size_t num_rows, std::size_t width, std::size_t activation,
                       std::size_t num_threads) const {
+        require(activation < kNumActivations, "there is no such activation");
         for_rows(num_rows, width, num_threads, [=](std::size_t row) {
             const T* gate = at<T>(gate_up, row, 2 * width);
-            rows_.silu(gate, gate + width, width, at<T>(result, row, width));
+            rows_.gate[activation](gate, gate + width, width, at<T>(result, row, width));
         });
     }
 
@@ -130,8 +132,8 @@ public:
         });
     }
 
-    // `weight`: a row per head, or 0; `table`: a row per position, cosines first.
-    void rotate(Address x, std::size_t token_stride, std::size_t head_stride, Address weight, Address table,
+    // `weight`: a row per head, or 0, to which `offset` is added; `table`: a row per position, cosines first.
+    void rotate(Address x, std::size_t token_stride, std::size_t head_stride, Address weight, float offset, Address table,
                 std::size_t num_positions, Address positions, std::size_t num_tokens, std::size_t num_heads,
                 std::size_t width, bool is_interleaved, float eps, std::size_t num_threads) const {
         require(width % 2 == 0 && width <= 2 * kMaxHalf, "a head has pairs, 512 at most");
@@ -145,7 +147,7 @@ public:
             const float* cos = at<float>(table, static_cast<std::size_t>(position[token]), width);
             for (std::size_t head = 0; head < num_heads; ++head) {
                 const T* head_weight = weight ? at<T>(weight, head, width) : nullptr;
-                rows_.rotate(at<T>(x, token, token_stride) + head * head_stride, head_weight, eps, cos, cos + width / 2,
+                rows_.rotate(at<T>(x, token, token_stride) + head * head_stride, {head_weight, offset}, eps, cos, cos + width / 2,
                              width / 2, is_interleaved);
             }
         });
@@ -218,7 +220,7 @@ void define(py::module_& module, const char* name) {
         .def(py::init<const std::string&>(), py::arg("instructions"))
         .def("norm", &Ops::norm)
         .def("add_norm", &Ops::add_norm)
-        .def("silu_and_mul", &Ops::silu_and_mul)
+        .def("gate_and_mul", &Ops::gate_and_mul)
         .def("quantise", &Ops::quantise)
         .def("scale", &Ops::scale)
         .def("weighted_sum", &Ops::weighted_sum)

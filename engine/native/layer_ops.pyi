@@ -49,12 +49,32 @@ class LayerOps(Protocol):
     """Row operations on raw pointers. Strides count elements; rows are contiguous."""
 
     def norm(
-        self, x: int, stride: int, weight: int, result: int, num_rows: int, width: int, eps: float, num_threads: int
+        self,
+        x: int,
+        stride: int,
+        weight: int,
+        offset: float,
+        result: int,
+        num_rows: int,
+        width: int,
+        eps: float,
+        num_threads: int,
     ) -> None: ...
     def add_norm(
-        self, x: int, addend: int, weight: int, result: int, num_rows: int, width: int, eps: float, num_threads: int
+        self,
+        x: int,
+        addend: int,
+        weight: int,
+        offset: float,
+        result: int,
+        num_rows: int,
+        width: int,
+        eps: float,
+        num_threads: int,
     ) -> None: ...
-    def silu_and_mul(self, gate_up: int, result: int, num_rows: int, width: int, num_threads: int) -> None: ...
+    def gate_and_mul(
+        self, gate_up: int, result: int, num_rows: int, width: int, activation: int, num_threads: int
+    ) -> None: ...
     def quantise(
         self, x: int, stride: int, result: int, scales: int, num_rows: int, width: int, num_threads: int
     ) -> None: ...
@@ -77,6 +97,7 @@ class LayerOps(Protocol):
         token_stride: int,
         head_stride: int,
         weight: int,
+        offset: float,
         table: int,
         num_positions: int,
         positions: int,

@@ -18,8 +18,6 @@ namespace py = pybind11;
 namespace baton {
 namespace {
 
-constexpr double kLog2E = 1.4426950408889634;
-
 void require(bool holds, const char* otherwise) {
     if (!holds) throw py::value_error(otherwise);
 }
@@ -37,14 +35,21 @@ Cache make_cache(std::uintptr_t data, std::size_t num_blocks, std::size_t heads_
 }
 
 AttentionShape make_shape(double scale, std::size_t block_size, std::size_t num_heads, std::size_t num_kv_heads,
-                          std::size_t key_width, std::size_t value_width, bool is_bfloat16, bool is_quantised) {
+                          std::size_t key_width, std::size_t value_width, bool is_bfloat16, bool is_quantised,
+                          double soft_cap) {
     require(num_kv_heads > 0 && num_heads > 0 && num_heads % num_kv_heads == 0,
             "the heads are a whole number for each KV head, one or more");
     require(key_width > 0 && key_width <= kMaxWidth, "a key has between 1 and 4096 elements");
     require(value_width > 0 && value_width <= key_width, "a value has one element or more, and no more than a key");
     require(block_size > 0 && block_size <= std::numeric_limits<std::uint32_t>::max(), "a block has one token or more");
-    return {num_heads,  num_kv_heads, key_width,   value_width,
-            block_size, is_bfloat16,  static_cast<float>(scale * kLog2E), is_quantised};
+    require(soft_cap >= 0, "a soft cap is positive, or 0 for none");
+    return {num_heads,   num_kv_heads, key_width, value_width, block_size, is_bfloat16, static_cast<float>(scale * kLog2E),
+            is_quantised, static_cast<float>(soft_cap * kLog2E)};
+}
+
+// `width` 0: the whole context.
+Span make_span(std::size_t width, bool is_chunked) {
+    return width ? Span{width, is_chunked} : Span{};
 }
 
 const InstructionSet& instruction_set(const std::string& name) {
@@ -57,9 +62,10 @@ const InstructionSet& instruction_set(const std::string& name) {
 class PagedAttention {
 public:
     PagedAttention(double scale, std::size_t block_size, std::size_t num_heads, std::size_t num_kv_heads,
-                   std::size_t key_width, std::size_t value_width, bool is_bfloat16, bool is_quantised,
+                   std::size_t key_width, std::size_t value_width, bool is_bfloat16, bool is_quantised, double soft_cap,
                    const std::string& instructions)
-        : layer_(make_shape(scale, block_size, num_heads, num_kv_heads, key_width, value_width, is_bfloat16, is_quantised),
+        : layer_(make_shape(scale, block_size, num_heads, num_kv_heads, key_width, value_width, is_bfloat16, is_quantised,
+                            soft_cap),
                  instruction_set(instructions), run_on_threads) {}
 
     // `block_tables`: [num_seqs, max_blocks] and `slots`: [num_tokens], both int64 and contiguous.
@@ -87,12 +93,12 @@ public:
     }
 
     void forward(const Rows& queries, const Rows& keys, const Rows& values, const Cache& cache, const Rows& results,
-                 std::size_t num_tokens) {
+                 std::size_t num_tokens, const Span& span, std::uintptr_t sinks) {
         const py::gil_scoped_release others_may_run;
         const std::lock_guard<std::mutex> guard(one_at_a_time_);
         check(cache, num_tokens);
         layer_.write(keys, values, cache);
-        layer_.attend(queries, results, cache);
+        layer_.attend(queries, results, cache, span, reinterpret_cast<const float*>(sinks));
     }
 
 private:
@@ -144,17 +150,19 @@ PYBIND11_MODULE(paged_attention, module) {
         .def(py::init(&make_cache), py::arg("data"), py::arg("num_blocks"), py::arg("heads_per_part"),
              py::arg("block_stride"), py::arg("part_stride"), py::arg("value_offset"), py::arg("head_stride"),
              py::arg("token_stride"));
+    py::class_<Span>(module, "Span")
+        .def(py::init(&make_span), py::kw_only(), py::arg("width"), py::arg("is_chunked"));
     py::class_<PagedAttention>(module, "PagedAttention")
-        .def(py::init<double, std::size_t, std::size_t, std::size_t, std::size_t, std::size_t, bool, bool,
+        .def(py::init<double, std::size_t, std::size_t, std::size_t, std::size_t, std::size_t, bool, bool, double,
                       const std::string&>(),
              py::kw_only(), py::arg("scale"), py::arg("block_size"), py::arg("num_heads"), py::arg("num_kv_heads"),
              py::arg("key_width"), py::arg("value_width"), py::arg("is_bfloat16"), py::arg("is_quantised") = false,
-             py::arg("instructions"))
+             py::arg("soft_cap") = 0.0, py::arg("instructions"))
         .def("plan", &PagedAttention::plan, py::kw_only(), py::arg("query_lens"), py::arg("context_lens"),
              py::arg("block_tables"), py::arg("max_blocks"), py::arg("slots"), py::arg("num_slots"),
              py::arg("num_threads"))
         .def("forward", &PagedAttention::forward, py::arg("queries"), py::arg("keys"), py::arg("values"),
-             py::arg("cache"), py::arg("results"), py::arg("num_tokens"));
+             py::arg("cache"), py::arg("results"), py::arg("num_tokens"), py::arg("span"), py::arg("sinks"));
 }
 
 }  // namespace baton

@@ -23,6 +23,11 @@ class Cache:
         token_stride: int,
     ) -> None: ...
 
+class Span:
+    """Earlier tokens that a token attends to; width 0: all of them."""
+
+    def __init__(self, *, width: int, is_chunked: bool) -> None: ...
+
 class PagedAttention:
     """Attention on raw pointers: plans a step, then runs layer by layer. Raises ValueError for invalid arguments."""
 
@@ -37,6 +42,7 @@ class PagedAttention:
         value_width: int,
         is_bfloat16: bool,
         is_quantised: bool = False,
+        soft_cap: float = 0.0,
         instructions: str,
     ) -> None: ...
     def plan(
@@ -51,5 +57,13 @@ class PagedAttention:
         num_threads: int,
     ) -> None: ...
     def forward(
-        self, queries: Rows, keys: Rows, values: Rows, cache: Cache, results: Rows, num_tokens: int
+        self,
+        queries: Rows,
+        keys: Rows,
+        values: Rows,
+        cache: Cache,
+        results: Rows,
+        num_tokens: int,
+        span: Span,
+        sinks: int,
     ) -> None: ...

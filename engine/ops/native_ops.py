@@ -1,10 +1,16 @@
 """Row operations by the compiled module, on a CPU."""
 
+from typing import get_args
+
 import torch
 from torch import Tensor
 
+from baton.engine.config import Activation
 from baton.engine.native.layer_ops import Bfloat16Ops, Float32Ops, instruction_sets
 from baton.engine.ops.base import HeadNorms, Rotation
+from baton.engine.ops.head_norms import norm_heads
+
+ACTIVATIONS = get_args(Activation)  # in the order of the compiled enumeration
 
 
 class NativeOps:
@@ -15,32 +21,35 @@ class NativeOps:
         name = instructions or instruction_sets()[0]
         self._ops = {torch.float32: Float32Ops(name), torch.bfloat16: Bfloat16Ops(name)}
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         """Return the RMS norm of x over its last dimension."""
         rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, x.shape[-1])
         result = torch.empty(x.shape, dtype=x.dtype)
         num_rows, width = rows.shape
         stride, threads = rows.stride(0), torch.get_num_threads()
-        pointers = rows.data_ptr(), stride, weight.data_ptr(), result.data_ptr()
+        pointers = rows.data_ptr(), stride, weight.data_ptr(), offset, result.data_ptr()
         self._ops[x.dtype].norm(*pointers, num_rows, width, eps, threads)
         return result
 
-    def add_rms_norm(self, x: Tensor, addend: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, addend: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """Return x + addend and its RMS norm."""
         x, addend = x.contiguous(), addend.contiguous()
         result = torch.empty_like(x)
         num_rows, width = x.shape
-        pointers = x.data_ptr(), addend.data_ptr(), weight.data_ptr(), result.data_ptr()
+        pointers = x.data_ptr(), addend.data_ptr(), weight.data_ptr(), offset, result.data_ptr()
         self._ops[x.dtype].add_norm(*pointers, num_rows, width, eps, torch.get_num_threads())
         return x, result
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up of gate_up [num_tokens, 2 * size]."""
+    def gate_and_mul(self, gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+        """Return activation(gate) * up of gate_up [num_tokens, 2 * size]."""
         gate_up = gate_up.contiguous()
         num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         result = torch.empty(num_rows, width, dtype=gate_up.dtype)
         pointers = gate_up.data_ptr(), result.data_ptr()
-        self._ops[gate_up.dtype].silu_and_mul(*pointers, num_rows, width, torch.get_num_threads())
+        which = ACTIVATIONS.index(activation)
+        self._ops[gate_up.dtype].gate_and_mul(*pointers, num_rows, width, which, torch.get_num_threads())
         return result
 
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,13 +87,16 @@ class NativeOps:
         """Rotate heads by their tokens' positions, after optional norms; in place."""
         if heads.stride(2) != 1:
             heads = heads.contiguous()
-        num_tokens, num_heads, width = heads.shape
         table, positions = rotation.table, rotation.positions
-        assert table.shape[1] == width
+        width = table.shape[1]
+        if norms is not None and width < heads.shape[2]:  # the kernel norms what it rotates
+            heads, norms = norm_heads(self, heads, norms), None
+        num_tokens, num_heads, head_dim = heads.shape
+        assert width <= head_dim
         assert len(positions) == num_tokens
         self._ops[heads.dtype].rotate(
             heads.data_ptr(), heads.stride(0), heads.stride(1), 0 if norms is None else norms.weight.data_ptr(),
-            table.data_ptr(), len(table), positions.data_ptr(),
+            0.0 if norms is None else norms.offset, table.data_ptr(), len(table), positions.data_ptr(),
             num_tokens, num_heads, width, rotation.interleaved, 0.0 if norms is None else norms.eps,
             torch.get_num_threads(),
         )  # fmt: skip

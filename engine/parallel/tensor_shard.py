@@ -56,6 +56,8 @@ class TensorShard:
             counts["intermediate_size"] = config.intermediate_size
         if config.moe is not None and not self.has_whole_experts:
             counts["intermediate size of an expert"] = config.moe.intermediate_size
+        if config.moe is not None and config.moe.shared_size:
+            counts["intermediate size of the shared experts"] = config.moe.shared_size
         uneven = [f"{name} {count}" for name, count in counts.items() if count % self.size]
         if config.mla is None and config.num_kv_heads % self.size and self.size % config.num_kv_heads:
             uneven.append(f"num_key_value_heads {config.num_kv_heads}")

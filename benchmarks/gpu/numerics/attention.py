@@ -13,6 +13,8 @@ from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.factory import attention_for
 from baton.engine.attention.flashinfer import FlashInferAttention
 from baton.engine.attention.heads import AttentionHeads
+from baton.engine.attention.kind import AttentionKind
+from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.attention.torch_reference import TorchAttention
 from baton.engine.config import MLAConfig, ModelConfig, RopeConfig
 from baton.engine.execution.batch import Batch
@@ -38,6 +40,14 @@ class Model:
     head_dim: int
     num_parts: int = 1
     mla: MLAConfig | None = None
+    span: AttentionSpan = FULL
+    soft_cap: float | None = None
+    has_sinks: bool = False
+
+    def kind(self, device: torch.device) -> AttentionKind:
+        """Return the kind of the layer's attention."""
+        sinks = torch.linspace(-2, 4, self.num_heads, device=device) if self.has_sinks else None
+        return AttentionKind(self.span, sinks)
 
     def config(self, dtype: str) -> ModelConfig:
         """Return a config with the fields that the choice of a backend reads; the others are arbitrary."""
@@ -55,6 +65,8 @@ class Model:
             max_model_len=LONGEST,
             dtype=dtype,
             mla=self.mla,
+            spans=(self.span,) * NUM_LAYERS,
+            attention_soft_cap=self.soft_cap,
         )
 
 
@@ -72,10 +84,18 @@ MODELS = (
     Model("8 / 8 of 64", 8, 8, 64),
     Model("14 / 2 of 64", 14, 2, 64),
     Model("16 / 4 of 256", 16, 4, 256),
+    Model("16 / 8 of 256, window, cap", 16, 8, 256, span=AttentionSpan(1000), soft_cap=2.0),
+    Model("64 / 8 of 64, window, sinks", 64, 8, 64, span=AttentionSpan(128), has_sinks=True),
+    Model("64 / 8 of 64 in 2 parts, sinks", 64, 8, 64, num_parts=2, has_sinks=True),
+    Model("40 / 8 of 128, chunks", 40, 8, 128, span=AttentionSpan(1024, is_chunked=True)),
     latent(16),
     latent(128),
 )
-QUICK_MODELS = (Model("4 / 2 of 16", 4, 2, 16), latent(2))
+QUICK_MODELS = (
+    Model("4 / 2 of 16", 4, 2, 16),
+    Model("4 / 2 of 16, window, cap, sinks", 4, 2, 16, span=AttentionSpan(20), soft_cap=2.0, has_sinks=True),
+    latent(2),
+)
 
 
 def steps(setting: Setting, seed: int) -> Iterator[tuple[str, list[Lengths]]]:
@@ -108,7 +128,15 @@ def check_shared_prefix(record: Record, setting: Setting, model: Model, kv_dtype
     """Compare decodes with a common prefix, which is read once for all of them, and a chunk; FlashInfer's only."""
     config, case = model.config(setting.dtype_name), Case(model, kv_dtype, 16)
     heads = AttentionHeads.of(config, torch_dtype(kv_cache_dtype(config, kv_dtype)))
-    backend = FlashInferAttention(config.attention_scale, 16, heads, setting.device, least_saved_bytes=1)
+    backend = FlashInferAttention(
+        config.attention_scale,
+        16,
+        heads,
+        setting.device,
+        least_saved_bytes=1,
+        soft_cap=model.soft_cap,
+        spans=config.spans,
+    )
     rng = random.Random(seed)
     for num_shared in (1, 100):
         decodes = [Lengths(1, 16 * num_shared + rng.randint(1, 900)) for _ in range(9)]
@@ -139,9 +167,10 @@ def compare(record: Record, setting: Setting, case: Case, name: str, backend: At
     layout = KVCacheLayout.of(model.config(setting.dtype_name), block_size, model.num_parts, kv_dtype=kv_dtype)
     pool = drawn(layout.pool_shape(int(batch.block_tables.max()) + 1), setting).to(layout.dtype)
     inputs = Inputs.draw(model, batch.num_tokens, setting)
-    result = attend(backend, inputs, pool, batch, scales)
+    kind = model.kind(setting.device)
+    result = attend(backend, inputs, pool, batch, scales, kind)
     seen, exact_pool = (inputs.float(), pool.float()) if kv_dtype == "auto" else in_fp8(inputs, pool, scales)
-    expected = attend(exact, seen, exact_pool, batch, UNSCALED)
+    expected = attend(exact, seen, exact_pool, batch, UNSCALED, kind)
     name = f"{type(backend).__name__}, {case}, {name}"
     record.compare(name, result.values, expected.values, ATTENTION[setting.dtype])
     is_same = torch.equal(scaled(result.pool, scales), expected.pool)
@@ -192,7 +221,9 @@ class Attended:
     pool: Tensor
 
 
-def attend(backend: AttentionBackend, inputs: Inputs, pool: Tensor, batch: Batch, scales: KVScales) -> Attended:
+def attend(
+    backend: AttentionBackend, inputs: Inputs, pool: Tensor, batch: Batch, scales: KVScales, kind: AttentionKind
+) -> Attended:
     """Run one layer's attention on a copy of the pool."""
     pool = pool.clone()
     cache = KVCacheLayout.layer_cache(pool, LAYER)
@@ -200,7 +231,7 @@ def attend(backend: AttentionBackend, inputs: Inputs, pool: Tensor, batch: Batch
     backend.plan(batch)
     if pool.dim() == LATENT_DIMS:
         return Attended(backend.forward_latent(inputs.q, inputs.k[:, 0], cache, batch), pool)
-    return Attended(backend.forward(inputs.q, inputs.k, inputs.v, cache, batch, scales), pool)
+    return Attended(backend.forward(inputs.q, inputs.k, inputs.v, cache, batch, scales, kind), pool)
 
 
 def drawn(shape: tuple[int, ...], setting: Setting) -> Tensor:

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from baton.engine.config import Activation
 from baton.engine.ops.base import HeadNorms, LayerOps, Rotation
 from baton.engine.ops.factory import ops_for
 from baton.engine.ops.flashinfer_ops import FlashInferOps
@@ -57,8 +60,18 @@ def row_cases(setting: Setting, num_tokens: int) -> list[Case]:
         ) -> tuple[Tensor, Tensor]:
             return ops.add_rms_norm(x.to(dtype, copy=True), addend.to(dtype, copy=True), weight.to(dtype), EPS)
 
-        def activate(ops: LayerOps, dtype: torch.dtype, gate_up: Tensor = gate_up) -> Tensor:
-            return ops.silu_and_mul(gate_up.to(dtype, copy=True))
+        def offset_norm(ops: LayerOps, dtype: torch.dtype, x: Tensor = x, weight: Tensor = weight) -> Tensor:
+            return ops.rms_norm(x.to(dtype, copy=True), weight.to(dtype), EPS, 1.0)
+
+        def add_offset_norm(
+            ops: LayerOps, dtype: torch.dtype, x: Tensor = x, addend: Tensor = addend, weight: Tensor = weight
+        ) -> Tensor:
+            return ops.add_rms_norm(x.to(dtype, copy=True), addend.to(dtype, copy=True), weight.to(dtype), EPS, 1.0)[1]
+
+        def activate(
+            ops: LayerOps, dtype: torch.dtype, gate_up: Tensor = gate_up, activation: Activation = "silu"
+        ) -> Tensor:
+            return ops.gate_and_mul(gate_up.to(dtype, copy=True), activation)
 
         def requantise(ops: LayerOps, dtype: torch.dtype, x: Tensor = x, bias: Tensor = bias) -> Tensor:
             rounded, scales = ops.quantise(x.to(dtype))
@@ -69,7 +82,9 @@ def row_cases(setting: Setting, num_tokens: int) -> list[Case]:
             Case(f"rms_norm of heads {width}", norm_heads),
             Case(f"add_rms_norm {width}: sum", lambda *arguments, call=add_norm: call(*arguments)[0]),
             Case(f"add_rms_norm {width}: norm", lambda *arguments, call=add_norm: call(*arguments)[1]),
-            Case(f"silu_and_mul {width}", activate),
+            Case(f"rms_norm with an offset {width}", offset_norm),
+            Case(f"add_rms_norm with an offset {width}", add_offset_norm),
+            *(Case(f"{each} {width}", partial(activate, activation=each)) for each in get_args(Activation)),
             Case(f"quantise and scale {width}", requantise),
         ]
     return cases

@@ -1,7 +1,7 @@
 // Interface of a kernel of any instruction set.
 #pragma once
 
-#include "plan.hpp"
+#include "division.hpp"
 #include "scratch.hpp"
 #include "tensors.hpp"
 
@@ -26,6 +26,8 @@ struct Task {
     Cache cache;
     RowState* partial_states;  // of tiles divided among threads: [partials]
     float* partial_values;     // [partials, value_stride]
+    Span span;
+    const float* sinks;  // by head: a logit that takes part in the softmax without a value; null: none
 };
 
 struct Kernel {

@@ -21,6 +21,8 @@ static BATON_INLINE float widened(std::uint16_t bits) {
 
 #include "softmax.inl"
 
+#include "soft_cap.inl"
+
 // `Storage` is the type of queries, new KV and results, `Cached` that of the KV in the cache.
 template <typename Storage, typename Cached, typename Cells>
 struct Attention {
@@ -30,6 +32,18 @@ struct Attention {
     static constexpr bool kInQuads = kIsInt8<Cached> && Cells::kHasQuads;
     static constexpr std::size_t kScoredRows = kInQuads ? Lanes::kRows / 2 : Lanes::kRows;  // each has two digits
     static constexpr std::size_t kCellsOfSplit = kSplit / Cells::kPerCell;
+    static constexpr std::size_t kAtOnce = Lanes::kWidth * Cells::kPerCell;  // keys whose weights are summed at once
+
+    // Keys of a split that a tile's rows attend to, as offsets: from `first` up to, excluding, `end`. Whole vectors are
+    // computed, from `start` up to `padded()`.
+    struct Keys {
+        std::size_t first;
+        std::size_t start;
+        std::size_t end;
+
+        std::size_t padded() const { return round_up(end, Lanes::kWidth); }
+        std::size_t num_padded() const { return padded() - start; }
+    };
 
     const Task& task;
     const Tile& tile;
@@ -38,17 +52,18 @@ struct Attention {
     const Sequence& sequence;
     const std::size_t key_cells;
     const std::ptrdiff_t head_offset;  // from a block's first key to the head's
-    std::size_t* const seen;
+    Seen* const seen;
     RowState* const states;
     Merge* const merges;
 
     Attention(const Task& task, const Tile& tile, Scratch& scratch)
         : task(task), tile(tile), scratch(scratch), shape(task.shape), sequence(task.sequences[tile.sequence]),
           key_cells(kInQuads ? (shape.key_width + 3) / 4 : (shape.key_width + Cells::kPerCell - 1) / Cells::kPerCell),
-          head_offset(task.cache.keys(0, tile.kv_head) - task.cache.data), seen(scratch.seen.as<std::size_t>()),
+          head_offset(task.cache.keys(0, tile.kv_head) - task.cache.data), seen(scratch.seen.as<Seen>()),
           states(scratch.states.as<RowState>()), merges(scratch.merges.as<Merge>()) {
         for (std::size_t row = 0; row < tile.num_rows; ++row) {
-            seen[row] = Plan::seen(sequence, tile.first_row + row, shape.group());
+            const std::size_t position = sequence.position(tile.first_row + row, shape.group());
+            seen[row] = {task.span.first(position), position + 1};
         }
     }
 
@@ -57,12 +72,17 @@ struct Attention {
     std::size_t head_of(std::size_t row) const {
         return tile.kv_head * shape.group() + (tile.first_row + row) % shape.group();
     }
-    // Number of a split's keys that the row attends to.
-    std::size_t seen_of(std::size_t split, std::size_t row) const {
-        return seen[row] > split * kSplit ? smaller(seen[row] - split * kSplit, kSplit) : 0;
+    // A position's offset in a split, within its bounds.
+    static std::size_t offset_in(std::size_t split, std::size_t position) {
+        return position > split * kSplit ? smaller(position - split * kSplit, kSplit) : 0;
     }
+    // Keys of a split that the row attends to, as offsets.
+    Seen seen_of(std::size_t split, std::size_t row) const {
+        return {offset_in(split, seen[row].first), offset_in(split, seen[row].end)};
+    }
+    std::size_t end_of(std::size_t split, std::size_t row) const { return offset_in(split, seen[row].end); }
     std::size_t partial_of(std::size_t split, std::size_t row) const {
-        return tile.first_partial + split * tile.num_rows + row;
+        return tile.first_partial + (split - tile.first_split) * tile.num_rows + row;
     }
 
     void attend(const Item& item) {
@@ -77,10 +97,10 @@ struct Attention {
         for (std::size_t row = 0; row < tile.num_rows; ++row) {
             RowState state{-INFINITY, 0.0f};
             float* values = scratch.values.as<float>() + row * stride;
-            for (std::size_t split = 0; split < tile.num_splits; ++split) {
+            for (std::size_t split = tile.first_split; split < tile.end_split; ++split) {
                 const std::size_t partial = partial_of(split, row);
                 const Merge merge = merged(state, task.partial_states[partial], seen_of(split, row));
-                merge_values(values, task.partial_values + partial * stride, merge, split == 0, stride);
+                merge_values(values, task.partial_values + partial * stride, merge, split == tile.first_split, stride);
             }
             states[row] = state;
         }
@@ -102,12 +122,12 @@ private:
     }
 
     void attend_split(std::size_t split, std::size_t end_split) {
-        const std::size_t num_keys = seen_of(split, tile.num_rows - 1);
-        const std::size_t padded = round_up(num_keys, Lanes::kWidth);
-        find_keys(split, num_keys, padded, split + 1 < end_split);
-        score(split, num_keys, padded);
-        for (std::size_t row = 0; row < tile.num_rows; ++row) weigh(split, row, padded);
-        sum_values(split, split == 0 || is_divided(), num_keys, padded);
+        const std::size_t first_key = seen_of(split, 0).first;  // of all rows
+        const Keys keys{first_key, first_key / kAtOnce * kAtOnce, end_of(split, tile.num_rows - 1)};
+        find_keys(split, keys, split + 1 < end_split);
+        score(split, keys);
+        for (std::size_t row = 0; row < tile.num_rows; ++row) weigh(split, row, keys);
+        sum_values(split, split == tile.first_split || is_divided(), keys);
     }
 
     // Prefetches keys or values ahead of packing, few enough for the processor's outstanding loads.
@@ -121,14 +141,15 @@ private:
     }
 
     // Pointers to this split's keys and values and the next split's first keys, in reading order.
-    void find_keys(std::size_t split, std::size_t num_keys, std::size_t padded, bool has_next) {
+    void find_keys(std::size_t split, Keys range, bool has_next) {
         const char** keys = scratch.touched.as<const char*>();
-        const char **values = keys + padded, **next = values + padded;
-        const std::size_t first = split * kSplit;
-        point_at(first, num_keys, keys);
-        for (std::size_t key = 0; key < num_keys; ++key) values[key] = keys[key] + task.cache.value_offset;
-        for (std::size_t key = num_keys; key < padded; ++key) keys[key] = values[key] = scratch.no_key.data();
-        const std::size_t num_next = has_next ? smaller(kAhead, seen[tile.num_rows - 1] - first - kSplit) : 0;
+        const char **values = keys + range.num_padded(), **next = values + range.num_padded();
+        const std::size_t skipped = range.first - range.start, end = range.end - range.start, first = split * kSplit;
+        for (std::size_t key = 0; key < skipped; ++key) keys[key] = values[key] = scratch.no_key.data();
+        point_at(first + range.first, end - skipped, keys + skipped);
+        for (std::size_t key = skipped; key < end; ++key) values[key] = keys[key] + task.cache.value_offset;
+        for (std::size_t key = end; key < range.num_padded(); ++key) keys[key] = values[key] = scratch.no_key.data();
+        const std::size_t num_next = has_next ? smaller(kAhead, seen[tile.num_rows - 1].end - first - kSplit) : 0;
         if (num_next) point_at(first + kSplit, num_next, next);
         for (std::size_t key = num_next; key < kAhead; ++key) next[key] = scratch.no_key.data();
     }
@@ -146,17 +167,17 @@ private:
         }
     }
 
-    void score(std::size_t split, std::size_t num_keys, std::size_t padded) {
+    void score(std::size_t split, Keys range) {
         Cell* packed = scratch.packed_keys.as<Cell>();
-        for (std::size_t first = 0; first < num_keys; first += kPanel) {
-            const std::size_t count = smaller(padded - first, kPanel);
-            const char* const* keys = scratch.touched.as<const char*>() + first;
+        for (std::size_t first = range.start; first < range.end; first += kPanel) {
+            const std::size_t count = smaller(range.padded() - first, kPanel);
+            const char* const* keys = scratch.touched.as<const char*>() + first - range.start;
             pack_keys<Cached, Cells>(keys, count, shape.key_width, packed);
             if constexpr (kIsInt8<Cached>) load_scales(keys, count, shape.scale);
             prefetch_later(keys + count);
             for (std::size_t row = 0; row < tile.num_rows; row += kScoredRows) {
                 const std::size_t num_rows = smaller(kScoredRows, tile.num_rows - row);
-                if (seen_of(split, row + num_rows - 1) <= first) continue;
+                if (end_of(split, row + num_rows - 1) <= first) continue;
                 score_rows(row, num_rows, count / Lanes::kWidth, scratch.scores.as<float>() + row * kSplit + first);
             }
         }
@@ -184,29 +205,31 @@ private:
         for (std::size_t i = 0; i < count; ++i) scales[i] = scale_of(rows[i], shape.key_width) * factor;
     }
 
-    void weigh(std::size_t split, std::size_t row, std::size_t padded) {
-        const std::size_t num_keys = seen_of(split, row);
+    void weigh(std::size_t split, std::size_t row, Keys range) {
+        const Seen keys = seen_of(split, row);
         float* scores = scratch.scores.as<float>() + row * kSplit;
         std::uint32_t* cells = scratch.weights.as<std::uint32_t>() + row * kSplit / 2;
-        const RowState found = softmax<Cells, kWeightsInPlace>(scores, num_keys, padded, cells);
+        if (shape.soft_cap > 0.0f) cap_scores(scores, keys, shape.soft_cap);
+        const RowState found = softmax<Cells, kWeightsInPlace>(scores, keys, range.start, range.padded(), cells);
         if (is_divided()) {
             task.partial_states[partial_of(split, row)] = found;
         } else {
-            merges[row] = merged(states[row], found, num_keys);
+            merges[row] = merged(states[row], found, keys);
         }
     }
 
-    void sum_values(std::size_t split, bool is_first, std::size_t num_keys, std::size_t padded) {
+    void sum_values(std::size_t split, bool is_first, Keys range) {
         Cell* packed = scratch.packed_values.as<Cell>();
-        const char* const* values = scratch.touched.as<const char*>() + padded;
+        const char* const* values = scratch.touched.as<const char*>() + range.num_padded();
         // With few rows, computing is faster than loading: prefetch the next data in the meantime.
         const std::size_t at_once = tile.num_rows > kFewRows || !task.cache.value_offset ? kSplit : kKeysAtOnce;
-        for (std::size_t first = 0; first < num_keys; first += at_once) {
-            const std::size_t count = smaller(num_keys - first, at_once);
-            pack_values<Cached, Cells>(values + first, count, shape.value_width, packed);
-            if constexpr (kIsInt8<Cached>) scale_weights(split, first, count, values + first);
-            prefetch_later(values + first + count);
-            add_values(split, first, count, is_first, num_keys);
+        for (std::size_t first = range.start; first < range.end; first += at_once) {
+            const std::size_t count = smaller(range.end - first, at_once);
+            pack_values<Cached, Cells>(values, count, shape.value_width, packed);
+            if constexpr (kIsInt8<Cached>) scale_weights(split, first, count, values);
+            values += count;
+            prefetch_later(values);
+            add_values(split, first, count, is_first, range);
         }
     }
 
@@ -214,7 +237,7 @@ private:
     void scale_weights(std::size_t split, std::size_t first, std::size_t count, const char* const* values) {
         load_scales(values, count, 1.0f);
         for (std::size_t row = 0; row < tile.num_rows; ++row) {
-            const std::size_t num_seen = seen_of(split, row);
+            const std::size_t num_seen = end_of(split, row);
             float* weights = scratch.scores.as<float>() + row * kSplit + first;
             std::uint32_t* cells = scratch.weights.as<std::uint32_t>() + (row * kSplit + first) / 2;
             scale<Cells>(weights, scratch.scales.as<float>(), num_seen > first ? smaller(num_seen - first, count) : 0, count,
@@ -223,7 +246,7 @@ private:
     }
 
     // Adds the values of keys `first` to `first + count` of the split; the last call merges the split.
-    void add_values(std::size_t split, std::size_t first, std::size_t count, bool is_first, std::size_t num_keys) {
+    void add_values(std::size_t split, std::size_t first, std::size_t count, bool is_first, Keys range) {
         const std::size_t stride = shape.value_stride();
         float* values = is_divided() ? task.partial_values + partial_of(split, 0) * stride : scratch.values.as<float>();
         for (std::size_t place = 0; place < shape.value_width; place += kPanel) {
@@ -232,13 +255,13 @@ private:
             const Cell* panel = scratch.packed_values.as<Cell>() + place * kCellsOfSplit;
             for (std::size_t row = 0; row < tile.num_rows; row += Lanes::kRows) {
                 const std::size_t num_rows = smaller(Lanes::kRows, tile.num_rows - row);
-                const std::size_t num_seen = seen_of(split, row + num_rows - 1);
+                const std::size_t num_seen = end_of(split, row + num_rows - 1);
                 const std::size_t num_added = num_seen > first ? smaller(num_seen - first, count) : 0;
                 float* sums = scratch.sums.as<float>() + row * stride + place;
                 const Factors<Cells> factors{weights_of(row) + first / Cells::kPerCell, kCellsOfSplit, panel,
-                                             (num_added + Cells::kPerCell - 1) / Cells::kPerCell, first ? sums : nullptr,
-                                             stride};
-                float* to = first + count < num_keys ? sums : values + row * stride + place;
+                                             (num_added + Cells::kPerCell - 1) / Cells::kPerCell,
+                                             first > range.start ? sums : nullptr, stride};
+                float* to = first + count < range.end ? sums : values + row * stride + place;
                 multiply<Cells>(factors, num_rows, num_vectors, Values{to, stride, merges + row, is_first || to == sums});
             }
         }
@@ -252,7 +275,8 @@ private:
     void write_results() {
         const std::size_t stride = shape.value_stride();
         for (std::size_t row = 0; row < tile.num_rows; ++row) {
-            write_row<Storage>(scratch.values.as<float>() + row * stride, 1.0f / states[row].sum, shape.value_width,
+            const float factor = task.sinks ? factor_of(states[row], task.sinks[head_of(row)]) : 1.0f / states[row].sum;
+            write_row<Storage>(scratch.values.as<float>() + row * stride, factor, shape.value_width,
                                task.results.at(token_of(row), head_of(row)));
         }
     }

@@ -60,6 +60,7 @@ struct Lanes {
     static BATON_INLINE Floats add(Floats left, Floats right) { return _mm256_add_ps(left, right); }
     static BATON_INLINE Floats subtract(Floats left, Floats right) { return _mm256_sub_ps(left, right); }
     static BATON_INLINE Floats multiply(Floats left, Floats right) { return _mm256_mul_ps(left, right); }
+    static BATON_INLINE Floats divide(Floats left, Floats right) { return _mm256_div_ps(left, right); }
     static BATON_INLINE Floats multiply_add(Floats left, Floats right, Floats sum) {
         return _mm256_fmadd_ps(left, right, sum);
     }

@@ -41,6 +41,7 @@ struct Lanes {
     static BATON_INLINE Floats add(Floats left, Floats right) { return _mm512_add_ps(left, right); }
     static BATON_INLINE Floats subtract(Floats left, Floats right) { return _mm512_sub_ps(left, right); }
     static BATON_INLINE Floats multiply(Floats left, Floats right) { return _mm512_mul_ps(left, right); }
+    static BATON_INLINE Floats divide(Floats left, Floats right) { return _mm512_div_ps(left, right); }
     static BATON_INLINE Floats multiply_add(Floats left, Floats right, Floats sum) {
         return _mm512_fmadd_ps(left, right, sum);
     }

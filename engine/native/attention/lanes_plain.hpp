@@ -69,6 +69,7 @@ struct Lanes {
     static BATON_INLINE Floats add(Floats left, Floats right) { return left + right; }
     static BATON_INLINE Floats subtract(Floats left, Floats right) { return left - right; }
     static BATON_INLINE Floats multiply(Floats left, Floats right) { return left * right; }
+    static BATON_INLINE Floats divide(Floats left, Floats right) { return left / right; }
     static BATON_INLINE Floats multiply_add(Floats left, Floats right, Floats sum) { return left * right + sum; }
 
     static BATON_INLINE Floats max(Floats left, Floats right) { return choose(left > right, left, right); }

@@ -1,4 +1,4 @@
-// Attention of a step's layers, one after the other, over one plan.
+// Attention of a step's layers, one after the other, over one plan and one division for each span.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "division.hpp"
 #include "instruction_sets.hpp"
 #include "plan.hpp"
 #include "scratch.hpp"
@@ -25,18 +26,11 @@ public:
     const AttentionShape& shape() const { return shape_; }
     const Plan& plan() const { return plan_; }
 
-    // `plan` has sequences, blocks and slots.
     void set_plan(Plan plan, std::size_t num_threads) {
         plan_ = std::move(plan);
         num_threads_ = num_threads;
-        plan_.divide(shape_, num_threads_);
-        if (plan_.cost() < kCostOfThreads) num_threads_ = 1;
+        divisions_.clear();
         while (scratch_.size() < num_threads_) scratch_.emplace_back(shape_);
-        if (plan_.num_partials > partial_states_.size()) {
-            partial_states_.resize(plan_.num_partials);
-            partial_values_ = AlignedMemory(4 * plan_.num_partials * shape_.value_stride());
-        }
-        items_left_ = std::make_unique<std::atomic<std::size_t>[]>(plan_.tiles.size());
     }
 
     // Writes the new tokens' keys and values to their slots. `values` is unused for latent attention.
@@ -46,20 +40,26 @@ public:
         run(write_some, &writing, num_bytes < kBytesOfThreads ? 1 : num_threads_);
     }
 
-    void attend(const Rows& queries, const Rows& results, const Cache& cache) {
-        for (std::size_t tile = 0; tile < plan_.tiles.size(); ++tile) {
-            items_left_[tile].store(plan_.tiles[tile].num_items, std::memory_order_relaxed);
+    // `sinks`: a logit by head, or null.
+    void attend(const Rows& queries, const Rows& results, const Cache& cache, Span span = {}, const float* sinks = nullptr) {
+        const Division& division = division_of(span);
+        for (std::size_t tile = 0; tile < division.tiles.size(); ++tile) {
+            items_left_[tile].store(division.tiles[tile].num_items, std::memory_order_relaxed);
         }
-        const Task task{shape_,  plan_.sequences.data(), plan_.blocks.data(),      queries, results,
-                        cache, partial_states_.data(), partial_values_.as<float>()};
-        Attending attending{*this, task, {0}, {0}};
-        run(attend_some, &attending, num_threads_);
+        const Task task{shape_, plan_.sequences.data(), plan_.blocks.data(),          queries, results,
+                        cache,  partial_states_.data(), partial_values_.as<float>(), span,    sinks};
+        Attending attending{*this, division, task, {0}, {0}};
+        run(attend_some, &attending, division.num_threads);
     }
 
 private:
-    static constexpr std::size_t kCostOfThreads = 8000;      // below it one thread is as fast
-    static constexpr std::size_t kBytesOfThreads = 1 << 17;  // likewise
+    static constexpr std::size_t kBytesOfThreads = 1 << 17;  // below it one thread is as fast
     static constexpr std::size_t kTokensAtOnce = 16;
+
+    struct SpanDivision {
+        Span span;
+        Division division;
+    };
 
     struct Writing {
         const LayerAttention& layer;
@@ -71,10 +71,28 @@ private:
 
     struct Attending {
         LayerAttention& layer;
+        const Division& division;
         const Task& task;
         std::atomic<std::size_t> next;
         std::atomic<std::size_t> num_threads;
     };
+
+    const Division& division_of(Span span) {
+        for (const SpanDivision& each : divisions_) {
+            if (each.span == span) return each.division;
+        }
+        divisions_.push_back({span, {plan_, shape_, span, num_threads_}});
+        const Division& division = divisions_.back().division;
+        if (division.num_partials > partial_states_.size()) {
+            partial_states_.resize(division.num_partials);
+            partial_values_ = AlignedMemory(4 * division.num_partials * shape_.value_stride());
+        }
+        if (division.tiles.size() > num_items_left_) {
+            num_items_left_ = division.tiles.size();
+            items_left_ = std::make_unique<std::atomic<std::size_t>[]>(num_items_left_);
+        }
+        return division;
+    }
 
     void run(Work function, void* argument, std::size_t num_threads) const {
         if (num_threads > 1) {
@@ -109,11 +127,11 @@ private:
     static void attend_some(void* argument) noexcept {
         Attending& attending = *static_cast<Attending*>(argument);
         LayerAttention& layer = attending.layer;
-        const Plan& plan = layer.plan_;
+        const Division& division = attending.division;
         Scratch& scratch = layer.scratch_[attending.num_threads.fetch_add(1)];
-        for (std::size_t next; (next = attending.next.fetch_add(1)) < plan.items.size();) {
-            const Item& item = plan.items[next];
-            const Tile& tile = plan.tiles[item.tile];
+        for (std::size_t next; (next = attending.next.fetch_add(1)) < division.items.size();) {
+            const Item& item = division.items[next];
+            const Tile& tile = division.tiles[item.tile];
             layer.kernel_.attend(attending.task, tile, item, scratch);
             // The last thread at a divided tile merges the results that the others wrote.
             if (tile.num_items > 1 && layer.items_left_[item.tile].fetch_sub(1, std::memory_order_acq_rel) == 1) {
@@ -127,8 +145,10 @@ private:
     const RunOnThreads run_on_threads_;
     Plan plan_;
     std::size_t num_threads_ = 1;
+    std::vector<SpanDivision> divisions_;  // of the plan, for the spans that were needed so far
     std::vector<Scratch> scratch_;  // one per thread
-    std::unique_ptr<std::atomic<std::size_t>[]> items_left_;  // of each tile
+    std::unique_ptr<std::atomic<std::size_t>[]> items_left_;  // of each tile of the current division
+    std::size_t num_items_left_ = 0;
     std::vector<RowState> partial_states_;
     AlignedMemory partial_values_;
 };

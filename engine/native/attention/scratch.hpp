@@ -53,6 +53,14 @@ private:
     std::size_t size_ = 0;
 };
 
+// Keys that a row attends to, of the context or of one split: from `first` up to, excluding, `end`.
+struct Seen {
+    std::size_t first;
+    std::size_t end;
+
+    bool is_empty() const { return first >= end; }
+};
+
 // A row's softmax so far: its greatest score, and the sum of the weights relative to it.
 struct RowState {
     float max;
@@ -85,7 +93,7 @@ struct Scratch {
           scales(4 * (kSplit + kMaxPanel)),
           no_key(shape.row_bytes()),
           touched((2 * kSplit + kAhead) * sizeof(const char*)),
-          seen(kMaxRows * sizeof(std::size_t)),
+          seen(kMaxRows * sizeof(Seen)),
           states(kMaxRows * sizeof(RowState)),
           merges(kMaxRows * sizeof(Merge)) {}
 
@@ -100,7 +108,7 @@ struct Scratch {
     AlignedMemory scales;         // of a panel's keys, or of values, where they are quantised
     AlignedMemory no_key;         // zeros, in place of keys and values outside the context
     AlignedMemory touched;        // pointers to a split's keys and values and the next split's first keys, in reading order
-    AlignedMemory seen;           // number of keys that a row attends to
+    AlignedMemory seen;           // keys that a row attends to
     AlignedMemory states;         // of a row, all splits so far
     AlignedMemory merges;         // by row: factors to merge the current split
 };

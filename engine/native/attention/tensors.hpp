@@ -6,6 +6,7 @@
 
 namespace baton {
 
+constexpr double kLog2E = 1.4426950408889634;
 constexpr std::size_t kSplit = 256;    // keys whose scores share one softmax; splits are then merged in order
 constexpr std::size_t kMaxRows = 96;   // query rows computed together
 constexpr std::size_t kMaxPanel = 64;  // the widest panel of any instruction set
@@ -27,6 +28,7 @@ struct AttentionShape {
     bool is_bfloat16;
     float scale;  // of the scores, log2(e) included: all exponentials are powers of two
     bool is_quantised = false;  // cached rows are int8, each followed by its scale
+    float soft_cap = 0.0f;  // bound on the scores, in their units, by cap * tanh(score / cap); 0: none
 
     std::size_t group() const { return num_heads / num_kv_heads; }
     std::size_t element_bytes() const { return is_bfloat16 ? 2 : 4; }  // of queries, new KV and results

@@ -79,21 +79,22 @@ static BATON_INLINE Floats sum_of_squares(const T* x, std::size_t width) {
 }
 
 template <typename T>
-static BATON_INLINE void multiply(const T* x, const T* weight, std::size_t width, float factor, T* result) {
+static BATON_INLINE void multiply(const T* x, NormWeight<T> weight, std::size_t width, float factor, T* result) {
     for (std::size_t i = 0; i < width; i += kLanes) {
-        store(load(x + i, width - i) * factor * load(weight + i, width - i), width - i, result + i);
+        const Floats weights = load(weight.data + i, width - i) + weight.offset;
+        store(load(x + i, width - i) * factor * weights, width - i, result + i);
     }
 }
 
 // result = x / rms(x) * weight
 template <typename T>
-static void norm_row(const T* x, const T* weight, std::size_t width, float eps, T* result) {
+static void norm_row(const T* x, NormWeight<T> weight, std::size_t width, float eps, T* result) {
     multiply(x, weight, width, inverse_rms(sum_of_squares(x, width), width, eps), result);
 }
 
 // x += addend; result = x / rms(x) * weight
 template <typename T>
-static void add_norm_row(T* x, const T* addend, const T* weight, std::size_t width, float eps, T* result) {
+static void add_norm_row(T* x, const T* addend, NormWeight<T> weight, std::size_t width, float eps, T* result) {
     for (std::size_t i = 0; i < width; i += kLanes) {
         store(load(x + i, width - i) + load(addend + i, width - i), width - i, x + i);
     }
@@ -114,12 +115,27 @@ static BATON_INLINE Floats exponential(Floats x) {
     return (result * f + 1.0f) * bits_of<Floats>((bits_of<Words>(shifted) + 127) << 23);
 }
 
-// result = silu(gate) * up
-template <typename T>
-static void silu_row(const T* gate, const T* up, std::size_t width, T* result) {
+static BATON_INLINE Floats bounded_above(Floats x, float most) { return chosen(bits_of<Words>(x > most), Floats{} + most, x); }
+static BATON_INLINE Floats bounded_below(Floats x, float least) { return chosen(bits_of<Words>(x < least), Floats{} + least, x); }
+
+// x * sigmoid(scaled)
+static BATON_INLINE Floats gated(Floats x, Floats scaled) { return x / (1.0f + exponential(-scaled)); }
+
+// result = activation(gate) * up
+template <Activation kActivation, typename T>
+static void gate_row(const T* gate, const T* up, std::size_t width, T* result) {
     for (std::size_t i = 0; i < width; i += kLanes) {
-        const Floats gates = load(gate + i, width - i);
-        store(gates / (1.0f + exponential(-gates)) * load(up + i, width - i), width - i, result + i);
+        Floats gates = load(gate + i, width - i), ups = load(up + i, width - i);
+        if constexpr (kActivation == Activation::kSilu) {
+            gates = gated(gates, gates);
+        } else if constexpr (kActivation == Activation::kGeluTanh) {  // (1 + tanh(x)) / 2 = sigmoid(2 x)
+            gates = gated(gates, kGeluScale * (gates + kGeluCubic * gates * gates * gates));
+        } else {
+            gates = bounded_above(gates, kSwigluLimit);
+            gates = gated(gates, kSwigluAlpha * gates);
+            ups = bounded_below(bounded_above(ups, kSwigluLimit), -kSwigluLimit) + 1.0f;
+        }
+        store(gates * ups, width - i, result + i);
     }
 }
 
@@ -184,14 +200,14 @@ static void weighted_sum_row(const T* rows, std::size_t width, const std::int64_
 // Rotates pairs of a head's elements, after its norm if it has one. Pairs are (i, i + half), or, interleaved,
 // (2 i, 2 i + 1), which are returned as (i, i + half).
 template <typename T>
-static void rotate_row(T* x, const T* weight, float eps, const float* cos, const float* sin, std::size_t half,
+static void rotate_row(T* x, NormWeight<T> weight, float eps, const float* cos, const float* sin, std::size_t half,
                        bool is_interleaved) {
     float values[2 * kMaxHalf + kLanes], first[kMaxHalf + kLanes], second[kMaxHalf + kLanes];
     const std::size_t width = 2 * half;
-    const float factor = weight ? inverse_rms(sum_of_squares(x, width), width, eps) : 1.0f;
+    const float factor = weight.data ? inverse_rms(sum_of_squares(x, width), width, eps) : 1.0f;
     for (std::size_t i = 0; i < width; i += kLanes) {
         const Floats numbers = load(x + i, width - i);
-        store_all(weight ? numbers * factor * load(weight + i, width - i) : numbers, values + i);
+        store_all(weight.data ? numbers * factor * (load(weight.data + i, width - i) + weight.offset) : numbers, values + i);
     }
     const std::size_t step = is_interleaved ? 2 : 1, offset = is_interleaved ? 1 : half;
     for (std::size_t i = 0; i < half; ++i) {

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.engine.attention.kind import PLAIN, AttentionKind
 from baton.engine.attention.torch_reference import TorchAttention
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.scales import UNSCALED, KVScales
@@ -38,17 +39,24 @@ def setting(tmp_path: Path) -> Setting:
 class InexactOps(TorchOps):
     """Row operations whose norms are slightly too large."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return super().rms_norm(x, weight, eps) * FACTOR
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+        return super().rms_norm(x, weight, eps, offset) * FACTOR
 
 
 class InexactAttention(TorchAttention):
     """Attention whose values are slightly too large, also in the cache."""
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch, scales: KVScales = UNSCALED
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer_cache: Tensor,
+        batch: Batch,
+        scales: KVScales = UNSCALED,
+        kind: AttentionKind = PLAIN,
     ) -> Tensor:
-        return super().forward(q, k, v * FACTOR, layer_cache, batch, scales)
+        return super().forward(q, k, v * FACTOR, layer_cache, batch, scales, kind)
 
 
 class Bfloat16Setting(Setting):
@@ -113,9 +121,9 @@ def test_bf16_attention_passes_and_attention_to_too_few_tokens_fails(tmp_path: P
         inputs = attention.Inputs.draw(model, batch.num_tokens, setting)
         pool = attention.drawn((99, 1, 2, 2, 2, 16, 16), setting)
         backend = TorchAttention.for_model(model.config("bfloat16"), 16)
-        whole = attention.attend(backend, inputs, pool, batch, UNSCALED).values
+        whole = attention.attend(backend, inputs, pool, batch, UNSCALED, PLAIN).values
         shorter = replace(batch, context_lens=(batch.context_lens - 1).clamp(min=1))
-        less = attention.attend(backend, inputs, pool, shorter, UNSCALED).values
+        less = attention.attend(backend, inputs, pool, shorter, UNSCALED, PLAIN).values
     assert not attention.ATTENTION[torch.bfloat16].admit(Closeness.of(less, whole))
 
 

@@ -11,7 +11,9 @@ from baton.engine.attention import fp8_rows
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.heads import AttentionHeads
 from baton.engine.attention.int8_rows import encode
+from baton.engine.attention.kind import AttentionKind
 from baton.engine.attention.native import NativeAttention
+from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.attention.torch_reference import TorchAttention
 from baton.engine.config import MLAConfig, ModelConfig, RopeConfig
 from baton.engine.execution.batch import Batch
@@ -30,6 +32,15 @@ class PagedHeads:
     block_size: int
     num_parts: int = 1
     scales: KVScales = UNSCALED
+    span: AttentionSpan = FULL
+    soft_cap: float | None = None
+    has_sinks: bool = False
+
+    @property
+    def kind(self) -> AttentionKind:
+        """Kind of the layer's attention; each head has another sink."""
+        sinks = torch.linspace(-2, 4, self.heads.num_heads) if self.has_sinks else None
+        return AttentionKind(self.span, sinks)
 
     @property
     def is_latent(self) -> bool:
@@ -43,12 +54,12 @@ class PagedHeads:
 
     def native(self, instructions: str | None = None) -> NativeAttention:
         """The compiled kernel for these heads."""
-        return NativeAttention(self.scale, self.block_size, self.heads, instructions)
+        return NativeAttention(self.scale, self.block_size, self.heads, instructions, self.soft_cap)
 
     def reference(self) -> TorchAttention:
         """The reference for these heads."""
         rank = self.heads.value_width if self.is_latent else 0
-        return TorchAttention(self.scale, self.block_size, kv_lora_rank=rank)
+        return TorchAttention(self.scale, self.block_size, kv_lora_rank=rank, soft_cap=self.soft_cap)
 
     def in_float32(self) -> "PagedHeads":
         """The same heads, exactly computed."""
@@ -133,13 +144,22 @@ class Sequences:
         cache = KVCacheLayout.layer_cache(pool, LAYER)
         if self.paged.is_latent:
             return backend.forward_latent(q.contiguous(), k[:, 0], cache, batch)
-        return backend.forward(q, k, v, cache, batch, self.paged.scales)
+        return backend.forward(q, k, v, cache, batch, self.paged.scales, self.paged.kind)
 
     def _cached(self, rows: Tensor, scale: float) -> Tensor:
         """Return rows as the cache stores them; scale: used in FP8 only."""
         if self.paged.heads.cached_dtype == fp8_rows.DTYPE:
             return fp8_rows.encode(rows, scale)
         return encode(rows) if self.paged.heads.is_quantised else rows
+
+
+def random_kind(paged: PagedHeads, draw: random.Random) -> PagedHeads:
+    """Return the heads with a span, a soft cap or sinks, or several of them."""
+    size = draw.choice((None, 1, 4, 32, 128, 256, 300))
+    span = (
+        FULL if size is None else AttentionSpan(size, is_chunked=size % paged.block_size == 0 and draw.random() < 0.4)
+    )
+    return replace(paged, span=span, soft_cap=draw.choice((None, 1.5)), has_sinks=draw.random() < 0.5)
 
 
 def random_chunks(draw: random.Random, longest: int) -> dict[int, range]:

@@ -48,17 +48,30 @@ class Pages:
         return cache[pages].transpose(1, 2).flatten(0, 1)[: self.lens[sequence]]
 
 
-def attended(q: Tensor, keys: Tensor, values: Tensor, scale: float, is_causal: bool) -> tuple[Tensor, Tensor]:
+def attended(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    is_causal: bool,
+    window_left: int = -1,
+    soft_cap: float | None = None,
+) -> tuple[Tensor, Tensor]:
     """q: [num_new, num_heads, width]; keys, values: [length, num_kv_heads, width].
 
+    window_left: tokens before its own that a token attends to, -1: all of them; soft_cap: bound on the scores.
     Returns the result, of q's shape, and the base-2 logarithm of each head's sum of scores: [num_new, num_heads].
     """
     group = q.shape[1] // keys.shape[1]
     keys, values = (rows.repeat_interleave(group, dim=1).float() for rows in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    behind = torch.arange(len(keys) - len(q), len(keys))[:, None] - torch.arange(len(keys))
     if is_causal:
-        sees = torch.arange(len(keys)) <= torch.arange(len(keys) - len(q), len(keys))[:, None]
-        scores = scores.masked_fill(~sees, -torch.inf)
+        scores = scores.masked_fill(behind < 0, -torch.inf)
+    if window_left >= 0:
+        scores = scores.masked_fill(behind > window_left, -torch.inf)
     sums = scores.logsumexp(-1).T / math.log(2)
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(q.dtype), sums
 
@@ -118,8 +131,9 @@ class PagedWrapper:
         assert q.stride(-1) == 1
         check_cache(cache, plan["kv_data_type"], (num_kv_heads, pages.page_size, width))
         scale = plan["sm_scale"] * (k_scale or 1.0)
+        options = plan.get("window_left", -1), plan.get("logits_soft_cap")
         parts = [
-            attended(new, *(pages.rows(part, seq) for part in cache), scale, plan["is_causal"])
+            attended(new, *(pages.rows(part, seq) for part in cache), scale, plan["is_causal"], *options)
             for seq, new in enumerate(q.split(plan["starts"].diff().tolist()))
         ]
         result, sums = (torch.cat(part) for part in zip(*parts, strict=True))

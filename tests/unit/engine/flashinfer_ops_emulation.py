@@ -42,17 +42,17 @@ def normed(exact: Tensor, weight: Tensor, eps: float) -> Tensor:
     return exact * (exact.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.float()
 
 
-def rmsnorm(rows: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None) -> Tensor:
+def rmsnorm(rows: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None, offset: float = 0.0) -> Tensor:
     """rows: [num_rows, width], or heads [num_rows, num_heads, width] with any strides."""
     check_rows(rows, min(max(rows.dim(), 2), 3))
     check_whole_rows(rows)
     check_weight(weight, rows)
     out = torch.empty_like(rows) if out is None else out
     assert out.shape == rows.shape
-    return out.copy_(normed(rows.float(), weight, eps))
+    return out.copy_(normed(rows.float(), weight.float() + offset, eps))
 
 
-def fused_add_rmsnorm(rows: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
+def fused_add_rmsnorm(rows: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, offset: float = 0.0) -> None:
     for each in (rows, residual):
         check_rows(each, 2)
         check_whole_rows(each)
@@ -61,7 +61,22 @@ def fused_add_rmsnorm(rows: Tensor, residual: Tensor, weight: Tensor, eps: float
     check_weight(weight, rows)
     total = rows.float() + residual.float()
     residual.copy_(total)
-    rows.copy_(normed(total, weight, eps))
+    rows.copy_(normed(total, weight.float() + offset, eps))
+
+
+def gemma_rmsnorm(rows: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None) -> Tensor:
+    return rmsnorm(rows, weight, eps, out, offset=1.0)
+
+
+def gemma_fused_add_rmsnorm(rows: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
+    fused_add_rmsnorm(rows, residual, weight, eps, offset=1.0)
+
+
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    assert gate_up.is_contiguous(), "the kernel does not check"
+    check_rows(gate_up, 2)
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -84,11 +99,14 @@ def rotate(
     assert head_size in (64, 128, 256, 512)
     assert query.data_ptr() != key.data_ptr(), "both are rotated in place"
     cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
+    width = cos_sin_cache.shape[1]
+    assert width <= head_size
+    assert width // 2 % max(16 // query.element_size(), head_size // 32) == 0, "threads read vectors of one half"
     for heads in (query, key):
         check_rows(heads, 3)
-        assert heads.shape[2] == head_size == cos_sin_cache.shape[1]
-        first, second = heads.float().chunk(2, dim=-1)
-        heads.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
+        assert heads.shape[2] == head_size
+        first, second = heads[..., :width].float().chunk(2, dim=-1)
+        heads[..., :width] = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 @dataclass
@@ -102,7 +120,10 @@ class Called:
         return FlashInferFunctions(
             norm=self._counted("norm", rmsnorm),
             add_norm=self._counted("add_norm", fused_add_rmsnorm),
+            offset_norm=self._counted("offset_norm", gemma_rmsnorm),
+            add_offset_norm=self._counted("add_offset_norm", gemma_fused_add_rmsnorm),
             silu_and_mul=self._counted("silu_and_mul", silu_and_mul),
+            gelu_tanh_and_mul=self._counted("gelu_tanh_and_mul", gelu_tanh_and_mul),
             rotate=self._counted("rotate", rotate),
         )
 

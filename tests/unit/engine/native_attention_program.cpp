@@ -17,7 +17,7 @@ using namespace baton;
 namespace {
 
 constexpr unsigned kThreads = 3;
-constexpr int kTrials = 40;
+constexpr int kTrials = 60;
 
 void run_on_threads(Work function, void* argument, std::size_t num_threads) {
     std::vector<std::thread> threads;
@@ -85,7 +85,13 @@ AttentionShape random_shape(std::mt19937& random, bool is_bfloat16, bool is_quan
     const std::size_t num_kv_heads = is_latent ? 1 : pick(random, {1, 2, 3});
     const std::size_t key_width = pick(random, {1, 7, 8, 31, 64, 80, 128, 200, 576});
     return {num_kv_heads * pick(random, {1, 2, 3, 8, 16}), num_kv_heads, key_width,
-            is_latent ? (key_width + 1) / 2 : key_width, pick(random, {1, 8, 16, 64}), is_bfloat16, 0.1f, is_quantised};
+            is_latent ? (key_width + 1) / 2 : key_width, pick(random, {1, 8, 16, 64}), is_bfloat16, 0.1f, is_quantised,
+            random() % 3 ? 0.0f : 1.5f};
+}
+
+Span random_span(std::mt19937& random) {
+    if (random() % 2) return {};
+    return {pick(random, {1, 5, 16, 100, 256, 300, 1000}), random() % 3 == 0};
 }
 
 // Owns a step of a few sequences. Every sequence's blocks are in order in the pool: [blocks, keys and values, heads, tokens].
@@ -134,17 +140,20 @@ struct Step {
 
 // The result's greatest error for one query row.
 double error_of(const Step& step, const Sequence& sequence, std::size_t query, std::size_t head, const Matrix& queries,
-                const Matrix& pool, const Matrix& results) {
+                const Matrix& pool, const Matrix& results, Span span, const float* sinks) {
     const AttentionShape& shape = step.shape;
     const std::size_t row = (sequence.first_token + query) * shape.num_heads + head, kv_head = head / shape.group();
     std::vector<double> sums(shape.value_width);
-    double total = 0;
-    for (std::size_t token = 0; token < sequence.context_len - sequence.query_len + query + 1; ++token) {
+    const std::size_t position = sequence.context_len - sequence.query_len + query;
+    double total = sinks ? std::exp(static_cast<double>(sinks[head])) : 0;
+    for (std::size_t token = span.first(position); token <= position; ++token) {
         double score = 0;
         for (std::size_t i = 0; i < shape.key_width; ++i) {
             score += static_cast<double>(queries.at(row, i)) * pool.at(step.row(sequence, token, kv_head, false), i);
         }
-        const double weight = std::exp2(score * shape.scale);
+        score *= shape.scale;
+        if (shape.soft_cap > 0) score = shape.soft_cap * std::tanh(score / shape.soft_cap);
+        const double weight = std::exp2(score);
         total += weight;
         for (std::size_t i = 0; i < shape.value_width; ++i) {
             sums[i] += weight * pool.at(step.row(sequence, token, kv_head, true), i);
@@ -167,12 +176,16 @@ bool attend(const Step& step, const InstructionSet& instructions, std::mt19937& 
     LayerAttention layer(shape, instructions, run_on_threads);
     layer.set_plan(step.plan, 1 + random() % kThreads);
     layer.write(keys.rows(shape.num_kv_heads), keys.rows(shape.num_kv_heads), step.cache(pool));
-    layer.attend(queries.rows(shape.num_heads), results.rows(shape.num_heads), step.cache(pool));
+    const Span span = random_span(random);
+    std::vector<float> logits(shape.num_heads);
+    for (float& logit : logits) logit = static_cast<float>(random() % 9) - 4;
+    const float* sinks = random() % 3 ? nullptr : logits.data();
+    layer.attend(queries.rows(shape.num_heads), results.rows(shape.num_heads), step.cache(pool), span, sinks);
     double worst = 0;
     for (const Sequence& sequence : step.plan.sequences) {
         for (const std::size_t query : {std::size_t{0}, sequence.query_len - 1}) {
             const std::size_t head = random() % shape.num_heads;
-            worst = std::max(worst, error_of(step, sequence, query, head, queries, pool, results));
+            worst = std::max(worst, error_of(step, sequence, query, head, queries, pool, results, span, sinks));
         }
     }
     if (worst < (shape.is_bfloat16 ? 3e-2 : 1e-4)) return true;

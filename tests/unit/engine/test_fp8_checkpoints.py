@@ -49,6 +49,9 @@ CASES = [
     slow_case(("deepseek-v2-lite", "blocks-24x20", {})),
     ("deepseek-v3", "blocks", {"hidden_size": 160, "kv_lora_rank": 144, "moe_intermediate_size": 144}),
     slow_case(("deepseek-v3", "channel", {})),
+    ("phi3", "blocks-24x20", {}),
+    slow_case(("glm4", "channel", {})),
+    slow_case(("minimax-m2", "blocks-24x20", {})),
 ]
 
 

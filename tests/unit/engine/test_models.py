@@ -1,18 +1,38 @@
 """Every architecture against transformers on tiny random checkpoints."""
 
 import dataclasses
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from baton.engine.checkpoint.weight_memory import num_parameters
+from baton.engine.config import EngineConfig
+from baton.engine.execution.loaded_model import load, zeros
 from tests.checkpoints import ARCHITECTURES, VOCAB_SIZE, make_checkpoint
+from tests.marks import slow_except
 from tests.paged_model import PagedModel
 
+BASIC = (
+    "phi3",
+    "glm",
+    "seed-oss",
+    "ernie",
+    "qwen2-moe",
+    "granite-moe",
+    "glm4-moe",
+    "ernie-moe",
+    "olmoe",
+    "glm4-moe-lite",
+)  # of shared parts
+THOROUGH = [name for name in ARCHITECTURES if name not in BASIC]
+thoroughly = pytest.mark.parametrize("checkpoint", slow_except(ARCHITECTURES, THOROUGH), indirect=True)
 ATOL = 1e-4  # logits have a standard deviation of about 1.2
 
 
@@ -47,6 +67,7 @@ def test_prefill_gives_the_oracles_logits(checkpoint: Path, oracle: Any) -> None
         torch.testing.assert_close(logits[name], expected, atol=ATOL, rtol=0)
 
 
+@thoroughly
 def test_chunks_and_decodes_in_any_mixture_give_the_oracles_logits(checkpoint: Path, oracle: Any) -> None:
     draw = random.Random(4)
     sequences = {f"s{index}": random_tokens(length, index) for index, length in enumerate((131, 64, 17, 90))}
@@ -76,6 +97,7 @@ def test_greedy_tokens_equal_the_oracles(checkpoint: Path, oracle: Any) -> None:
     assert len(set().union(*outputs.values())) > 16
 
 
+@thoroughly
 def test_bfloat16_is_as_close_to_float32_as_the_oracles(checkpoint: Path, oracle: Any) -> None:
     prompts = {f"s{seed}": random_tokens(30, seed) for seed in range(8)}
     rounded = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.bfloat16)
@@ -88,12 +110,14 @@ def test_bfloat16_is_as_close_to_float32_as_the_oracles(checkpoint: Path, oracle
     assert error.median() < 0.05
 
 
+@thoroughly
 def test_repeated_steps_give_the_same_bits(checkpoint: Path) -> None:
     prompts = {"long": random_tokens(90, 31), "short": random_tokens(8, 32)}
     first, second = PagedModel(checkpoint, seed=1).step(prompts), PagedModel(checkpoint, seed=2).step(prompts)
     assert all(torch.equal(first[name], second[name]) for name in prompts)
 
 
+@thoroughly
 def test_only_requested_tokens_get_logits(checkpoint: Path) -> None:
     tokens = random_tokens(20, 41)
     everything = PagedModel(checkpoint).step({"s": tokens})["s"]
@@ -105,3 +129,59 @@ def test_only_requested_tokens_get_logits(checkpoint: Path) -> None:
     torch.testing.assert_close(some, everything[wanted], atol=1e-5, rtol=0)
     assert some.dtype == torch.float32
     assert none.shape == (0, VOCAB_SIZE)
+
+
+def test_longrope_of_long_contexts_gives_the_oracles_logits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = make_checkpoint("phi4-mini", tmp_path / "model", original_max_position_embeddings=64)
+    oracle = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float32)
+    config = EngineConfig(model=str(model), max_model_len=1024, kv_cache_memory_bytes=1 << 22)
+    loaded = load(config, zeros)
+    paged, tokens = PagedModel(model), random_tokens(150, 1)
+    paged.model = loaded.model
+    torch.testing.assert_close(paged.step({"s": tokens})["s"], oracle_logits(oracle, tokens), atol=ATOL, rtol=0)
+    assert "LongRoPE" not in caplog.text
+    short = load(dataclasses.replace(config, max_model_len=None), zeros)
+    assert (loaded.max_model_len, short.max_model_len) == (1024, 64)
+    assert "max_model_len is 64, the original context of LongRoPE; it may be up to 2048" in caplog.text
+    assert loaded.fingerprint != short.fingerprint  # they rotate keys differently
+
+
+@pytest.mark.parametrize(
+    ("text_model", "architecture", "vision"),
+    [
+        ("ministral3", "Mistral3ForConditionalGeneration", "vision_tower"),
+        ("gemma3", "Gemma3ForConditionalGeneration", "vision_tower"),
+        ("llama4", "Llama4ForConditionalGeneration", "vision_model"),
+    ],
+)
+def test_the_text_part_of_a_model_for_images_is_read(
+    text_model: str, architecture: str, vision: str, tmp_path: Path
+) -> None:
+    text = make_checkpoint(text_model, tmp_path / "text")
+    tensors = load_file(text / "model.safetensors")
+    config = json.loads((text / "config.json").read_text())
+    image = {
+        f"{vision}.patch_conv.weight": torch.zeros(2, 2),
+        "multi_modal_projector.linear_1.weight": torch.zeros(2),
+    }
+    whole = {
+        "architectures": [architecture],
+        "model_type": "any",
+        "dtype": "float32",
+        "text_config": {key: value for key, value in config.items() if key not in ("architectures", "dtype")},
+        "vision_config": {"hidden_size": 2, "model_type": "any"},
+    }
+    tokens = random_tokens(40, 1)
+    expected = PagedModel(text).step({"s": tokens})["s"]
+    for place, prefixes in enumerate((("language_model.model.", "language_model."), ("model.language_model.", ""))):
+        directory = tmp_path / f"image-{place}"
+        directory.mkdir()
+        (directory / "config.json").write_text(json.dumps(whole))
+        named = {
+            prefixes[0] + name.removeprefix("model.") if name.startswith("model.") else prefixes[1] + name: tensor
+            for name, tensor in tensors.items()
+        }
+        save_file(named | image, directory / "model.safetensors")
+        paged = PagedModel(directory)
+        assert torch.equal(paged.step({"s": tokens})["s"], expected)
+        assert num_parameters(directory, paged.config) == sum(tensor.numel() for tensor in tensors.values())

@@ -41,7 +41,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("native_attention_program", "plain: 40 steps"),
+        ("native_attention_program", "plain: 60 steps"),
         ("layer_ops_program", "plain: all widths"),
         ("products_program", "all shapes"),
         ("grouped_program", "plain: all groups"),

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.engine.attention.kind import AttentionKind
+from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.attention.torch_reference import TorchAttention
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.layout import KVCacheLayout
@@ -84,6 +86,45 @@ def test_every_token_sees_its_context_and_no_more(
                 expected = attend(q[token, head], keys, values, scale)
                 torch.testing.assert_close(result[token, head].double(), expected, atol=atol, rtol=0)
             token += 1
+
+
+@pytest.mark.parametrize("max_gathered_tokens", [1, 10_000])
+@pytest.mark.parametrize("span", [FULL, AttentionSpan(1), AttentionSpan(6), AttentionSpan(8, is_chunked=True)])
+@pytest.mark.parametrize("soft_cap", [None, 0.8])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_spans_soft_caps_and_sinks_follow_their_definition(
+    span: AttentionSpan, soft_cap: float | None, has_sinks: bool, max_gathered_tokens: int
+) -> None:
+    torch.manual_seed(0)
+    batch, width, scale, num_heads, num_kv_heads = make_batch(), 8, 0.7, 6, 2
+    pool = torch.randn(NUM_BLOCKS, 1, 1, 2, num_kv_heads, BLOCK_SIZE, width)
+    cache = KVCacheLayout.layer_cache(pool, 0)
+    q = torch.randn(batch.num_tokens, num_heads, width)
+    k, v = torch.randn(2, batch.num_tokens, num_kv_heads, width)
+    sinks = torch.randn(num_heads) if has_sinks else None
+    backend = TorchAttention(scale, BLOCK_SIZE, max_gathered_tokens=max_gathered_tokens, soft_cap=soft_cap)
+    backend.plan(batch)
+    result = backend.forward(q, k, v, cache, batch, kind=AttentionKind(span, sinks))
+
+    token = 0
+    for seq, query_len in enumerate(QUERY_LENS):
+        context = context_of(cache, batch, seq).transpose(1, 2).flatten(2, 3).double()
+        for position in range(CONTEXT_LENS[seq] - query_len, CONTEXT_LENS[seq]):
+            seen = [each for each in range(position + 1) if is_seen(span, position, each)]
+            for head in range(num_heads):
+                keys, values = context[seen, :, head * num_kv_heads // num_heads].unbind(1)
+                scores = keys @ q[token, head].double() * scale
+                scores = scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
+                total = scores.exp().sum() + (0 if sinks is None else sinks[head].double().exp())
+                expected = scores.exp() @ values / total
+                torch.testing.assert_close(result[token, head].double(), expected, atol=1e-5, rtol=0)
+            token += 1
+
+
+def is_seen(span: AttentionSpan, position: int, other: int) -> bool:
+    if span.size is None:
+        return True
+    return other // span.size == position // span.size if span.is_chunked else position - other < span.size
 
 
 @pytest.mark.parametrize("max_gathered_tokens", [1, 10_000])

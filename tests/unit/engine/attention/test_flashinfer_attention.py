@@ -10,9 +10,17 @@ from baton.engine.attention.factory import attention_for
 from baton.engine.attention.flashinfer import FlashInferAttention, is_made_for
 from baton.engine.attention.heads import AttentionHeads
 from baton.engine.attention.paged_sequences import PagedSequences
+from baton.engine.attention.span import AttentionSpan
 from baton.engine.attention.torch_reference import TorchAttention
 from tests.marks import slow_except
-from tests.unit.engine.attention_rig import Chunks, PagedHeads, Sequences, model_config, random_chunks
+from tests.unit.engine.attention_rig import (
+    Chunks,
+    PagedHeads,
+    Sequences,
+    model_config,
+    random_chunks,
+    random_kind,
+)
 from tests.unit.engine.flashinfer_emulation import EMULATION
 
 CPU = torch.device("cpu")
@@ -29,7 +37,16 @@ def heads_of(num_heads: int, num_kv_heads: int, width: int, value_width: int | N
 
 
 def backend(paged: PagedHeads) -> FlashInferAttention:
-    return FlashInferAttention(paged.scale, paged.block_size, paged.heads, CPU, paged.num_parts, EMULATION)
+    return FlashInferAttention(
+        paged.scale,
+        paged.block_size,
+        paged.heads,
+        CPU,
+        paged.num_parts,
+        EMULATION,
+        soft_cap=paged.soft_cap,
+        spans=(paged.span,),
+    )
 
 
 def check(paged: PagedHeads, chunks: Chunks, seed: int) -> None:
@@ -54,6 +71,13 @@ def test_results_agree_with_the_reference(heads: AttentionHeads, num_parts: int,
     check(PagedHeads(heads, draw.choice((4, 16)), num_parts), random_chunks(draw, 400), seed)
 
 
+@pytest.mark.parametrize("seed", slow_except(range(20, 60), range(20, 32)))
+def test_kinds_of_attention_agree_with_the_reference(seed: int) -> None:
+    draw = random.Random(seed)
+    heads, num_parts = draw.choice(((heads_of(8, 2, 16), 1), (heads_of(8, 4, 16), 2), (heads_of(4, 4, 8), 4)))
+    check(random_kind(PagedHeads(heads, draw.choice((4, 16)), num_parts), draw), random_chunks(draw, 400), seed)
+
+
 @pytest.mark.parametrize("chunks", [{0: range(7, 8)}, {0: range(9)}, {0: range(15, 16), 1: range(32, 48)}])
 def test_small_batches_agree_with_the_reference(chunks: Chunks) -> None:
     check(PagedHeads(heads_of(4, 2, 8), 16), chunks, 1)
@@ -74,7 +98,7 @@ def test_a_backend_serves_several_batches_in_turn() -> None:
 def test_decodes_read_a_shared_prefix_once(num_shared: int, num_parts: int, seed: int) -> None:
     """A prompt chunk in the same batch has the same prefix, but is computed separately."""
     draw = random.Random(seed)
-    paged = PagedHeads(heads_of(8, 2, 16), 4, num_parts)
+    paged = PagedHeads(heads_of(8, 2, 16), 4, num_parts, has_sinks=seed % 2 == 1)
     lengths = [4 * num_shared + draw.randrange(1, 30) for _ in range(5)]
     sequences = Sequences(paged, lengths, seed)
     for table in sequences.tables:
@@ -104,6 +128,19 @@ def test_the_shared_prefix_leaves_each_decode_a_token() -> None:
     served = FlashInferAttention(paged.scale, 4, paged.heads, CPU, 1, EMULATION, least_saved_bytes=1)
     assert served.num_shared_blocks(sequences.batch({0: range(7, 8), 1: range(7, 8)})) == 1
     assert served.num_shared_blocks(sequences.batch({2: range(8, 9)})) == 0
+
+
+def test_paged_sequences_leave_out_what_is_behind_their_span() -> None:
+    paged = PagedHeads(heads_of(2, 1, 8), 4)
+    sequences = Sequences(paged, [30, 30], 3)
+    batch, (first, second) = sequences.batch({0: range(29, 30), 1: range(14, 30)}), sequences.tables
+    window = PagedSequences.of(batch, 4, span=AttentionSpan(6))  # the first new tokens attend to 24 to 29, and 9 to 14
+    assert window.blocks.tolist() == [*first[6:], *second[2:]]
+    assert window.context_lens.tolist() == [6, 22]
+    chunks = PagedSequences.of(batch, 4, span=AttentionSpan(12, is_chunked=True))
+    assert chunks.query_starts.tolist() == [0, 1, 11, 17]
+    assert chunks.blocks.tolist() == [*first[6:], *second[3:6], *second[6:]]
+    assert chunks.context_lens.tolist() == [6, 12, 6]
 
 
 def test_paged_sequences_have_no_padding() -> None:

@@ -12,11 +12,20 @@ pytest.importorskip("baton.engine.native.paged_attention", reason="attention was
 from baton.engine.attention.factory import attention_for
 from baton.engine.attention.heads import AttentionHeads
 from baton.engine.attention.native import NativeAttention
+from baton.engine.attention.span import AttentionSpan
 from baton.engine.attention.torch_reference import TorchAttention
 from baton.engine.config import MLAConfig
 from baton.engine.native.paged_attention import instruction_sets
 from tests.marks import slow_case, slow_except
-from tests.unit.engine.attention_rig import LAYER, Chunks, PagedHeads, Sequences, model_config, random_chunks
+from tests.unit.engine.attention_rig import (
+    LAYER,
+    Chunks,
+    PagedHeads,
+    Sequences,
+    model_config,
+    random_chunks,
+    random_kind,
+)
 
 DTYPES = (torch.float32, torch.bfloat16)
 QUANTISED = pytest.mark.parametrize("is_quantised", [False, True])
@@ -75,6 +84,43 @@ def assert_same_where_written(pool: Tensor, expected: Tensor, unwritten: Tensor)
 def test_results_agree_with_the_reference(instructions: str, dtype: torch.dtype, is_quantised: bool, seed: int) -> None:
     draw = random.Random(seed)
     check(random_heads(draw, dtype, is_quantised), random_chunks(draw, 1200), instructions, seed)
+
+
+@INSTRUCTIONS
+@QUANTISED
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", slow_except(range(20, 40), {20, 21, 22, 23}))
+def test_kinds_of_attention_agree_with_the_reference(
+    instructions: str, dtype: torch.dtype, is_quantised: bool, seed: int
+) -> None:
+    draw = random.Random(seed)
+    paged = random_heads(draw, dtype, is_quantised)
+    while paged.is_latent:
+        paged = random_heads(draw, dtype, is_quantised)
+    check(random_kind(paged, draw), random_chunks(draw, 1200), instructions, seed)
+
+
+@QUANTISED
+def test_tokens_behind_the_window_are_not_read(is_quantised: bool) -> None:
+    """Their blocks may hold anything, such as NaN."""
+    heads = AttentionHeads(
+        num_heads=4,
+        num_kv_heads=2,
+        key_width=64,
+        value_width=64,
+        dtype=torch.float32,
+        kv_dtype=torch.int8 if is_quantised else None,
+    )
+    paged = PagedHeads(heads, 16, span=AttentionSpan(100), has_sinks=True, soft_cap=2.0)
+    sequences, chunks = Sequences(paged, [900], 8), {0: range(890, 900)}
+    native = paged.native()
+    expected = sequences.attend(native, chunks, sequences.pool({0: range(890)}))
+    pool = sequences.pool({0: range(890)})
+    behind = sequences.pool({}, unseen=float("nan"))
+    for place in range(890 - 99):  # the first new token attends to the 99 tokens before it
+        block, offset = sequences.tables[0][place // 16], place % 16
+        pool[block, ..., offset, :] = behind[block, ..., offset, :]
+    assert torch.equal(sequences.attend(native, chunks, pool), expected)
 
 
 @QUANTISED

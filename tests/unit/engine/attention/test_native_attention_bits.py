@@ -3,6 +3,8 @@
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,9 @@ from torch import Tensor
 pytest.importorskip("baton.engine.native.paged_attention", reason="attention was not compiled when this was installed")
 
 from baton.engine.attention.heads import AttentionHeads
+from baton.engine.attention.span import AttentionSpan
 from baton.engine.native.paged_attention import instruction_sets
-from tests.marks import slow_case
+from tests.marks import slow_case, slow_except
 from tests.unit.engine.attention_rig import Chunks, PagedHeads, Sequences
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -31,6 +34,13 @@ def _threads_as_before() -> Iterator[None]:
     num_threads = torch.get_num_threads()
     yield
     torch.set_num_threads(num_threads)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "window": {"span": AttentionSpan(100), "soft_cap": 2.0},
+    "long window": {"span": AttentionSpan(300), "has_sinks": True},
+    "chunks": {"span": AttentionSpan(96, is_chunked=True), "has_sinks": True, "soft_cap": 2.0},
+}
 
 
 def paged_heads(kind: str, dtype: torch.dtype, is_quantised: bool, block_size: int = 16) -> PagedHeads:
@@ -57,9 +67,24 @@ def at_once(sequences: Sequences, seq: int, instructions: str) -> Tensor:
 def test_bits_do_not_depend_on_chunks_other_sequences_or_threads(
     kind: str, instructions: str, dtype: torch.dtype, is_quantised: bool
 ) -> None:
+    check_bits(paged_heads(kind, dtype, is_quantised), instructions)
+
+
+@pytest.mark.parametrize("is_quantised", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("instructions", slow_except(instruction_sets(), {instruction_sets()[0]}))
+def test_bits_of_each_kind_of_attention_do_not_depend_on_chunks_other_sequences_or_threads(
+    kind: str, instructions: str, dtype: torch.dtype, is_quantised: bool
+) -> None:
+    check_bits(replace(paged_heads("grouped", dtype, is_quantised), **KINDS[kind]), instructions)
+
+
+def check_bits(paged: PagedHeads, instructions: str) -> None:
+    """Compare sequences in random batches with each of them alone, in one chunk and on one thread."""
     draw = random.Random(5)
     lens = [610, 257, 90]
-    sequences = Sequences(paged_heads(kind, dtype, is_quantised), lens, 1)
+    sequences = Sequences(paged, lens, 1)
     expected = [at_once(sequences, seq, instructions) for seq in range(len(lens))]
     pool, done = sequences.pool({}, unseen=1e30), [0] * len(lens)
     native = sequences.paged.native(instructions)

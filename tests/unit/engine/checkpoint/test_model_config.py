@@ -1,6 +1,7 @@
 """Reading config.json: the keys of both transformers versions, and rejection by name."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,12 @@ QWEN3_MOE = LLAMA | {
     "num_experts": 8,
     "num_experts_per_tok": 2,
 }
+LLAMA4 = LLAMA | {
+    "architectures": ["Llama4ForCausalLM"],
+    "intermediate_size_mlp": 96,
+    "num_local_experts": 4,
+    "attention_chunk_size": 128,
+}
 DEEPSEEK_V2 = LLAMA | {
     "architectures": ["DeepseekV2ForCausalLM"],
     "kv_lora_rank": 32,
@@ -42,6 +49,15 @@ DEEPSEEK_V2 = LLAMA | {
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
     "first_k_dense_replace": 1,
+}
+
+
+PHI4_MINI = LLAMA | {
+    "architectures": ["Phi3ForCausalLM"],
+    "max_position_embeddings": 1024,
+    "original_max_position_embeddings": 128,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [4] * 6},
 }
 
 
@@ -57,7 +73,7 @@ def test_defaults_are_those_of_the_architecture(tmp_path: Path) -> None:
     assert (config.num_kv_heads, config.head_dim, config.dtype) == (4, 16, "bfloat16")
     assert (config.rope.kind, config.rope.theta, config.max_model_len) == ("default", 10000.0, 512)
     assert config.attention_scale == 0.25
-    assert (config.qkv_bias, config.qk_norm, config.tie_word_embeddings) == (False, False, False)
+    assert (config.qkv_bias, config.qk_norm, config.tie_word_embeddings) == (False, None, False)
     assert config.eos_token_ids == {2}
 
 
@@ -102,13 +118,18 @@ def test_scaling_stretches_the_context(tmp_path: Path, scaling: dict[str, Any], 
         ({"attention_chunk_size": 8192}, "attention_chunk_size"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ({"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 256}, "sliding_window 256"),
-        (
-            {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 256, "use_sliding_window": True},
-            "sliding_window 256",
-        ),
+        ({"architectures": ["GptOssForCausalLM"], "swiglu_limit": 5.0}, "swiglu_limit 5"),
+        ({"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "relu"}, "hidden_activation 'relu'"),
+        ({"architectures": ["Gemma3ForCausalLM"], "layer_types": ["linear_attention"] * 3}, "linear_attention"),
         ({"architectures": ["Qwen2ForCausalLM"], "attention_bias": True}, "attention_bias"),
         ({"architectures": ["Qwen3ForCausalLM"], "mlp_bias": True}, "mlp_bias"),
+        (LLAMA4 | {"num_experts_per_tok": 2}, "num_experts_per_tok 2"),
+        (LLAMA4 | {"layer_types": ["full_attention"] * 3}, "a rotated layer without attention_chunk_size"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "sliding_window": 8, "use_sliding_window": True}, "window 8"),
+        ({"architectures": ["Ernie4_5_MoeForCausalLM"], "use_bias": True}, "use_bias True"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta 0.1"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        ({"residual_multiplier": 0.5}, "residual_multiplier 0.5 is not supported with LlamaForCausalLM"),
         (DEEPSEEK_V2 | {"topk_method": "noaux_tc"}, "noaux_tc"),
         (DEEPSEEK_V2 | {"scoring_func": "sigmoid"}, "sigmoid"),
         (DEEPSEEK_V2 | {"norm_topk_prob": True}, "norm_topk_prob"),
@@ -117,6 +138,20 @@ def test_scaling_stretches_the_context(tmp_path: Path, scaling: dict[str, Any], 
 def test_unsupported_options_are_refused_by_name(tmp_path: Path, change: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedModel, match=named):
         read_model_config(write(tmp_path, LLAMA | change))
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("Phi3VForCausalLM", "; the nearest is Phi3ForCausalLM"),
+        ("Qwen2VLForConditionalGeneration", "; the nearest is Qwen2ForCausalLM"),
+        ("ChatGLMModel", "; the nearest is GlmForCausalLM"),
+        ("BloomForCausalLM", ""),  # an ending in common is no similarity
+    ],
+)
+def test_an_unknown_architecture_is_refused_with_the_nearest(tmp_path: Path, name: str, nearest: str) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"'{name}' is not supported, only Llama[^;]*{nearest}$"):
+        read_model_config(write(tmp_path, LLAMA | {"architectures": [name]}))
 
 
 @pytest.mark.parametrize(
@@ -139,6 +174,14 @@ def test_a_window_that_hides_nothing_is_accepted(tmp_path: Path, change: dict[st
         ({"hidden_size": "64"}, "hidden_size must be a whole number"),
         ({"num_key_value_heads": 3}, "3 KV heads"),
         (QWEN3_MOE | {"num_experts_per_tok": 9}, "cannot choose 9 of 8"),
+        (PHI4_MINI | {"partial_rotary_factor": 1.0}, "short_factor must be 8 numbers"),
+        (
+            PHI4_MINI | {"rope_scaling": PHI4_MINI["rope_scaling"] | {"long_factor": ["x"]}},
+            "long_factor must be a list",
+        ),
+        (PHI4_MINI | {"rope_scaling": PHI4_MINI["rope_scaling"] | {"long_factor": [0] * 6}}, "from 0.001"),
+        (PHI4_MINI | {"partial_rotary_factor": 0.2, "rope_scaling": None}, "rotary width 3 is odd"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]}, "no_rope_layers has 2 of 3 layers"),
         (DEEPSEEK_V2 | {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 1}, "3 groups"),
     ],
 )
@@ -162,6 +205,76 @@ def test_sparse_layers_follow_step_and_list(tmp_path: Path) -> None:
     assert [config.is_sparse(layer) for layer in range(3)] == [True, False, True]
     config = read_model_config(write(tmp_path, DEEPSEEK_V2 | {"num_hidden_layers": 5, "moe_layer_freq": 2}))
     assert [config.is_sparse(layer) for layer in range(5)] == [False, False, True, False, True]
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+def test_longrope_has_two_embeddings_and_the_original_context_by_default(tmp_path: Path, kind: str) -> None:
+    scaling = PHI4_MINI["rope_scaling"] | {"type": kind}
+    config = read_model_config(write(tmp_path, PHI4_MINI | {"rope_scaling": scaling}))
+    assert (config.rope.kind, config.rope.rotary_dim, config.rope.factor) == ("longrope", 12, 8.0)
+    assert (config.max_model_len, config.default_model_len) == (1024, 128)
+    assert config.rope.for_context(128).divisors == (1.0,) * 6
+    assert config.rope.for_context(129).divisors == (4.0,) * 6
+    assert config.rope.cos_sin_scale == pytest.approx((1 + math.log(8) / math.log(128)) ** 0.5)
+    assert read_model_config(write(tmp_path, LLAMA)).default_model_len == 512
+
+
+def test_layers_without_rotation_follow_list_or_interval(tmp_path: Path) -> None:
+    smollm3 = LLAMA | {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 8}
+    assert read_model_config(write(tmp_path, smollm3)).unrotated_layers == {3, 7}
+    listed = smollm3 | {"no_rope_layers": [1, 0, 1, 1, 1, 1, 1, 0]}
+    assert read_model_config(write(tmp_path, listed)).unrotated_layers == {1, 7}
+
+
+def test_ernies_sparse_layers_follow_their_range_and_interval(tmp_path: Path) -> None:
+    ernie = LLAMA | {
+        "architectures": ["Ernie4_5_MoeForCausalLM"],
+        "num_hidden_layers": 6,
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+    }
+    config = read_model_config(write(tmp_path, ernie))
+    assert [config.is_sparse(layer) for layer in range(6)] == [False] + [True] * 5
+    config = read_model_config(write(tmp_path, ernie | {"moe_layer_end_index": 4, "moe_layer_interval": 2}))
+    assert [config.is_sparse(layer) for layer in range(6)] == [False, True, False, True, False, False]
+
+
+def test_kimi_k2_is_read_as_deepseek_v3(tmp_path: Path) -> None:
+    kimi = DEEPSEEK_V2 | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "kimi_k2",
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "routed_scaling_factor": 2.827,
+        "n_shared_experts": 1,
+        "max_position_embeddings": 4096,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 128,
+            "mscale_all_dim": 1.0,
+        },
+    }
+    config = read_model_config(write(tmp_path, kimi))
+    assert config.moe is not None
+    assert (config.moe.num_groups, config.moe.scoring, config.moe.shared_size) == (1, "sigmoid", 32)
+    assert config.max_model_len == 4096
+    assert config.rope.interleaved
+
+
+def test_layers_with_experts_may_be_listed(tmp_path: Path) -> None:
+    flash = DEEPSEEK_V2 | {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "routed_scaling_factor": 1.8,
+        "mlp_layer_types": ["dense", "sparse", "dense"],
+    }
+    config = read_model_config(write(tmp_path, flash))
+    assert [config.is_sparse(layer) for layer in range(3)] == [False, True, False]
+    with pytest.raises(InvalidCheckpoint, match="dense or sparse for 3 layers"):
+        read_model_config(write(tmp_path, flash | {"mlp_layer_types": ["dense", "sparse"]}))
 
 
 def test_the_requested_dtype_wins_over_the_checkpoints(tmp_path: Path) -> None:

@@ -41,7 +41,16 @@ class Recomputing:
 
 
 def attention_of(config: ModelConfig, block_size: int) -> FlashInferAttention:
-    return FlashInferAttention(config.attention_scale, block_size, AttentionHeads.of(config), CPU, 1, EMULATION)
+    return FlashInferAttention(
+        config.attention_scale,
+        block_size,
+        AttentionHeads.of(config),
+        CPU,
+        1,
+        EMULATION,
+        soft_cap=config.attention_soft_cap,
+        spans=config.spans,
+    )
 
 
 def eager_model(directory: Path) -> PagedModel:
@@ -57,7 +66,7 @@ def graphed_model(directory: Path, sizes: list[int]) -> tuple[PagedModel, Recomp
     return paged, recorder
 
 
-@pytest.fixture(scope="module", params=["llama3", "deepseek-v3"])
+@pytest.fixture(scope="module", params=["llama3", "deepseek-v3", "gemma2", "gpt-oss", "mistral-window"])
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(request.param, tmp_path_factory.mktemp(request.param) / "model")
 

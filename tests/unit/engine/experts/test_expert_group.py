@@ -26,7 +26,13 @@ Outputs = dict[str, list[SampledToken]]
 Groups = Callable[..., Ranks]
 
 
-@pytest.fixture(scope="module", params=["mixtral", "qwen3-moe", "deepseek-v3"])
+OTHER_MODELS = ("granite-moe", "glm4-moe", "ernie-moe", "minimax-m2", "olmoe", "glm4-moe-lite", "llama4")
+
+
+@pytest.fixture(
+    scope="module",
+    params=["mixtral", "qwen3-moe", "deepseek-v3", "qwen2-moe", "gpt-oss", *map(slow_case, OTHER_MODELS)],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(request.param, tmp_path_factory.mktemp(request.param) / "model")
 

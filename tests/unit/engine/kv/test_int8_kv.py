@@ -25,7 +25,7 @@ def llama3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("llama3", tmp_path_factory.mktemp("llama3") / "model")
 
 
-@pytest.fixture(scope="module", params=["llama3", "deepseek-v3"])
+@pytest.fixture(scope="module", params=["llama3", "deepseek-v3", "glm4"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(request.param, tmp_path_factory.mktemp(request.param) / "model")
 

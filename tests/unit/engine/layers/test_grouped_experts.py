@@ -1,5 +1,7 @@
 """All experts of a rank as one grouped product: the same results as separately."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -28,6 +30,22 @@ def test_the_grouped_product_agrees_with_separate_products(tiles: list[int]) -> 
     rows = torch.randn(sum(sizes), HIDDEN, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
     expected = Experts(slots, is_grouped=False)(rows, sizes)
     torch.testing.assert_close(Experts(slots, is_grouped=True)(rows, sizes), expected, atol=1e-2, rtol=1e-2)
+
+
+def test_grouped_products_have_the_biases_and_the_activation_of_separate_ones() -> None:
+    draw, sizes = torch.Generator().manual_seed(5), [16, 0, 32, 16, 0]
+    slots = make_experts(1)
+    for place, each in enumerate(slots):
+        for linear in (each.gate_up, each.down):
+            linear.bias = torch.randn(len(linear.weight), generator=draw).to(torch.bfloat16)
+        slots[place] = replace(each, activation="clamped_swiglu")
+    rows = torch.randn(sum(sizes), HIDDEN, generator=draw).to(torch.bfloat16)
+    separate, grouped = (Experts(slots, is_grouped=is_grouped) for is_grouped in (False, True))
+    expected = separate(rows, sizes)
+    torch.testing.assert_close(grouped(rows, sizes), expected, atol=5e-2, rtol=2e-2)
+    split = Experts(grouped.slots, is_grouped=False)
+    torch.testing.assert_close(split(rows, sizes), expected, atol=1e-2, rtol=1e-2)
+    assert not torch.allclose(Experts(make_experts(1), is_grouped=True)(rows, sizes), expected, atol=0.1)
 
 
 def test_replaced_experts_are_used_from_then_on() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.layers import attention, latent_attention, linear, mlp
+from baton.engine.layers import attention, joint_norms, latent_attention, linear, mlp
 from baton.engine.layers import norm as norm_layer
 from baton.engine.ops import factory as ops_factory
 from baton.engine.ops.base import HeadNorms, Rotation
@@ -87,7 +87,7 @@ def test_silu_agrees_with_torch(dtype: torch.dtype, num_rows: int, size: int) ->
     ops = FlashInferOps(called.functions())
     whole = drawn(num_rows, 2 * size + 8, dtype=dtype)
     for gate_up in (placed(whole[:, : 2 * size]), whole[:, : 2 * size]):
-        close(ops.silu_and_mul(gate_up), TorchOps().silu_and_mul(gate_up.float()))
+        close(ops.gate_and_mul(gate_up), TorchOps().gate_and_mul(gate_up.float()))
     assert called.counts["silu_and_mul"] >= 1
 
 
@@ -118,6 +118,23 @@ def test_rotation_agrees_with_torch(dtype: torch.dtype, has_norms: bool, interle
         assert result.data_ptr() == heads.data_ptr()
 
 
+@pytest.mark.parametrize("has_norms", [True, False])
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize(("width", "rotary_dim", "is_served"), [(128, 96, True), (64, 32, True), (128, 72, False)])
+def test_only_the_first_dimensions_of_a_head_are_rotated(
+    width: int, rotary_dim: int, is_served: bool, interleaved: bool, has_norms: bool
+) -> None:
+    heads = drawn(5, 3, width, dtype=torch.bfloat16)
+    weight = placed(drawn(1, width, dtype=torch.bfloat16, seed=1).repeat(3, 1))
+    norms = HeadNorms(weight, (2, 1), EPS) if has_norms else None
+    exact = HeadNorms(weight.float(), (2, 1), EPS) if has_norms else None
+    rotation, called = rotation_of(5, rotary_dim, interleaved), Called()
+    expected = TorchOps().rotate(heads.float(), rotation, exact)
+    result = FlashInferOps(called.functions()).rotate(heads, rotation, norms)
+    torch.testing.assert_close(result.float(), expected, atol=2**-4 * float(expected.abs().max()), rtol=2**-7)
+    assert called.counts.get("rotate", 0) == is_served
+
+
 @pytest.mark.parametrize(
     "x",
     [
@@ -144,18 +161,39 @@ def test_misaligned_rows_fall_back_to_torch() -> None:
     ops, rotation = FlashInferOps(called.functions()), rotation_of(4, 64, interleaved=False)
     rows = placed(torch.randn(4, 192).bfloat16(), 2)
     weight, heads = torch.ones(64, dtype=torch.bfloat16), rows[:, :128].unflatten(1, (2, 64))
-    assert torch.equal(ops.silu_and_mul(rows), reference.silu_and_mul(rows))
+    assert torch.equal(ops.gate_and_mul(rows), reference.gate_and_mul(rows))
     assert torch.equal(ops.rms_norm(rows[:, :64], weight, EPS), reference.rms_norm(rows[:, :64], weight, EPS))
     assert torch.equal(ops.rotate(heads, rotation), reference.rotate(heads, rotation))
     assert called.counts == {}
 
 
+@DTYPES
+def test_norms_with_an_offset_have_kernels_of_their_own(dtype: torch.dtype) -> None:
+    called, x, addend = Called(), drawn(9, 128, dtype=dtype), drawn(9, 128, dtype=dtype, seed=1)
+    ops, reference, weight = FlashInferOps(called.functions()), TorchOps(), drawn(128, dtype=dtype, seed=2)
+    close(ops.rms_norm(x, weight, EPS, 1.0), reference.rms_norm(x.float(), weight.float(), EPS, 1.0))
+    total, expected = reference.add_rms_norm(x.float(), addend.float(), weight.float(), EPS, 1.0)
+    added, normed = ops.add_rms_norm(x, addend, weight, EPS, 1.0)
+    close(added, total)
+    close(normed, expected)
+    assert called.counts == {"offset_norm": 1, "add_offset_norm": 1}
+
+
+def test_other_activations_than_silu() -> None:
+    called, gate_up = Called(), drawn(9, 128, dtype=torch.bfloat16)
+    ops, reference = FlashInferOps(called.functions()), TorchOps()
+    close(ops.gate_and_mul(gate_up, "gelu_tanh"), reference.gate_and_mul(gate_up.float(), "gelu_tanh"))
+    clamped = ops.gate_and_mul(gate_up, "clamped_swiglu")
+    assert torch.equal(clamped, reference.gate_and_mul(gate_up, "clamped_swiglu"))
+    assert called.counts == {"gelu_tanh_and_mul": 1}
+
+
 def test_silu_copies_strided_rows() -> None:
     called, x = Called(), drawn(4, 128, dtype=torch.bfloat16)[:, ::2]
-    close(FlashInferOps(called.functions()).silu_and_mul(x), TorchOps().silu_and_mul(x.float()))
+    close(FlashInferOps(called.functions()).gate_and_mul(x), TorchOps().gate_and_mul(x.float()))
     assert called.counts == {"silu_and_mul": 1}
     nothing = drawn(0, 64, dtype=torch.bfloat16)
-    assert FlashInferOps(called.functions()).silu_and_mul(nothing).shape == (0, 32)
+    assert FlashInferOps(called.functions()).gate_and_mul(nothing).shape == (0, 32)
 
 
 def test_unsupported_operations_fall_back_to_torch() -> None:
@@ -173,7 +211,7 @@ def test_unsupported_operations_fall_back_to_torch() -> None:
     assert called.counts == {}
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama3", "deepseek-v3"])
+@pytest.mark.parametrize("architecture", ["qwen3", "llama3", "deepseek-v3", "glm4", "olmo2"])
 def test_models_are_as_exact_as_with_torch_ops(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,14 +232,17 @@ def test_models_are_as_exact_as_with_torch_ops(
     called = Called()
     ops = FlashInferOps(called.functions())
     exact, usual = PagedModel(model, dtype="float32").step({"text": tokens})["text"], logits()
-    for module in (attention, latent_attention, mlp, norm_layer):
+    for module in (attention, joint_norms, latent_attention, mlp, norm_layer):
         monkeypatch.setattr(module, "ops_for", lambda _: ops)
     errors = [(each - exact).square().mean(-1).sqrt().median() for each in (logits(), usual)]
     assert errors[0] < 1.2 * errors[1]
     num_layers, is_latent = 3, architecture == "deepseek-v3"
-    assert called.counts["add_norm"] == 2 * 2 * num_layers  # in two steps
-    assert called.counts["rotate"] == 2 * (1 + is_latent) * num_layers
-    assert called.counts["norm"] == 2 * (1 + (2 * num_layers if architecture != "llama3" else 0))
+    norms_of_layer = {"llama3": 0, "olmo2": 4}.get(architecture, 2)  # that are not fused with an addition
+    num_steps, adds = 2, 2 * num_layers if architecture != "olmo2" else 1  # the last norm of OLMo 2 only
+    assert called.counts["add_norm"] == num_steps * adds
+    assert called.counts["rotate"] == num_steps * (1 + is_latent) * num_layers
+    first_norm = 0 if architecture == "olmo2" else 1
+    assert called.counts["norm"] == num_steps * (first_norm + norms_of_layer * num_layers)
     assert called.counts["silu_and_mul"] >= 2 * num_layers
 
 
@@ -223,7 +264,8 @@ def test_a_missing_library_is_logged_once(caplog: pytest.LogCaptureFixture, monk
 @pytest.mark.usefixtures("_empty_ops_cache")
 def test_gpus_use_the_flashinfer_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     class Library:
-        rmsnorm = fused_add_rmsnorm = silu_and_mul = apply_rope_with_cos_sin_cache_inplace = None
+        rmsnorm = fused_add_rmsnorm = gemma_rmsnorm = gemma_fused_add_rmsnorm = silu_and_mul = None
+        gelu_tanh_and_mul = apply_rope_with_cos_sin_cache_inplace = None
 
     monkeypatch.setitem(sys.modules, "flashinfer", Library)
     assert isinstance(ops_for(torch.device("cuda:1")), FlashInferOps)

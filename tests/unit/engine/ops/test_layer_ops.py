@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("baton.engine.native.layer_ops", reason="nothing was compiled when this was installed")
 
+from baton.engine.config import Activation
 from baton.engine.native.layer_ops import Float32Ops, instruction_sets
 from baton.engine.ops.base import HeadNorms, LayerOps, Rotation
 from baton.engine.ops.factory import ops_for
@@ -41,24 +43,31 @@ def close(result: Tensor, expected: Tensor) -> None:
 
 @INSTRUCTIONS
 @DTYPES
+@pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_norms_agree_with_torch(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+def test_norms_agree_with_torch(instructions: str, dtype: torch.dtype, shape: tuple[int, int], offset: float) -> None:
     ops, reference = NativeOps(instructions), TorchOps()
     x, addend, weight = drawn(*shape, dtype=dtype), drawn(*shape, dtype=dtype, seed=1), drawn(shape[1], dtype=dtype)
-    close(ops.rms_norm(x, weight, EPS), reference.rms_norm(x.float(), weight.float(), EPS))
+    expected = x.float() * (x.float().square().mean(1, keepdim=True) + EPS).rsqrt() * (weight.float() + offset)
+    close(ops.rms_norm(x, weight, EPS, offset), expected)
+    close(reference.rms_norm(x, weight, EPS, offset), expected)
     total = x + addend
-    added, normed = ops.add_rms_norm(x.clone(), addend, weight, EPS)
+    added, normed = ops.add_rms_norm(x.clone(), addend, weight, EPS, offset)
     assert torch.equal(added, total)
-    close(normed, reference.rms_norm(total.float(), weight.float(), EPS))
-    assert torch.equal(normed, ops.rms_norm(total, weight, EPS))
+    close(normed, reference.rms_norm(total.float(), weight.float(), EPS, offset))
+    assert torch.equal(normed, ops.rms_norm(total, weight, EPS, offset))
 
 
 @INSTRUCTIONS
 @DTYPES
+@pytest.mark.parametrize("activation", get_args(Activation))
 @pytest.mark.parametrize("shape", SHAPES)
-def test_silu_agrees_with_torch(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+def test_activations_agree_with_torch(
+    instructions: str, dtype: torch.dtype, shape: tuple[int, int], activation: Activation
+) -> None:
     gate_up = 4 * drawn(shape[0], 2 * shape[1], dtype=dtype)
-    close(NativeOps(instructions).silu_and_mul(gate_up), TorchOps().silu_and_mul(gate_up.float()))
+    expected = TorchOps().gate_and_mul(gate_up.double(), activation).float()
+    close(NativeOps(instructions).gate_and_mul(gate_up, activation), expected)
 
 
 @INSTRUCTIONS
@@ -121,7 +130,7 @@ def test_a_non_finite_row_stays_non_finite(instructions: str, wrong: float) -> N
 def test_rotation_agrees_with_torch(
     instructions: str, dtype: torch.dtype, has_norm: bool, interleaved: bool, seed: int
 ) -> None:
-    draw = random.Random(seed)
+    draw, offset = random.Random(seed), float(seed % 2)
     num_tokens, num_heads, width = draw.choice((1, 3, 200)), draw.randint(1, 12), 2 * draw.choice((1, 4, 32, 33, 64))
     angles = torch.outer(torch.arange(50.0), torch.rand(width // 2))
     positions = torch.randint(50, (num_tokens,))
@@ -129,8 +138,8 @@ def test_rotation_agrees_with_torch(
     weight = drawn(num_heads, width, dtype=dtype)
     whole = drawn(num_tokens, num_heads + 2, width + 6, dtype=dtype, seed=seed)
     before, heads = whole.clone(), whole[:, 1:-1, 3:-3]
-    norms = HeadNorms(weight, (1,) * num_heads, EPS) if has_norm else None
-    exact = HeadNorms(weight.float(), (1,) * num_heads, EPS) if has_norm else None
+    norms = HeadNorms(weight, (1,) * num_heads, EPS, offset) if has_norm else None
+    exact = HeadNorms(weight.float(), (1,) * num_heads, EPS, offset) if has_norm else None
     expected = TorchOps().rotate(heads.float(), rotation, exact)
     result = NativeOps(instructions).rotate(heads, rotation, norms)
     torch.testing.assert_close(
@@ -141,6 +150,23 @@ def test_rotation_agrees_with_torch(
     assert torch.equal(whole[..., -3:], before[..., -3:])
 
 
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_only_the_first_dimensions_of_a_head_are_rotated(has_norm: bool, interleaved: bool) -> None:
+    num_tokens, num_heads, head_dim, rotary_dim = 7, 5, 16, 12
+    angles = torch.outer(torch.arange(50.0), torch.rand(rotary_dim // 2))
+    rotation = Rotation(torch.cat([angles.cos(), angles.sin()], dim=-1), torch.randint(50, (num_tokens,)), interleaved)
+    heads = drawn(num_tokens, num_heads + 1, head_dim, dtype=torch.float32)[:, 1:]
+    weight = drawn(1, head_dim, dtype=torch.float32).repeat(num_heads, 1)
+    norms = HeadNorms(weight, (3, 2), EPS) if has_norm else None
+    normed = TorchOps().rms_norm(heads, weight[0], EPS) if has_norm else heads.clone()
+    rotated = TorchOps().rotate(normed[..., :rotary_dim], rotation)
+    expected = torch.cat([rotated, normed[..., rotary_dim:]], dim=-1)
+    assert not torch.equal(rotated, normed[..., :rotary_dim])
+    for ops in (TorchOps(), NativeOps()):
+        torch.testing.assert_close(ops.rotate(heads.clone(), rotation, norms), expected, atol=1e-5, rtol=1e-5)
+
+
 @DTYPES
 def test_bits_depend_on_the_row_alone(dtype: torch.dtype) -> None:
     """The instruction set, the number of threads and the other rows do not change bits."""
@@ -149,7 +175,8 @@ def test_bits_depend_on_the_row_alone(dtype: torch.dtype) -> None:
     def results(ops: LayerOps, rows: slice) -> list[Tensor]:
         normed = ops.add_rms_norm(x[rows].clone(), addend[rows], weight, EPS)[1]
         scaled = ops.scale(addend[rows].clone(), ops.quantise(x[rows])[1])
-        return [ops.rms_norm(x[rows], weight, EPS), normed, ops.silu_and_mul(x[rows]), scaled]
+        gated = [ops.gate_and_mul(x[rows], activation) for activation in get_args(Activation)]
+        return [ops.rms_norm(x[rows], weight, EPS), normed, scaled, *gated]
 
     expected = results(NativeOps(), slice(None))
     for instructions in instruction_sets():
@@ -164,15 +191,15 @@ def test_bits_depend_on_the_row_alone(dtype: torch.dtype) -> None:
 def test_torch_silu_of_a_row_does_not_depend_on_the_other_rows(threads: int) -> None:
     torch.set_num_threads(threads)
     gate_up = drawn(700, 202, dtype=torch.float32)
-    whole = TorchOps().silu_and_mul(gate_up)
-    assert torch.equal(torch.cat([TorchOps().silu_and_mul(row[None]) for row in gate_up]), whole)
+    whole = TorchOps().gate_and_mul(gate_up)
+    assert torch.equal(torch.cat([TorchOps().gate_and_mul(row[None]) for row in gate_up]), whole)
 
 
 @INSTRUCTIONS
 def test_extreme_numbers_agree_with_torch(instructions: str) -> None:
     ops = NativeOps(instructions)
     gates = torch.tensor([[0.0, -0.0, 88.0, 3e38, -88.0, -200.0, -3e38, torch.inf, torch.nan, 1e-40]])
-    result = ops.silu_and_mul(torch.cat([gates, torch.ones_like(gates)], dim=1))[0]
+    result = ops.gate_and_mul(torch.cat([gates, torch.ones_like(gates)], dim=1))[0]
     expected = torch.nn.functional.silu(gates)[0]
     torch.testing.assert_close(result, expected, atol=1e-33, rtol=1e-6, equal_nan=True)
     wide = torch.tensor([[3.3e38, -3.3e38, torch.nan, torch.inf, 1.0]], dtype=torch.bfloat16)
@@ -184,7 +211,7 @@ def test_empty_batches_give_empty_results() -> None:
     ops, none = NativeOps(), torch.empty(0, 8)
     weight = torch.ones(8)
     assert ops.rms_norm(none, weight, EPS).shape == ops.add_rms_norm(none, none, weight, EPS)[1].shape == (0, 8)
-    assert ops.silu_and_mul(none).shape == (0, 4)
+    assert ops.gate_and_mul(none).shape == (0, 4)
 
 
 def test_invalid_arguments_are_refused() -> None:

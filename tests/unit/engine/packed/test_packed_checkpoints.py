@@ -58,6 +58,11 @@ CASES = [
     slow_case(("qwen3", "w8a8-asym")),
     ("llama3", "nvfp4"),
     slow_case(("mixtral", "mxfp4")),
+    ("phi4-mini", "gptq-order"),
+    slow_case(("phi3", "awq")),
+    slow_case(("phi3", "w8a8")),
+    slow_case(("glm4", "nvfp4")),
+    slow_case(("qwen2-moe", "gptq")),
 ]
 
 

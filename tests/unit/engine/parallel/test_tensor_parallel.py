@@ -19,7 +19,8 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import EngineError, GroupBroken, UnsupportedModel
 from baton.engine.experts.group import ExpertGroup
-from baton.engine.layers.expert_reader import ExpertNames, ExpertReader
+from baton.engine.families.tensor_names import ExpertNames
+from baton.engine.layers.expert_reader import ExpertReader
 from baton.engine.loop import EngineLoop
 from baton.engine.parallel.group_view import GroupView
 from baton.engine.parallel.tensor_parallel import TensorGroup
@@ -35,12 +36,17 @@ from tests.unit.engine.tensor_rig import TIMEOUT_S, TensorRig
 ATOL = 1e-4  # logits have a standard deviation of about 1.2
 MODELS = ("llama3", "llama-biased", "qwen2", "qwen3", "mixtral", "qwen3-moe", "deepseek-v2-lite", "deepseek-v3")
 
+OTHERS = ("phi4-mini", "olmo2", "qwen2-moe", "granite-moe", "minimax-m2", "gemma3", "gpt-oss")
+REST = (
+    *("phi3", "smollm3", "granite", "glm", "glm4", "glm4-moe", "seed-oss", "ernie", "ernie-moe", "olmoe"),
+    *("gemma2", "olmo3", "llama4"),
+)
 DISTINCT = ("llama3", "qwen2", "mixtral", "deepseek-v3")  # one for each way to divide a model's matrices
 
 Rigs = Callable[..., TensorRig]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=MODELS)  # a test may name others
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(request.param, tmp_path_factory.mktemp(request.param) / "model")
 
@@ -128,6 +134,10 @@ def serve(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
         *((name, 2) for name in MODELS),
         *((name, 4) for name in DISTINCT),
         *(slow_case(name, 4) for name in MODELS if name not in DISTINCT),
+        *((name, 2) for name in OTHERS),
+        ("olmo2", 4),
+        *(slow_case(name, 2) for name in REST),
+        *(slow_case(name, 4) for name in (*OTHERS, *REST) if name != "olmo2"),
     ],
     indirect=["model"],
 )
@@ -140,7 +150,7 @@ def test_logits_equal_those_of_one_rank_up_to_rounding(model: Path, size: int, r
         torch.testing.assert_close(logits[name], expected, atol=ATOL, rtol=0)
 
 
-@pytest.mark.parametrize("model", slow_except(MODELS, DISTINCT), indirect=True)
+@pytest.mark.parametrize("model", slow_except((*MODELS, *OTHERS, *REST), (*DISTINCT, "olmo2")), indirect=True)
 @pytest.mark.parametrize("size", [2, slow_case(4)])
 def test_greedy_tokens_equal_those_of_one_rank(model: Path, size: int, rigs: Rigs) -> None:
     expected = serve(
@@ -186,13 +196,13 @@ def test_each_rank_loads_only_its_shard(llama3: Path, rigs: Rigs, caplog: pytest
 def test_fused_and_separate_tensors_give_the_same_expert_shards(tmp_path: Path) -> None:
     separate = make_checkpoint("qwen3-moe", tmp_path / "separate")
     tensors = load_file(separate / "model.safetensors")
-    prefix, names = "model.layers.1.mlp.experts", ("gate_proj", "up_proj", "down_proj")
+    prefix, names = "model.layers.1.mlp", ("gate_proj", "up_proj", "down_proj")
     gate, up, down = (
-        torch.stack([tensors.pop(f"{prefix}.{expert}.{name}.weight") for expert in range(8)]) for name in names
+        torch.stack([tensors.pop(f"{prefix}.experts.{expert}.{name}.weight") for expert in range(8)]) for name in names
     )
     fused = shutil.copytree(separate, tmp_path / "fused")
     save_file(
-        tensors | {f"{prefix}.gate_up_proj": torch.cat([gate, up], dim=1), f"{prefix}.down_proj": down},
+        tensors | {f"{prefix}.experts.gate_up_proj": torch.cat([gate, up], dim=1), f"{prefix}.experts.down_proj": down},
         fused / "model.safetensors",
     )
     moe = read_model_config(separate).moe
@@ -226,6 +236,9 @@ def test_sizes_that_cannot_be_divided_are_named(tmp_path: Path, llama3: Path, ri
     experts = make_checkpoint("deepseek-v3", tmp_path / "experts", moe_intermediate_size=30)
     with pytest.raises(UnsupportedModel, match=r"among 4 ranks: intermediate size of an expert 30$"):
         _ = rigs(experts, 4).engine
+    shared = make_checkpoint("qwen2-moe", tmp_path / "shared", shared_expert_intermediate_size=34)
+    with pytest.raises(UnsupportedModel, match=r"among 4 ranks: intermediate size of the shared experts 34$"):
+        _ = rigs(shared, 4).engine
 
 
 def test_expert_and_tensor_parallelism_are_refused_together(tmp_path: Path, rigs: Rigs) -> None:

@@ -1,0 +1,27 @@
+"""Prefixes of tensor names, which differ from those of a language model in some checkpoints. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from baton.engine.checkpoint.stored_tensor import StoredTensor
+
+EMBEDDING, PREFIX, HEAD = "embed_tokens.weight", "model.", "lm_head."
+Prefixes = tuple[tuple[str, str], ...]  # pairs of a prefix in the files and the model's
+
+
+def under_model(tensors: Mapping[str, StoredTensor], prefixes: Prefixes = ()) -> dict[str, StoredTensor]:
+    """Return the tensors under the names of a language model.
+
+    Some embedding checkpoints lack the prefix `model.`. A model for text and images has others, listed in `prefixes`.
+    """
+    if EMBEDDING in tensors and PREFIX + EMBEDDING not in tensors:
+        prefixes = ((HEAD, HEAD), ("", PREFIX))
+    names = {name: _renamed(name, prefixes) for name in tensors}
+    return {new: replace(tensors[old], name=new) for old, new in names.items()}
+
+
+def _renamed(name: str, prefixes: Prefixes) -> str:
+    for old, new in prefixes:
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name

@@ -1,0 +1,45 @@
+"""Names of a layer's tensors in a checkpoint, below `model.layers.N`; they differ between families."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormNames:
+    """Norms of a layer by their place; None: no norm there."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None  # its output is added to the residual stream
+    before_feed_forward: str | None = "post_attention_layernorm"
+    after_feed_forward: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertNames:
+    """Experts and their router, all below `block`."""
+
+    block: str = "mlp"
+    router: str = "gate.weight"
+    router_bias: str = "gate.bias"
+    correction_bias: str = "gate.e_score_correction_bias"
+    correction_bias_is_row: bool = False  # of shape [1, num_experts] instead of [num_experts]
+    experts: str = "experts"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    all_gate_up: str = "experts.gate_up_proj"  # of all experts at once, as transformers 5 writes them
+    all_down: str = "experts.down_proj"
+    all_transposed: bool = False  # the input columns of those are the first dimension
+    all_alternate: bool = False  # their rows of gate and up alternate, instead of following each other
+    shared: str = "shared_experts"
+    shared_gate: str = "shared_expert_gate.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorNames:
+    """All names of a layer's tensors."""
+
+    norms: NormNames = field(default_factory=NormNames)
+    qkv: str | None = None  # one tensor with queries, keys and values in this order; None: three tensors
+    mlp: str = "mlp"  # of layers with a dense MLP
+    gate_up: str | None = None  # one tensor with gate and up of the dense MLP; None: two tensors
+    experts: tuple[ExpertNames, ...] = (ExpertNames(),)  # alternatives; a checkpoint has the router of one of them

@@ -1,0 +1,52 @@
+"""One layer of a decoder-only model, composed of the parts in which the families differ."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from baton.engine.execution.batch import Batch
+from baton.engine.layers.norm import NO_NORM, Norm
+from baton.engine.ops.base import Rotation
+
+
+class Attention(Protocol):
+    """Attention of one layer."""
+
+    def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
+        """Return the attention output for x [num_tokens, hidden], in the same shape."""
+        ...
+
+
+# MLP or mixture of experts: [num_tokens, hidden] to the same shape.
+FeedForward = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Attention and feed-forward, each with a residual connection and with a norm of its input, its output or both."""
+
+    attention: Attention
+    feed_forward: FeedForward
+    before_attention: Norm
+    before_feed_forward: Norm
+    after_attention: Norm = NO_NORM
+    after_feed_forward: Norm = NO_NORM
+    multiplier: float = 1.0  # of both outputs before they are added to the residual stream
+
+    def __call__(
+        self, x: Tensor, addend: Tensor | None, rotation: Rotation, layer_cache: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the layer. Returns the residual stream and the addend for it, both [num_tokens, hidden].
+
+        x: residual stream; addend: output of the previous layer, not added yet. Both may be overwritten. The next norm
+        fuses the addition.
+        """
+        x, normed = self.before_attention.add(x, addend)
+        attended = self.after_attention(self.attention(normed, rotation, layer_cache, batch))
+        x, normed = self.before_feed_forward.add(x, self._scaled(attended))
+        return x, self._scaled(self.after_feed_forward(self.feed_forward(normed)))
+
+    def _scaled(self, output: Tensor) -> Tensor:
+        return output if self.multiplier == 1 else output * self.multiplier

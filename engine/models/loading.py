@@ -1,0 +1,128 @@
+"""Loading of a model: layers with the options of its config, tensors under the names of its family."""
+
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix
+from baton.engine.checkpoint.weights import Weights
+from baton.engine.config import ModelConfig
+from baton.engine.errors import UnsupportedModel
+from baton.engine.experts.group import ExpertGroup
+from baton.engine.families.registry import family_of
+from baton.engine.families.tensor_names import ExpertNames
+from baton.engine.layers.attention import load_attention
+from baton.engine.layers.embedding import Embedding, load_table
+from baton.engine.layers.grouped_weight import GroupedWeight
+from baton.engine.layers.latent_attention import load_latent_attention
+from baton.engine.layers.linear import Linear, Projection, gathered, head_quantization, load_head
+from baton.engine.layers.mlp import load_mlp
+from baton.engine.layers.moe import load_moe
+from baton.engine.layers.norm import NO_NORM, Norm, RMSNorm
+from baton.engine.layers.rotary import RotaryEmbedding
+from baton.engine.models.causal_lm import CausalLM, MissingHead
+from baton.engine.models.decoder_layer import Attention, DecoderLayer, FeedForward
+from baton.engine.parallel.tensor_parallel import TensorRanks
+
+HEAD = "lm_head.weight"
+
+
+class ModelLoader:
+    """Loads the parts of one model, or of a rank's shard of it, in the order of the layers."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        config: ModelConfig,
+        backend: AttentionBackend,
+        tensor: TensorRanks,
+        group: ExpertGroup | None,
+    ) -> None:
+        """group: reads the experts when it forms. Raises UnsupportedModel if there is one, but no experts."""
+        if group is not None and config.moe is None:
+            raise UnsupportedModel(f"expert_parallel: {config.architecture} has no experts")
+        self._weights = weights
+        self._config = config
+        self._backend = backend
+        self._tensor = tensor
+        self._group = group
+        self._family = family_of(config.architecture)
+        self._names = self._family.names
+
+    def load(self) -> CausalLM:
+        """Return the model. Raises InvalidCheckpoint or UnsupportedModel."""
+        weights, config, tensor = self._weights, self._config, self._tensor
+        rows = tensor.shard.of(config.vocab_size)
+        table = load_table(weights, config, rows)
+        layers = [self._layer(index) for index in range(config.num_layers)]
+        head: Projection
+        if config.tie_word_embeddings and not (self._family.prefers_stored_head and HEAD in weights):
+            weight = GroupedWeight(table, weights.dtype) if isinstance(table, GroupedMatrix) else table
+            head = gathered(Linear(weight, quantization=head_quantization(weights.quantization)), tensor)
+        elif config.may_lack_head and HEAD not in weights:
+            head = MissingHead(config.vocab_size)
+        else:
+            head = gathered(load_head(weights, config.hidden_size, config.vocab_size, rows), tensor)
+        return CausalLM(
+            Embedding(table, tensor, config, weights.dtype),
+            layers,
+            self._norm("model.norm"),
+            head,
+            self._rotary(),
+            self._backend,
+            config.logits_divisor,
+            config.logits_soft_cap,
+        )
+
+    def _rotary(self) -> list[RotaryEmbedding]:
+        """Return the rotary embedding of each layer; layers with the same one share it."""
+        config = self._config
+        ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
+        made = {rope: RotaryEmbedding(rope, config.max_model_len, self._weights.device) for rope in set(ropes)}
+        return [made[rope] for rope in ropes]
+
+    def _layer(self, index: int) -> DecoderLayer:
+        prefix, norms = f"model.layers.{index}", self._names.norms
+        return DecoderLayer(
+            before_attention=self._norm_at(prefix, norms.before_attention),
+            attention=self._attention(index, prefix),
+            after_attention=self._norm_at(prefix, norms.after_attention),
+            before_feed_forward=self._norm_at(prefix, norms.before_feed_forward),
+            feed_forward=self._feed_forward(index, prefix),
+            after_feed_forward=self._norm_at(prefix, norms.after_feed_forward),
+            multiplier=self._config.residual_multiplier,
+        )
+
+    def _attention(self, index: int, prefix: str) -> Attention:
+        name = f"{prefix}.self_attn"
+        if self._config.mla is not None:
+            return load_latent_attention(self._weights, name, self._config, self._backend, self._tensor)
+        return load_attention(self._weights, name, self._names, self._config, self._backend, self._tensor, index)
+
+    def _feed_forward(self, index: int, prefix: str) -> FeedForward:
+        weights, config = self._weights, self._config
+        hidden, bias = config.hidden_size, config.mlp_bias
+        if config.moe is None or not config.is_sparse(index):
+            size, fused = config.intermediate_size, self._names.gate_up
+            return load_mlp(
+                weights,
+                f"{prefix}.{self._names.mlp}",
+                hidden,
+                size,
+                self._tensor,
+                bias=bias,
+                fused=fused,
+                activation=config.activation,
+            )
+        names = self._expert_names(prefix)
+        return load_moe(weights, prefix, names, hidden, config.moe, self._tensor, self._group, bias=bias)
+
+    def _expert_names(self, prefix: str) -> ExpertNames:
+        """Return those of the family's alternatives whose router this layer has; otherwise the first ones."""
+        found = (each for each in self._names.experts if f"{prefix}.{each.block}.{each.router}" in self._weights)
+        return next(found, self._names.experts[0])
+
+    def _norm_at(self, prefix: str, name: str | None) -> Norm:
+        return NO_NORM if name is None else self._norm(f"{prefix}.{name}")
+
+    def _norm(self, name: str) -> RMSNorm:
+        config = self._config
+        weight = self._weights.take(f"{name}.weight", config.hidden_size)
+        return RMSNorm(weight, config.rms_norm_eps, config.norm_offset)

@@ -1,0 +1,101 @@
+"""Reading config.json: windows, chunks, and the rotary embeddings and soft caps of models that have them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.engine.attention.span import AttentionSpan
+from baton.engine.checkpoint.model_config import read_model_config
+from tests.unit.engine.checkpoint.test_model_config import LLAMA, LLAMA4, write
+
+WINDOW, FULL = AttentionSpan(256), AttentionSpan()
+
+
+@pytest.mark.parametrize(
+    ("change", "spans"),
+    [
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 256}, (WINDOW,) * 3),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 512}, ()),
+        ({"architectures": ["Phi3ForCausalLM"], "sliding_window": 256}, (WINDOW,) * 3),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "sliding_window": 256,
+                "use_sliding_window": True,
+                "max_window_layers": 2,
+            },
+            (FULL, FULL, WINDOW),
+        ),
+        ({"architectures": ["Gemma2ForCausalLM"], "sliding_window": 256}, (WINDOW, FULL, WINDOW)),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 256, "sliding_window_pattern": 3},
+            (WINDOW, WINDOW, FULL),
+        ),
+        ({"architectures": ["Olmo3ForCausalLM"], "sliding_window": None}, (FULL,) * 3),
+        (
+            {
+                "architectures": ["GptOssForCausalLM"],
+                "sliding_window": 256,
+                "num_local_experts": 4,
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            },
+            (FULL, WINDOW, FULL),
+        ),
+    ],
+)
+def test_layers_have_the_windows_of_their_types(
+    tmp_path: Path, change: dict[str, Any], spans: tuple[AttentionSpan, ...]
+) -> None:
+    assert read_model_config(write(tmp_path, LLAMA | change)).spans == spans
+
+
+def test_gemma_3s_text_config_may_leave_out_what_is_usual(tmp_path: Path) -> None:
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "torch_dtype": "bfloat16"}
+    config = read_model_config(write(tmp_path, whole))
+    assert (config.vocab_size, config.num_heads, config.num_kv_heads, config.head_dim) == (262208, 8, 4, 256)
+    assert (config.max_model_len, config.rope.theta, config.rope.factor) == (131072, 1e6, 8.0)
+    assert config.spans.count(AttentionSpan(1024)) == 29
+    assert config.embedding_multiplier == 50.5  # the root of 2560 in bfloat16
+
+
+def test_gemmas_soft_caps_have_defaults_and_null_means_none(tmp_path: Path) -> None:
+    gemma = LLAMA | {"architectures": ["Gemma2ForCausalLM"]}
+    config = read_model_config(write(tmp_path, gemma | {"final_logit_softcapping": None}))
+    assert (config.attention_soft_cap, config.logits_soft_cap) == (50.0, None)
+
+
+@pytest.mark.parametrize(
+    "ropes",
+    [
+        {"rope_theta": 1e6, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+            }
+        },
+    ],
+)
+def test_gemma_3_has_another_rotary_embedding_in_layers_with_a_window(tmp_path: Path, ropes: dict[str, Any]) -> None:
+    gemma = LLAMA | {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 256, "sliding_window_pattern": 3}
+    config = read_model_config(write(tmp_path, gemma | ropes))
+    assert (config.rope_of(2).theta, config.rope_of(2).factor) == (1e6, 8.0)
+    assert (config.rope_of(0).theta, config.rope_of(0).factor) == (2e4, 1.0)
+    assert config.max_model_len == 512  # it is not extended once more
+
+
+def test_llama_4_rotates_in_chunks_and_scales_queries_elsewhere(tmp_path: Path) -> None:
+    config = read_model_config(write(tmp_path, LLAMA4 | {"num_hidden_layers": 4, "floor_scale": 100}))
+    assert config.spans == (*(AttentionSpan(128, is_chunked=True),) * 3, FULL)
+    assert config.unrotated_layers == {3}
+    assert [config.rope_of(layer).query_scaling_beta for layer in range(4)] == [0, 0, 0, 0.1]
+    assert config.rope_of(3).original_max_position_embeddings == 100
