@@ -59,7 +59,7 @@ class FlashInferAttention:
         """scale: factor on the scores; num_parts: shards per block, which divide the KV heads.
 
         least_saved_bytes: smallest saving per layer for which decodes read a common prefix once; soft_cap: bound on the
-        scores, by cap * tanh(score / cap); spans: of the layers, in addition to the whole context.
+        scores, by cap * tanh(score / cap); spans: of the layers; none: all attend to the whole context.
         """
         self.heads = heads
         self._least_saved_bytes = least_saved_bytes
@@ -71,6 +71,7 @@ class FlashInferAttention:
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._is_latent = heads.value_width < heads.key_width
         self._is_fp8 = heads.cached_dtype == fp8_rows.DTYPE
+        self._has_whole = FULL in spans or not spans  # whether a layer attends to the whole context
         self._spans: dict[AttentionSpan, SpanWrappers] = {}
         if self._is_latent:
             self._latent = kernels.latent(self._workspace)
@@ -121,7 +122,7 @@ class FlashInferAttention:
 
     def num_shared_blocks(self, batch: Batch) -> int:
         """Return how many first blocks are read once for all decodes; 0 if that does not pay."""
-        if self._is_latent:
+        if self._is_latent or not self._has_whole:
             return 0
         heads = self.heads
         block_bytes = 2 * heads.num_kv_heads * self._block_size * heads.key_width * heads.cached_dtype.itemsize

@@ -11,6 +11,7 @@ from baton.engine.checkpoint.stored_quantization import StoredQuantization, read
 from baton.engine.checkpoint.tensor_index import stored_dtype
 from baton.engine.config import ModelConfig
 from baton.engine.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
+from baton.engine.families.base import Family
 from baton.engine.families.experts import check_experts
 from baton.engine.families.options import refuse_unread
 from baton.engine.families.registry import family_of, read_architecture
@@ -78,10 +79,7 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
     config = JsonObject.read(directory / "config.json")
     architecture = read_architecture(config)
     family = family_of(architecture)
-    if family.has_text_config:
-        text = config.inner("text_config").values
-        values = {**family.defaults, **config.values, **text, "architectures": [architecture]}
-        config = JsonObject(values, config.source)
+    config = _of_language_model(config, family)
     refuse_unread(config, architecture, family.reads)
     model = family.read(config, _read_shared(config, directory, architecture, dtype))
     if model.rope.rotary_dim % 2:
@@ -89,6 +87,14 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
     if model.moe is not None:
         check_experts(config.source, model.moe)
     return model
+
+
+def _of_language_model(config: JsonObject, family: Family) -> JsonObject:
+    """Return the options of the language model, with the family's defaults of absent keys; null is not absent."""
+    text = config.inner("text_config") if family.has_text_config else JsonObject({}, config.source)
+    nulls = dict.fromkeys(config.nulls | text.nulls)
+    named = {"architectures": config.texts("architectures")}
+    return JsonObject({**family.defaults, **nulls, **config.values, **text.values, **named}, config.source)
 
 
 def _read_shared(config: JsonObject, directory: Path, architecture: str, dtype: str) -> ModelConfig:

@@ -43,8 +43,8 @@ def read_rope(
         "original_max_position_embeddings", config.size("original_max_position_embeddings", max_positions)
     )
     low, high = scaling.number("low_freq_factor", 1.0), scaling.number("high_freq_factor", 4.0)
-    if kind == "llama3" and not low < high:
-        raise InvalidCheckpoint(f"{config.source}: low_freq_factor {low:g} is not below high_freq_factor {high:g}")
+    if kind == "llama3" and low > high:
+        raise InvalidCheckpoint(f"{config.source}: low_freq_factor {low:g} is above high_freq_factor {high:g}")
     theta = config.number("rope_theta", default_theta, minimum=MIN_THETA)
     return RopeConfig(
         theta=scaling.number("rope_theta", theta, minimum=MIN_THETA),

@@ -30,7 +30,7 @@ class Family:
     head_dim: int | None = None  # default; None: hidden_size / num_attention_heads
     partial_rotary_factor: float = 1.0  # default
     has_text_config: bool = False  # the language model's keys are in `text_config`
-    defaults: Mapping[str, object] = field(default_factory=dict)  # of keys that checkpoints may leave out
+    defaults: Mapping[str, object] = field(default_factory=dict)  # of keys that a config.json may lack
     prefers_stored_head: bool = False  # a stored output layer is used even if the config ties it to the embedding
     prefixes: Prefixes = ()  # in a checkpoint, and the language model's in their place
     unused: tuple[str, ...] = ()  # beginnings of the names of tensors that the model does not need

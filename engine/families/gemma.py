@@ -8,7 +8,7 @@ from baton.engine.config import ModelConfig
 from baton.engine.families.base import Family
 from baton.engine.families.options import unsupported
 from baton.engine.families.rounding import as_bfloat16
-from baton.engine.families.spans import SLIDING, WHOLE, read_local_rope, read_spans
+from baton.engine.families.spans import SLIDING, USUAL_WINDOW, WHOLE, read_local_rope, read_spans
 from baton.engine.families.tensor_names import NormNames, TensorNames
 
 GELU = ("gelu_pytorch_tanh", "gelu")  # the second means the first in Gemma's configs
@@ -92,6 +92,7 @@ GEMMA2 = Family(
     architectures=("Gemma2ForCausalLM",),
     read=_read_gemma2,
     reads=LOCAL_READS,
+    defaults=USUAL_WINDOW,
     names=SANDWICH,
     tie_word_embeddings=True,
     head_dim=256,
@@ -101,6 +102,7 @@ GEMMA3 = Family(
     architectures=("Gemma3ForCausalLM",),
     read=_read_gemma3,
     reads=LOCAL_READS,
+    defaults=USUAL_WINDOW,
     names=SANDWICH,
     theta=1e6,
     tie_word_embeddings=True,
@@ -113,6 +115,7 @@ GEMMA3_TEXT = replace(
     architectures=("Gemma3ForConditionalGeneration",),
     has_text_config=True,
     defaults={
+        **USUAL_WINDOW,
         "vocab_size": 262208,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,

@@ -12,6 +12,15 @@ from baton.engine.families.tensor_names import ExpertNames, TensorNames
 
 CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # the only ones that are implemented
 
+ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
 
 def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
     for key, implemented in CLAMPED.items():
@@ -44,6 +53,7 @@ GPT_OSS = Family(
     architectures=("GptOssForCausalLM",),
     read=_read,
     reads=frozenset({"attention_bias", "layer_types"}),
+    defaults={"sliding_window": 128, "rope_parameters": ROPE},
     names=TensorNames(
         experts=(
             ExpertNames(router="router.weight", router_bias="router.bias", all_transposed=True, all_alternate=True),

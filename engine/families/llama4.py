@@ -11,6 +11,8 @@ from baton.engine.families.smollm3 import read_unrotated_layers
 from baton.engine.families.spans import CHUNKED, WHOLE, read_spans
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
 
+TUNING = "attn_temperature_tuning"
+
 
 def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
     unrotated = read_unrotated_layers(config, shared.num_layers)
@@ -35,15 +37,20 @@ def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
 
 def _growing_queries(config: JsonObject, rope: RopeConfig) -> RopeConfig:
     """Return the embedding of layers that do not rotate, but scale queries (arXiv 2501.19399)."""
-    tunes = config.boolean("attn_temperature_tuning", True)
     return RopeConfig(
         theta=rope.theta,
         rotary_dim=rope.rotary_dim,
         interleaved=rope.interleaved,
         original_max_position_embeddings=config.size("floor_scale", 8192),
-        query_scaling_beta=config.number("attn_scale", 0.1, minimum=0) if tunes else 0.0,
+        query_scaling_beta=config.number("attn_scale", 0.1, minimum=0) if _tunes(config) else 0.0,
         query_scaling_offset=1,
     )
+
+
+def _tunes(config: JsonObject) -> bool:
+    """Return whether queries grow with the context; some configs write it as a number."""
+    value = config.values.get(TUNING, True)
+    return value if isinstance(value, bool) else config.size(TUNING, minimum=0) > 0
 
 
 def _read_experts(config: JsonObject, shared: ModelConfig) -> MoEConfig:
@@ -79,12 +86,25 @@ LLAMA4 = Family(
     rms_norm_eps=1e-5,
     interleaved=True,
     head_dim=128,
+    defaults={"attention_chunk_size": 8192},
 )
 LLAMA4_TEXT = replace(
     LLAMA4,
     title="Llama 4 (text)",
     architectures=("Llama4ForConditionalGeneration",),
     has_text_config=True,
+    defaults={
+        "attention_chunk_size": 8192,
+        "vocab_size": 202048,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "num_local_experts": 16,
+        "max_position_embeddings": 131072,
+    },
     prefixes=(("language_model.lm_head.", "lm_head."), ("language_model.", ""), ("model.language_model.", "model.")),
     unused=("vision_model.", "multi_modal_projector.", "model.vision_model.", "model.multi_modal_projector."),
 )

@@ -6,14 +6,14 @@ from baton.engine.checkpoint.json_object import JsonObject
 from baton.engine.config import ModelConfig, MoEConfig
 from baton.engine.families.base import Family
 from baton.engine.families.experts import only, read_num_experts
-from baton.engine.families.spans import read_window
+from baton.engine.families.spans import USUAL_WINDOW, read_window
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
 
 TEXT_MODELS = ("mistral", "ministral3")
 
 
 def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
-    return replace(shared, spans=read_window(config, shared.num_layers))
+    return replace(shared, spans=read_window(config, shared))
 
 
 def _read_mixtral(config: JsonObject, shared: ModelConfig) -> ModelConfig:
@@ -30,7 +30,7 @@ def _read_text(config: JsonObject, shared: ModelConfig) -> ModelConfig:
     return replace(_read(config, shared), tie_word_embeddings=True)
 
 
-MISTRAL = Family(title="Mistral", architectures=("MistralForCausalLM",), read=_read)
+MISTRAL = Family(title="Mistral", architectures=("MistralForCausalLM",), read=_read, defaults=USUAL_WINDOW)
 MIXTRAL = Family(
     title="Mixtral",
     architectures=("MixtralForCausalLM",),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from baton.engine.checkpoint.json_object import JsonObject
 from baton.engine.config import ModelConfig
 from baton.engine.families.base import Family
-from baton.engine.families.spans import SLIDING, WHOLE, read_local_rope, read_spans
+from baton.engine.families.spans import SLIDING, USUAL_WINDOW, WHOLE, read_local_rope, read_spans
 from baton.engine.families.tensor_names import NormNames, TensorNames
 
 
@@ -48,4 +48,5 @@ OLMO3 = Family(
     theta=5e5,
     rms_norm_eps=1e-5,
     rope_of=WHOLE,
+    defaults=USUAL_WINDOW,
 )

@@ -10,7 +10,7 @@ from baton.engine.families.tensor_names import TensorNames
 
 
 def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
-    return replace(shared, spans=read_window(config, shared.num_layers))
+    return replace(shared, spans=read_window(config, shared))
 
 
 PHI3 = Family(

@@ -7,7 +7,7 @@ from baton.engine.checkpoint.json_object import JsonObject
 from baton.engine.config import ModelConfig, MoEConfig
 from baton.engine.families.base import Family
 from baton.engine.families.experts import read_num_experts
-from baton.engine.families.spans import SLIDING, WHOLE, read_spans
+from baton.engine.families.spans import SLIDING, USUAL_WINDOW, WHOLE, read_spans
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
 
 READS = frozenset({"attention_bias", "layer_types"})
@@ -62,18 +62,21 @@ QWEN2 = Family(
     architectures=("Qwen2ForCausalLM",),
     read=_read_qwen2,
     reads=frozenset({"layer_types"}),
+    defaults=USUAL_WINDOW,
 )
-QWEN3 = Family(title="Qwen3", architectures=("Qwen3ForCausalLM",), read=_read_qwen3, reads=READS)
+QWEN3 = Family(title="Qwen3", architectures=("Qwen3ForCausalLM",), read=_read_qwen3, reads=READS, defaults=USUAL_WINDOW)
 QWEN3_MOE = Family(
     title="Qwen3-MoE",
     architectures=("Qwen3MoeForCausalLM",),
     read=_read_qwen3_moe,
     reads=READS,
+    defaults=USUAL_WINDOW,
 )
 QWEN2_MOE = Family(
     title="Qwen1.5-MoE and Qwen2-MoE",
     architectures=("Qwen2MoeForCausalLM",),
     read=_read_qwen2_moe,
     reads=frozenset({"layer_types"}),
+    defaults=USUAL_WINDOW,
     names=TensorNames(experts=(ExpertNames(shared="shared_expert"),)),
 )

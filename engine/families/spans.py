@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.checkpoint.rope_config import read_rope
-from baton.engine.config import RopeConfig
+from baton.engine.config import ModelConfig, RopeConfig
 from baton.engine.errors import InvalidCheckpoint
 from baton.engine.families.options import LAYER_TYPES, unsupported
 
 SLIDING, CHUNKED, WHOLE = "sliding_attention", "chunked_attention", "full_attention"
 SIZES = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}
+USUAL_WINDOW = {SIZES[SLIDING]: 4096}  # default in most families
 
 
 def read_spans(
@@ -18,7 +19,7 @@ def read_spans(
 ) -> tuple[AttentionSpan, ...]:
     """Return the span of each layer, by `layer_types` or, without it, by the types `default`.
 
-    Without a size in the config, a sliding layer attends to the whole context. Raises UnsupportedModel for another
+    If the size is null, a sliding layer attends to the whole context. Raises UnsupportedModel for another
     type, InvalidCheckpoint for another number of them.
     """
     types = config.texts(LAYER_TYPES) or list(default)
@@ -30,12 +31,12 @@ def read_spans(
     return tuple(_span(config, each) for each in types)
 
 
-def read_window(config: JsonObject, num_layers: int, *, is_used: bool = True) -> tuple[AttentionSpan, ...]:
+def read_window(config: JsonObject, shared: ModelConfig) -> tuple[AttentionSpan, ...]:
     """Return the spans of layers that all have the window `sliding_window`; none if the context is no longer."""
-    if not is_used or SIZES[SLIDING] not in config:
+    if SIZES[SLIDING] not in config:
         return ()
     window = config.size(SIZES[SLIDING])
-    return () if window >= config.integer("max_position_embeddings") else (AttentionSpan(window),) * num_layers
+    return () if window >= shared.max_model_len else (AttentionSpan(window),) * shared.num_layers
 
 
 def read_local_rope(config: JsonObject, head_dim: int, theta: float) -> RopeConfig:

@@ -44,10 +44,13 @@ def inverse_frequencies(config: RopeConfig) -> Tensor:
 
 
 def _llama3(config: RopeConfig, plain: Tensor) -> Tensor:
-    """Scale as in Llama 3.1: low frequencies are divided by `factor`, high ones kept, those between interpolated."""
+    """Scale as in Llama 3.1: low frequencies are divided by `factor`, high ones kept, those between interpolated.
+
+    Llama 4 Scout has none between.
+    """
     turns = config.original_max_position_embeddings * plain / (2 * math.pi)  # over the original context
     low, high = config.low_freq_factor, config.high_freq_factor
-    share = ((turns - low) / (high - low)).clamp(0, 1)
+    share = ((turns - low) / (high - low)).clamp(0, 1) if low < high else (turns >= low).float()
     return (1 - share) * plain / config.factor + share * plain
 
 

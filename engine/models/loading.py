@@ -72,10 +72,17 @@ class ModelLoader:
         )
 
     def _rotary(self) -> list[RotaryEmbedding]:
-        """Return the rotary embedding of each layer; layers with the same one share it."""
+        """Return the rotary embedding of each layer; layers with the same one share it.
+
+        That of layers that do not rotate has no table, which would take gigabytes for a context of millions of tokens.
+        """
         config = self._config
         ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
-        made = {rope: RotaryEmbedding(rope, config.max_model_len, self._weights.device) for rope in set(ropes)}
+        rotated = {rope for layer, rope in enumerate(ropes) if layer not in config.unrotated_layers}
+        made = {
+            rope: RotaryEmbedding(rope, config.max_model_len if rope in rotated else 0, self._weights.device)
+            for rope in set(ropes)
+        }
         return [made[rope] for rope in ropes]
 
     def _layer(self, index: int) -> DecoderLayer:

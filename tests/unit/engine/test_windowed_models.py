@@ -10,6 +10,7 @@ from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.torch_reference import TorchAttention
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.engine import Engine
+from baton.engine.models.causal_lm import CausalLM
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
@@ -79,3 +80,10 @@ def test_rounded_weights_give_similar_logits(model: Path, quantization: str) -> 
     found = PagedModel(model, dtype="bfloat16", quantization=quantization).step(prompt)["s"]
     similarity = torch.nn.functional.cosine_similarity(found.flatten(), usual.flatten(), dim=0)
     assert similarity > {"int8": 0.97, "int4": 0.7}[quantization]
+
+
+def test_layers_that_do_not_rotate_have_no_rotary_table(tmp_path: Path) -> None:
+    """A context of ten million tokens, as in Llama 4 Scout, would make one of 5 GB."""
+    model = PagedModel(make_checkpoint("llama4", tmp_path / "model")).model
+    assert isinstance(model, CausalLM)
+    assert [len(rotary.table) > 0 for rotary in model.rotary] == [True, True, True, False]

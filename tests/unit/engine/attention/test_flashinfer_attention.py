@@ -130,6 +130,16 @@ def test_the_shared_prefix_leaves_each_decode_a_token() -> None:
     assert served.num_shared_blocks(sequences.batch({2: range(8, 9)})) == 0
 
 
+def test_a_prefix_is_not_shared_if_all_layers_have_windows() -> None:
+    paged = PagedHeads(heads_of(4, 2, 8), 4)
+    sequences = Sequences(paged, [9, 9], 1)
+    sequences.tables[1][:2] = sequences.tables[0][:2]
+    batch = sequences.batch({0: range(8, 9), 1: range(8, 9)})
+    for spans, num_shared in ((((window := AttentionSpan(4)),), 0), ((window, AttentionSpan()), 2), ((), 2)):
+        served = FlashInferAttention(paged.scale, 4, paged.heads, CPU, 1, EMULATION, least_saved_bytes=1, spans=spans)
+        assert served.num_shared_blocks(batch) == num_shared
+
+
 def test_paged_sequences_leave_out_what_is_behind_their_span() -> None:
     paged = PagedHeads(heads_of(2, 1, 8), 4)
     sequences = Sequences(paged, [30, 30], 3)

@@ -1,15 +1,18 @@
 """Reading config.json: windows, chunks, and the rotary embeddings and soft caps of models that have them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from baton.engine.attention.span import AttentionSpan
 from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.layers.rotary import inverse_frequencies
 from tests.unit.engine.checkpoint.test_model_config import LLAMA, LLAMA4, write
 
-WINDOW, FULL = AttentionSpan(256), AttentionSpan()
+WINDOW, USUAL, FULL = AttentionSpan(256), AttentionSpan(4096), AttentionSpan()
 
 
 @pytest.mark.parametrize(
@@ -33,6 +36,29 @@ WINDOW, FULL = AttentionSpan(256), AttentionSpan()
             (WINDOW, WINDOW, FULL),
         ),
         ({"architectures": ["Olmo3ForCausalLM"], "sliding_window": None}, (FULL,) * 3),
+        ({"architectures": ["Olmo3ForCausalLM"]}, (USUAL,) * 3),
+        ({"architectures": ["Gemma2ForCausalLM"]}, (USUAL, FULL, USUAL)),
+        (
+            {"architectures": ["GptOssForCausalLM"], "num_local_experts": 4},
+            (AttentionSpan(128), FULL, AttentionSpan(128)),
+        ),
+        (
+            {"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1},
+            (FULL, USUAL, USUAL),
+        ),
+        ({"architectures": ["MistralForCausalLM"], "max_position_embeddings": 8192}, (USUAL,) * 3),
+        (
+            {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 8192, "sliding_window": None},
+            (),
+        ),
+        (
+            {
+                "architectures": ["MistralForCausalLM"],
+                "sliding_window": 512,
+                "rope_scaling": {"type": "linear", "factor": 2.0},  # a context of 1024
+            },
+            (AttentionSpan(512),) * 3,
+        ),
         (
             {
                 "architectures": ["GptOssForCausalLM"],
@@ -65,6 +91,58 @@ def test_gemma_3s_text_config_may_leave_out_what_is_usual(tmp_path: Path) -> Non
     assert (config.max_model_len, config.rope.theta, config.rope.factor) == (131072, 1e6, 8.0)
     assert config.spans.count(AttentionSpan(1024)) == 29
     assert config.embedding_multiplier == 50.5  # the root of 2560 in bfloat16
+
+
+def test_the_text_config_of_llama_4_scout_is_read(tmp_path: Path) -> None:
+    """With the numbers of the published one, whose two frequency factors are equal, and without those it shares with
+    the defaults.
+    """
+    text = {
+        "attn_temperature_tuning": 4,
+        "max_position_embeddings": 10485760,
+        "no_rope_layers": [],
+        "rope_scaling": {
+            "factor": 16.0,
+            "high_freq_factor": 1.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "torch_dtype": "bfloat16",
+    }
+    whole = {"architectures": ["Llama4ForConditionalGeneration"], "text_config": text}
+    config = read_model_config(write(tmp_path, whole))
+    assert config.spans[:4] == (*(AttentionSpan(8192, is_chunked=True),) * 3, FULL)
+    assert config.rope_of(3).query_scaling_beta == 0.1
+    assert config.moe is not None
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (48, 40, 8, 128)
+    assert (config.moe.num_experts, config.moe.intermediate_size, config.intermediate_size) == (16, 8192, 16384)
+    plain = inverse_frequencies(replace(config.rope_of(0), kind="default"))
+    turns = 8192 * plain / (2 * torch.pi)
+    assert torch.equal(inverse_frequencies(config.rope_of(0)), torch.where(turns < 1, plain / 16, plain))
+
+
+@pytest.mark.parametrize("tuning", [0, False])
+def test_llama_4_without_temperature_tuning_does_not_scale_queries(tmp_path: Path, tuning: int | bool) -> None:
+    llama = LLAMA4 | {"num_hidden_layers": 4, "attn_temperature_tuning": tuning}
+    assert read_model_config(write(tmp_path, llama)).rope_of(3).query_scaling_beta == 0
+
+
+def test_a_text_configs_null_is_no_default(tmp_path: Path) -> None:
+    text = LLAMA | {"sliding_window": None}
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    assert read_model_config(write(tmp_path, whole)).spans == (FULL,) * 3
+
+
+def test_gpt_oss_has_yarn_unless_its_config_has_another_embedding(tmp_path: Path) -> None:
+    gpt_oss = LLAMA | {"architectures": ["GptOssForCausalLM"], "num_local_experts": 4}
+    usual = read_model_config(write(tmp_path, gpt_oss)).rope
+    assert (usual.kind, usual.factor, usual.original_max_position_embeddings) == ("yarn", 32.0, 4096)
+    assert (usual.theta, usual.truncate) == (150000.0, False)
+    for key in ("rope_scaling", "rope_parameters"):
+        other = read_model_config(write(tmp_path, gpt_oss | {key: {"rope_type": "linear", "factor": 2.0}})).rope
+        assert (other.kind, other.factor) == ("linear", 2.0)
 
 
 def test_gemmas_soft_caps_have_defaults_and_null_means_none(tmp_path: Path) -> None:
