@@ -28,6 +28,8 @@ def read_spans(
     for each in types:
         if each not in (SLIDING, CHUNKED, WHOLE):
             raise unsupported(config, architecture, f"layer type {shown(each)}")
+    if CHUNKED in types and SIZES[CHUNKED] not in config:
+        raise unsupported(config, architecture, f"layer type {CHUNKED} without {SIZES[CHUNKED]}")
     return tuple(_span(config, each) for each in types)
 
 

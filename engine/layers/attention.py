@@ -63,7 +63,7 @@ class GroupedQueryAttention:
             qk = norm_heads(ops, qk, self.head_norms)
         q, k = qk.split_with_sizes([self.num_heads, self.num_kv_heads], dim=1)
         if rotation.query_scale is not None:
-            q = q * rotation.query_scale[:, None, None].to(q.dtype)
+            q = (q * rotation.query_scale[:, None, None]).to(q.dtype)  # the factor itself is not rounded
         attended = self.backend.forward(q, k, v, layer_cache, batch, self.scales, self.kind)
         return self.output(attended.flatten(1))
 
