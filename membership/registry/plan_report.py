@@ -1,4 +1,4 @@
-"""The autoscaler's last plan, for whoever asks why the pools have their sizes.
+"""The autoscaler's last plan: the sizes of the pools and the reasons for them.
 
 Redis may hold texts that no autoscaler wrote, so every field has bounds, as in `router_report.py`.
 """
