@@ -73,7 +73,7 @@ class Lives:
         `changed` is called with the names of the services of each later life.
         """
         self.table = ServiceTable()
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # a registration failed
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # no life goes on
         self._builders = builders
         self._address = address
         self._initial_role: Role = core.config.role
@@ -151,17 +151,27 @@ class Lives:
                 raise DrainConflict("the worker was undrained before its role had changed")
             drained_s = time.monotonic()
             former.core.drain.begin(final=True)  # from now on an undrain is too late
-            await former.services.close()
-            host = former.core.host
-            await host.call(lambda _: None)  # the services have seen all steps with requests of theirs
-            host.forget_listeners()
-            self._follow(former, role)
+            try:
+                await self._switch(former, role)
+            except RoleConflict:
+                raise
+            except Exception as error:  # neither life serves, so that the process must not go on
+                self._fail(error)
+                raise
         await self._changed(self.current.service_names)
         logger.info(
             "%s has changed its role from %s to %s, %.3f s after it was drained; %d requests did not finish before",
             *(former.core.config.worker_id, former.role, role, time.monotonic() - drained_s, num_left),
         )
         return self.current
+
+    async def _switch(self, former: Life, role: Role) -> None:
+        """End a life and begin the next one. Raises RoleConflict if that one has the former role."""
+        await former.services.close()
+        host = former.core.host
+        await host.call(lambda _: None)  # the services have seen all steps with requests of theirs
+        host.forget_listeners()
+        self._follow(former, role)
 
     def _follow(self, former: Life, role: Role) -> None:
         """Begin the life after `former`. Raises RoleConflict if it has the former role."""
@@ -210,7 +220,11 @@ class Lives:
 
     def _end_registration(self, task: "asyncio.Task[None]") -> None:
         self._registrations.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not self.failed.done():
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
             self.failed.set_exception(error)
 
 

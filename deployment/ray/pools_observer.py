@@ -91,7 +91,7 @@ class PoolsObserver:
             await registry.close()
 
     async def _publish(self, registry: Registry) -> None:
-        """Publish the plan if it is new: nobody should take an old one for the reason of the present sizes."""
+        """Publish the plan if it is new: an old one does not explain the present sizes."""
         plan = self.plan
         if plan is not None and time.time() - plan.time_s < PLAN_S:
             try:

@@ -14,7 +14,7 @@ that prefill.
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 
 import grpc
@@ -135,7 +135,7 @@ class RoleChanges:
 
     def _is_pending(self, change: RoleChange, now_s: float) -> bool:
         """Return whether routers may yet report a change whose call has ended."""
-        error = change.call.exception()
+        error = CancelledError("its call was cancelled") if change.call.cancelled() else change.call.exception()
         if error is None:
             change.returned_s = now_s if change.returned_s is None else change.returned_s
             return now_s - change.returned_s < REPORT_S
@@ -158,3 +158,12 @@ def bounded_offset(offset: int, sizes: ByPool[int], least: ByPool[int], most: By
     lowest = max(least.prefill - sizes.prefill, sizes.decode - most.decode)
     highest = min(most.prefill - sizes.prefill, sizes.decode - least.decode)
     return min(max(offset, lowest), highest)
+
+
+def bounded_sizes(sizes: ByPool[int], least: ByPool[int], most: ByPool[int]) -> ByPool[int]:
+    """Return each deployment's size within its own bounds.
+
+    For when no worker can return to its deployment's role: a deployment that may not shrink further must not make the
+    other one shrink, whose last worker of its own role Serve might stop.
+    """
+    return sizes.zip(least.zip(most)).map(lambda each: min(max(each[0], each[1][0]), each[1][1]))

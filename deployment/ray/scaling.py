@@ -25,7 +25,7 @@ from baton.deployment.ray.live_budget import LiveBudget
 from baton.deployment.ray.observed_pools import ObservedPools
 from baton.deployment.ray.pool_progress import ProgressWatch
 from baton.deployment.ray.pools_observer import Budget, Observation, PoolsObserver
-from baton.deployment.ray.role_changes import RoleChanges, bounded_offset, change_role
+from baton.deployment.ray.role_changes import RoleChanges, bounded_offset, bounded_sizes, change_role
 from baton.deployment.ray.scaling_options import ScalingOptions, read_options
 from baton.deployment.ray.serve_context import Contexts, PolicyState, ServeContext, Targets, serve_conflicts
 from baton.membership.registry.plan_report import MAX_REASON_CHARS, PlanReport, PoolPlan
@@ -162,6 +162,8 @@ class PoolsPolicy:
             flipped = offset + decision.flips.to_decode - decision.flips.to_prefill
             offset += self._changes.begin(bounded_offset(flipped, sizes, least, most) - offset, sizes, observed)
         self._offset = offset
+        if settings.flip_s is None:  # the offset stays
+            return bounded_sizes(moved(sizes, offset), least, most)
         return moved(sizes, bounded_offset(offset, sizes, least, most))
 
     def _warn(self, line: str, error: Exception | None = None) -> None:

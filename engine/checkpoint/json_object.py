@@ -93,10 +93,10 @@ class JsonObject:
         """Return a list of numbers, none NaN; empty if the key is absent."""
         value = self.values.get(key, [])
         entries = value if isinstance(value, list) else [value]
-        numbers = [float(each) for each in entries if isinstance(each, int | float) and not isinstance(each, bool)]
+        numbers = [each for each in entries if isinstance(each, int | float) and not isinstance(each, bool)]
         if len(numbers) != len(entries) or not all(abs(number) <= MAX_NUMBER for number in numbers):
             raise self._wrong(key, "a list of numbers", value)
-        return numbers
+        return [float(number) for number in numbers]
 
     def texts(self, key: str) -> list[str]:
         """Return a list of strings; empty if the key is absent."""

@@ -82,8 +82,10 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
     config = _of_language_model(config, family)
     refuse_unread(config, architecture, family.reads)
     model = family.read(config, _read_shared(config, directory, architecture, dtype))
-    if model.rope.rotary_dim % 2:
-        raise InvalidCheckpoint(f"{config.source}: the rotary width {model.rope.rotary_dim} is odd")
+    if model.rope.rotary_dim < 2 or model.rope.rotary_dim % 2:
+        raise InvalidCheckpoint(
+            f"{config.source}: the rotary width {model.rope.rotary_dim} must be an even number above 0"
+        )
     if model.moe is not None:
         check_experts(config.source, model.moe)
     return model

@@ -10,6 +10,7 @@ OLD_LONGROPE = ("su", "yarn")  # names of longrope in the first Phi-3 checkpoint
 MIN_THETA = 1.001  # above 1, so that angles shrink from pair to pair
 PARTIAL, MIN_PARTIAL = "partial_rotary_factor", 0.01
 MIN_SCALE, MAX_SCALE = 1e-3, 1e6  # bounds of factors and divisors
+MIN_LONGROPE_CONTEXT = 2  # its scale divides by the logarithm of the original context
 
 
 def read_rope(
@@ -40,7 +41,9 @@ def read_rope(
     rotary_dim = int(head_dim * scaling.number(PARTIAL, partial, minimum=MIN_PARTIAL, maximum=1))
     max_positions = config.size("max_position_embeddings")
     original = scaling.size(
-        "original_max_position_embeddings", config.size("original_max_position_embeddings", max_positions)
+        "original_max_position_embeddings",
+        config.size("original_max_position_embeddings", max_positions),
+        minimum=MIN_LONGROPE_CONTEXT if kind == "longrope" else 1,
     )
     low, high = scaling.number("low_freq_factor", 1.0), scaling.number("high_freq_factor", 4.0)
     if kind == "llama3" and low > high:
@@ -70,7 +73,7 @@ def read_rope(
 def _divisors(scaling: JsonObject, key: str, rotary_dim: int) -> tuple[float, ...]:
     """Return LongRoPE's divisors (arXiv 2402.13753, section 3.2), one per rotated pair."""
     divisors = scaling.numbers(key)
-    if len(divisors) != rotary_dim // 2 or min(divisors) < MIN_SCALE:
+    if len(divisors) != rotary_dim // 2 or any(divisor < MIN_SCALE for divisor in divisors):
         raise InvalidCheckpoint(
             f"{scaling.source}: {key} must be {rotary_dim // 2} numbers from {MIN_SCALE:g}, one for each rotated pair"
         )

@@ -39,7 +39,9 @@ def weights_bytes(directory: Path, model: ModelConfig, quantization: str | None)
     item_bytes = ITEM_BYTES[model.dtype]
     linear_bytes = item_bytes if quantization is None else LINEAR_BYTES[quantization]
     packed_bytes, num_plain, num_linear = 0, 0, 0
-    for tensor in _loaded(directory, model):
+    loaded = list(_loaded(directory, model))
+    is_tied = model.tie_word_embeddings and all(tensor.name != HEAD for tensor in loaded)
+    for tensor in loaded:
         count = _num_weights(tensor, model.stored_quantization)
         if _is_packed(tensor, model.stored_quantization) and quantization != "int8":
             packed_bytes += tensor.num_bytes
@@ -47,10 +49,10 @@ def weights_bytes(directory: Path, model: ModelConfig, quantization: str | None)
             num_plain += count
         elif not tensor.name.endswith(EMBEDDING):
             num_linear += count
-        elif model.tie_word_embeddings and quantization != "int4":
+        elif is_tied and quantization != "int4":
             num_plain, num_linear = num_plain + count, num_linear + count
         else:
-            num_plain += (1 + model.tie_word_embeddings) * count
+            num_plain += (1 + is_tied) * count
     return packed_bytes + num_plain * item_bytes + round(num_linear * linear_bytes)
 
 
@@ -73,9 +75,14 @@ def _is_packed(tensor: StoredTensor, stored: StoredQuantization | None) -> bool:
 
 
 def _loaded(directory: Path, model: ModelConfig) -> Iterator[StoredTensor]:
-    """Return the tensors that a worker loads: all except multi-token prediction and other parts of no use to it."""
+    """Return the tensors that a worker loads: all except multi-token prediction and other parts of no use to it.
+
+    Some checkpoints store an output layer although it is tied to the embedding; most families then ignore it.
+    """
     family = family_of(model.architecture)
     last = model.num_layers + model.num_nextn_predict_layers
     left_out = tuple(f"model.layers.{layer}." for layer in range(model.num_layers, last))
+    if model.tie_word_embeddings and not family.prefers_stored_head:
+        left_out = (*left_out, HEAD)
     tensors = under_model(read_tensors(directory), family.prefixes)
     return (tensor for name, tensor in tensors.items() if not name.startswith((*left_out, *family.unused)))

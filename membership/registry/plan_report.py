@@ -1,4 +1,4 @@
-"""The autoscaler's last plan, for whoever asks why the pools have their sizes.
+"""The autoscaler's last plan: the sizes of the pools and the reasons for them.
 
 Redis may hold texts that no autoscaler wrote, so every field has bounds, as in `router_report.py`.
 """
@@ -8,7 +8,7 @@ from functools import cache
 from typing import Annotated
 
 import orjson
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from baton.membership.registry.router_report import MAX_MODEL_CHARS, MAX_SHOWN_CHARS, Count, Name, Seconds
 
@@ -16,6 +16,13 @@ MAX_REASON_CHARS = 4096
 MAX_PLANS = 100  # that a router reads: one for each application
 
 Factor = Annotated[float, Field(strict=True, gt=0, le=1e6, allow_inf_nan=False)]
+
+
+def _check_printable(text: str) -> str:
+    """Return the text. Raises ValueError if it could control a terminal."""
+    if not text.isprintable():
+        raise ValueError("must be one line of printable characters")
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +43,7 @@ class PlanReport:
     time_s: Seconds  # Unix time
     prefill: PoolPlan
     decode: PoolPlan
-    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)]
+    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS), AfterValidator(_check_printable)]
 
 
 def encode_plan(plan: PlanReport) -> str:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from baton.engine.checkpoint.weight_memory import num_parameters
+from baton.engine.checkpoint.weight_memory import num_parameters, weights_bytes
 from baton.engine.config import EngineConfig
 from baton.engine.execution.loaded_model import load, zeros
 from tests.checkpoints import ARCHITECTURES, VOCAB_SIZE, make_checkpoint
@@ -185,3 +185,5 @@ def test_the_text_part_of_a_model_for_images_is_read(
         paged = PagedModel(directory)
         assert torch.equal(paged.step({"s": tokens})["s"], expected)
         assert num_parameters(directory, paged.config) == sum(tensor.numel() for tensor in tensors.values())
+        count = num_parameters(directory, paged.config)
+        assert weights_bytes(directory, paged.config, None) == 4 * count, "the stored head is no copy of the embedding"

@@ -173,6 +173,19 @@ async def test_a_worker_whose_new_services_cannot_be_built_serves_its_former_rol
         assert (await served.describe()).role == BOTH
 
 
+async def test_a_worker_that_can_serve_neither_role_fails(model: Path) -> None:
+    def fail(core: WorkerCore) -> WorkerServices:
+        raise RuntimeError("no such services today")
+
+    builders = dict(BUILDERS)
+    async with served_lives(model, builders) as served:
+        builders |= {"prefill": fail, "decode": fail}
+        with pytest.raises(grpc.aio.AioRpcError, match="no such services today"):
+            await served.change(PREFILL)
+        with pytest.raises(RuntimeError, match="no such services today"):
+            await served.lives.failed
+
+
 async def test_a_worker_that_shuts_down_keeps_its_role(model: Path) -> None:
     async with served_lives(model) as served:
         async with served.lease():

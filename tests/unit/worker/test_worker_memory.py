@@ -44,6 +44,15 @@ def test_weights_in_fp8_are_counted_as_they_are_dequantised(tmp_path: Path) -> N
     assert weights_bytes(directory, model, None) == weights_bytes(source, replace(model, dtype="bfloat16"), None)
 
 
+def test_a_stored_output_layer_that_is_tied_is_not_counted(tmp_path: Path) -> None:
+    untied = make_checkpoint("qwen3", tmp_path / "untied", tie_word_embeddings=False)
+    model = read_model_config(untied)
+    tied = replace(model, tie_word_embeddings=True)
+    embedding = model.vocab_size * model.hidden_size
+    assert num_parameters(untied, tied) == num_parameters(untied, model) - embedding
+    assert weights_bytes(untied, tied, None) == weights_bytes(untied, model, None)
+
+
 def test_speculative_layers_are_not_loaded() -> None:
     shorter = replace(MODEL, num_layers=MODEL.num_layers - 1, num_nextn_predict_layers=1)
     assert num_parameters(BUNDLED, shorter) < num_parameters(BUNDLED, MODEL)

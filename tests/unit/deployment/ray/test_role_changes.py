@@ -1,6 +1,7 @@
 """Changes of role by the policy: pools reach their sizes without starts, and the deployments' sizes follow."""
 
 import logging
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -120,6 +121,32 @@ def test_a_change_by_hand_changes_no_size_of_a_deployment() -> None:
     world.limit(2, 2)
     world.step(policy, 10)
     assert (world.sizes, world.num_started, world.targets) == ((2, 2), 0, {"prefill": 3, "decode": 1})
+
+
+@pytest.mark.parametrize("flip_s", [None, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_worker_that_cannot_return_leaves_no_pool_empty(flip_s: float | None, seed: int) -> None:
+    world, policy = world_of(2, 1)
+    world.random, world.fails = Random(seed), True
+    world.workers[0].role, world.workers[0].life = "decode", 2
+    world.limit(1, 1)
+    world.settings = replace(world.settings, flip_s=flip_s)
+    world.step(policy, 30)
+    assert world.sizes[0] == 1  # although the decode deployment may not shrink
+
+
+def test_a_cancelled_call_is_a_failed_change() -> None:
+    world, policy = world_of(3, 1)
+    world.limit(2, 2)
+    world.submit = lambda _: _cancelled()  # type: ignore[method-assign]
+    world.step(policy, 30)
+    assert (world.sizes, world.num_changed, world.num_started) == ((2, 2), 0, 1)
+
+
+def _cancelled() -> "Future[None]":
+    call: Future[None] = Future()
+    call.cancel()
+    return call
 
 
 def test_workers_of_earlier_routers_do_not_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,7 +184,17 @@ def test_a_window_that_hides_nothing_is_accepted(tmp_path: Path, change: dict[st
             "long_factor must be a list",
         ),
         (PHI4_MINI | {"rope_scaling": PHI4_MINI["rope_scaling"] | {"long_factor": [0] * 6}}, "from 0.001"),
-        (PHI4_MINI | {"partial_rotary_factor": 0.2, "rope_scaling": None}, "rotary width 3 is odd"),
+        (PHI4_MINI | {"partial_rotary_factor": 0.2, "rope_scaling": None}, "rotary width 3 must be an even"),
+        (PHI4_MINI | {"partial_rotary_factor": 0.02, "rope_scaling": None}, "rotary width 0 must be an even"),
+        (
+            PHI4_MINI | {"partial_rotary_factor": 0.02, "rope_scaling": {"type": "su", "short_factor": []}},
+            "rotary width 0 must be an even",
+        ),
+        (PHI4_MINI | {"original_max_position_embeddings": 1}, "original_max_position_embeddings must be from 2"),
+        (
+            PHI4_MINI | {"rope_scaling": PHI4_MINI["rope_scaling"] | {"long_factor": [10**400] * 6}},
+            "long_factor must be a list",
+        ),
         ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]}, "no_rope_layers has 2 of 3 layers"),
         (DEEPSEEK_V2 | {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 1}, "3 groups"),
     ],

@@ -31,6 +31,7 @@ def test_a_plan_survives_encoding() -> None:
         (replace(PLAN, prefill=PoolPlan(target=-1, needed=2, factor=1.0)), "prefill.target"),
         (replace(PLAN, decode=PoolPlan(target=1, needed=2, factor=0.0)), "decode.factor"),
         (replace(PLAN, reason="x" * 5000), "reason"),
+        (replace(PLAN, reason="\x1b[2J"), "reason: Value error, must be one line of printable characters"),
     ],
 )
 def test_values_out_of_bounds_are_refused(wrong: PlanReport, field: str) -> None:
