@@ -13,6 +13,14 @@ from baton.engine.families.tensor_names import TensorNames
 Read = Callable[[JsonObject, ModelConfig], ModelConfig]
 
 
+# Prefixes of the language model's tensors in a model for images.
+LANGUAGE_MODEL: Prefixes = (
+    ("language_model.lm_head.", "lm_head."),
+    ("language_model.", ""),
+    ("model.language_model.", "model."),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """Architectures that are read and named alike. The layers are shared; a family selects their options."""

@@ -6,7 +6,7 @@ from baton.engine.checkpoint.json_object import JsonObject
 from baton.engine.config import MLAConfig, ModelConfig, MoEConfig
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from baton.engine.families.base import Family
-from baton.engine.families.experts import only, read_num_experts
+from baton.engine.families.experts import only, read_corrected_experts, read_num_experts
 
 
 def _read_v2(config: JsonObject, shared: ModelConfig) -> ModelConfig:
@@ -63,21 +63,7 @@ def _read_v2_experts(config: JsonObject, shared: ModelConfig) -> MoEConfig:
 def _read_v3_experts(config: JsonObject, shared: ModelConfig) -> MoEConfig:
     only(config, "topk_method", "noaux_tc", ("noaux_tc",))
     only(config, "scoring_func", "sigmoid", ("sigmoid",))
-    size = config.size("moe_intermediate_size")
-    return MoEConfig(
-        num_experts=read_num_experts(config),
-        num_experts_per_token=config.integer("num_experts_per_tok"),
-        intermediate_size=size,
-        norm_topk_prob=config.boolean("norm_topk_prob", True),
-        scoring="sigmoid",
-        score_correction_bias=True,
-        num_groups=config.integer("n_group", 1),
-        topk_groups=config.integer("topk_group", 1),
-        group_score_top=2,
-        routed_scaling_factor=config.number("routed_scaling_factor"),
-        shared_size=size * config.size("n_shared_experts", 0, minimum=0),
-        dense_layers=_dense_layers(config, shared.num_layers),
-    )
+    return read_corrected_experts(config, _dense_layers(config, shared.num_layers), num_shared=0, scaling=None)
 
 
 def _dense_layers(config: JsonObject, num_layers: int) -> frozenset[int]:

@@ -20,6 +20,30 @@ def only(config: JsonObject, key: str, default: str, supported: tuple[str, ...])
     return value
 
 
+def read_corrected_experts(
+    config: JsonObject, dense_layers: frozenset[int], *, num_shared: int, scaling: float | None
+) -> MoEConfig:
+    """Return experts that are chosen by the sigmoid of their scores plus a correction (DeepSeek-V3, section 2.1.2).
+
+    num_shared, scaling: defaults of absent keys; None: the key is required.
+    """
+    size = config.size("moe_intermediate_size")
+    return MoEConfig(
+        num_experts=read_num_experts(config),
+        num_experts_per_token=config.integer("num_experts_per_tok"),
+        intermediate_size=size,
+        norm_topk_prob=config.boolean("norm_topk_prob", True),
+        scoring="sigmoid",
+        score_correction_bias=True,
+        num_groups=config.integer("n_group", 1),
+        topk_groups=config.integer("topk_group", 1),
+        group_score_top=2,
+        routed_scaling_factor=config.number("routed_scaling_factor", scaling),
+        shared_size=size * config.size("n_shared_experts", num_shared, minimum=0),
+        dense_layers=dense_layers,
+    )
+
+
 def check_experts(source: str, moe: MoEConfig) -> None:
     """Raise InvalidCheckpoint if the experts do not divide into groups, or if there are too few to choose from."""
     group_size = moe.num_experts // max(moe.num_groups, 1)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.config import ModelConfig
-from baton.engine.families.base import Family
+from baton.engine.families.base import LANGUAGE_MODEL, Family
 from baton.engine.families.options import unsupported
 from baton.engine.families.rounding import as_bfloat16
 from baton.engine.families.spans import SLIDING, USUAL_WINDOW, WHOLE, read_local_rope, read_spans
@@ -121,6 +121,6 @@ GEMMA3_TEXT = replace(
         "num_key_value_heads": 4,
         "max_position_embeddings": 131072,
     },
-    prefixes=(("language_model.lm_head.", "lm_head."), ("language_model.", ""), ("model.language_model.", "model.")),
+    prefixes=LANGUAGE_MODEL,
     unused=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
 )

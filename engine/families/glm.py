@@ -5,7 +5,7 @@ from dataclasses import replace
 from baton.engine.checkpoint.json_object import JsonObject
 from baton.engine.config import ModelConfig, MoEConfig
 from baton.engine.families.base import Family
-from baton.engine.families.experts import read_num_experts
+from baton.engine.families.experts import read_corrected_experts
 from baton.engine.families.tensor_names import NormNames, TensorNames
 
 READS = frozenset({"attention_bias", "partial_rotary_factor"})
@@ -26,21 +26,9 @@ def _read_moe(config: JsonObject, shared: ModelConfig) -> ModelConfig:
 
 
 def _read_experts(config: JsonObject, num_layers: int) -> MoEConfig:
-    first_sparse, size = config.size("first_k_dense_replace", 1, minimum=0), config.size("moe_intermediate_size")
-    return MoEConfig(
-        num_experts=read_num_experts(config),
-        num_experts_per_token=config.integer("num_experts_per_tok"),
-        intermediate_size=size,
-        norm_topk_prob=config.boolean("norm_topk_prob", True),
-        scoring="sigmoid",
-        score_correction_bias=True,
-        num_groups=config.integer("n_group", 1),
-        topk_groups=config.integer("topk_group", 1),
-        group_score_top=2,
-        routed_scaling_factor=config.number("routed_scaling_factor", 1.0),
-        shared_size=size * config.size("n_shared_experts", 1, minimum=0),
-        dense_layers=frozenset(range(min(first_sparse, num_layers))),
-    )
+    first_sparse = config.size("first_k_dense_replace", 1, minimum=0)
+    dense_layers = frozenset(range(min(first_sparse, num_layers)))
+    return read_corrected_experts(config, dense_layers, num_shared=1, scaling=1.0)
 
 
 GLM = Family(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject
 from baton.engine.config import ModelConfig, MoEConfig, RopeConfig
-from baton.engine.families.base import Family
+from baton.engine.families.base import LANGUAGE_MODEL, Family
 from baton.engine.families.experts import read_num_experts
 from baton.engine.families.options import unsupported
 from baton.engine.families.smollm3 import read_unrotated_layers
@@ -105,6 +105,6 @@ LLAMA4_TEXT = replace(
         "num_local_experts": 16,
         "max_position_embeddings": 131072,
     },
-    prefixes=(("language_model.lm_head.", "lm_head."), ("language_model.", ""), ("model.language_model.", "model.")),
+    prefixes=LANGUAGE_MODEL,
     unused=("vision_model.", "multi_modal_projector.", "model.vision_model.", "model.multi_modal_projector."),
 )

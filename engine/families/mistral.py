@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject
 from baton.engine.config import ModelConfig, MoEConfig
-from baton.engine.families.base import Family
+from baton.engine.families.base import LANGUAGE_MODEL, Family
 from baton.engine.families.experts import only, read_num_experts
 from baton.engine.families.spans import USUAL_WINDOW, read_window
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
@@ -56,6 +56,6 @@ MISTRAL3 = Family(
     head_dim=128,
     has_text_config=True,
     prefers_stored_head=True,
-    prefixes=(("language_model.lm_head.", "lm_head."), ("language_model.", ""), ("model.language_model.", "model.")),
+    prefixes=LANGUAGE_MODEL,
     unused=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
 )

@@ -5,6 +5,7 @@ import pytest
 from baton.deployment.autoscaling.settings import SLO
 from baton.deployment.ray.scaling_options import read_settings
 from baton.router.config import RouterConfig
+from baton.router.policy.targets import DEFAULT_TARGETS, Targets
 from baton.settings.slo import parse_slo
 from baton.settings.values import OptionError
 
@@ -46,6 +47,12 @@ def test_a_router_accepts_slo_and_the_older_options() -> None:
     assert RouterConfig(model="m", target_ttft_ms=500, target_tpot_ms=50).promised_s() == expected
     assert RouterConfig(model="m").promised_s() == {"ttft": 1.0, "tpot": 0.05}
     assert RouterConfig(model="m", slo="none").promised_s() == {}
+
+
+def test_routers_simulations_and_the_autoscaler_have_the_same_defaults() -> None:
+    promised_s = RouterConfig(model="m").promised_s()
+    assert Targets(promised_s["ttft"], promised_s["tpot"]) == DEFAULT_TARGETS
+    assert SLO.of(promised_s) == SLO()
 
 
 @pytest.mark.parametrize(
