@@ -161,6 +161,7 @@ async def baton(*words: str, typed: str = "") -> str:
     return output.decode()
 
 
+@pytest.mark.slow
 async def test_commands_use_https(tmp_path: Path) -> None:
     authority = trustme.CA()
     files = write(tmp_path / "router", authority, HOST)

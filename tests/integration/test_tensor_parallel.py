@@ -128,6 +128,7 @@ async def lose_a_rank(model: Path, directory: Path) -> None:
                 await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_a_worker_that_loses_a_rank_ends(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     with pytest.raises(AssertionError, match=r"ended with 1: [^$]*rank 1 of this worker was killed by SIGKILL"):
