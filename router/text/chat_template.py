@@ -11,6 +11,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, rend
 
 from baton.engine.errors import InvalidRequest
 from baton.router.errors import FieldError
+from baton.router.text.harmony_messages import described, harmony_messages, is_harmony
 
 Message = Mapping[str, Any]  # input of the chat template: role, content and the client's other fields
 PLAIN_KEYS = frozenset({"role", "content"})
@@ -42,6 +43,7 @@ class ChatTemplate:
         self._special_tokens: Mapping[str, object] = dict(pretrained.special_tokens_map)
         self.source = _source(pretrained.chat_template)
         self._has_developer = "developer" in self.source
+        self._is_harmony = is_harmony(self.source)
         self._compiled: CompiledTemplate | None = None
         self._known: Mapping[str, object] = {}  # variables that are the same in every prompt
         if isinstance(pretrained.chat_template, str):  # one of several named templates is compiled when it is used
@@ -73,6 +75,8 @@ class ChatTemplate:
         """Return the prompt. Call `check` for `options` first. Raises InvalidRequest with the template's message."""
         if not self._has_developer:
             messages = list(map(_with_system_role, messages))
+        if self._is_harmony:
+            messages, tools = harmony_messages(messages), list(map(described, tools))
         try:
             if not continue_final_message and not tools and messages and all(map(is_plain, messages)):
                 text = self._render_plain(messages, add_generation_prompt, options)
