@@ -12,6 +12,7 @@ from typing import Any
 Message = Mapping[str, Any]
 INSTRUCTIONS = frozenset({"system", "developer"})  # roles
 REASONING = ("thinking", "reasoning_content", "reasoning")  # names, that of the template first
+EFFORTS = ("low", "medium", "high")  # of reasoning
 MARKS = ("<|channel|>", "thinking")  # are in such a template
 
 
@@ -27,17 +28,19 @@ def harmony_messages(messages: Sequence[Message]) -> list[Message]:
     messages of their own, each in front of its results. Text next to calls is reasoning, as in the template.
     """
     first = list(takewhile(_has_instructions, messages))
-    shown = first if len(first) < 2 else [{**first[0], "content": "\n\n".join(each["content"] for each in first)}]
+    shown: list[Message] = []
+    if first:
+        shown.append({**first[0], "content": "\n\n".join(each["content"] for each in first)})
     place = len(first)
     while place < len(messages):
-        message = messages[place]
-        place += 1
-        if message.get("role") != "assistant":
+        message, end = messages[place], place + 1
+        if message.get("role") == "assistant":
+            while message.get("tool_calls") and end < len(messages) and messages[end].get("role") == "tool":
+                end += 1
+            shown += _turn(message, messages[place + 1 : end])
+        else:
             shown.append({**message, "role": "user"} if _has_instructions(message) else message)
-            continue
-        results = list(takewhile(_has_result, messages[place:])) if message.get("tool_calls") else []
-        shown += _turn(message, results)
-        place += len(results)
+        place = end
     return shown
 
 
@@ -48,10 +51,6 @@ def described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _has_instructions(message: Message) -> bool:
     return message.get("role") in INSTRUCTIONS
-
-
-def _has_result(message: Message) -> bool:
-    return message.get("role") == "tool"
 
 
 def _turn(message: Message, results: Sequence[Message]) -> Iterator[Message]:

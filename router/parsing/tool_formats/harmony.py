@@ -6,9 +6,10 @@
 
 Messages of the channel `analysis` are reasoning. A message with a recipient is a call, in any channel, and with the
 recipient in any place of its header; to a tool of the model that the client does not offer, it is reasoning. All others
-are content. A header without a message, where an output was cut off, is dropped. The prompt ends with `<|start|>assistant`, and `<|call|>`
-and `<|return|>` usually end the generation. The library `openai-harmony` is not used: it downloads its vocabulary when
-it is loaded, reads token ids alone, and raises at headers that the model writes with mistakes.
+are content. A header without a message, where an output was cut off, is dropped. The prompt ends with
+`<|start|>assistant`, and `<|call|>` and `<|return|>` usually end the generation. The library `openai-harmony` is not
+used: it downloads its vocabulary when it is loaded, reads token ids alone, and raises at headers that the model writes
+with mistakes.
 """
 
 import re

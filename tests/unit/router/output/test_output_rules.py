@@ -124,7 +124,13 @@ def test_harmony_has_content_and_calls_in_their_channels(compiler: XGrammarBacke
     final = "<|channel|>final<|message|>"
     call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"age": 5}'
     texts = [f"{final}123", f"{thought}{final}123", call, f"{thought}{thought}{call}"]
-    others = ["123", f"{final}12", f"{thought}123", call.replace("5", '""'), f"{final}123<|end|><|start|>assistant{call}"]
+    others = [
+        "123",
+        f"{final}12",
+        f"{thought}123",
+        call.replace("5", '""'),
+        f"{final}123<|end|><|start|>assistant{call}",
+    ]
     grammar = OutputRules(OutputFormat("openai", "openai_gptoss", {}), use(*TOOLS)).grammar(GIVEN, None)
     assert matching(compiler, grammar, *texts, *others) == texts
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from baton.engine.errors import InvalidRequest
+from baton.router.errors import FieldError
 from baton.router.text.harmony_messages import harmony_messages, is_harmony
 from tests.unit.router.anthropic.conversion import PLAIN, template_of
 
@@ -116,6 +117,15 @@ def test_reasoning_of_a_finished_turn() -> None:
     assert rendered(USER, absent, USER).splitlines()[1] == "assistant<|message|>Yes"
     with pytest.raises(InvalidRequest, match="rejects the messages: tags"):
         rendered({**answer, "thinking": "<|channel|>"})
+
+
+def test_efforts_that_the_model_does_not_know_are_refused() -> None:
+    for effort in ("low", "medium", "high", None):
+        template_of(TEMPLATE).check({"reasoning_effort": effort})
+    for effort in ("none", "minimal", "max", ["low"]):
+        with pytest.raises(FieldError, match="reasoning_effort must be low, medium or high with this model"):
+            template_of(TEMPLATE).check({"reasoning_effort": effort})
+        template_of(PLAIN).check({"reasoning_effort": effort})
 
 
 def test_other_templates_get_the_messages_unchanged() -> None:
