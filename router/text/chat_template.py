@@ -83,9 +83,9 @@ class ChatTemplate:
         """Return the prompt. Call `check` for `options` first. Raises InvalidRequest with the template's message."""
         if not self._has_developer:
             messages = list(map(_with_system_role, messages))
-        if self._is_harmony:
-            messages, tools = harmony_messages(messages), list(map(described, tools))
         try:
+            if self._is_harmony:
+                messages, tools = harmony_messages(messages), list(map(described, tools))
             if not continue_final_message and not tools and messages and all(map(is_plain, messages)):
                 text = self._render_plain(messages, add_generation_prompt, options)
             else:

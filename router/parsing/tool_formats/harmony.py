@@ -93,6 +93,16 @@ def _is_header(text: str) -> bool:
     return all(word.startswith("to=") or any(known.startswith(word) for known in HEADER_WORDS) for word in words)
 
 
+def is_in_final_message(prompt: str) -> bool:
+    """Return whether a rendered prompt ends in the answer, which the model then continues without a header.
+
+    `prompt`: text that ends as the prompt ends; the message may have begun earlier.
+    """
+    before, _, text = prompt.rpartition(MESSAGE)
+    header = f"{CHANNEL}final"
+    return MARKER.search(text) is None and (before.endswith(header) or header.endswith(before))
+
+
 def harmony_response(response: Format) -> Format:
     """Return the format of outputs whose only message apart from reasoning matches a format."""
     return sequence(_messages("analysis"), const(f"{CHANNEL}final{MESSAGE}"), response)

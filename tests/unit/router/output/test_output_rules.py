@@ -133,6 +133,8 @@ def test_harmony_has_content_and_calls_in_their_channels(compiler: XGrammarBacke
     ]
     grammar = OutputRules(OutputFormat("openai", "openai_gptoss", {}), use(*TOOLS)).grammar(GIVEN, None)
     assert matching(compiler, grammar, *texts, *others) == texts
+    continued = OutputRules(OutputFormat("openai", "openai_gptoss", {}), NO_TOOLS).grammar(GIVEN, False)
+    assert continued is GIVEN  # the prompt ends in the message
 
 
 def test_values_between_special_tokens_cannot_be_enforced() -> None:
