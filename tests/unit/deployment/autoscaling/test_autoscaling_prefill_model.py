@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from baton.deployment.autoscaling.moments import Moments
-from baton.deployment.autoscaling.pool_model import UNREACHABLE_SLACK, smallest_size
-from baton.deployment.autoscaling.prefill_model import PrefillModel
-from baton.deployment.autoscaling.queueing import quantile_of, queue_wait
+from baton.deployment.autoscaling.prediction.pool_model import UNREACHABLE_SLACK, smallest_size
+from baton.deployment.autoscaling.prediction.prefill_model import PrefillModel
+from baton.deployment.autoscaling.prediction.queueing import quantile_of, queue_wait
 from baton.deployment.autoscaling.settings import SLO
 from tests.marks import each_value
 from tests.unit.deployment.autoscaling_models import prefill_model

@@ -11,7 +11,7 @@ import torch
 import xgrammar
 
 from baton.engine.grammar.grammar import Grammar, GrammarKind
-from baton.engine.grammar.schema_rewrite import compilable_tag
+from baton.engine.grammar.schema.rewrite import compilable_tag
 from baton.router.parsing.base import Tool
 from baton.router.parsing.formats import TOOL_FORMAT_NAMES, markers, output_tag, response_tag
 from baton.router.parsing.structural_tag import Format
