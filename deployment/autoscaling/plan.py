@@ -57,10 +57,8 @@ def plan_pools(
     believed = watch.trouble.believed(budget, now_s) if watch.trouble is not None else budget
     present = replace(state.grants, sizes=watch.granted)
     sizes = _present_sizes(state, present, budget)
-    trend = state.trend if any(faults.both()) else state.trend.after(snapshot.traffic.requests_per_s, dt_s)
-    expected = replace(snapshot, traffic=trend.expected(snapshot.traffic, _ahead_s(snapshot, settings)))
-    model = _model(expected, state, faults, settings, believed)
-    needs = _needs(expected, state, faults, sizes, settings, budget, model)
+    model = _model(snapshot, state, faults, settings, believed)
+    needs = _needs(snapshot, state, faults, sizes, settings, budget, model)
     sizes, band = _followed(sizes, needs, present, believed, snapshot, settings)
     grants = grant(sizes.map(lambda size: size.wanted), present, watch.arrived, snapshot, believed, settings)
     sizes = ByPool(
@@ -75,7 +73,6 @@ def plan_pools(
         local_limit=_local_limit(snapshot, state, dt_s),
         trouble=watch.trouble,
         local_share=state.local_share if model is None else model.local_share,
-        trend=trend,
     )
     return _decision(state, following, needs, band, believed.gpus), following
 
@@ -88,12 +85,6 @@ def _present_sizes(state: ScalingState, present: Grants, budget: Budget) -> ByPo
     if present.sizes.decode < state.grants.sizes.decode:
         decode = decode.lowered(present.sizes.decode)
     return ByPool(prefill.raised(budget.least.prefill), decode.raised(budget.least.decode))
-
-
-def _ahead_s(snapshot: PoolsSnapshot, settings: ScalingSettings) -> float:
-    """Return the time from the middle of the window until a replica that is requested now is ready."""
-    start_s = max(snapshot.pools.map(lambda pool: known(pool.start_s, settings.start_s)).both())
-    return start_s + known(snapshot.traffic.window_s, 0.0) / 2
 
 
 def _needs(

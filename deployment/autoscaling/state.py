@@ -10,7 +10,6 @@ from baton.deployment.autoscaling.hysteresis import SizeState
 from baton.deployment.autoscaling.prompt_split import LocalLimit
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot
 from baton.deployment.autoscaling.start_trouble import StartTrouble
-from baton.deployment.autoscaling.trend import Trend
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,6 @@ class ScalingState:
     trouble: StartTrouble | None = None
     local_share: float = 0.0  # of the requests, that decode workers are planned to prefill
     local_limit: LocalLimit = field(default_factory=LocalLimit)
-    trend: Trend = field(default_factory=Trend)
 
     @classmethod
     def of(cls, snapshot: PoolsSnapshot) -> "ScalingState":
@@ -57,8 +55,7 @@ class ScalingState:
     def at(self, now_s: float, max_gap_s: float) -> "ScalingState":
         """Return the state at the next snapshot.
 
-        A gap of more than `max_gap_s` resets the streaks and the trend; a clock that went back also resets all stored
-        times.
+        A gap of more than `max_gap_s` resets the streaks; a clock that went back also resets all stored times.
         """
         if now_s < self.updated_s:
             trouble = self.trouble
@@ -68,19 +65,11 @@ class ScalingState:
             corrections = self.corrections.map(lambda each: replace(each, steady_since_s=now_s, updated_s=now_s))
             active_s = -inf if self.is_asleep else now_s
             return replace(
-                self,
-                updated_s=now_s,
-                active_s=active_s,
-                sizes=sizes,
-                corrections=corrections,
-                trouble=trouble,
-                trend=Trend(),
+                self, updated_s=now_s, active_s=active_s, sizes=sizes, corrections=corrections, trouble=trouble
             )
         if now_s - self.updated_s > max_gap_s:
             sizes = self.sizes.map(lambda size: size.without_streaks())
             corrections = self.corrections.map(lambda each: replace(each, broken_since_s=None))
             active_s = self.active_s if self.is_asleep else now_s
-            return replace(
-                self, updated_s=now_s, active_s=active_s, sizes=sizes, corrections=corrections, trend=Trend()
-            )
+            return replace(self, updated_s=now_s, active_s=active_s, sizes=sizes, corrections=corrections)
         return replace(self, updated_s=now_s)
