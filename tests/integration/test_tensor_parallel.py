@@ -217,6 +217,7 @@ async def test_killing_a_workers_process_group_leaves_no_rank(tmp_path: Path) ->
         await wait_gone(follower)
 
 
+@pytest.mark.slow
 async def test_a_stopped_rank_does_not_outlive_its_killed_worker(tmp_path: Path) -> None:
     """No supervisor kills the process group here."""
     model = make_checkpoint("llama3", tmp_path / "model")

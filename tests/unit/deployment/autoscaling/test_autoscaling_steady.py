@@ -103,6 +103,7 @@ def test_a_steady_load_turns_no_pool_twice_in_ten_minutes(steady: Steady, budget
         assert most_turns(turns(sizes), TURN_S) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("requests_per_s", "seed"),  # close to needing one more replica
     [

@@ -272,7 +272,7 @@ def containers(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[di
     return st.one_of(objects, arrays, choices)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schema=st.recursive(leaves(), containers, max_leaves=6), is_open=st.booleans())
 def test_outputs_of_random_schemas_are_valid(xgrammar: XGrammarBackend, schema: Any, is_open: bool) -> None:
     check_outputs(xgrammar, schema, is_open, 3)

@@ -15,7 +15,7 @@ from tests.unit.router.parsing.outputs import Parsed, joined, parse, pieces_of
 
 OPENAI = "openai"
 USUAL = ("hermes", "pythonic", "mistral", "deepseek_v32", "glm45", OPENAI)
-FAST = settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+FAST = settings(max_examples=100, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def parts_of(pieces: list[Piece], tool: str | None, reasoning: str | None, single: frozenset[str]) -> list[OutputPart]:
