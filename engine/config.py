@@ -10,7 +10,8 @@ from baton.engine.execution.visible_gpus import visible_gpus
 from baton.settings.options import described, option
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]  # of a gated MLP
-KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3")
+DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8", "fp8_e4m3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,11 @@ class EngineConfig:
 
     model: str = field(metadata=described("Directory of a checkpoint in Hugging Face's format."))
     dtype: str = option(
-        "auto", "Type of weights and activations; auto is the checkpoint's.", choices=("auto", "bfloat16", "float32")
+        "auto",
+        "Type of weights and activations; auto is the checkpoint's. CPUs replace float16 (half) by bfloat16, or by "
+        "float32 if plain weights are stored in float16.",
+        choices=DTYPES,
+        synonyms={"half": "float16", "float": "float32"},
     )
     quantization: str | None = option(
         None,
@@ -220,7 +225,7 @@ class ModelConfig:
     rms_norm_eps: float
     rope: RopeConfig
     max_model_len: int
-    dtype: str  # bfloat16, float32
+    dtype: str  # bfloat16, float16, float32
     tie_word_embeddings: bool = False
     may_lack_head: bool = False  # an embedding model, whose checkpoint may lack lm_head
     qkv_bias: bool = False

@@ -32,5 +32,5 @@ def read_model_info(directory: str, name: str) -> ModelInfo:
         min_p=usual.min_p if given.min_p is None else given.min_p,
         repetition_penalty=usual.repetition_penalty if given.repetition_penalty is None else given.repetition_penalty,
     )
-    config = read_model_config(path)
+    config = read_model_config(path, "float32")  # any: the router computes nothing
     return ModelInfo(name, config.vocab_size, config.max_model_len, defaults, given.max_new_tokens, int(time.time()))

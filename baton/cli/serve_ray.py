@@ -97,7 +97,7 @@ def plan_serving(
 ) -> RayServing:
     """Plan the cluster. Raises OptionError, or ClickException if the model or the port cannot be used."""
     cluster = settings.cluster.cluster.with_workers({role: settings.num_replicas(role) for role in ROLES})
-    checkpoint = find_checkpoint(cluster.model, str(settings.cluster.engine["decode"].get("dtype") or "auto"))
+    checkpoint = find_checkpoint(cluster.model, settings.cluster.engine["decode"])
     try:
         check_port(cluster.host, cluster.port)
     except PortInUse as error:

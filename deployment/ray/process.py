@@ -18,7 +18,8 @@ from baton.deployment.local.machine import Machine
 from baton.deployment.ray.options import ReplicaOptions
 from baton.deployment.ray.settings import ROLES, RaySettings
 from baton.engine.checkpoint.gguf.directory import checkpoint_directory
-from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.model_config import model_config_of
+from baton.engine.config import EngineConfig
 from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.child import ProcessSpec
 from baton.router.config import SECRETS
@@ -165,11 +166,11 @@ def _checkpoint(settings: RaySettings, role: Role) -> Checkpoint:
     directory = Path(model).expanduser()
     if not directory.exists():
         raise OptionError(f"model: {model} is not a directory or GGUF file on this node")
-    dtype = str(settings.cluster.engine[role].get("dtype") or "auto")
     # A file in the hub's cache is a link to one without a suffix, so links of files are not followed.
     directory = directory.resolve() if directory.is_dir() else directory.absolute()
     found = checkpoint_directory(directory)
-    return Checkpoint(found, directory_name(str(directory)), read_model_config(found, dtype))
+    engine = EngineConfig(model=str(found), **settings.cluster.engine[role])  # type: ignore[arg-type]  # checked when read
+    return Checkpoint(found, directory_name(str(directory)), model_config_of(engine))
 
 
 def _log_dir(settings: RaySettings) -> Path:

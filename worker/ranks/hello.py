@@ -3,7 +3,7 @@
 from importlib import metadata
 from pathlib import Path
 
-from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.model_config import model_config_of
 from baton.engine.config import EngineConfig
 from baton.engine.kv.fingerprint import compatibility_fingerprint
 from baton.protos import rank_pb2
@@ -18,7 +18,7 @@ SHARED = ("tensor_parallel", "expert_parallel", "nnodes", "transport")
 def hello_of(config: WorkerConfig, rank: int) -> rank_pb2.RankHello:
     """Return the hello of a worker's rank. Raises InvalidCheckpoint if its model cannot be read."""
     engine, directory = config.engine, Path(config.engine.model)
-    model = read_model_config(directory, engine.dtype)
+    model = model_config_of(engine)
     return rank_pb2.RankHello(
         rank=rank,
         options={

@@ -1,6 +1,6 @@
 """Source of the model to serve: a directory, a GGUF file, a hub id, or the bundled model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from importlib.resources import files
@@ -11,10 +11,12 @@ import click
 
 from baton.deployment.local.cluster_plan import Checkpoint
 from baton.engine.checkpoint.gguf.tensors import model_name
-from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.model_config import model_config_of
 from baton.engine.checkpoint.packed.completeness import check_packed
 from baton.engine.checkpoint.tensor_index import GGUF
+from baton.engine.config import EngineConfig
 from baton.engine.errors import EngineError
+from baton.settings.values import Value
 
 BUNDLED_NAME = "baton-bundled"
 BUNDLED = Path(str(files("baton") / "bundled_model"))
@@ -23,17 +25,18 @@ POOLING = "1_Pooling/"  # the only subdirectory that is read, of embedding model
 IGNORED = ["[!1]*/*", "1[!_]*/*", "1_[!P]*/*"]  # files in others
 
 
-def find_checkpoint(model: str | None, dtype: str) -> Checkpoint:
+def find_checkpoint(model: str | None, engine: Mapping[str, Value]) -> Checkpoint:
     """Return the checkpoint for a MODEL argument, after all checks that do not need the weights.
 
-    Raises ClickException if it is not found or not supported.
+    engine: options of the engines that will load it, without `model`. Raises ClickException if it is not found or not
+    supported.
     """
     from baton.engine.checkpoint.gguf.directory import checkpoint_directory  # heavy, and --help needs none of it
 
     directory, name = _locate(model)
     with servable(name):
         directory = checkpoint_directory(directory)
-        config = read_model_config(directory, dtype)
+        config = model_config_of(EngineConfig(model=str(directory), **engine))  # type: ignore[arg-type]  # checked when read
     for patterns in (("*.safetensors", "*.gguf"), ("tokenizer.json",)):
         if not any(any(directory.glob(pattern)) for pattern in patterns):
             raise click.ClickException(f"cannot serve {name}: no {patterns[0]} in {directory}")

@@ -131,7 +131,7 @@ def test_an_unknown_key_in_the_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_directory_is_found_and_named(checkpoint: Path) -> None:
-    found = find_checkpoint(str(checkpoint), "auto")
+    found = find_checkpoint(str(checkpoint), {})
     assert (found.directory, found.name) == (checkpoint, "tiny")
 
 

@@ -182,6 +182,14 @@ def test_a_context_longer_than_the_checkpoints_is_refused(tmp_path: Path) -> Non
         plan(settings(tmp_path, "", max_model_len=40961))
 
 
+def test_types_have_vllms_other_names(tmp_path: Path) -> None:
+    for name, dtype in {"half": "float16", "float": "float32"}.items():
+        planned = plan(settings(tmp_path, "", dtype=name))
+        assert {worker.engine.dtype for worker in planned.workers} == {dtype}
+    with pytest.raises(OptionError, match="dtype: 'fp16' is not allowed; it must be one of auto, bfloat16, float"):
+        settings(tmp_path, "", dtype="fp16")
+
+
 def test_a_kv_cache_dtype_that_the_model_does_not_support_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"kv_cache_dtype 'float32' .* in bfloat16, only auto, bfloat16, int8, fp8"):
         plan(settings(tmp_path, "", kv_cache_dtype="float32"))
