@@ -18,7 +18,7 @@ from baton.settings.names import is_loopback, is_worker_address
 from baton.settings.options import PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.slo import parse_slo
-from baton.settings.values import OptionError
+from baton.settings.values import JsonText, OptionError
 
 SECRETS = {  # environment variables
     "api_key": "BATON_API_KEY",
@@ -38,6 +38,12 @@ class RouterConfig:
 
     model: str = field(
         metadata=described("Directory with the tokenizer and config.json of the model that the workers serve.")
+    )
+    tokenizer: str | None = option(
+        None, "Directory of the tokenizer and its chat template; the workers need it too. Default: the model's."
+    )
+    hf_overrides: JsonText | None = option(
+        None, "Values that replace those of the model's config.json, the same as for its workers. Default: none."
     )
     served_model_name: str | None = option(None, "Name of the model for clients. Default: the directory's name.")
     also_serve: tuple[str, ...] = option(
@@ -320,7 +326,14 @@ class RouterConfig:
     @property
     def models(self) -> tuple[ModelOptions, ...]:
         """All models that the router serves. Raises OptionError."""
-        first = ModelOptions(self.model, self.model_name, self.tool_call_parser, self.reasoning_parser)
+        first = ModelOptions(
+            self.model,
+            self.model_name,
+            self.tokenizer,
+            self.hf_overrides,
+            self.tool_call_parser,
+            self.reasoning_parser,
+        )
         return first, *map(read_model_options, self.also_serve)
 
     @property

@@ -100,7 +100,7 @@ def _serve_here(settings: ClusterSettings, sockets: Path, log_level: str) -> Non
 def _plan(settings: ClusterSettings, sockets: Path, log_level: str) -> tuple[Checkpoint, ClusterPlan]:
     cluster = settings.cluster
     cluster.check_groups()
-    checkpoint = find_checkpoint(cluster.model, settings.engine["decode"])
+    checkpoint = find_checkpoint(cluster, settings.engine["decode"])
     try:
         check_port(cluster.host, cluster.port)
     except PortInUse as error:

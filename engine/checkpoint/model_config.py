@@ -1,8 +1,10 @@
 """Reader of a checkpoint's config.json and generation_config.json; rejects unsupported options by name."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from baton.engine.checkpoint.config_overrides import check_effect, of_language_model, overridden
 from baton.engine.checkpoint.dtype import choose_dtype
 from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.checkpoint.pooling_config import is_embedding_checkpoint
@@ -15,6 +17,7 @@ from baton.engine.families.experts import check_experts
 from baton.engine.families.options import refuse_unread
 from baton.engine.families.registry import family_of, read_architecture
 from baton.engine.sampling.params import SamplingParams
+from baton.settings.values import parsed_json
 
 MAX_LAYERS = 4096
 
@@ -67,21 +70,30 @@ def _check_sampling(defaults: GenerationDefaults, source: str) -> None:
 
 def model_config_of(engine: EngineConfig) -> ModelConfig:
     """Read the configuration of an engine's checkpoint, as its options change it; raises like `read_model_config`."""
-    return read_model_config(Path(engine.model), engine.dtype, on_cpu=engine.is_on_cpu)
+    overrides = parsed_json(engine.hf_overrides)
+    return read_model_config(Path(engine.model), engine.dtype, on_cpu=engine.is_on_cpu, overrides=overrides)
 
 
-def read_model_config(directory: Path, dtype: str = "auto", *, on_cpu: bool = True) -> ModelConfig:
+def read_model_config(
+    directory: Path, dtype: str = "auto", *, on_cpu: bool = True, overrides: Mapping[str, object] | None = None
+) -> ModelConfig:
     """Read and validate a checkpoint's configuration.
 
-    `dtype` is auto (the checkpoint's own), bfloat16, float16 or float32; on a CPU, float16 is replaced. Raises
-    UnsupportedModel for an architecture or option that is not implemented, InvalidCheckpoint for a file that is missing
-    or invalid.
+    `dtype` is auto (the checkpoint's own), bfloat16, float16 or float32; on a CPU, float16 is replaced. `overrides`
+    replace values of config.json. Raises UnsupportedModel for an architecture or option that is not implemented,
+    InvalidCheckpoint for a file that is missing or invalid, and for overrides without an effect.
     """
     _refuse_gguf(directory)
     config = JsonObject.read(directory / "config.json")
+    overrides = overrides or {}
+    if "architectures" in overrides:
+        config = config.changed({"architectures": overrides["architectures"]})
     architecture = read_architecture(config)
     family = family_of(architecture)
     config = _of_language_model(config, family)
+    if overrides:
+        overrides = of_language_model(overrides) if family.has_text_config else overrides
+        config = overridden(config, overrides)
     refuse_unread(config, architecture, family.reads)
     stored = read_stored_quantization(config)
     chosen = choose_dtype(config, directory, dtype, family, stored, on_cpu=on_cpu)
@@ -93,6 +105,7 @@ def read_model_config(directory: Path, dtype: str = "auto", *, on_cpu: bool = Tr
         )
     if model.moe is not None:
         check_experts(config.source, model.moe)
+    check_effect(config, overrides, architecture)
     return model
 
 

@@ -112,9 +112,15 @@ def _load(
     products = config.quantization or products_of(whole.stored_quantization, whole.dtype, device)
 
     def fingerprint_with(weights_revision: str) -> str:
-        kv_dtype = config.kv_cache_dtype
         return compatibility_fingerprint(
-            directory, whole, config.block_size, weights_revision, num_parts, kv_dtype, products
+            directory,
+            whole,
+            config.block_size,
+            weights_revision,
+            Path(config.tokenizer_directory),
+            num_parts,
+            config.kv_cache_dtype,
+            products,
         )
 
     if tensor is not None:
