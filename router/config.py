@@ -329,10 +329,10 @@ class RouterConfig:
         first = ModelOptions(
             self.model,
             self.model_name,
-            self.tokenizer,
-            self.hf_overrides,
             self.tool_call_parser,
             self.reasoning_parser,
+            self.tokenizer,
+            self.hf_overrides,
         )
         return first, *map(read_model_options, self.also_serve)
 

@@ -20,10 +20,10 @@ class ModelOptions:
 
     directory: str
     name: str  # for clients
-    tokenizer: str | None = None  # its directory; None: the model's
-    hf_overrides: JsonText | None = None  # of its config.json
     tool_call_parser: str | None = None  # None: found in the chat template
     reasoning_parser: str | None = None  # the same
+    tokenizer: str | None = None  # its directory; None: the model's
+    hf_overrides: JsonText | None = None  # of its config.json
 
 
 def directory_name(directory: str) -> str:
