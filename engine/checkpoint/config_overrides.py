@@ -39,6 +39,7 @@ def overridden(config: JsonObject, overrides: Mapping[str, object]) -> JsonObjec
 
 
 def _rotary(former: object, given: object) -> object:
+    given = {} if given is None else given
     if not isinstance(former, dict) or not isinstance(given, dict):
         return given
     kept = {key: value for key, value in former.items() if key in KEPT or isinstance(value, dict)}
@@ -57,8 +58,11 @@ def check_effect(config: JsonObject, overrides: Mapping[str, object], architectu
 
 
 def how_to_extend(model: ModelConfig, max_model_len: int) -> str:
-    """Return the end of an error about a context that is too long; empty for a rotary embedding that is scaled."""
-    if model.rope.kind != "default":
+    """Return the end of an error about a context that is too long.
+
+    It is empty for a rotary embedding that is scaled already, or is not the same in all layers.
+    """
+    if model.rope.kind != "default" or model.local_rope is not None:
         return ""
     longest = model.max_model_len
     factor = float(ceil(max_model_len / longest))

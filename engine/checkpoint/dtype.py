@@ -31,7 +31,10 @@ def choose_dtype(
     """
     if requested not in ("auto", *DTYPES):
         raise UnsupportedModel(f"dtype {requested!r} is not supported, only auto, {', '.join(DTYPES)}")
-    stored = _stored_dtype(config, directory) if requested in ("auto", "float16") else requested
+    stored = config.text("dtype", config.text("torch_dtype", "unnamed")).removeprefix("torch.")
+    if stored == "unnamed" and requested in ("auto", "float16"):
+        # In FP8 checkpoints the most frequent dtype is that of matrices or scales, not the model's.
+        stored = "bfloat16" if "quantization_config" in config else stored_dtype(directory)
     if requested == "auto" and stored not in DTYPES:
         raise UnsupportedModel(f"{config.source}: dtype {shown(stored)} is not supported")
     dtype = stored if requested == "auto" else requested
@@ -60,12 +63,3 @@ def _on_cpu(directory: Path, *, is_float16: bool, is_packed: bool) -> str:
         directory,
     )
     return "float32"
-
-
-def _stored_dtype(config: JsonObject, directory: Path) -> str:
-    """Return the checkpoint's type; if config.json lacks it, that of most tensors. Raises InvalidCheckpoint."""
-    named = config.text("dtype", config.text("torch_dtype", "unnamed")).removeprefix("torch.")
-    if named != "unnamed":
-        return named
-    # In FP8 checkpoints the most frequent dtype is that of matrices or scales, not the model's.
-    return "bfloat16" if "quantization_config" in config else stored_dtype(directory)

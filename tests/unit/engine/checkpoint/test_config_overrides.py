@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from baton.engine.checkpoint.config_overrides import how_to_extend
 from baton.engine.checkpoint.model_config import model_config_of, read_model_config
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -49,6 +50,8 @@ def test_a_scaling_keeps_the_base_frequency(tmp_path: Path, given: str, former: 
     rope = read(tmp_path, {given: YARN}).rope
     assert (rope.theta, rope.kind, rope.factor) == (5e5, "yarn", 4.0)
     assert read(tmp_path, {given: YARN | {"rope_theta": 3e5}}).rope.theta == 3e5
+    plain = read(tmp_path, {given: None}).rope
+    assert (plain.theta, plain.kind) == (5e5, "default")
 
 
 def test_the_embedding_of_one_kind_of_layers_is_overridden(tmp_path: Path) -> None:
@@ -106,6 +109,13 @@ def test_an_unsupported_override_is_refused_like_in_the_file(tmp_path: Path) -> 
             read(tmp_path, overrides)
 
 
+def test_the_stored_type_may_be_overridden_where_another_is_asked_for(tmp_path: Path) -> None:
+    """A router asks for any type, since it computes nothing."""
+    write(tmp_path, LLAMA)
+    for key in ("dtype", "torch_dtype"):
+        assert read_model_config(tmp_path, "float32", overrides={key: "float16"}).dtype == "float32"
+
+
 def test_workers_with_different_overrides_exchange_no_kv(tmp_path: Path) -> None:
     write(tmp_path, LLAMA)
     configs = [read(tmp_path, each) for each in ({}, {"rope_scaling": YARN}, {"rope_theta": 5e5})]
@@ -146,3 +156,10 @@ def test_a_longer_context_needs_a_scaling_that_the_error_describes(tmp_path: Pat
     engine = Engine(extended)
     assert engine.finish_rule.max_model_len == 130
     engine.close()
+
+
+def test_the_error_names_no_scaling_where_layers_have_different_embeddings(tmp_path: Path) -> None:
+    write(tmp_path, LLAMA)
+    assert "YaRN" in how_to_extend(read(tmp_path, {}), 1024)
+    assert how_to_extend(read(tmp_path, {"rope_scaling": YARN}), 4096) == ""
+    assert how_to_extend(read(tmp_path, {"architectures": ["Gemma3ForCausalLM"]}), 1024) == ""
