@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import urlsplit
 
 from baton.router.admission.shared_places import reserved_places
 from baton.router.auth.api_key import hidden
@@ -14,7 +13,7 @@ from baton.router.model_options import (
     directory_name,
     read_model_options,
 )
-from baton.settings.names import is_loopback, is_worker_address
+from baton.settings.names import is_loopback, is_origin, is_worker_address
 from baton.settings.options import PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.slo import parse_slo
@@ -29,7 +28,6 @@ PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "al
 MIN_HEARTBEAT_TIMEOUT_S = 1.0  # less would kill processes that are only busy
 MIN_SECRET_CHARS = 16
 DEFAULT_SLO = "ttft=1s,tpot=50ms"
-DEFAULT_PORTS = {"http": 80, "https": 443}  # browsers omit them in origins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +272,7 @@ class RouterConfig:
     def _check_origins(self) -> None:
         """Raise OptionError for an origin that no browser sends: it would have no effect."""
         for origin in self.cors_origins:
-            if origin not in ("*", "null") and not _is_origin(origin):
+            if origin not in ("*", "null") and not is_origin(origin):
                 text = "must be * or scheme://host[:port], without a path and the scheme's default port"
                 raise OptionError(f"cors_origins: {origin!r} {text}")
 
@@ -326,14 +324,8 @@ class RouterConfig:
     @property
     def models(self) -> tuple[ModelOptions, ...]:
         """All models that the router serves. Raises OptionError."""
-        first = ModelOptions(
-            self.model,
-            self.model_name,
-            self.tool_call_parser,
-            self.reasoning_parser,
-            self.tokenizer,
-            self.hf_overrides,
-        )
+        parsers = self.tool_call_parser, self.reasoning_parser
+        first = ModelOptions(self.model, self.model_name, *parsers, self.tokenizer, self.hf_overrides)
         return first, *map(read_model_options, self.also_serve)
 
     @property
@@ -350,14 +342,3 @@ class RouterConfig:
     def _num_reserved(self) -> int:
         """Places of completions that each model has for itself."""
         return reserved_places(self.max_inflight, 1 + len(self.also_serve))
-
-
-def _is_origin(text: str) -> bool:
-    """Return whether browsers send this as an `origin` header."""
-    try:
-        parts = urlsplit(text)
-        is_default_port = parts.port is not None and parts.port == DEFAULT_PORTS.get(parts.scheme)
-    except ValueError:
-        return False
-    is_plain = parts.username is None and text == f"{parts.scheme}://{parts.netloc}".lower()
-    return bool(parts.hostname) and is_plain and not is_default_port
