@@ -95,7 +95,9 @@ def test_an_older_option_is_refused_with_the_one_that_replaces_it() -> None:
     for command in ("serve", "worker", "router"):
         result = run(command, "--rope-scaling", '{"rope_type": "yarn"}')
         assert result.exit_code == 2
-        expected = """--rope-scaling: vLLM has replaced it; use --hf-overrides '{"rope_scaling": {"rope_type": "yarn"}}'"""
+        expected = (
+            """--rope-scaling: vLLM has replaced it; use --hf-overrides '{"rope_scaling": {"rope_type": "yarn"}}'"""
+        )
         assert expected in " ".join(result.output.split())
 
 
