@@ -20,8 +20,8 @@ from baton.engine.grammar.base import CompiledGrammar, Matcher
 from baton.engine.grammar.bitmask import mask_of
 from baton.engine.grammar.forced import ForcedToken, ForcedTokens
 from baton.engine.grammar.grammar import Grammar, GrammarKind
-from baton.engine.grammar.json_schema import patterns_of
-from baton.engine.grammar.schema_rewrite import MAX_WHITESPACE, compilable_schema, compilable_tag
+from baton.engine.grammar.schema.json_schema import patterns_of
+from baton.engine.grammar.schema.rewrite import MAX_WHITESPACE, compilable_schema, compilable_tag
 from baton.engine.grammar.token_formats import SPECIAL_TEXT, TokenResolver
 
 MAX_THREADS = 8  # of one compile, at most half of the cores

@@ -139,6 +139,7 @@ def test_the_running_cluster_has_room_for_the_new_bounds(releases: Releases, see
     assert live == room
 
 
+@pytest.mark.slow
 def test_another_image_builds_a_second_cluster(releases: Releases, seen: Seen) -> None:
     releases.install(CHART, "baton", MODEL)
     before = seen.one("RayService")
@@ -156,6 +157,7 @@ def test_without_a_strategy_there_is_never_a_second_cluster(releases: Releases, 
     assert seen.one("RayCluster")["spec"] == first["spec"]
 
 
+@pytest.mark.slow
 def test_a_rollback_restores_the_earlier_state(releases: Releases, seen: Seen) -> None:
     releases.install(CHART, "baton", MODEL)
     before = seen.wished()

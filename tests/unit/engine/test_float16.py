@@ -10,6 +10,7 @@ from baton.engine.attention.torch_reference import TorchAttention
 from baton.engine.ops import factory
 from baton.engine.ops.torch_ops import TorchOps
 from tests.checkpoints import make_checkpoint
+from tests.marks import slow_case
 from tests.paged_model import PagedModel
 from tests.unit.engine.packed.packed_writer import FORMATS, write_packed
 from tests.unit.engine.test_models import oracle_logits, random_tokens
@@ -25,7 +26,7 @@ def in_float16(directory: Path) -> PagedModel:
     return PagedModel(directory, dtype="float16", attention_of=TorchAttention.for_model, on_cpu=False)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen3-moe", "deepseek-v3"])
+@pytest.mark.parametrize("architecture", ["qwen3", slow_case("qwen3-moe"), slow_case("deepseek-v3")])
 def test_float16_is_as_close_to_float32_as_the_oracles(architecture: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(architecture, tmp_path)
     prompts = {f"s{seed}": random_tokens(30, seed) for seed in range(8)}
@@ -43,7 +44,7 @@ def test_float16_is_as_close_to_float32_as_the_oracles(architecture: str, tmp_pa
     assert error.median() < 0.01  # an eighth of bfloat16's
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq"])
+@pytest.mark.parametrize("name", ["awq", slow_case("gptq")])
 def test_packed_weights_are_multiplied_in_float16(name: str, tmp_path: Path) -> None:
     stored = write_packed(make_checkpoint("llama3", tmp_path / "whole"), tmp_path / "stored", FORMATS[name])
     tokens = random_tokens(40, 1)

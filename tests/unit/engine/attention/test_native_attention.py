@@ -16,7 +16,7 @@ from baton.engine.attention.span import AttentionSpan
 from baton.engine.attention.torch_reference import TorchAttention
 from baton.engine.config import MLAConfig
 from baton.engine.native.paged_attention import instruction_sets
-from tests.marks import slow_case, slow_except
+from tests.marks import each_value, slow_case, slow_except
 from tests.unit.engine.attention_rig import (
     LAYER,
     Chunks,
@@ -123,6 +123,7 @@ def test_tokens_behind_the_window_are_not_read(is_quantised: bool) -> None:
     assert torch.equal(sequences.attend(native, chunks, pool), expected)
 
 
+@each_value
 @QUANTISED
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("context_len", [1, 2, 255, 256, 257, 512, 513, 2049, slow_case(8191), slow_case(8192)])
