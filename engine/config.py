@@ -8,9 +8,12 @@ from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.settings.options import described, option
+from baton.settings.values import JsonText
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]  # of a gated MLP
-KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3")
+TOKENIZER = "tokenizer.json"
+DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8", "fp8_e4m3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +21,19 @@ class EngineConfig:
     """Options of an engine, under vLLM's names where it has one."""
 
     model: str = field(metadata=described("Directory of a checkpoint in Hugging Face's format."))
+    tokenizer: str | None = option(None, "Directory of the tokenizer. Default: the model's.")
     dtype: str = option(
-        "auto", "Type of weights and activations; auto is the checkpoint's.", choices=("auto", "bfloat16", "float32")
+        "auto",
+        "Type of weights and activations; auto is the checkpoint's. CPUs replace float16 (half) by bfloat16, or by "
+        "float32 if plain weights are stored in float16.",
+        choices=DTYPES,
+        synonyms={"half": "float16", "float": "float32"},
+    )
+    hf_overrides: JsonText | None = option(
+        None,
+        "Values that replace those of the checkpoint's config.json, as in vLLM: "
+        '{"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}. '
+        "Default: none.",
     )
     quantization: str | None = option(
         None,
@@ -97,6 +111,11 @@ class EngineConfig:
         """Replace the device `auto` by the one it resolves to on this machine."""
         if self.device == "auto":
             object.__setattr__(self, "device", visible_gpus().auto_device)
+
+    @property
+    def tokenizer_directory(self) -> str:
+        """Directory of the tokenizer: the model's, unless an option names another."""
+        return self.tokenizer or self.model
 
     @property
     def is_on_cpu(self) -> bool:
@@ -220,7 +239,7 @@ class ModelConfig:
     rms_norm_eps: float
     rope: RopeConfig
     max_model_len: int
-    dtype: str  # bfloat16, float32
+    dtype: str  # bfloat16, float16, float32
     tie_word_embeddings: bool = False
     may_lack_head: bool = False  # an embedding model, whose checkpoint may lack lm_head
     qkv_bias: bool = False

@@ -75,7 +75,7 @@ class Engine:
         self.finish_rule = FinishRule(self.model_config.eos_token_ids, loaded.max_model_len)
         model = Rank0Model(loaded.model, tensor) if tensor is not None else loaded.model
         vocab_size, eos_token_ids = self.model_config.vocab_size, self.model_config.eos_token_ids
-        vocabulary = Path(config.model), vocab_size, eos_token_ids
+        vocabulary = Path(config.tokenizer_directory), vocab_size, eos_token_ids
         make_backend, make_trial = partial(make_xgrammar_backend, *vocabulary), partial(ProcessTrial, *vocabulary)
         self.grammars = GrammarMasks(GrammarCompiler(make_backend, make_trial, vocab_size), eos_token_ids)
         sampler = Sampler(vocab_size, eos_token_ids)

@@ -32,9 +32,13 @@ class PagedModel:
         block_size: int = 16,
         seed: int = 0,
         attention_of: Callable[[ModelConfig, int], AttentionBackend] | None = None,
+        on_cpu: bool = True,
+        overrides: Mapping[str, object] | None = None,
     ) -> None:
-        """attention_of: what serves instead of what the config asks for; of the model and a block's tokens."""
-        self.config = read_model_config(directory, dtype)
+        """on_cpu: False reads the config as for a GPU, for example with float16; overrides: of its values.
+
+        attention_of: what serves instead of what the config asks for; of the model and a block's tokens."""
+        self.config = read_model_config(directory, dtype, on_cpu=on_cpu, overrides=overrides)
         if attention_of is not None:
             attention = attention_of(self.config, block_size)
         else:

@@ -12,6 +12,7 @@ from baton.engine.attention.kind import PLAIN, AttentionKind
 from baton.engine.attention.span import AttentionSpan
 from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch
+from baton.engine.kv.layout import torch_dtype
 from baton.engine.kv.scales import UNSCALED, KVScales
 
 GATHERED_BYTES = 8 << 20  # gathered at once, to stay in a CPU's cache during attention; 8 MiB measured fastest
@@ -68,7 +69,7 @@ class TorchAttention:
     def for_model(cls, config: ModelConfig, block_size: int) -> "TorchAttention":
         """Create the attention of a model."""
         width = 2 * config.num_kv_heads * config.head_dim if config.mla is None else config.mla.latent_dim
-        token_bytes = width * (2 if config.dtype == "bfloat16" else 4)
+        token_bytes = width * torch_dtype(config.dtype).itemsize
         return cls(
             config.attention_scale,
             block_size,

@@ -12,7 +12,7 @@ from torch import Tensor
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.factory import attention_for
 from baton.engine.attention.flashinfer import FlashInferAttention
-from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.model_config import model_config_of
 from baton.engine.checkpoint.pooling_config import read_pooling_config
 from baton.engine.checkpoint.weights_hash import WeightsHash
 from baton.engine.config import EngineConfig, ModelConfig
@@ -70,7 +70,7 @@ def load(
     shard = tensor.shard if tensor is not None else TensorShard()
     cores = cores_of_rank(config.cores, *(tensor.place_on_node if tensor is not None else (0, 1)))
     with running_on(cores), computing_on(torch.device(config.device)):
-        whole = read_model_config(Path(config.model), config.dtype)
+        whole = model_config_of(config)
         context = configured_context(config, whole)
         if config.max_model_len is None and context < whole.max_model_len:
             log.warning(
@@ -112,9 +112,15 @@ def _load(
     products = config.quantization or products_of(whole.stored_quantization, whole.dtype, device)
 
     def fingerprint_with(weights_revision: str) -> str:
-        kv_dtype = config.kv_cache_dtype
         return compatibility_fingerprint(
-            directory, whole, config.block_size, weights_revision, num_parts, kv_dtype, products
+            directory,
+            whole,
+            config.block_size,
+            weights_revision,
+            Path(config.tokenizer_directory),
+            num_parts,
+            config.kv_cache_dtype,
+            products,
         )
 
     if tensor is not None:

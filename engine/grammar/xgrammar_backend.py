@@ -178,7 +178,7 @@ def _read_tokenizer(directory: str) -> Tokenizer:
     """Return the tokenizer of a model's directory. Raises InvalidRequest if it has no usable tokenizer.json."""
     path = Path(directory) / "tokenizer.json"
     if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
-        raise InvalidRequest("structured output needs a tokenizer.json in the model's directory on every worker")
+        raise InvalidRequest("structured output needs a tokenizer.json on every worker, the model's or --tokenizer's")
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no narrower class

@@ -10,7 +10,7 @@ from baton.engine.errors import UnsupportedModel
 
 SCALE_BYTES = 4
 _FP8_NAMES = ("fp8", "fp8_e4m3")
-_ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int8": 1, "fp8": 1}
+_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "fp8": 1}
 
 
 def kv_cache_dtype(config: ModelConfig, asked: str) -> str:

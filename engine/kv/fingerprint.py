@@ -20,6 +20,7 @@ def compatibility_fingerprint(
     config: ModelConfig,
     block_size: int,
     weights_revision: str,
+    tokenizer: Path | None = None,
     num_parts: int = 1,
     kv_dtype: str = "auto",
     quantization: str | None = None,
@@ -28,23 +29,30 @@ def compatibility_fingerprint(
 
     It covers model, weights, dtype, layout and protocol, and also the vocabulary, so that a request's tokens mean the
     same to both. `config` is that of the whole model: all ranks that hold some of a block's `num_parts` shards have the
-    same fingerprint. It starts with the protocol version, so releases that compute it differently never match by
-    accident. Raises InvalidCheckpoint if a file cannot be read.
+    same fingerprint. `tokenizer` is the tokenizer's directory, if not the model's. The fingerprint starts with the
+    protocol version, so releases that compute it differently never match by accident. Raises InvalidCheckpoint if a
+    file cannot be read.
     """
     layout = KVCacheLayout.of(config, block_size, num_parts, kv_dtype=kv_dtype)
-    parts = [asdict(config), repr(layout), _small_files(directory), weights_revision, quantization]
+    parts = [
+        asdict(config),
+        repr(layout),
+        _small_files(directory, tokenizer or directory),
+        weights_revision,
+        quantization,
+    ]
     described = json.dumps(parts, sort_keys=True, default=sorted)  # sets are unordered
     return f"{PROTOCOL_VERSION}-{hashlib.blake2b(described.encode(), digest_size=16).hexdigest()}"
 
 
-def _small_files(directory: Path) -> list[object]:
+def _small_files(directory: Path, tokenizer: Path) -> list[object]:
     """Return digests of the model's config and vocabulary files. Raises InvalidCheckpoint.
 
     The chat template is left out: the router applies it, and workers only see the resulting tokens.
     """
-    paths = [directory / name for name in ("config.json", *VOCABULARY_FILES)]
+    paths = [directory / "config.json", *(tokenizer / name for name in VOCABULARY_FILES)]
     found: list[object] = [(path.name, _digest(path)) for path in paths if path.is_file()]
-    settings = directory / TOKENIZER_CONFIG
+    settings = tokenizer / TOKENIZER_CONFIG
     if settings.is_file():
         found.append({key: value for key, value in JsonObject.read(settings).values.items() if key != "chat_template"})
     return found

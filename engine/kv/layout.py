@@ -26,6 +26,13 @@ from torch import Tensor
 from baton.engine.config import ModelConfig
 from baton.engine.kv.dtype import kv_cache_dtype, row_items
 
+_TORCH_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
 LATENT_DIMS = 4  # dimensions of a pool for MLA
 
 
@@ -83,4 +90,4 @@ class KVCacheLayout:
 
 def torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype of a config's type name. Raises KeyError for an unknown name."""
-    return {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[name]
+    return _TORCH_DTYPES[name]

@@ -7,9 +7,13 @@ import rich_click as click
 PANELS = {
     "Model": (
         "model",
+        "revision",
+        "tokenizer",
+        "tokenizer_revision",
         "served_model_name",
         "also_serve",
         "dtype",
+        "hf_overrides",
         "quantization",
         "max_model_len",
         "device",

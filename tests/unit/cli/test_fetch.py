@@ -123,6 +123,11 @@ class Hub(BaseHTTPRequestHandler):
         self.server.paths.append(path)
         if self.server.fails(path):
             self.send_error(self.server.status)
+        elif path == "/api/models/a/b/revision/none":
+            self.send_response(404)
+            self.send_header("x-error-code", "RevisionNotFound")
+            self.send_header("content-length", "0")
+            self.end_headers()
         elif path.startswith("/api/models/a/b/tree/"):
             tree = [{"type": "file", "path": name, "size": len(data), "oid": oid(data)} for name, data in FILES.items()]
             self._respond(json.dumps(tree).encode())
@@ -207,6 +212,31 @@ def test_files_that_baton_does_not_read_are_not_downloaded(tmp_path: Path) -> No
             assert names(directory) == expected
     again = fetch_from(server, tmp_path, "a/b", str(directory))
     assert "is already in" in again.stdout  # and the hub gets no request
+
+
+def test_a_revision_is_downloaded_at_its_commit_and_not_mixed_with_another(tmp_path: Path) -> None:
+    directory = tmp_path / "m"
+    with hub() as server:
+        run = fetch_from(server, tmp_path, "a/b", str(directory), "--revision=v1")
+        assert run.returncode == 0, run.stderr
+        assert f"downloaded a/b@v1 to {directory}" in run.stdout
+        assert names(directory) == WANTED
+        assert "/api/models/a/b/revision/v1" in server.paths
+        assert f"/a/b/resolve/{COMMIT}/config.json" in server.paths
+    assert "a/b@v1 is already in" in fetch("a/b", str(directory), "--revision=v1").output
+    for wanted in ("--revision=v2",), ():
+        other = fetch("a/b", str(directory), *wanted)
+        assert other.exit_code == 1
+        assert f"{directory} has a/b@v1; give another directory for a/b" in other.output
+
+
+def test_an_unknown_revision_is_named_and_not_retried(tmp_path: Path) -> None:
+    with hub() as server:
+        run = fetch_from(server, tmp_path, "a/b", str(tmp_path / "m"), "--revision=none")
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1] == "Error: a/b has no branch, tag or commit none"
+    result = fetch("bundled", str(tmp_path / "bundled"), "--revision=v1")
+    assert "--revision is for models of the hub, not for `bundled`" in result.output
 
 
 def test_a_failing_hub_is_retried(tmp_path: Path) -> None:

@@ -41,6 +41,17 @@ def test_only_engines_with_compatible_blocks_share_a_fingerprint(monkeypatch: py
     assert len(known) == 9
 
 
+def test_the_vocabulary_is_that_of_the_tokenizers_directory(tmp_path: Path) -> None:
+    config, same = read_model_config(BUNDLED), shutil.copytree(BUNDLED, tmp_path / "same")
+    other = shutil.copytree(BUNDLED, tmp_path / "other")
+    (other / "tokenizer.json").write_text("{}")
+    (other / "config.json").unlink()
+    expected, copied, differs = (
+        compatibility_fingerprint(BUNDLED, config, 16, REVISION, tokenizer) for tokenizer in (None, same, other)
+    )
+    assert expected == copied != differs
+
+
 def test_one_changed_byte_of_any_tensor_changes_the_revision(tmp_path: Path) -> None:
     copy = shutil.copytree(BUNDLED, tmp_path / "copy", copy_function=shutil.copyfile)
     assert fingerprint_of(copy) == fingerprint_of(BUNDLED)
