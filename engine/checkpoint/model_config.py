@@ -95,7 +95,7 @@ def read_model_config(
         overrides = of_language_model(overrides) if family.has_text_config else overrides
         config = overridden(config, overrides)
     refuse_unread(config, architecture, family.reads)
-    stored = read_stored_quantization(config)
+    stored = read_stored_quantization(config, family.prefixes)
     chosen = choose_dtype(config, directory, dtype, family, stored, on_cpu=on_cpu)
     shared = _read_shared(config, directory, architecture, chosen)
     model = family.read(config, replace(shared, stored_quantization=stored))
