@@ -58,7 +58,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST_PROCESSES ?= $(shell expr $$(nproc) + 1)
 PYTEST := $(BIN)/python -m pytest -q --durations=30 --numprocesses $(TEST_PROCESSES) --no-loadscope-reorder --rerun-failed
 
-test: setup .venv/clients/.done
+test: setup
 	$(PYTEST) -m "not slow"
 
 # Everything, including what takes long, with processes started as production does, and a minute of new inputs for each

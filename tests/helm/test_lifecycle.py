@@ -125,6 +125,7 @@ def test_new_bounds_build_no_second_cluster(releases: Releases, seen: Seen) -> N
     assert seen.one("RayCluster")["metadata"]["uid"] == first["metadata"]["uid"]
 
 
+@pytest.mark.slow
 def test_the_running_cluster_has_room_for_the_new_bounds(releases: Releases, seen: Seen) -> None:
     """The operator does not pass sizes of groups on to a cluster that runs, so they have to be there from the start."""
     releases.install(CHART, "baton", MODEL)
@@ -181,6 +182,7 @@ def test_an_uninstall_leaves_only_objects_to_keep(releases: Releases, seen: Seen
     assert seen.all().keys() - empty == claims
 
 
+@pytest.mark.slow
 def test_an_uninstall_leaves_nothing_else_anywhere(releases: Releases, seen: Seen) -> None:
     cluster_wide = {"autoscaling": {"clusterBudget": {"enabled": True, "createClusterRole": True}}}
     before = seen.server.call(lambda api: set(api.store))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from baton.__main__ import main
@@ -92,6 +93,7 @@ def test_wait_downloads_and_writes_nothing(tmp_path: Path) -> None:
     assert "waiting" not in again.output
 
 
+@pytest.mark.slow
 def test_a_model_without_weights_does_not_end_the_wait_for_weights(tmp_path: Path) -> None:
     fetch("bundled", str(tmp_path / "m"), "--without-weights")
     assert "is already in" in fetch("bundled", str(tmp_path / "m"), "--wait", "--without-weights").output
@@ -200,6 +202,7 @@ def fetch_from(server: HubServer, tmp_path: Path, *arguments: str) -> subprocess
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_files_that_baton_does_not_read_are_not_downloaded(tmp_path: Path) -> None:
     directory = tmp_path / "a" / "b"
     with hub() as server:
