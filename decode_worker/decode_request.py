@@ -123,8 +123,8 @@ class DecodeRequest:
         if not delta.token_ids and not delta.prompt_logprobs and output.finish_reason is None:
             return
         self.served_by.decode_cached_tokens = self.request.num_cached_tokens
-        self.note_origins()
         if output.finish_reason is not None or (delta.token_ids and not self.is_served_by_sent):
+            self.note_origins()
             delta.served_by.CopyFrom(self.served_by)
         self.is_served_by_sent = self.is_served_by_sent or bool(delta.token_ids)
         self._send_output(delta)

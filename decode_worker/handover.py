@@ -137,7 +137,7 @@ class Handover:
         self._sampled = known.sampled
         self._has_token = False  # from this prefill worker
         self._num_prompt_logprobs = known.num_prompt_logprobs
-        self.origins = ReceivedOrigins(host.origin, request.block_table)
+        self.origins = ReceivedOrigins(host.origin, request.block_table, self._num_known_blocks)
         self.origins.by_block |= known.origins
         reports_prompt = request.sampling.prompt_logprobs is not None
         self._max_prompt_logprobs = request.num_prompt_tokens - 1 if reports_prompt else 0

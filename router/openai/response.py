@@ -189,7 +189,8 @@ async def _send_whole(
         usage.add(delta, fields.n)
         completions.setdefault(delta.index, WholeCompletion(delta.index)).extend(delta)
         served_by = served_by or delta.served_by
-        mixed |= dict.fromkeys(mixed_quantization_headers(delta.served_by).values())
+        if delta.served_by is not None:
+            mixed |= dict.fromkeys(mixed_quantization_headers(delta.served_by).values())
     exchange.client.charge(usage.uncharged())  # before the headers, which have the remaining rate
 
     def body() -> EncodedBody:
@@ -282,9 +283,9 @@ def served_headers(served_by: ServedBy | None) -> dict[str, str]:
     }
 
 
-def mixed_quantization_headers(served_by: ServedBy | None) -> dict[str, str]:
+def mixed_quantization_headers(served_by: ServedBy) -> dict[str, str]:
     """Return the header that names other quantizations that computed KV of a completion; empty if none did."""
-    if served_by is None or not served_by.mixed_quantization:
+    if not served_by.mixed_quantization:
         return {}
     return {MIXED_QUANTIZATION: quote(served_by.mixed_quantization[:MAX_NAME_CHARS], safe="->,")}
 

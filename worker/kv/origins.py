@@ -18,9 +18,11 @@ def origins_to_proto(origins: Iterable[KVOrigin]) -> list[worker_pb2.KVOrigin]:
 class ReceivedOrigins:
     """Other models that computed blocks of a request, as a peer announced them."""
 
-    def __init__(self, own: KVOrigin, block_table: Sequence[BlockId]) -> None:
+    def __init__(self, own: KVOrigin, block_table: Sequence[BlockId], num_known_blocks: int) -> None:
+        """`num_known_blocks`: the first blocks of the table, which are not received."""
         self._own = own
         self._block_table = block_table
+        self._num_known_blocks = num_known_blocks
         self.by_block: dict[BlockId, frozenset[KVOrigin]] = {}
 
     @property
@@ -33,5 +35,6 @@ class ReceivedOrigins:
         origins = frozenset(KVOrigin(each.quantization, each.fingerprint) for each in blocks.origins)
         foreign = origins - {self._own}
         if foreign:
-            announced = self._block_table[blocks.first_index : blocks.first_index + len(blocks.block_ids)]
+            first = max(blocks.first_index, self._num_known_blocks)
+            announced = self._block_table[first : blocks.first_index + len(blocks.block_ids)]
             self.by_block |= dict.fromkeys(announced, foreign)

@@ -30,8 +30,8 @@ class PrefixPull:
         self._deadline_s = deadline_s
         self._hashes = request.block_hashes[:num_full_blocks]
         self._blocks: list[int] = list(request.block_table[:num_full_blocks])
-        self._origins = ReceivedOrigins(host.origin, request.block_table)
         self._num_known_blocks = request.num_computed_tokens // block_size
+        self._origins = ReceivedOrigins(host.origin, request.block_table, self._num_known_blocks)
         self._receiver: KVReceive | None = None
 
     @property
