@@ -13,9 +13,8 @@ from tests.unit.engine.packed.packed_writer import FORMATS as PACKED
 from tests.unit.engine.packed.packed_writer import PackedFormat, gptq_config, write_packed
 
 GROUP = 128  # columns that share a scale, where the format has groups of any size
-K_BLOCK = 256  # columns of a block of GGUF's K types
 
-NATIVE = "4, 5, 6 or 8 bits decoded to fp32 in the core's cache, fp32 products"
+NATIVE = "decoded to fp32 in the core's cache, fp32 products"
 DEQUANTISED = "dequantised to bf16 at each use, bf16 products"
 PLAIN = "bf16 products"
 Write = Callable[[Path, Path], Path]  # a checkpoint in fp32 and an empty directory -> the written checkpoint
