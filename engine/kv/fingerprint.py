@@ -53,7 +53,16 @@ def mixed_fingerprint(
     """
     layout = KVCacheLayout.of(config, block_size, num_parts, kv_dtype=kv_dtype)
     shape = {name: value for name, value in asdict(config).items() if name not in (*_OF_WEIGHTS, *_OF_OUTPUT)}
-    return _fingerprint(["mixed quantization", shape, repr(layout), _token_ids(directory / TOKENIZER)])
+    return _fingerprint(["mixed quantization", _rounded(shape), repr(layout), _token_ids(directory / TOKENIZER)])
+
+
+def _rounded(value: object) -> object:
+    """Return a value with its floats rounded: GGUF files have them in single precision."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _fingerprint(parts: list[object]) -> str:

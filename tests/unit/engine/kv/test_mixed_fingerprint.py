@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from baton.engine.checkpoint.gguf.directory import checkpoint_directory
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import EngineConfig
 from baton.engine.kv.fingerprint import compatibility_fingerprint, mixed_fingerprint
 from baton.engine.kv.origin import KVOrigin, mixed_quantization, quantization_name
 from baton.settings.values import OptionError
 from tests.checkpoints import make_checkpoint
+from tests.unit.engine.packed.gguf_writer import Type, write_gguf
 from tests.unit.engine.packed.packed_writer import FORMATS, write_packed
 
 BUNDLED = Path(__file__).parents[4] / "baton" / "bundled_model"
@@ -30,6 +32,15 @@ def test_quantizations_of_one_model_share_it(tmp_path: Path) -> None:
     names = [quantization_name(EngineConfig(model="m", dtype="bfloat16"), config) for config in configs]
     assert names == ["gptq", "bf16"]
     assert quantization_name(EngineConfig(model="m", quantization="int8"), configs[0]) == "int8"
+
+
+def test_a_gguf_file_shares_it_with_its_source(tmp_path: Path) -> None:
+    source = make_checkpoint("qwen3", tmp_path / "source")
+    converted = checkpoint_directory(write_gguf(source, tmp_path / "gguf", Type.Q8_0).file, tmp_path / "cache")
+    (source / "tokenizer.json").write_bytes((converted / "tokenizer.json").read_bytes())
+    found = [mixed_fingerprint(each, read_model_config(each, "bfloat16"), 16) for each in (source, converted)]
+    assert found[0] == found[1]
+    assert quantization_name(EngineConfig(model="m"), read_model_config(converted)) == "gguf"
 
 
 def test_it_covers_what_the_kv_is(tmp_path: Path) -> None:
