@@ -8,12 +8,12 @@ from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.settings.options import described, option
-from baton.settings.values import JsonText
+from baton.settings.values import JsonText, OptionError
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]  # of a gated MLP
 TOKENIZER = "tokenizer.json"
 DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
-KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8", "fp8_e4m3")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "int4", "fp8", "fp8_e4m3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class EngineConfig:
     kv_cache_dtype: str = option(
         "auto",
         "Type of the KV cache; auto is the type of the activations. int8, on CPUs, takes about half of bfloat16's "
-        "memory; fp8 (fp8_e4m3), on GPUs, half.",
+        "memory, and int4, less exact, somewhat over a quarter; fp8 (fp8_e4m3), on GPUs, half.",
         choices=KV_CACHE_DTYPES,
         synonyms={"fp8_e4m3": "fp8"},
     )
@@ -74,6 +74,11 @@ class EngineConfig:
     )
     max_num_seqs: int | None = option(None, "Maximum requests in a batch. Default: 64, on a GPU 256.", minimum=1)
     max_num_waiting: int = option(1024, "Maximum requests in the waiting queue; further ones are refused.", minimum=1)
+    allow_mixed_quantization: bool = option(
+        False,
+        "Exchange KV with workers that have differently quantized weights of the same model. Set it on all of them. "
+        "Such KV is not what this worker would compute: responses have the header x-baton-mixed-quantization.",
+    )
     enable_prefix_caching: bool = option(True, "Keep the KV of finished requests for prompts with the same prefix.")
     kv_shards: int | None = option(
         None,
@@ -108,7 +113,12 @@ class EngineConfig:
     enforce_eager: bool = option(False, "On a GPU, decode without CUDA graphs.")
 
     def __post_init__(self) -> None:
-        """Replace the device `auto` by the one it resolves to on this machine."""
+        """Replace the device `auto` by the one it resolves to on this machine. Raises OptionError."""
+        if self.allow_mixed_quantization and self.kv_cache_dtype in ("fp8", "fp8_e4m3"):
+            raise OptionError(
+                "allow_mixed_quantization: the scales of fp8 KV are part of a checkpoint and may differ; set another "
+                "kv_cache_dtype"
+            )
         if self.device == "auto":
             object.__setattr__(self, "device", visible_gpus().auto_device)
 

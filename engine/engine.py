@@ -70,7 +70,7 @@ class Engine:
         loaded = load(config, allocate_pool, on_progress, group, tensor)
         self.model_config, self.layout, self.pool = loaded.config, loaded.layout, loaded.pool
         self.kv_parts, self.cores = loaded.kv_parts, loaded.cores
-        self.fingerprint = loaded.fingerprint
+        self.fingerprint, self.origin = loaded.fingerprint, loaded.origin
         self.generates, self.pooling = loaded.generates, loaded.pooling
         self.finish_rule = FinishRule(self.model_config.eos_token_ids, loaded.max_model_len)
         model = Rank0Model(loaded.model, tensor) if tensor is not None else loaded.model
@@ -84,7 +84,7 @@ class Engine:
         self.blocks = BlockManager(len(self.pool), config.block_size, config.enable_prefix_caching)
         self.scheduler = Scheduler(config, self.blocks, self.finish_rule, self.grammars.may_sample)
         if group is not None:
-            group.join(self.fingerprint)
+            group.join(self.origin.fingerprint)
             group.form()
         self.group = group
         self.lockstep = Lockstep(group) if group is not None else None

@@ -281,9 +281,13 @@ def _check_pools(roles: Collection[str]) -> None:
 
 def _check_alike(roles: Collection[str], engines: Mapping[str, Mapping[str, Value]]) -> None:
     """Raise OptionError if the roles' KV blocks differ: such workers would never hand over, without an error."""
-    for name in ("dtype", "hf_overrides", "quantization", "kv_cache_dtype", "block_size"):
+    is_mixed = all(engines[role].get("allow_mixed_quantization") for role in engines if role in roles)
+    for name in ("allow_mixed_quantization", "dtype", "hf_overrides", "quantization", "kv_cache_dtype", "block_size"):
+        if name == "quantization" and is_mixed:
+            continue
         default = engine_options()[name].default
         values = {role: engines[role].get(name, default) for role in engines if role in roles}
         if len(set(values.values())) > 1:
             found = ", ".join(f"{value} for {role}" for role, value in values.items())
-            raise OptionError(f"{name}: {found}, but it must be equal for workers that hand over KV")
+            unless = "; allow_mixed_quantization permits it" if name == "quantization" else ""
+            raise OptionError(f"{name}: {found}, but it must be equal for workers that hand over KV{unless}")

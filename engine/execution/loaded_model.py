@@ -23,8 +23,9 @@ from baton.engine.execution.device import computing_on
 from baton.engine.execution.device_memory import bytes_for_kv, check_fits
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.kv.capacity import PoolSize, configured_context, configured_kv_bytes
-from baton.engine.kv.fingerprint import compatibility_fingerprint
+from baton.engine.kv.fingerprint import compatibility_fingerprint, mixed_fingerprint
 from baton.engine.kv.layout import KVCacheLayout
+from baton.engine.kv.origin import KVOrigin, quantization_name
 from baton.engine.layers.fp8_weight import products_of
 from baton.engine.models import Model, load_model
 from baton.engine.models.causal_lm import CausalLM
@@ -48,7 +49,8 @@ class LoadedModel:
     kv_parts: int  # shards of a block of the whole model; `layout` has this rank's
     pool: Tensor
     max_model_len: int  # longest prompt plus output
-    fingerprint: str
+    fingerprint: str  # of the KV that it exchanges
+    origin: KVOrigin  # of the KV that it computes
     cores: tuple[int, ...]  # cores that loaded the model and must compute it; empty: any
     generates: bool  # False for an embedding checkpoint without an output layer
     pooling: PoolingConfig | None = None  # None: the model makes no embeddings
@@ -148,14 +150,18 @@ def _load(
             )
         size = PoolSize.in_bytes(kv_bytes, config, whole, layout)
     pool = _pool(layout.pool_shape(size.num_blocks), layout.dtype, device, allocate_pool)
-    fingerprint = fingerprint_with(weights_hash.revision())
+    origin = KVOrigin(quantization_name(config, whole), fingerprint_with(weights_hash.revision()))
     if tensor is not None:
         tensor.barrier()
-        tensor.agree(("weights",), (_number(fingerprint),), "x")
+        tensor.agree(("weights",), (_number(origin.fingerprint),), "x")
+    fingerprint = origin.fingerprint
+    if config.allow_mixed_quantization:
+        tokenizer = Path(config.tokenizer_directory)
+        fingerprint = mixed_fingerprint(tokenizer, whole, config.block_size, num_parts, config.kv_cache_dtype)
     on_captured = _share_of(on_progress, WEIGHTS_SHARE, 1.0)
     served = _recorded(model, pool, config, size.max_model_len, on_captured) if records else model
     return LoadedModel(
-        whole, served, layout, num_parts, pool, size.max_model_len, fingerprint, cores, generates=model.has_head
+        whole, served, layout, num_parts, pool, size.max_model_len, fingerprint, origin, cores, generates=model.has_head
     )
 
 

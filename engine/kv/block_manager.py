@@ -5,10 +5,12 @@ holds them too, until `end_fill`. A finished request may keep its table. A pin h
 waiting request holds nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 
 from baton.engine.kv.block_hash import BlockHash, extend_hashes, root_hash
 from baton.engine.kv.block_pool import BlockPool
+from baton.engine.kv.origin import NO_ORIGINS, KVOrigin
 from baton.engine.kv.prefix_cache import PrefixCache
 from baton.engine.request import BlockId, Request, RequestId
 
@@ -22,6 +24,7 @@ class BlockManager:
         self._fills: dict[RequestId, list[BlockId]] = {}
         self._pins: dict[int, list[BlockId]] = {}
         self._num_pins = 0
+        self._origins: dict[BlockId, frozenset[KVOrigin]] = {}  # other models that computed a block's KV
 
     @property
     def num_usable(self) -> int:
@@ -34,7 +37,7 @@ class BlockManager:
 
     def num_cached_tokens(self, request: Request) -> int:
         """Return how many tokens of a waiting request are cached now; at least one is always left to compute."""
-        return len(self.cache.match(self._usable_hashes(request))) * self.block_size
+        return len(self._cached(request)) * self.block_size
 
     def take(self, request: Request, reserve: int, reads_cache: bool) -> bool:
         """Give a waiting request its cached blocks and new blocks for the rest, and set its number of computed tokens.
@@ -42,12 +45,13 @@ class BlockManager:
         Returns False and changes nothing if that would leave fewer than `reserve` blocks free. At least one token is
         always left to compute.
         """
-        cached = self.cache.match(self._usable_hashes(request)) if reads_cache else []
+        cached = self._cached(request) if reads_cache else []
         num_new_blocks = self.num_blocks_for(request.num_tokens) - len(cached)
         if num_new_blocks + reserve > self.cache.num_free_outside(cached):
             return False
         self.cache.pool.hold(cached)
-        request.block_table = cached + self.cache.allocate(num_new_blocks)
+        request.block_table = cached + self._allocate(num_new_blocks)
+        request.kv_origins |= self.origins(cached)
         request.num_computed_tokens = len(cached) * self.block_size
         return True
 
@@ -60,7 +64,7 @@ class BlockManager:
         if num_new_blocks > self.cache.pool.num_free:
             return False
         if num_new_blocks > 0:
-            request.block_table += self.cache.allocate(num_new_blocks)
+            request.block_table += self._allocate(num_new_blocks)
         return True
 
     def free(self, request: Request) -> None:
@@ -100,6 +104,16 @@ class BlockManager:
         """End a remote fill: nothing more will be written into the request's blocks."""
         self.cache.release(self._fills.pop(request_id))
 
+    def origins(self, blocks: Iterable[BlockId]) -> frozenset[KVOrigin]:
+        """Return the other models that computed some of the blocks' KV."""
+        return NO_ORIGINS.union(*(self._origins[block] for block in blocks if block in self._origins))
+
+    def set_origins(self, request: Request, num_tokens: int, origins: Mapping[BlockId, frozenset[KVOrigin]]) -> None:
+        """Record the other models that computed blocks which a request has received, up to `num_tokens`."""
+        received = request.block_table[: self.num_blocks_for(num_tokens)]
+        self._origins |= {block: origins[block] for block in received if block in origins}
+        request.kv_origins |= self.origins(received)
+
     def pin(self, hashes: Sequence[BlockHash]) -> tuple[int, list[BlockId]]:
         """Hold the longest cached prefix of `hashes` for a reader; returns the pin's id and the blocks."""
         blocks = self.cache.match(hashes)
@@ -119,6 +133,19 @@ class BlockManager:
             holders += held
         self.cache.pool.check_integrity(holders)
         self.cache.check_integrity()
+
+    def _allocate(self, count: int) -> list[BlockId]:
+        blocks = self.cache.allocate(count)
+        for block in blocks:
+            self._origins.pop(block, None)
+        return blocks
+
+    def _cached(self, request: Request) -> list[BlockId]:
+        """Return a waiting request's cached blocks; for embeddings, which have one fingerprint, only this model's."""
+        blocks = self.cache.match(self._usable_hashes(request))
+        if request.pooling is None or not self._origins:
+            return blocks
+        return list(takewhile(lambda block: block not in self._origins, blocks))
 
     def _usable_hashes(self, request: Request) -> list[BlockHash]:
         if not self.cache.enabled:

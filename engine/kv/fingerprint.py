@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from baton.engine.kv.layout import KVCacheLayout
 
 PROTOCOL_VERSION = 3  # increment when the meaning of a block's bytes, or what a fingerprint covers, changes
 TOKENIZER_CONFIG = "tokenizer_config.json"
-VOCABULARY_FILES = ("tokenizer.json", "special_tokens_map.json", "added_tokens.json")
+TOKENIZER = "tokenizer.json"
+VOCABULARY_FILES = (TOKENIZER, "special_tokens_map.json", "added_tokens.json")
 
 
 def compatibility_fingerprint(
@@ -34,15 +36,59 @@ def compatibility_fingerprint(
     file cannot be read.
     """
     layout = KVCacheLayout.of(config, block_size, num_parts, kv_dtype=kv_dtype)
-    parts = [
-        asdict(config),
-        repr(layout),
-        _small_files(directory, tokenizer or directory),
-        weights_revision,
-        quantization,
-    ]
+    small = _small_files(directory, tokenizer or directory)
+    return _fingerprint([asdict(config), repr(layout), small, weights_revision, quantization])
+
+
+# Fields of a config that may differ between quantizations of one model, and do not change what its KV means.
+_OF_WEIGHTS = ("stored_quantization", "dtype", "tie_word_embeddings", "may_lack_head", "num_nextn_predict_layers")
+_OF_OUTPUT = ("eos_token_ids", "max_model_len")
+
+
+def mixed_fingerprint(
+    tokenizer: Path, config: ModelConfig, block_size: int, num_parts: int = 1, kv_dtype: str = "auto"
+) -> str:
+    """Return a fingerprint that is equal for engines with differently quantized weights of one model.
+
+    It covers the KV itself: the model's shape with its rotary embedding, the type and layout of blocks, and the token
+    ids of the vocabulary in the directory `tokenizer`; but neither weights nor files as such, which other publishers
+    write differently. It never equals a `compatibility_fingerprint`. Raises InvalidCheckpoint if the vocabulary cannot
+    be read.
+    """
+    layout = KVCacheLayout.of(config, block_size, num_parts, kv_dtype=kv_dtype)
+    shape = {name: value for name, value in asdict(config).items() if name not in (*_OF_WEIGHTS, *_OF_OUTPUT)}
+    return _fingerprint(["mixed quantization", _rounded(shape), repr(layout), _token_ids(tokenizer / TOKENIZER)])
+
+
+def _rounded(value: object) -> object:
+    """Return a value with its floats rounded: GGUF files have them in single precision."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _fingerprint(parts: list[object]) -> str:
     described = json.dumps(parts, sort_keys=True, default=sorted)  # sets are unordered
     return f"{PROTOCOL_VERSION}-{hashlib.blake2b(described.encode(), digest_size=16).hexdigest()}"
+
+
+def _token_ids(tokenizer: Path) -> Mapping[str, object]:
+    """Return the id of each token, added ones included; empty if the model has no such file."""
+    if not tokenizer.is_file():
+        return {}
+    described = JsonObject.read(tokenizer)
+    model, added = described.inner("model"), described.values.get("added_tokens")
+    ids: dict[str, object] = {}
+    if isinstance(model.values.get("vocab"), list):  # Unigram: pieces with their scores, in the order of their ids
+        ids["pieces"] = model.values["vocab"]
+    else:
+        ids |= model.inner("vocab").values
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict):
+            ids[str(token.get("content"))] = token.get("id")
+    return ids
 
 
 def _small_files(directory: Path, tokenizer: Path) -> list[object]:

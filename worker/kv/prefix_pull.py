@@ -11,6 +11,7 @@ from baton.kvtransfer.errors import ChecksumMismatch, PeerRefused, TransferError
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels, next_event
 from baton.worker.base import Host, KVReceive
+from baton.worker.kv.origins import ReceivedOrigins
 from baton.worker.reporting import WorkerCounters
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class PrefixPull:
         self._hashes = request.block_hashes[:num_full_blocks]
         self._blocks: list[int] = list(request.block_table[:num_full_blocks])
         self._num_known_blocks = request.num_computed_tokens // block_size
+        self._origins = ReceivedOrigins(host.origin, request.block_table, self._num_known_blocks)
         self._receiver: KVReceive | None = None
 
     @property
@@ -69,7 +71,7 @@ class PrefixPull:
         num_bytes = self.num_pulled_tokens // self._host.config.block_size * self._host.block_bytes
         counters.handover_bytes += num_bytes
         counters.note_read(num_bytes, self._receiver.transfer_s if self._receiver is not None else 0.0)
-        return Received(self.num_tokens)
+        return Received(self.num_tokens, origins=self._origins.by_block)
 
     async def _receive(self, call: LeaseCall) -> None:
         num_leased = 0
@@ -85,6 +87,7 @@ class PrefixPull:
             elif self._receiver is None:
                 raise PeerRefused("the peer announced blocks before it accepted")
             elif event.HasField("blocks"):
+                self._origins.note(event.blocks)
                 await self._receiver.read(event.blocks.first_index, event.blocks.block_ids)
             else:
                 self._receiver.expect(event.checksums.first_index, event.checksums.checksums)

@@ -158,6 +158,12 @@ def test_flags_take_precedence_over_every_section(tmp_path: Path) -> None:
             "dtype: bfloat16 for prefill, float32 for decode",
         ),
         ("prefill_engine: {kv_cache_dtype: int8}", "kv_cache_dtype: int8 for prefill, auto for decode"),
+        (
+            "prefill_engine: {quantization: int4}",
+            "int4 for prefill, None for decode, but it must be equal for workers "
+            "that hand over KV; allow_mixed_quantization permits it",
+        ),
+        ("prefill_engine: {allow_mixed_quantization: true}", "allow_mixed_quantization: True for prefill, False for"),
         ("engine: {kv_cache_dtype: fp4}", "kv_cache_dtype: 'fp4' is not allowed; it must be one of auto"),
         ("prefill: -1", "prefill: -1 is not allowed; it must be a whole number from 0 to 256"),
         ("engine: {kv_cache_memory_bytes: lots}", "engine.kv_cache_memory_bytes: 'lots' is not allowed"),
@@ -175,6 +181,12 @@ def test_sections_of_unused_pools_need_not_match(tmp_path: Path) -> None:
     assert by_id(plan(settings(tmp_path, text)))["decode-0"].engine.block_size == 16
     alike = "prefill_engine: {block_size: 32}\ndecode_engine: {block_size: 32}\n"
     assert {worker.engine.block_size for worker in plan(settings(tmp_path, alike)).workers} == {32}
+
+
+def test_roles_may_have_different_quantizations_if_that_is_allowed(tmp_path: Path) -> None:
+    text = "engine: {allow_mixed_quantization: true}\nprefill_engine: {quantization: int4}\n"
+    workers = by_id(plan(settings(tmp_path, text)))
+    assert [workers[name].engine.quantization for name in ("prefill-0", "decode-0")] == ["int4", None]
 
 
 def test_a_context_longer_than_the_checkpoints_is_refused(tmp_path: Path) -> None:
