@@ -120,8 +120,9 @@ def test_expensive_grammars_of_a_tenant_hold_up_neither_cheap_ones_nor_those_of_
     trials, taken = map(HeldTrial, may_end), threading.Semaphore(0)
 
     def take() -> HeldTrial:
+        trial = next(trials)
         taken.release()
-        return next(trials)
+        return trial
 
     compiler = GrammarCompiler(lambda: held, take, VOCAB_SIZE)
     waiting = [compiler.compile(grammar(EXPENSIVE + digit), tenant="a") for digit in "123"]
