@@ -61,6 +61,11 @@ class EngineConfig:
     max_num_seqs: int | None = option(None, "Maximum requests in a batch. Default: 64, on a GPU 256.", minimum=1)
     max_num_waiting: int = option(1024, "Maximum requests in the waiting queue; further ones are refused.", minimum=1)
     enable_prefix_caching: bool = option(True, "Keep the KV of finished requests for prompts with the same prefix.")
+    hybrid_kv_cache: bool = option(
+        True,
+        "On CPUs, keep layers with a sliding window or attention in chunks in KV blocks of their own, which are freed "
+        "behind the window. Equal for all workers that hand KV over to each other.",
+    )
     kv_shards: int | None = option(
         None,
         "Shards of a KV block; equal for all workers that hand KV over to each other: the largest number of "

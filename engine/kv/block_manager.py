@@ -1,35 +1,56 @@
 """Block tables of requests, and all other holds on blocks.
 
-A running or receiving request holds its block table. A remote prefill that fills the blocks of a receiving request
-holds them too, until `end_fill`. A finished request may keep its table. A pin holds cached blocks for a reader. A
+A running or receiving request holds its block tables: one for each KV group, whose blocks behind the group's window it
+gives back as it advances. A remote prefill that fills the blocks of a receiving request
+holds them too, until `end_fill`. A finished request may keep its tables. A pin holds cached blocks for a reader. A
 waiting request holds nothing.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from baton.engine.kv.block_hash import BlockHash, extend_hashes, root_hash
 from baton.engine.kv.block_pool import BlockPool
+from baton.engine.kv.groups import KVGroups, held
 from baton.engine.kv.prefix_cache import PrefixCache
-from baton.engine.request import BlockId, Request, RequestId
+from baton.engine.request import NULL_BLOCK, BlockId, Request, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A hold on a cached prefix."""
+
+    pin_id: int
+    num_blocks: int  # length of the prefix
+    blocks: list[BlockId]  # those that later tokens attend to, in transfer order
 
 
 class BlockManager:
     """Prefix cache and every hold on its blocks."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, enable_prefix_caching: bool, groups: KVGroups | None = None
+    ) -> None:
+        """groups: default is one, which attends to the whole context."""
         self.block_size = block_size
-        self.cache = PrefixCache(BlockPool(num_blocks), enable_prefix_caching)
+        self.groups = groups or KVGroups(block_size)
+        self.cache = PrefixCache(BlockPool(num_blocks), enable_prefix_caching, self.groups)
         self._fills: dict[RequestId, list[BlockId]] = {}
         self._pins: dict[int, list[BlockId]] = {}
         self._num_pins = 0
 
     @property
     def num_usable(self) -> int:
-        """Number of blocks that requests can hold."""
-        return self.cache.pool.num_blocks - 1
+        """Number of places that requests can hold: each has a block of every group."""
+        return (self.cache.pool.num_blocks - 1) // self.groups.num_groups
+
+    @property
+    def num_free(self) -> int:
+        """Number of free places."""
+        return self.cache.pool.num_free // self.groups.num_groups
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks `num_tokens` tokens need; the last may be partly filled."""
+        """Return how many blocks of each group `num_tokens` tokens need; the last may be partly filled."""
         return -(-num_tokens // self.block_size)
 
     def num_cached_tokens(self, request: Request) -> int:
@@ -39,16 +60,23 @@ class BlockManager:
     def take(self, request: Request, reserve: int, reads_cache: bool) -> bool:
         """Give a waiting request its cached blocks and new blocks for the rest, and set its number of computed tokens.
 
-        Returns False and changes nothing if that would leave fewer than `reserve` blocks free. At least one token is
+        Returns False and changes nothing if that would leave fewer than `reserve` places free. At least one token is
         always left to compute.
         """
-        cached = self.cache.match(self._usable_hashes(request)) if reads_cache else []
-        num_new_blocks = self.num_blocks_for(request.num_tokens) - len(cached)
-        if num_new_blocks + reserve > self.cache.num_free_outside(cached):
+        tables = self.cache.match_groups(self._usable_hashes(request) if reads_cache else [])
+        cached = [block for table in tables for block in held(table)]
+        num_known, end = len(tables[0]), self.num_blocks_for(request.num_tokens)
+        firsts = [num_known] * len(tables)
+        if request.receives_kv and request.receives_whole:
+            firsts = [max(num_known, first) for first in self.groups.first_blocks(request.num_tokens)]
+        num_new_blocks = sum(end - first for first in firsts)
+        if num_new_blocks + reserve * len(tables) > self.cache.num_free_outside(cached):
             return False
         self.cache.pool.hold(cached)
-        request.block_table = cached + self.cache.allocate(num_new_blocks)
-        request.num_computed_tokens = len(cached) * self.block_size
+        for table, first in zip(tables, firsts, strict=True):
+            table += [NULL_BLOCK] * (first - num_known) + self.cache.allocate(end - first)
+        request.block_table, *request.other_tables = tables
+        request.num_computed_tokens = num_known * self.block_size
         return True
 
     def grow(self, request: Request, num_unknown: int = 0) -> bool:
@@ -57,33 +85,68 @@ class BlockManager:
         Returns False and changes nothing if too few blocks are free.
         """
         num_new_blocks = self.num_blocks_for(request.num_tokens + num_unknown) - len(request.block_table)
-        if num_new_blocks > self.cache.pool.num_free:
+        if num_new_blocks * self.groups.num_groups > self.cache.pool.num_free:
             return False
         if num_new_blocks > 0:
-            request.block_table += self.cache.allocate(num_new_blocks)
+            for table in request.block_tables:
+                table += self.cache.allocate(num_new_blocks)
+        return True
+
+    def fill_gaps(self, request: Request) -> bool:
+        """Allocate the blocks that a request lacks because it was to receive its KV whole, and now computes some of it.
+
+        Returns False and changes nothing if too few blocks are free.
+        """
+        first = request.num_computed_tokens // self.block_size
+        gaps = [
+            (table, index)
+            for table in request.block_tables
+            for index in range(first, len(table))
+            if table[index] == NULL_BLOCK
+        ]
+        if len(gaps) > self.cache.pool.num_free:
+            return False
+        for (table, index), block in zip(gaps, self.cache.allocate(len(gaps)), strict=True):
+            table[index] = block
         return True
 
     def free(self, request: Request) -> None:
-        """Release all blocks of the request's block table."""
-        self.cache.release(request.block_table)
-        request.block_table = []
+        """Release all blocks of the request's block tables."""
+        for table in reversed(request.block_tables):
+            self.cache.release(held(table))
+        request.block_table, request.other_tables = [], []
 
     def advance(self, request: Request, num_computed_tokens: int) -> None:
-        """Set the number of computed tokens and store blocks that became full in the prefix cache.
+        """Set the number of computed tokens, store blocks that became full in the prefix cache, and give back blocks
+        to which no later token attends.
 
-        If the parent of the first such block, perhaps stored by another request, has been evicted, this request's own
+        If the parent of the first full block, perhaps stored by another request, has been evicted, this request's own
         blocks are stored from the first evicted one on.
         """
         first = request.num_computed_tokens // self.block_size
         last = num_computed_tokens // self.block_size
-        request.num_computed_tokens = num_computed_tokens
+        before, request.num_computed_tokens = request.num_computed_tokens, num_computed_tokens
         if self.cache.enabled and last > first:
             self._extend_hashes(request)
-            hashes = request.block_hashes
+            hashes, others = request.block_hashes, request.other_tables
             while first > 0 and hashes[first - 1] not in self.cache:
                 first -= 1
             for index in range(first, last):
-                self.cache.store(request.block_table[index], hashes[index], hashes[index - 1] if index else None)
+                parent = hashes[index - 1] if index else None
+                self.cache.store(
+                    request.block_table[index], hashes[index], parent, [table[index] for table in others]
+                )
+        if self.groups.has_windows:
+            self._give_back(request, before)
+
+    def _give_back(self, request: Request, before: int) -> None:
+        """Release the blocks to which no token attends any more, now that more than `before` tokens are computed."""
+        firsts = self.groups.first_blocks(before), self.groups.first_blocks(request.num_computed_tokens)
+        for table, start, end in zip(request.block_tables, *firsts, strict=True):
+            behind = held(table[start:end])
+            if behind:
+                self.cache.release(behind)
+                table[start:end] = [NULL_BLOCK] * (end - start)
 
     def is_filling(self, request_id: RequestId) -> bool:
         """Return whether a remote fill holds blocks of the request, which may have been aborted."""
@@ -92,7 +155,8 @@ class BlockManager:
     def begin_fill(self, request: Request) -> None:
         """Start a remote fill: it holds the request's blocks after the computed tokens, in addition to the request."""
         assert not self.is_filling(request.request_id)
-        blocks = request.block_table[request.num_computed_tokens // self.block_size :]
+        first = request.num_computed_tokens // self.block_size
+        blocks = [block for table in request.block_tables for block in held(table[first:])]
         self.cache.pool.hold(blocks)
         self._fills[request.request_id] = blocks
 
@@ -100,13 +164,15 @@ class BlockManager:
         """End a remote fill: nothing more will be written into the request's blocks."""
         self.cache.release(self._fills.pop(request_id))
 
-    def pin(self, hashes: Sequence[BlockHash]) -> tuple[int, list[BlockId]]:
-        """Hold the longest cached prefix of `hashes` for a reader; returns the pin's id and the blocks."""
-        blocks = self.cache.match(hashes)
+    def pin(self, hashes: Sequence[BlockHash]) -> Pin:
+        """Hold the longest cached prefix of `hashes` for a reader."""
+        tables = self.cache.match_groups(hashes)
+        num_blocks = len(tables[0])
+        blocks = self.groups.transfer_order(num_blocks * self.block_size).blocks(tables)
         self.cache.pool.hold(blocks)
         self._num_pins += 1
         self._pins[self._num_pins] = blocks
-        return self._num_pins, blocks
+        return Pin(self._num_pins, num_blocks, blocks)
 
     def unpin(self, pin_id: int) -> None:
         """Release the blocks of a pin."""
@@ -114,9 +180,9 @@ class BlockManager:
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Assert that every block has exactly its expected holders."""
-        holders = [block for request in requests for block in request.block_table]
-        for held in (*self._fills.values(), *self._pins.values()):
-            holders += held
+        holders = [block for request in requests for table in request.block_tables for block in held(table)]
+        for blocks in (*self._fills.values(), *self._pins.values()):
+            holders += blocks
         self.cache.pool.check_integrity(holders)
         self.cache.check_integrity()
 

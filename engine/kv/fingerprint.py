@@ -8,6 +8,7 @@ from pathlib import Path
 from baton.engine.checkpoint.json_object import JsonObject
 from baton.engine.config import ModelConfig
 from baton.engine.errors import InvalidCheckpoint
+from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 
 PROTOCOL_VERSION = 3  # increment when the meaning of a block's bytes, or what a fingerprint covers, changes
@@ -23,16 +24,19 @@ def compatibility_fingerprint(
     num_parts: int = 1,
     kv_dtype: str = "auto",
     quantization: str | None = None,
+    groups: KVGroups | None = None,
 ) -> str:
     """Return a fingerprint that is equal for two engines if and only if each can use the other's blocks.
 
-    It covers model, weights, dtype, layout and protocol, and also the vocabulary, so that a request's tokens mean the
+    It covers model, weights, dtype, layout, KV groups and protocol, and also the vocabulary, so that a request's tokens mean the
     same to both. `config` is that of the whole model: all ranks that hold some of a block's `num_parts` shards have the
     same fingerprint. It starts with the protocol version, so releases that compute it differently never match by
     accident. Raises InvalidCheckpoint if a file cannot be read.
     """
-    layout = KVCacheLayout.of(config, block_size, num_parts, kv_dtype=kv_dtype)
-    parts = [asdict(config), repr(layout), _small_files(directory), weights_revision, quantization]
+    layout = KVCacheLayout.of(config, block_size, num_parts, kv_dtype=kv_dtype, groups=groups)
+    parts: list[object] = [asdict(config), repr(layout), _small_files(directory), weights_revision, quantization]
+    if groups is not None and groups.has_windows:
+        parts.append(asdict(groups))
     described = json.dumps(parts, sort_keys=True, default=sorted)  # sets are unordered
     return f"{PROTOCOL_VERSION}-{hashlib.blake2b(described.encode(), digest_size=16).hexdigest()}"
 

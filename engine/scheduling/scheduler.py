@@ -197,6 +197,9 @@ class Scheduler:
         if received.sampled is not None:
             assert self.finish_rule.reason(request, received.sampled.token_id) is None
             request.token_ids.append(received.sampled.token_id)
+        if request.receives_whole and not self.blocks.fill_gaps(request):
+            self._preempt(request)
+            self._may_admit = True
 
     def check_integrity(self) -> None:
         """Assert that every block has exactly its expected holders, and that the queues match the request states."""
@@ -204,7 +207,7 @@ class Scheduler:
         for queue, status in ((self.waiting, RequestStatus.WAITING), (self.running, RequestStatus.RUNNING)):
             expected = {id(request) for request in self._requests.values() if request.status is status}
             assert {id(request) for request in queue} == expected, f"the {status.value} queue is wrong"
-        assert all(not request.block_table for request in self.waiting), "a waiting request holds blocks"
+        assert not any(table for request in self.waiting for table in request.block_tables), "a waiting request holds blocks"
         assert all(request.num_computed_tokens < request.num_tokens for request in self.running)
 
     def _check(self, request: Request) -> None:
