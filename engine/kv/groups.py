@@ -108,11 +108,13 @@ class TransferOrder:
     def blocks(self, tables: Sequence[Sequence[BlockId]], start: int = 0, end: int | None = None) -> list[BlockId]:
         """Return the blocks with indices from `start` up to, excluding, `end` (default: the last block's, included).
 
-        tables: the block table of each group.
+        tables: the block table of each group. Returns none if several tables have been freed in the meantime.
         """
         end = self.end if end is None else min(end, self.end)
         if len(tables) == 1:
             return list(tables[0][max(start, self.first_blocks[0]) : end])
+        if len(tables) != len(self.first_blocks) or min(map(len, tables)) < end:
+            return []
         by_group = list(zip(tables, self.first_blocks, strict=True))
         return [table[index] for index in range(start, end) for table, first in by_group if index >= first]
 
