@@ -81,7 +81,9 @@ class Engine:
         sampler = Sampler(vocab_size, eos_token_ids)
         pooler = Pooler(self.pooling) if self.pooling is not None else None
         self.runner = ModelRunner(model, self.pool, config.block_size, sampler, self.grammars, pooler, loaded.groups)
-        self.blocks = BlockManager(len(self.pool), config.block_size, config.enable_prefix_caching, loaded.groups)
+        self.blocks = BlockManager(
+            len(self.pool), config.block_size, config.enable_prefix_caching, loaded.groups, config.step_tokens
+        )
         self.scheduler = Scheduler(config, self.blocks, self.finish_rule, self.grammars.may_sample)
         if group is not None:
             group.join(self.fingerprint)

@@ -260,7 +260,7 @@ def _check_pools(roles: Collection[str]) -> None:
 
 def _check_alike(roles: Collection[str], engines: Mapping[str, Mapping[str, Value]]) -> None:
     """Raise OptionError if the roles' KV blocks differ: such workers would never hand over, without an error."""
-    for name in ("dtype", "quantization", "kv_cache_dtype", "block_size"):
+    for name in ("dtype", "quantization", "kv_cache_dtype", "block_size", "hybrid_kv_cache"):
         default = engine_options()[name].default
         values = {role: engines[role].get(name, default) for role in engines if role in roles}
         if len(set(values.values())) > 1:

@@ -1,14 +1,15 @@
 """Block tables of requests, and all other holds on blocks.
 
-A running or receiving request holds its block tables: one for each KV group, whose blocks behind the group's window it
-gives back as it advances. A remote prefill that fills the blocks of a receiving request
-holds them too, until `end_fill`. A finished request may keep its tables. A pin holds cached blocks for a reader. A
-waiting request holds nothing.
+A running or receiving request holds its block tables: one for each KV group. Of a group with a window, blocks behind
+the window are given back as the request advances, and blocks for a long prompt are allocated step by step. A remote
+prefill that fills the blocks of a receiving request holds them too, until `end_fill`. A finished request may keep its
+tables. A pin holds cached blocks for a reader. A waiting request holds nothing.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from baton.engine.attention.span import FULL
 from baton.engine.kv.block_hash import BlockHash, extend_hashes, root_hash
 from baton.engine.kv.block_pool import BlockPool
 from baton.engine.kv.groups import KVGroups, held
@@ -29,12 +30,18 @@ class BlockManager:
     """Prefix cache and every hold on its blocks."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, enable_prefix_caching: bool, groups: KVGroups | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        groups: KVGroups | None = None,
+        step_tokens: int = 1 << 30,
     ) -> None:
-        """groups: default is one, which attends to the whole context."""
+        """groups: default is one, which attends to the whole context; step_tokens: most tokens that a step computes."""
         self.block_size = block_size
         self.groups = groups or KVGroups(block_size)
         self.cache = PrefixCache(BlockPool(num_blocks), enable_prefix_caching, self.groups)
+        self._step_tokens = step_tokens
         self._fills: dict[RequestId, list[BlockId]] = {}
         self._pins: dict[int, list[BlockId]] = {}
         self._num_pins = 0
@@ -65,50 +72,88 @@ class BlockManager:
         """
         tables = self.cache.match_groups(self._usable_hashes(request) if reads_cache else [])
         cached = [block for table in tables for block in held(table)]
-        num_known, end = len(tables[0]), self.num_blocks_for(request.num_tokens)
-        firsts = [num_known] * len(tables)
-        if request.receives_kv and request.receives_whole:
-            firsts = [max(num_known, first) for first in self.groups.first_blocks(request.num_tokens)]
-        num_new_blocks = sum(end - first for first in firsts)
-        if num_new_blocks + reserve * len(tables) > self.cache.num_free_outside(cached):
+        num_known = len(tables[0])
+        new = self._blocks_to_take(request, num_known)
+        if sum(map(len, new)) + reserve * len(tables) > self.cache.num_free_outside(cached):
             return False
         self.cache.pool.hold(cached)
-        for table, first in zip(tables, firsts, strict=True):
-            table += [NULL_BLOCK] * (first - num_known) + self.cache.allocate(end - first)
+        for table, indices in zip(tables, new, strict=True):
+            table += [NULL_BLOCK] * (indices.start - num_known) + self.cache.allocate(len(indices))
         request.block_table, *request.other_tables = tables
         request.num_computed_tokens = num_known * self.block_size
         return True
 
+    def _blocks_to_take(self, request: Request, num_known: int) -> list[range]:
+        """Return the indices of the new blocks of each group that a request with `num_known` cached blocks starts with.
+
+        They are for all its tokens, but with a window only for those that are computed before blocks are given back.
+        Requests that peers read or fill get all blocks at once: they could not be preempted to make room for others.
+        """
+        end = self.num_blocks_for(request.num_tokens)
+        if request.receives_kv and request.receives_whole:
+            return [range(max(num_known, first), end) for first in self.groups.first_blocks(request.num_tokens)]
+        if request.keep_blocks or request.receives_kv:
+            return [range(num_known, end) for _ in self.groups.spans]
+        soon = num_known * self.block_size + self._step_tokens
+        sizes = [span.size for span in self.groups.spans]
+        ends = [end if size is None else min(end, self.num_blocks_for(soon + size)) for size in sizes]
+        return [range(num_known, each) for each in ends]
+
     def grow(self, request: Request, num_unknown: int = 0) -> bool:
-        """Allocate blocks for all tokens of the request plus `num_unknown` more.
+        """Allocate blocks for all tokens of the request plus `num_unknown` more, or with a window for those of a step.
 
         Returns False and changes nothing if too few blocks are free.
         """
-        num_new_blocks = self.num_blocks_for(request.num_tokens + num_unknown) - len(request.block_table)
-        if num_new_blocks * self.groups.num_groups > self.cache.pool.num_free:
-            return False
-        if num_new_blocks > 0:
-            for table in request.block_tables:
-                table += self.cache.allocate(num_new_blocks)
-        return True
+        num_tokens = request.num_tokens + num_unknown
+        whole = self.num_blocks_for(num_tokens)
+        soon = self.num_blocks_for(min(num_tokens, request.num_computed_tokens + self._step_tokens + 1))
+        return self._extend(request, whole, soon)
 
-    def fill_gaps(self, request: Request) -> bool:
-        """Allocate the blocks that a request lacks because it was to receive its KV whole, and now computes some of it.
+    def cover(self, request: Request, num_tokens: int) -> int:
+        """Return how many of the next `num_tokens` tokens of a request have blocks.
 
-        Returns False and changes nothing if too few blocks are free.
+        Allocates those of groups with a window, as far as blocks are free; may be 0 or less.
         """
-        first = request.num_computed_tokens // self.block_size
-        gaps = [
-            (table, index)
-            for table in request.block_tables
-            for index in range(first, len(table))
-            if table[index] == NULL_BLOCK
+        start = request.num_computed_tokens
+        if self.groups.has_windows:
+            whole = [len(table) for table in self._tables(request, has_window=False)]
+            end = min([self.num_blocks_for(start + num_tokens), *whole])
+            while end > start // self.block_size and not self._extend(request, 0, end):
+                end -= 1
+        return min(min(map(len, request.block_tables)) * self.block_size - start, num_tokens)
+
+    def is_short(self, request: Request) -> bool:
+        """Return whether the next token of a request lacks a block only in groups with a window: the pool had none."""
+        least = request.num_computed_tokens // self.block_size
+        windows, whole = (self._tables(request, has_window) for has_window in (True, False))
+        return any(len(table) <= least for table in windows) and all(len(table) > least for table in whole)
+
+    def _extend(self, request: Request, whole: int, with_window: int) -> bool:
+        """Extend the block tables to these numbers of blocks. Returns False and changes nothing if too few are free."""
+        counts = [
+            max(0, (whole if span == FULL else with_window) - len(table))
+            for table, span in zip(request.block_tables, self.groups.spans, strict=True)
         ]
-        if len(gaps) > self.cache.pool.num_free:
+        if sum(counts) > self.cache.pool.num_free:
             return False
-        for (table, index), block in zip(gaps, self.cache.allocate(len(gaps)), strict=True):
-            table[index] = block
+        for table, count in zip(request.block_tables, counts, strict=True):
+            if count:
+                table += self.cache.allocate(count)
         return True
+
+    def _tables(self, request: Request, has_window: bool) -> list[list[BlockId]]:
+        tables = zip(request.block_tables, self.groups.spans, strict=True)
+        return [table for table, span in tables if (span != FULL) == has_window]
+
+    def drop_gaps(self, request: Request) -> None:
+        """Release blocks after the computed tokens in groups with a window: `cover` allocates them without gaps.
+
+        For a request that was to receive its KV whole, and must compute some of it.
+        """
+        end = self.num_blocks_for(request.num_computed_tokens)
+        for table in self._tables(request, has_window=True):
+            self.cache.release(held(table[end:]))
+            del table[end:]
 
     def free(self, request: Request) -> None:
         """Release all blocks of the request's block tables."""
