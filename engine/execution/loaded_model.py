@@ -194,9 +194,7 @@ def _number(fingerprint: str) -> int:
     return int(fingerprint.partition("-")[2][:FINGERPRINT_DIGITS], 16)
 
 
-def _attention(
-    config: EngineConfig, heads: ModelConfig, layout: KVCacheLayout, groups: KVGroups
-) -> AttentionBackend:
+def _attention(config: EngineConfig, heads: ModelConfig, layout: KVCacheLayout, groups: KVGroups) -> AttentionBackend:
     """Return the attention backend; `heads` is the config with this rank's heads only."""
     device = torch.device(config.device)
     attention, *others = [

@@ -178,9 +178,7 @@ class BlockManager:
                 first -= 1
             for index in range(first, last):
                 parent = hashes[index - 1] if index else None
-                self.cache.store(
-                    request.block_table[index], hashes[index], parent, [table[index] for table in others]
-                )
+                self.cache.store(request.block_table[index], hashes[index], parent, [table[index] for table in others])
         if self.groups.has_windows:
             self._give_back(request, before)
 

@@ -28,8 +28,8 @@ def compatibility_fingerprint(
 ) -> str:
     """Return a fingerprint that is equal for two engines if and only if each can use the other's blocks.
 
-    It covers model, weights, dtype, layout, KV groups and protocol, and also the vocabulary, so that a request's tokens mean the
-    same to both. `config` is that of the whole model: all ranks that hold some of a block's `num_parts` shards have the
+    It covers model, weights, dtype, layout, KV groups and protocol, and also the vocabulary, so that a request's tokens
+    mean the same to both. `config` is that of the whole model: all ranks that hold some of a block's `num_parts` shards have the
     same fingerprint. It starts with the protocol version, so releases that compute it differently never match by
     accident. Raises InvalidCheckpoint if a file cannot be read.
     """

@@ -56,8 +56,8 @@ class KVCacheLayout:
         A block is [shards, num_layers, 2, heads per shard, block_size, head_dim]. With MLA, whose latent serves all
         heads, it is [num_layers, block_size, latent_dim] on every rank and has one shard. If there are more ranks than
         KV heads, several ranks hold the same heads. With `kv_dtype` int8 the last dimension is four bytes longer, for
-        the scale. With several `groups` a block has the layers of one of them. Raises ValueError for numbers that do not divide each other, UnsupportedModel for a type that the
-        model's KV cannot have.
+        the scale. With several `groups` a block has the layers of one of them. Raises ValueError for numbers that do
+        not divide each other, UnsupportedModel for a type that the model's KV cannot have.
         """
         named = kv_cache_dtype(config, kv_dtype)
         dtype = torch_dtype(named)

@@ -161,7 +161,7 @@ class PrefixCache:
         """Assert that the maps are each other's inverse, and that the cache is closed under prefixes."""
         expected = {block: block_hash for block_hash, block in self._blocks.items()}
         for block_hash, others in self._others.items():
-            expected |= {block: block_hash for block in held(others)}
+            expected |= dict.fromkeys(held(others), block_hash)
         assert self._hashes == expected
         assert len(expected) == len(self._blocks) + sum(len(held(others)) for others in self._others.values())
         assert self._others.keys() <= self._blocks.keys()

@@ -37,7 +37,10 @@ class ModelLoader:
         group: ExpertGroup | None,
         groups: KVGroups | None = None,
     ) -> None:
-        """group: reads the experts when it forms; groups: KV groups of the layers, one by default. Raises UnsupportedModel if there is one, but no experts."""
+        """group: reads the experts when it forms; groups: KV groups of the layers, one by default.
+
+        Raises UnsupportedModel if there is an expert group, but no experts.
+        """
         if group is not None and config.moe is None:
             raise UnsupportedModel(f"expert_parallel: {config.architecture} has no experts")
         self._weights = weights

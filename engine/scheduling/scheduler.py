@@ -200,7 +200,9 @@ class Scheduler:
         for queue, status in ((self.waiting, RequestStatus.WAITING), (self.running, RequestStatus.RUNNING)):
             expected = {id(request) for request in self._requests.values() if request.status is status}
             assert {id(request) for request in queue} == expected, f"the {status.value} queue is wrong"
-        assert not any(table for request in self.waiting for table in request.block_tables), "a waiting request holds blocks"
+        assert not any(table for request in self.waiting for table in request.block_tables), (
+            "a waiting request holds blocks"
+        )
         assert all(request.num_computed_tokens < request.num_tokens for request in self.running)
 
     def _check(self, request: Request) -> None:

@@ -68,9 +68,7 @@ class KVReceives:
         await asyncio.wait([task])
         received = outcome(task)
         num_received = max(0, -(-received.num_tokens // self._host.config.block_size) - num_known)
-        filled, wiped = (
-            [block for table in to_fill for block in held(table[start:])] for start in (0, num_received)
-        )
+        filled, wiped = ([block for table in to_fill for block in held(table[start:])] for start in (0, num_received))
         await self._host.ranks.clear(filled, wiped)
         try:
             await self._host.call(lambda engine: engine.end_receive(request.request_id, received))

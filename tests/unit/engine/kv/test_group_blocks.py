@@ -95,9 +95,7 @@ class Rig:
     def write(self, request: Request, start: int, end: int) -> None:
         """Note the content of the blocks that tokens fill, and assert that they read the right ones."""
         hashes = hash_blocks(request.token_ids, BLOCK_SIZE)
-        for group, (table, first) in enumerate(
-            zip(request.block_tables, self.groups.first_blocks(start), strict=True)
-        ):
+        for group, (table, first) in enumerate(zip(request.block_tables, self.groups.first_blocks(start), strict=True)):
             read = [self.contents.get(block) for block in table[first : start // BLOCK_SIZE]]
             assert read == [(each, group) for each in hashes[first : start // BLOCK_SIZE]]
             for index in range(start // BLOCK_SIZE, -(-end // BLOCK_SIZE)):

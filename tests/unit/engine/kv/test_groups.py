@@ -40,7 +40,7 @@ def model(*spans: AttentionSpan) -> ModelConfig:
         ([WINDOW, OTHER], [OTHER, WINDOW]),
         ([FULL] * 4 + [WINDOW] * 2, [FULL, FULL, WINDOW]),
         ([WINDOW, AttentionSpan(1000)], [FULL, WINDOW]),  # as long as the context
-        ([FULL] * 3 + [WINDOW] * 2, [FULL]),  # a third of the places would be unused
+        ([FULL] * 4 + [WINDOW] * 3, [FULL]),  # two of nine places would be unused
         ([FULL] + [WINDOW] * 16, [FULL]),  # too many groups
     ],
 )
