@@ -29,9 +29,9 @@ def compatibility_fingerprint(
     """Return a fingerprint that is equal for two engines if and only if each can use the other's blocks.
 
     It covers model, weights, dtype, layout, KV groups and protocol, and also the vocabulary, so that a request's tokens
-    mean the same to both. `config` is that of the whole model: all ranks that hold some of a block's `num_parts` shards have the
-    same fingerprint. It starts with the protocol version, so releases that compute it differently never match by
-    accident. Raises InvalidCheckpoint if a file cannot be read.
+    mean the same to both. `config` is that of the whole model: all ranks that hold some of a block's `num_parts` shards
+    have the same fingerprint. It starts with the protocol version, so releases that compute it differently never match
+    by accident. Raises InvalidCheckpoint if a file cannot be read.
     """
     layout = KVCacheLayout.of(config, block_size, num_parts, kv_dtype=kv_dtype, groups=groups)
     parts: list[object] = [asdict(config), repr(layout), _small_files(directory), weights_revision, quantization]

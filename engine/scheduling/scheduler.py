@@ -200,9 +200,7 @@ class Scheduler:
         for queue, status in ((self.waiting, RequestStatus.WAITING), (self.running, RequestStatus.RUNNING)):
             expected = {id(request) for request in self._requests.values() if request.status is status}
             assert {id(request) for request in queue} == expected, f"the {status.value} queue is wrong"
-        assert not any(table for request in self.waiting for table in request.block_tables), (
-            "a waiting request holds blocks"
-        )
+        assert not any(any(each.block_tables) for each in self.waiting), "a waiting request holds blocks"
         assert all(request.num_computed_tokens < request.num_tokens for request in self.running)
 
     def _check(self, request: Request) -> None:
@@ -228,7 +226,7 @@ class Scheduler:
         return len(schedule.requests)
 
     def _schedule_chunks(self, schedule: Schedule, remaining: RemainingBudget) -> Request | None:
-        """Schedule partly computed prompts. Returns one whose next chunk lacks blocks in groups with a window, if any."""
+        """Schedule partly computed prompts. Returns one that lacks blocks in groups with a window, if any."""
         short = None
         for request in self.running:
             missing = request.num_tokens - request.num_computed_tokens

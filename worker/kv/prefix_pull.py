@@ -81,7 +81,7 @@ class PrefixPull:
                 if self._receiver is not None:
                     raise PeerRefused("the peer accepted twice")
                 if event.accepted.num_blocks <= self._num_known:
-                    return
+                    return None
                 if event.accepted.num_blocks > len(self._hashes):
                     raise PeerRefused(f"the peer leased {event.accepted.num_blocks} of {len(self._hashes)} blocks")
                 block_size = self._host.config.block_size

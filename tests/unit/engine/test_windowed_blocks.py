@@ -1,4 +1,4 @@
-"""Engines whose layers with windows have blocks of their own give the tokens of whole blocks, and hold more requests."""
+"""Engines whose windowed layers have blocks of their own give the tokens of whole blocks, and hold more requests."""
 
 import random
 from pathlib import Path
