@@ -1,6 +1,8 @@
 """Moves of KV of models with windows and chunks: only the blocks that later tokens attend to are transferred."""
 
+import asyncio
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,10 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from baton.protos import worker_pb2
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import decode_client
+from tests.integration.scripted_prefill import Prefilled, scripted_prefill
 from tests.integration.worker_process import worker_processes
 from tests.marks import slow_case
 
@@ -104,3 +108,26 @@ async def test_a_prefix_is_pulled_with_its_windows(architecture: str, tmp_path: 
                 await pulled.ended.wait()
                 assert pulled.token_ids == whole.greedy(again)
                 assert pulled.served_by.prefix_pulled_tokens == num_pulled
+
+
+async def test_a_part_of_a_handover_without_its_windows_is_not_used(tmp_path: Path) -> None:
+    model = make_checkpoint("gpt-oss", tmp_path / "model")
+    [prompt] = random_prompts(4, 230)
+    whole = WholeBlocks(model)
+
+    async def breaks_off(prefilled: Prefilled) -> AsyncIterator[worker_pb2.PrefillEvent]:
+        yield prefilled.accepted()
+        yield prefilled.blocks(4, list(range(1, 20)))  # of random bytes
+        yield prefilled.blocks(23, [20], checksum_error=1)
+        await asyncio.Event().wait()
+
+    async with worker_processes(model, tmp_path, ("decode", *COMMON)) as (decode,), decode_client(decode) as client:
+        await client.generate(prompt[:70], GREEDY)
+        async with scripted_prefill(await decode.describe(), breaks_off) as (peer, _):
+            generation = await client.generate(prompt, GREEDY, peer)
+        load = await decode.wait_idle()
+    assert generation.token_ids == whole.greedy(prompt)
+    assert generation.served_by.decode_cached_tokens == 64
+    assert generation.served_by.handed_over_tokens == 0
+    assert (load.handover_failures, load.checksum_failures) == (1, 1)
+    assert load.handover_bytes > 0
