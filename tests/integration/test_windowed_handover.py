@@ -117,8 +117,8 @@ async def test_a_part_of_a_handover_without_its_windows_is_not_used(tmp_path: Pa
 
     async def breaks_off(prefilled: Prefilled) -> AsyncIterator[worker_pb2.PrefillEvent]:
         yield prefilled.accepted()
-        yield prefilled.blocks(4, list(range(1, 20)))  # of random bytes
-        yield prefilled.blocks(23, [20], checksum_error=1)
+        yield prefilled.blocks(4, list(range(1, 11)))  # of 18 blocks; random bytes
+        yield prefilled.blocks(14, [11], checksum_error=1)
         await asyncio.Event().wait()
 
     async with worker_processes(model, tmp_path, ("decode", *COMMON)) as (decode,), decode_client(decode) as client:
