@@ -106,6 +106,9 @@ class BlockManager:
         """
         num_tokens = request.num_tokens + num_unknown
         whole = self.num_blocks_for(num_tokens)
+        others = request.other_tables
+        if len(request.block_table) >= whole and not (others and min(map(len, others)) < whole):
+            return True  # nearly always
         soon = self.num_blocks_for(min(num_tokens, request.num_computed_tokens + self._step_tokens + 1))
         return self._extend(request, whole, soon)
 
