@@ -70,6 +70,7 @@ class DecodeRequest:
                 tenant=command.tenant,
                 priority=command.priority,
                 receives_kv=receives_kv(command),
+                receives_whole=command.HasField("prefill"),
             ),
             session=session,
             command=command,

@@ -126,8 +126,10 @@ class Handover:
         self._listener = listener
         self._limits = limits
         self._num_tokens = request.num_tokens
-        self._blocks: list[int] = list(request.block_table)
-        self._num_known_blocks = known.num_tokens // host.config.block_size
+        self._order = host.kv_groups.transfer_order(request.num_tokens)
+        self._blocks = self._order.blocks(request.block_tables)
+        self._num_known = known.num_tokens // host.config.block_size  # blocks of each KV group
+        self._num_known_blocks = self._order.num_before(self._num_known)
         self._num_announced = self._num_expected = self._num_known_blocks
         self._receiver: KVReceive | None = None
         self._announced: asyncio.Queue[worker_pb2.BlocksReady] = asyncio.Queue(len(self._blocks) + 1)
@@ -137,7 +139,7 @@ class Handover:
         self._sampled = known.sampled
         self._has_token = False  # from this prefill worker
         self._num_prompt_logprobs = known.num_prompt_logprobs
-        self.origins = ReceivedOrigins(host.origin, request.block_table, self._num_known_blocks)
+        self.origins = ReceivedOrigins(host.origin, self._blocks, self._num_known_blocks)
         self.origins.by_block |= known.origins
         reports_prompt = request.sampling.prompt_logprobs is not None
         self._max_prompt_logprobs = request.num_prompt_tokens - 1 if reports_prompt else 0
@@ -150,7 +152,8 @@ class Handover:
     @property
     def received(self) -> Received:
         """Tokens with checked KV, the first output token, and the number of prompt logprobs."""
-        num_tokens = min(self.num_blocks * self._host.config.block_size, self._num_tokens)
+        num_usable = self._order.num_usable(self.num_blocks, self._num_known)
+        num_tokens = min(num_usable * self._host.config.block_size, self._num_tokens)
         return Received(num_tokens, self._sampled, self._num_prompt_logprobs, self.origins.by_block)
 
     @property

@@ -114,7 +114,7 @@ class RemotePrefill:
         self._limits = limits
         self._workers = PrefillWorkers(incoming.entry)
         request = incoming.entry.request
-        self._blocks: list[int] = list(request.block_table)
+        self._blocks = host.kv_groups.transfer_order(request.num_tokens).blocks(request.block_tables)
         self._received = Received(request.num_computed_tokens)
         self._handover: Handover | None = None
 

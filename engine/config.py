@@ -80,6 +80,11 @@ class EngineConfig:
         "Such KV is not what this worker would compute: responses have the header x-baton-mixed-quantization.",
     )
     enable_prefix_caching: bool = option(True, "Keep the KV of finished requests for prompts with the same prefix.")
+    hybrid_kv_cache: bool = option(
+        True,
+        "On CPUs, keep layers with a sliding window or attention in chunks in KV blocks of their own, which are freed "
+        "behind the window. Equal for all workers that hand KV over to each other.",
+    )
     kv_shards: int | None = option(
         None,
         "Shards of a KV block; equal for all workers that hand KV over to each other: the largest number of "

@@ -69,7 +69,7 @@ class Engine:
 
         loaded = load(config, allocate_pool, on_progress, group, tensor)
         self.model_config, self.layout, self.pool = loaded.config, loaded.layout, loaded.pool
-        self.kv_parts, self.cores = loaded.kv_parts, loaded.cores
+        self.kv_parts, self.groups, self.cores = loaded.kv_parts, loaded.groups, loaded.cores
         self.fingerprint, self.origin = loaded.fingerprint, loaded.origin
         self.generates, self.pooling = loaded.generates, loaded.pooling
         self.finish_rule = FinishRule(self.model_config.eos_token_ids, loaded.max_model_len)
@@ -80,8 +80,10 @@ class Engine:
         self.grammars = GrammarMasks(GrammarCompiler(make_backend, make_trial, vocab_size), eos_token_ids)
         sampler = Sampler(vocab_size, eos_token_ids)
         pooler = Pooler(self.pooling) if self.pooling is not None else None
-        self.runner = ModelRunner(model, self.pool, config.block_size, sampler, self.grammars, pooler)
-        self.blocks = BlockManager(len(self.pool), config.block_size, config.enable_prefix_caching)
+        self.runner = ModelRunner(model, self.pool, config.block_size, sampler, self.grammars, pooler, loaded.groups)
+        self.blocks = BlockManager(
+            len(self.pool), config.block_size, config.enable_prefix_caching, loaded.groups, config.step_tokens
+        )
         self.scheduler = Scheduler(config, self.blocks, self.finish_rule, self.grammars.may_sample)
         if group is not None:
             group.join(self.origin.fingerprint)
@@ -287,7 +289,7 @@ class Engine:
             num_running=num_running,
             num_waiting=self.scheduler.num_unfinished - num_running,
             num_queued_tokens=self.scheduler.num_queued_tokens,
-            num_free_blocks=self.blocks.cache.pool.num_free,
+            num_free_blocks=self.blocks.num_free,
             num_blocks=self.blocks.num_usable,
             step_s=self._step_s,
             num_generated_tokens=self._num_generated_tokens,

@@ -12,6 +12,8 @@ from baton.engine.sampling.params import SamplingParams
 RequestId = NewType("RequestId", str)
 BlockId = NewType("BlockId", int)
 
+NULL_BLOCK = BlockId(0)  # pads block tables, and stands for blocks behind a window; never allocated
+
 
 class RequestStatus(Enum):
     """State of a request in the scheduler."""
@@ -43,10 +45,12 @@ class Request:
     tenant: str = ""  # its requests share bounds on the engine's threads
     priority: int = 0  # lower is served earlier
     receives_kv: bool = False  # the prompt is prefilled remotely and its KV will be received
+    receives_whole: bool = False  # all of it, so blocks behind the last token's windows are not needed
     keep_blocks: bool = False  # blocks stay held after the request ends, until released
     pooling: PoolingParams | None = None  # ends with an embedding of the prompt; None: it generates tokens
     computes_all: bool = False  # the pooling needs hidden states of all tokens, so cached KV is not enough
-    block_table: list[BlockId] = field(default_factory=list)
+    block_table: list[BlockId] = field(default_factory=list)  # of the first KV group
+    other_tables: list[list[BlockId]] = field(default_factory=list)  # of the other KV groups
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks; grows as blocks fill
     num_computed_tokens: int = 0  # tokens whose KV is in the block table
     kv_origins: frozenset[KVOrigin] = NO_ORIGINS  # other models that computed some of its KV
@@ -56,6 +60,11 @@ class Request:
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0  # prompt positions whose logprobs were reported
     arrival: int = 0  # arrival number, assigned by the scheduler
+
+    @property
+    def block_tables(self) -> list[list[BlockId]]:
+        """The block table of each KV group."""
+        return [self.block_table, *self.other_tables]
 
     @property
     def num_tokens(self) -> int:

@@ -21,6 +21,7 @@ from typing import TypeVar
 import grpc
 
 from baton.engine.errors import EngineEnded, EngineError
+from baton.engine.kv.groups import KVGroups
 from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.scheduling.schedule import Received
@@ -61,6 +62,7 @@ class PrefillJob:
     """One prompt to compute, and the source of its call's events."""
 
     request: Request
+    num_tokens: int  # to compute; the engine appends the one that it samples to the request's
     num_caller_tokens: int  # tokens whose KV the caller already has
     prefix_source: worker_pb2.PeerWorker
     num_pulled_tokens: int = 0  # pulled from the prefix source
@@ -70,17 +72,19 @@ class PrefillJob:
     @classmethod
     def of(cls, message: worker_pb2.PrefillRequest, request_id: RequestId) -> "PrefillJob":
         """Return the job for a message: compute its tokens and sample one more."""
-        return cls(engine_request(message, request_id), message.num_cached_tokens, message.prefix_source)
+        request = engine_request(message, request_id)
+        return cls(request, request.num_tokens, message.num_cached_tokens, message.prefix_source)
 
     async def events(
-        self, announcements: Announcements, block_size: int, is_stuck: Callable[[], bool]
+        self, announcements: Announcements, groups: KVGroups, is_stuck: Callable[[], bool]
     ) -> AsyncIterator[worker_pb2.PrefillEvent]:
         """Yield the prompt's events from the first step to the last block; outputs go before older checksums.
 
         Raises the request's EngineError if it fails.
         is_stuck: whether the engine has stopped stepping; while it steps, empty events keep the call alive.
         """
-        num_announced = self.num_caller_tokens // block_size
+        order = groups.transfer_order(self.num_tokens)
+        num_announced = self.num_caller_tokens // groups.block_size  # of each group
         is_last = False
         while not is_last or announcements.has_unchecked:
             if announcements.has_unchecked and self.steps.empty():
@@ -101,12 +105,14 @@ class PrefillJob:
                 getting.cancel()
             if step.output.error is not None:
                 raise step.output.error
-            sampled, num_ready = step.output.sampled, step.output.num_computed_tokens // block_size
+            sampled, num_ready = step.output.sampled, step.output.num_computed_tokens // groups.block_size
             if sampled is not None:
-                is_last, num_ready = True, len(self.request.block_table)
-            blocks = self.request.block_table[num_announced:num_ready]
+                is_last, num_ready = True, order.end
+            blocks = order.blocks(self.request.block_tables, num_announced, num_ready)
             yield worker_pb2.PrefillEvent(
-                blocks=announcements.announce(num_announced, blocks, step.computed_at_s, self.request.kv_origins),
+                blocks=announcements.announce(
+                    order.num_before(num_announced), blocks, step.computed_at_s, self.request.kv_origins
+                ),
                 prompt_logprobs=map(logprobs_to_proto, step.output.prompt_logprobs),
                 first_token=self._first_token(sampled) if sampled is not None else None,
             )
@@ -179,7 +185,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
                 finally:
                     self._counters.taken.note(request.router_id, request.number)
                 yield worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pools=host.ranks.describe()))
-                async for event in job.events(announcements, host.config.block_size, self._is_stalled):
+                async for event in job.events(announcements, host.kv_groups, self._is_stalled):
                     yield event
                 await job.wait_closed()  # the lease ends with the call, or with the service
             except EngineError as error:

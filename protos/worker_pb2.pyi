@@ -125,7 +125,7 @@ class WorkerDescription(_message.Message):
     block_size: _builtins.int
     """tokens per block"""
     num_blocks: _builtins.int
-    """blocks in its pool"""
+    """blocks in its pool; with several KV groups, those of each group"""
     max_model_len: _builtins.int
     """maximum tokens of prompt plus output"""
     transport: _builtins.str
@@ -453,10 +453,10 @@ class WorkerLoad(_message.Message):
     """tokens to compute here until all admitted requests decode, without those that"""
     num_free_blocks: _builtins.int
     """are cached or computed elsewhere
-    blocks that an allocation could take
+    blocks that an allocation could take; with several KV groups, of each group
     """
     num_blocks: _builtins.int
-    """blocks in the pool"""
+    """blocks in the pool; with several KV groups, those of each group"""
     step_s: _builtins.float
     """seconds per step, recent average"""
     num_generated_tokens: _builtins.int
@@ -1207,12 +1207,14 @@ class BlocksReady(_message.Message):
     COMPUTED_AT_S_FIELD_NUMBER: _builtins.int
     ORIGINS_FIELD_NUMBER: _builtins.int
     first_index: _builtins.int
-    """index of the first block in the request's block table"""
+    """number of the first block in transfer order: the request's block table, or"""
     computed_at_s: _builtins.float
     """announcer's monotonic time at which the last of them was computed"""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """ids in the announcing worker's pool"""
+        """with windows the blocks that later tokens attend to, by tokens and KV group
+        ids in the announcing worker's pool
+        """
 
     @_builtins.property
     def origins(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVOrigin]:
@@ -1269,7 +1271,7 @@ class BlockChecksums(_message.Message):
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     CHECKSUMS_FIELD_NUMBER: _builtins.int
     first_index: _builtins.int
-    """index of the first block in the request's block table"""
+    """number of the first block in transfer order"""
     @_builtins.property
     def checksums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of the pool's kind: of each block on the first rank, then on the next. If the"""

@@ -12,7 +12,8 @@ from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.factory import attention_for
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import ModelConfig
-from baton.engine.execution.batch import Batch
+from baton.engine.execution.batch import Batch, GroupBlocks
+from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.models import Model, load_model
 
@@ -52,7 +53,8 @@ class PagedModel:
         encode = encoders.get(self.layout.dtype)
         self.pool = encode(rows) if encode is not None else rows.to(self.layout.dtype)
         self._free = random.Random(seed).sample(range(1, 160), 159)
-        self._tables: dict[str, list[int]] = {}
+        self.groups = KVGroups(block_size)
+        self._tables: dict[str, list[list[int]]] = {}  # of each group
         self._computed: dict[str, int] = {}
 
     def step(self, new_tokens: Mapping[str, list[int]]) -> dict[str, Tensor]:
@@ -79,25 +81,32 @@ class PagedModel:
         query_lens = [len(part) for part in tokens]
         context_lens = [start + count for start, count in zip(starts, query_lens, strict=True)]
         for name, length in zip(names, context_lens, strict=True):
-            table = self._tables.setdefault(name, [])
-            table += [self._free.pop() for _ in range(-(-length // size) - len(table))]
+            for table in self._tables.setdefault(name, [[] for _ in self.groups.spans]):
+                table += [self._free.pop() for _ in range(-(-length // size) - len(table))]
             self._computed[name] = length
-        max_blocks = max(len(self._tables[name]) for name in names)
         positions = [torch.arange(s, c) for s, c in zip(starts, context_lens, strict=True)]
-        slots = [
-            torch.tensor(self._tables[name])[places // size] * size + places % size
-            for name, places in zip(names, positions, strict=True)
-        ]
+        first, *others = [self._blocks(group, names, positions) for group in range(self.groups.num_groups)]
         num_tokens = sum(query_lens)
         return Batch(
             token_ids=torch.tensor([token for part in tokens for token in part]),
             positions=torch.cat(positions),
-            slot_mapping=torch.cat(slots),
+            slot_mapping=first.slot_mapping,
             query_starts=torch.tensor([0, *query_lens]).cumsum(0),
             context_lens=torch.tensor(context_lens),
-            block_tables=torch.tensor([t + [0] * (max_blocks - len(t)) for t in map(self._tables.get, names) if t]),
+            block_tables=first.block_tables,
             logits_indices=torch.arange(num_tokens),
             query_lens_list=query_lens,
             context_lens_list=context_lens,
             num_decodes=query_lens.count(1),
+            other_groups=tuple(others),
         )
+
+    def _blocks(self, group: int, names: list[str], positions: list[Tensor]) -> GroupBlocks:
+        """Slots of the sequences' new tokens, and their block tables, in a group."""
+        size, tables = self.layout.block_size, [self._tables[name][group] for name in names]
+        slots = [
+            torch.tensor(table)[places // size] * size + places % size
+            for table, places in zip(tables, positions, strict=True)
+        ]
+        longest = max(map(len, tables))
+        return GroupBlocks(torch.cat(slots), torch.tensor([table + [0] * (longest - len(table)) for table in tables]))

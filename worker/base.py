@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from baton.engine.config import EngineConfig
 from baton.engine.kv.block_manager import BlockManager
+from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.origin import KVOrigin
 from baton.engine.outputs import EngineStats, StepOutput
 from baton.engine.request import FinishRule, Request, RequestId
@@ -101,6 +102,7 @@ class Host(Protocol):
     finish_rule: FinishRule
     vocab_size: int
     block_bytes: int
+    kv_groups: KVGroups
 
     @property
     def ranks(self) -> KVPools:

@@ -257,7 +257,7 @@ def _describe(core: WorkerCore, incarnation: str, address: str, initial_role: Ro
         model=core.model_name,
         fingerprint=host.origin.fingerprint,
         block_size=host.config.block_size,
-        num_blocks=host.pool.num_blocks,
+        num_blocks=host.pool.num_blocks // host.kv_groups.num_groups,
         max_model_len=host.finish_rule.max_model_len,
         pool=pool_to_proto(host.pool),
         transport=config.transport,

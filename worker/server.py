@@ -99,7 +99,8 @@ async def serve_worker(config: WorkerConfig, builders: RoleBuilders) -> None:
 
 def _log_capacity(config: WorkerConfig, host: EngineHost) -> None:
     """Log the device and the capacity of the KV cache."""
-    num_tokens = (host.pool.num_blocks - 1) * host.config.block_size  # one block pads block tables
+    num_places = (host.pool.num_blocks - 1) // host.kv_groups.num_groups  # one block pads block tables
+    num_tokens = num_places * host.config.block_size
     longest = host.finish_rule.max_model_len
     logger.info(
         "device %s (%s); the KV cache holds %d tokens in %.2f GiB: %.1f requests of the maximum length, %d tokens",

@@ -282,7 +282,8 @@ def _check_pools(roles: Collection[str]) -> None:
 def _check_alike(roles: Collection[str], engines: Mapping[str, Mapping[str, Value]]) -> None:
     """Raise OptionError if the roles' KV blocks differ: such workers would never hand over, without an error."""
     is_mixed = all(engines[role].get("allow_mixed_quantization") for role in engines if role in roles)
-    for name in ("allow_mixed_quantization", "dtype", "hf_overrides", "quantization", "kv_cache_dtype", "block_size"):
+    layout = ("kv_cache_dtype", "block_size", "hybrid_kv_cache")
+    for name in ("allow_mixed_quantization", "dtype", "hf_overrides", "quantization", *layout):
         if name == "quantization" and is_mixed:
             continue
         default = engine_options()[name].default

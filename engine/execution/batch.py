@@ -10,11 +10,19 @@ from baton.engine.execution.device import to_device_async
 
 
 @dataclass(frozen=True, slots=True)
+class GroupBlocks:
+    """Slots and blocks of a batch in one KV group; on the CPU."""
+
+    slot_mapping: Tensor  # [num_tokens] int64
+    block_tables: Tensor  # [num_seqs, max_blocks] int64
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Flattened tokens of several sequences; sequences with one new token (decodes) come first.
 
-    Built on the CPU. `on` copies it to the model's device, except for the block tables: these and the lists are used to
-    plan a step on the host, without waiting for the device.
+    Built on the CPU. `on` copies it to the model's device, except for the block tables and other groups' slots: these
+    and the lists are used to plan a step on the host, without waiting for the device.
     """
 
     token_ids: Tensor  # [num_tokens] int64
@@ -30,6 +38,7 @@ class Batch:
     is_replayed: bool = False  # its tensors are reused in place at every step (CUDA graph replay)
     pooled: tuple[range, ...] = ()  # tokens whose final hidden states are summed, by sum; not sent to other ranks
     sampled_ids: Tensor | None = None  # on the device; replaces token_ids while the host does not know them yet
+    other_groups: tuple[GroupBlocks, ...] = ()  # `slot_mapping` and `block_tables` are those of the first KV group
 
     @property
     def num_tokens(self) -> int:
@@ -40,6 +49,13 @@ class Batch:
     def num_seqs(self) -> int:
         """Number of sequences in the step."""
         return len(self.query_lens_list)
+
+    def of_group(self, group: int) -> "Batch":
+        """Return the batch with the slots and block tables of a KV group."""
+        if group == 0:
+            return self
+        other = self.other_groups[group - 1]
+        return replace(self, slot_mapping=other.slot_mapping, block_tables=other.block_tables)
 
     def on(self, device: torch.device) -> "Batch":
         """Return the batch on `device`, copied asynchronously in a single transfer."""
@@ -86,20 +102,26 @@ class PooledOutput:
     sums: Tensor  # [len(batch.pooled), hidden] float64: of the hidden states after the final norm
 
 
-NUM_SIZES = 5  # at the front of a packed batch
+NUM_SIZES = 6  # at the front of a packed batch
 
 
 def pack(batch: Batch) -> Tensor:
     """Pack a batch on the CPU into one int64 tensor, to send it to another process."""
     num_logits = batch.logits_indices.shape[0]
-    sizes = [batch.num_tokens, batch.num_seqs, batch.block_tables.shape[1], num_logits, batch.num_decodes]
-    return torch.cat([torch.tensor(sizes), *batch.device_tensors(), batch.block_tables.flatten()])
+    others = batch.other_groups
+    sizes = [
+        *(batch.num_tokens, batch.num_seqs, batch.block_tables.shape[1], num_logits, batch.num_decodes),
+        len(others),
+    ]
+    more = [tensor.flatten() for other in others for tensor in (other.slot_mapping, other.block_tables)]
+    return torch.cat([torch.tensor(sizes), *batch.device_tensors(), batch.block_tables.flatten(), *more])
 
 
 def unpack(numbers: Tensor) -> Batch:
     """Return the batch that `pack` packed."""
-    num_tokens, num_seqs, max_blocks, num_logits, num_decodes = numbers[:NUM_SIZES].tolist()
+    num_tokens, num_seqs, max_blocks, num_logits, num_decodes, num_others = numbers[:NUM_SIZES].tolist()
     sizes = [num_tokens] * 3 + [num_seqs + 1, num_seqs, num_logits, num_seqs * max_blocks]
+    sizes += [num_tokens, num_seqs * max_blocks] * num_others
     tensors = numbers[NUM_SIZES:].split_with_sizes(sizes)
     return Batch(
         token_ids=tensors[0],
@@ -112,4 +134,8 @@ def unpack(numbers: Tensor) -> Batch:
         query_lens_list=tensors[3].diff().tolist(),
         context_lens_list=tensors[4].tolist(),
         num_decodes=num_decodes,
+        other_groups=tuple(
+            GroupBlocks(slots, tables.view(num_seqs, max_blocks))
+            for slots, tables in zip(tensors[7::2], tensors[8::2], strict=True)
+        ),
     )

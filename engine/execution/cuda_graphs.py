@@ -14,9 +14,9 @@ from torch import Tensor
 from baton.engine.attention.flashinfer import FlashInferAttention
 from baton.engine.execution.batch import Batch, PooledOutput
 from baton.engine.execution.device import pinned
-from baton.engine.kv.block_pool import NULL_BLOCK
 from baton.engine.layers.moe import MoE
 from baton.engine.models.causal_lm import CausalLM
+from baton.engine.request import NULL_BLOCK
 
 log = logging.getLogger(__name__)
 

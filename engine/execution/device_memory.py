@@ -10,10 +10,9 @@ from baton.engine.config import EngineConfig
 from baton.engine.errors import EngineError
 from baton.engine.execution.cuda_graphs import recorded_sizes
 from baton.engine.execution.model_runner import ModelRunner
-from baton.engine.kv.block_pool import NULL_BLOCK
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.models import Model
-from baton.engine.request import Request, RequestId
+from baton.engine.request import NULL_BLOCK, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.schedule import ScheduledRequest

@@ -12,6 +12,7 @@ from torch import Tensor
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.factory import attention_for
 from baton.engine.attention.flashinfer import FlashInferAttention
+from baton.engine.attention.grouped import GroupedAttention
 from baton.engine.checkpoint.model_config import model_config_of
 from baton.engine.checkpoint.pooling_config import read_pooling_config
 from baton.engine.checkpoint.weights_hash import WeightsHash
@@ -24,6 +25,7 @@ from baton.engine.execution.device_memory import bytes_for_kv, check_fits
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.kv.capacity import PoolSize, configured_context, configured_kv_bytes
 from baton.engine.kv.fingerprint import compatibility_fingerprint, mixed_fingerprint
+from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.kv.origin import KVOrigin, quantization_name
 from baton.engine.layers.fp8_weight import products_of
@@ -47,6 +49,7 @@ class LoadedModel:
     model: Model
     layout: KVCacheLayout
     kv_parts: int  # shards of a block of the whole model; `layout` has this rank's
+    groups: KVGroups
     pool: Tensor
     max_model_len: int  # longest prompt plus output
     fingerprint: str  # of the KV that it exchanges
@@ -106,11 +109,12 @@ def _load(
     directory, device = Path(config.model), torch.device(config.device)
     shard.check(whole)
     num_parts = shard.kv_parts(whole, config.kv_shards)
+    groups = KVGroups.of(config, whole)
     try:
-        layout = KVCacheLayout.of(whole, config.block_size, num_parts, shard.size, config.kv_cache_dtype)
+        layout = KVCacheLayout.of(whole, config.block_size, num_parts, shard.size, config.kv_cache_dtype, groups)
     except ValueError as error:
         raise UnsupportedModel(f"kv_shards: {error}") from error
-    size, is_measured = _size_beforehand(config, whole, layout, group)
+    size, is_measured = _size_beforehand(config, whole, layout, groups, group)
     products = config.quantization or products_of(whole.stored_quantization, whole.dtype, device)
 
     def fingerprint_with(weights_revision: str) -> str:
@@ -123,11 +127,12 @@ def _load(
             num_parts,
             config.kv_cache_dtype,
             products,
+            groups,
         )
 
     if tensor is not None:
         _agree(tensor, size, fingerprint_with("of any"))
-    attention = _attention(config, shard.local(whole), layout)
+    attention = _attention(config, shard.local(whole), layout, groups)
     may_record = tensor is None and group is None and not (config.is_on_cpu or config.enforce_eager)
     model = load_model(
         directory,
@@ -138,6 +143,7 @@ def _load(
         group,
         tensor or ONE_RANK,
         config.quantization,
+        groups,
     )
     records = may_record and can_be_recorded(model)
     if is_measured:
@@ -148,7 +154,7 @@ def _load(
                 f"the weights, the largest step and other processes leave no memory of {device} for KV: raise "
                 f"gpu_memory_utilization ({config.gpu_memory_utilization}) or lower max_num_batched_tokens"
             )
-        size = PoolSize.in_bytes(kv_bytes, config, whole, layout)
+        size = PoolSize.in_bytes(kv_bytes, config, whole, layout, groups)
     pool = _pool(layout.pool_shape(size.num_blocks), layout.dtype, device, allocate_pool)
     origin = KVOrigin(quantization_name(config, whole), fingerprint_with(weights_hash.revision()))
     if tensor is not None:
@@ -157,23 +163,33 @@ def _load(
     fingerprint = origin.fingerprint
     if config.allow_mixed_quantization:
         tokenizer = Path(config.tokenizer_directory)
-        fingerprint = mixed_fingerprint(tokenizer, whole, config.block_size, num_parts, config.kv_cache_dtype)
+        fingerprint = mixed_fingerprint(tokenizer, whole, config.block_size, num_parts, config.kv_cache_dtype, groups)
     on_captured = _share_of(on_progress, WEIGHTS_SHARE, 1.0)
     served = _recorded(model, pool, config, size.max_model_len, on_captured) if records else model
     return LoadedModel(
-        whole, served, layout, num_parts, pool, size.max_model_len, fingerprint, origin, cores, generates=model.has_head
+        whole,
+        served,
+        layout,
+        num_parts,
+        groups,
+        pool,
+        size.max_model_len,
+        fingerprint,
+        origin,
+        cores,
+        generates=model.has_head,
     )
 
 
 def _size_beforehand(
-    config: EngineConfig, whole: ModelConfig, layout: KVCacheLayout, group: ExpertGroup | None
+    config: EngineConfig, whole: ModelConfig, layout: KVCacheLayout, groups: KVGroups, group: ExpertGroup | None
 ) -> tuple[PoolSize, bool]:
     """Return the pool's size, and whether its number of blocks must be measured once the model is loaded."""
     kv_bytes = configured_kv_bytes(config)
     if kv_bytes is not None:
         if not config.is_on_cpu:
             check_fits(kv_bytes, torch.device(config.device))
-        return PoolSize.in_bytes(kv_bytes, config, whole, layout), False
+        return PoolSize.in_bytes(kv_bytes, config, whole, layout, groups), False
     if group is not None:
         raise EngineError(
             "expert_parallel on GPUs needs kv_cache_memory_bytes: the memory left for KV is not measured there"
@@ -192,10 +208,14 @@ def _number(fingerprint: str) -> int:
     return int(fingerprint.partition("-")[2][:FINGERPRINT_DIGITS], 16)
 
 
-def _attention(config: EngineConfig, heads: ModelConfig, layout: KVCacheLayout) -> AttentionBackend:
+def _attention(config: EngineConfig, heads: ModelConfig, layout: KVCacheLayout, groups: KVGroups) -> AttentionBackend:
     """Return the attention backend; `heads` is the config with this rank's heads only."""
     device = torch.device(config.device)
-    attention = attention_for(heads, config.block_size, device, config.kv_cache_dtype, layout.num_parts)
+    attention, *others = [
+        attention_for(heads, config.block_size, device, config.kv_cache_dtype, layout.num_parts) for _ in groups.spans
+    ]
+    if others:
+        return GroupedAttention([attention, *others])
     if isinstance(attention, FlashInferAttention) and config.step_tokens > (attention.most_tokens or math.inf):
         raise EngineError(
             f"max_num_batched_tokens is {config.step_tokens}, but MLA on a GPU allows at most {attention.most_tokens}"

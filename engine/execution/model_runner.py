@@ -7,14 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.execution.batch import Batch
+from baton.engine.execution.batch import Batch, GroupBlocks
 from baton.engine.execution.device import to_device_async
 from baton.engine.execution.in_flight_step import HostCopy, LaunchedStep
 from baton.engine.grammar.masks import GrammarMasks
-from baton.engine.kv.block_pool import NULL_BLOCK
+from baton.engine.kv.groups import KVGroups
 from baton.engine.models import Model
 from baton.engine.outputs import PositionLogprobs
 from baton.engine.pooling.pooler import Pooler, sums_on_host
+from baton.engine.request import NULL_BLOCK
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.schedule import ScheduledRequest, StepResult
 
@@ -39,14 +40,19 @@ class ModelRunner:
         sampler: Sampler,
         grammars: GrammarMasks | None = None,
         pooler: Pooler | None = None,
+        groups: KVGroups | None = None,
     ) -> None:
-        """grammars: masks of the requests' grammars, and pooler: of pooled requests; None if no request has one."""
+        """grammars: masks of the requests' grammars, and pooler: of pooled requests; None if no request has one.
+
+        groups: default is one, which attends to the whole context.
+        """
         self.model = model
         self.pool = pool
         self.block_size = block_size
         self.sampler = sampler
         self.grammars = grammars
         self.pooler = pooler
+        self.groups = groups or KVGroups(block_size)
 
     def run(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult]:
         """Compute the scheduled tokens' KV and sample for requests that have caught up; results in the same order."""
@@ -131,32 +137,43 @@ class ModelRunner:
     def _batch(self, scheduled: Sequence[ScheduledRequest], rows: LogitsRows) -> Batch:
         query_lens = [item.num_new_tokens for item in scheduled]
         context_lens = [item.start + item.num_new_tokens for item in scheduled]
-        max_blocks = -(-max(context_lens) // self.block_size)
-        tables = np.full((len(scheduled), max_blocks), NULL_BLOCK, dtype=np.int64)
+        tables = self._block_tables(scheduled, -(-max(context_lens) // self.block_size))
         token_ids: list[int] = []
-        for row, item in enumerate(scheduled):
-            request, start = item.request, item.start
-            known = request.token_ids[start : start + item.num_new_tokens]
+        for item in scheduled:
+            known = item.request.token_ids[item.start : item.start + item.num_new_tokens]
             token_ids += known or [0]  # a token sampled by the previous step is filled in on the device
-            num_blocks = min(len(request.block_table), max_blocks)
-            tables[row, :num_blocks] = request.block_table[:num_blocks]
         query_starts = np.concatenate(([0], np.cumsum(query_lens)))
         seq_of_token = np.repeat(np.arange(len(scheduled)), query_lens)
         starts = np.array(context_lens) - np.array(query_lens) - query_starts[:-1]
         positions = np.arange(query_starts[-1]) + starts[seq_of_token]
-        slots = tables[seq_of_token, positions // self.block_size] * self.block_size + positions % self.block_size
+        blocks = tables[:, seq_of_token, positions // self.block_size]  # [num_groups, num_tokens]
+        first, *others = [
+            GroupBlocks(torch.from_numpy(slots), torch.from_numpy(table))
+            for slots, table in zip(blocks * self.block_size + positions % self.block_size, tables, strict=True)
+        ]
         return Batch(
             token_ids=torch.tensor(token_ids),
             positions=torch.from_numpy(positions),
-            slot_mapping=torch.from_numpy(slots),
+            slot_mapping=first.slot_mapping,
             query_starts=torch.from_numpy(query_starts),
             context_lens=torch.tensor(context_lens),
-            block_tables=torch.from_numpy(tables),
+            block_tables=first.block_tables,
             logits_indices=torch.tensor(rows.token_indices, dtype=torch.int64),
             query_lens_list=query_lens,
             context_lens_list=context_lens,
             num_decodes=sum(query_len == 1 for query_len in query_lens),
+            other_groups=tuple(others),
         )
+
+    def _block_tables(self, scheduled: Sequence[ScheduledRequest], max_blocks: int) -> np.ndarray:
+        """Return the block tables [num_groups, num_seqs, max_blocks], with null blocks behind the windows."""
+        tables = np.full((self.groups.num_groups, len(scheduled), max_blocks), NULL_BLOCK, dtype=np.int64)
+        for row, item in enumerate(scheduled):
+            firsts = self.groups.first_blocks(item.start)
+            for group, (table, first) in enumerate(zip(item.request.block_tables, firsts, strict=True)):
+                end = min(len(table), max_blocks)
+                tables[group, row, first:end] = table[first:end]
+        return tables
 
     def _select(self, logits: Tensor, rows: list[int]) -> Tensor:
         if len(rows) == logits.shape[0]:

@@ -1,26 +1,48 @@
 """Block tables of requests, and all other holds on blocks.
 
-A running or receiving request holds its block table. A remote prefill that fills the blocks of a receiving request
-holds them too, until `end_fill`. A finished request may keep its table. A pin holds cached blocks for a reader. A
-waiting request holds nothing.
+A running or receiving request holds its block tables: one for each KV group. Of a group with a window, blocks behind
+the window are given back as the request advances, and blocks for a long prompt are allocated step by step. A remote
+prefill that fills the blocks of a receiving request holds them too, until `end_fill`. A finished request may keep its
+tables. A pin holds cached blocks for a reader. A waiting request holds nothing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
+from dataclasses import dataclass
 
+from baton.engine.attention.span import FULL
 from baton.engine.kv.block_hash import BlockHash, extend_hashes, root_hash
 from baton.engine.kv.block_pool import BlockPool
+from baton.engine.kv.groups import KVGroups, held
 from baton.engine.kv.origin import NO_ORIGINS, KVOrigin
 from baton.engine.kv.prefix_cache import PrefixCache
-from baton.engine.request import BlockId, Request, RequestId
+from baton.engine.request import NULL_BLOCK, BlockId, Request, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A hold on a cached prefix."""
+
+    pin_id: int
+    num_blocks: int  # length of the prefix
+    blocks: list[BlockId]  # those that later tokens attend to, in transfer order
 
 
 class BlockManager:
     """Prefix cache and every hold on its blocks."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        groups: KVGroups | None = None,
+        step_tokens: int = 1 << 30,
+    ) -> None:
+        """groups: default is one, which attends to the whole context; step_tokens: most tokens that a step computes."""
         self.block_size = block_size
-        self.cache = PrefixCache(BlockPool(num_blocks), enable_prefix_caching)
+        self.groups = groups or KVGroups(block_size)
+        self.cache = PrefixCache(BlockPool(num_blocks), enable_prefix_caching, self.groups)
+        self._step_tokens = step_tokens
         self._fills: dict[RequestId, list[BlockId]] = {}
         self._pins: dict[int, list[BlockId]] = {}
         self._num_pins = 0
@@ -28,11 +50,16 @@ class BlockManager:
 
     @property
     def num_usable(self) -> int:
-        """Number of blocks that requests can hold."""
-        return self.cache.pool.num_blocks - 1
+        """Number of places that requests can hold: each has a block of every group."""
+        return (self.cache.pool.num_blocks - 1) // self.groups.num_groups
+
+    @property
+    def num_free(self) -> int:
+        """Number of free places."""
+        return self.cache.pool.num_free // self.groups.num_groups
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks `num_tokens` tokens need; the last may be partly filled."""
+        """Return how many blocks of each group `num_tokens` tokens need; the last may be partly filled."""
         return -(-num_tokens // self.block_size)
 
     def num_cached_tokens(self, request: Request) -> int:
@@ -42,52 +69,133 @@ class BlockManager:
     def take(self, request: Request, reserve: int, reads_cache: bool) -> bool:
         """Give a waiting request its cached blocks and new blocks for the rest, and set its number of computed tokens.
 
-        Returns False and changes nothing if that would leave fewer than `reserve` blocks free. At least one token is
+        Returns False and changes nothing if that would leave fewer than `reserve` places free. At least one token is
         always left to compute.
         """
-        cached = self._cached(request) if reads_cache else []
-        num_new_blocks = self.num_blocks_for(request.num_tokens) - len(cached)
-        if num_new_blocks + reserve > self.cache.num_free_outside(cached):
+        tables = self._cached(request) if reads_cache else self.cache.match_groups([])
+        cached = [block for table in tables for block in held(table)]
+        num_known = len(tables[0])
+        new = self._blocks_to_take(request, num_known)
+        if sum(map(len, new)) + reserve * len(tables) > self.cache.num_free_outside(cached):
             return False
         self.cache.pool.hold(cached)
-        request.block_table = cached + self._allocate(num_new_blocks)
+        for table, indices in zip(tables, new, strict=True):
+            table += [NULL_BLOCK] * (indices.start - num_known) + self._allocate(len(indices))
+        request.block_table, *request.other_tables = tables
         request.kv_origins |= self.origins(cached)
-        request.num_computed_tokens = len(cached) * self.block_size
+        request.num_computed_tokens = num_known * self.block_size
         return True
 
+    def _blocks_to_take(self, request: Request, num_known: int) -> list[range]:
+        """Return the indices of the new blocks of each group that a request with `num_known` cached blocks starts with.
+
+        They are for all its tokens, but with a window only for those that are computed before blocks are given back.
+        Requests that peers read or fill get all blocks at once: they could not be preempted to make room for others.
+        """
+        end = self.num_blocks_for(request.num_tokens)
+        if request.receives_kv and request.receives_whole:
+            return [range(max(num_known, first), end) for first in self.groups.first_blocks(request.num_tokens)]
+        if request.keep_blocks or request.receives_kv:
+            return [range(num_known, end) for _ in self.groups.spans]
+        soon = num_known * self.block_size + self._step_tokens
+        sizes = [span.size for span in self.groups.spans]
+        ends = [end if size is None else min(end, self.num_blocks_for(soon + size)) for size in sizes]
+        return [range(num_known, each) for each in ends]
+
     def grow(self, request: Request, num_unknown: int = 0) -> bool:
-        """Allocate blocks for all tokens of the request plus `num_unknown` more.
+        """Allocate blocks for all tokens of the request plus `num_unknown` more, or with a window for those of a step.
 
         Returns False and changes nothing if too few blocks are free.
         """
-        num_new_blocks = self.num_blocks_for(request.num_tokens + num_unknown) - len(request.block_table)
-        if num_new_blocks > self.cache.pool.num_free:
+        num_tokens = request.num_tokens + num_unknown
+        whole = self.num_blocks_for(num_tokens)
+        others = request.other_tables
+        if len(request.block_table) >= whole and not (others and min(map(len, others)) < whole):
+            return True  # nearly always
+        soon = self.num_blocks_for(min(num_tokens, request.num_computed_tokens + self._step_tokens + 1))
+        return self._extend(request, whole, soon)
+
+    def cover(self, request: Request, num_tokens: int) -> int:
+        """Return how many of the next `num_tokens` tokens of a request have blocks.
+
+        Allocates those of groups with a window, as far as blocks are free; may be 0 or less.
+        """
+        start = request.num_computed_tokens
+        if self.groups.has_windows:
+            whole = [len(table) for table in self._tables(request, has_window=False)]
+            end = min([self.num_blocks_for(start + num_tokens), *whole])
+            while end > start // self.block_size and not self._extend(request, 0, end):
+                end -= 1
+        return min(min(map(len, request.block_tables)) * self.block_size - start, num_tokens)
+
+    def is_short(self, request: Request) -> bool:
+        """Return whether the next token of a request lacks a block only in groups with a window: the pool had none."""
+        least = request.num_computed_tokens // self.block_size
+        windows, whole = (self._tables(request, has_window) for has_window in (True, False))
+        return any(len(table) <= least for table in windows) and all(len(table) > least for table in whole)
+
+    def _extend(self, request: Request, whole: int, with_window: int) -> bool:
+        """Extend the block tables to these numbers of blocks. Returns False and changes nothing if too few are free."""
+        counts = [
+            max(0, (whole if span == FULL else with_window) - len(table))
+            for table, span in zip(request.block_tables, self.groups.spans, strict=True)
+        ]
+        if sum(counts) > self.cache.pool.num_free:
             return False
-        if num_new_blocks > 0:
-            request.block_table += self._allocate(num_new_blocks)
+        for table, count in zip(request.block_tables, counts, strict=True):
+            if count:
+                table += self._allocate(count)
         return True
 
+    def _tables(self, request: Request, has_window: bool) -> list[list[BlockId]]:
+        tables = zip(request.block_tables, self.groups.spans, strict=True)
+        return [table for table, span in tables if (span != FULL) == has_window]
+
+    def drop_gaps(self, request: Request) -> None:
+        """Release blocks after the computed tokens in groups with a window: `cover` allocates them without gaps.
+
+        For a request that was to receive its KV whole, and must compute some of it.
+        """
+        end = self.num_blocks_for(request.num_computed_tokens)
+        for table in self._tables(request, has_window=True):
+            self.cache.release(held(table[end:]))
+            del table[end:]
+
     def free(self, request: Request) -> None:
-        """Release all blocks of the request's block table."""
-        self.cache.release(request.block_table)
-        request.block_table = []
+        """Release all blocks of the request's block tables."""
+        for table in reversed(request.block_tables):
+            self.cache.release(held(table))
+        request.block_table, request.other_tables = [], []
 
     def advance(self, request: Request, num_computed_tokens: int) -> None:
-        """Set the number of computed tokens and store blocks that became full in the prefix cache.
+        """Set the number of computed tokens, store blocks that became full in the prefix cache, and give back blocks
+        to which no later token attends.
 
-        If the parent of the first such block, perhaps stored by another request, has been evicted, this request's own
+        If the parent of the first full block, perhaps stored by another request, has been evicted, this request's own
         blocks are stored from the first evicted one on.
         """
         first = request.num_computed_tokens // self.block_size
         last = num_computed_tokens // self.block_size
-        request.num_computed_tokens = num_computed_tokens
+        before, request.num_computed_tokens = request.num_computed_tokens, num_computed_tokens
         if self.cache.enabled and last > first:
             self._extend_hashes(request)
-            hashes = request.block_hashes
+            hashes, others = request.block_hashes, request.other_tables
             while first > 0 and hashes[first - 1] not in self.cache:
                 first -= 1
             for index in range(first, last):
-                self.cache.store(request.block_table[index], hashes[index], hashes[index - 1] if index else None)
+                parent = hashes[index - 1] if index else None
+                self.cache.store(request.block_table[index], hashes[index], parent, [table[index] for table in others])
+        if self.groups.has_windows:
+            self._give_back(request, before)
+
+    def _give_back(self, request: Request, before: int) -> None:
+        """Release the blocks to which no token attends any more, now that more than `before` tokens are computed."""
+        firsts = self.groups.first_blocks(before), self.groups.first_blocks(request.num_computed_tokens)
+        for table, start, end in zip(request.block_tables, *firsts, strict=True):
+            behind = held(table[start:end])
+            if behind:
+                self.cache.release(behind)
+                table[start:end] = [NULL_BLOCK] * (end - start)
 
     def is_filling(self, request_id: RequestId) -> bool:
         """Return whether a remote fill holds blocks of the request, which may have been aborted."""
@@ -96,7 +204,8 @@ class BlockManager:
     def begin_fill(self, request: Request) -> None:
         """Start a remote fill: it holds the request's blocks after the computed tokens, in addition to the request."""
         assert not self.is_filling(request.request_id)
-        blocks = request.block_table[request.num_computed_tokens // self.block_size :]
+        first = request.num_computed_tokens // self.block_size
+        blocks = [block for table in request.block_tables for block in held(table[first:])]
         self.cache.pool.hold(blocks)
         self._fills[request.request_id] = blocks
 
@@ -110,17 +219,20 @@ class BlockManager:
 
     def set_origins(self, request: Request, num_tokens: int, origins: Mapping[BlockId, frozenset[KVOrigin]]) -> None:
         """Record the other models that computed blocks which a request has received, up to `num_tokens`."""
-        received = request.block_table[: self.num_blocks_for(num_tokens)]
+        end = self.num_blocks_for(num_tokens)
+        received = [block for table in request.block_tables for block in held(table[:end])]
         self._origins |= {block: origins[block] for block in received if block in origins}
         request.kv_origins |= self.origins(received)
 
-    def pin(self, hashes: Sequence[BlockHash]) -> tuple[int, list[BlockId]]:
-        """Hold the longest cached prefix of `hashes` for a reader; returns the pin's id and the blocks."""
-        blocks = self.cache.match(hashes)
+    def pin(self, hashes: Sequence[BlockHash]) -> Pin:
+        """Hold the longest cached prefix of `hashes` for a reader."""
+        tables = self.cache.match_groups(hashes)
+        num_blocks = len(tables[0])
+        blocks = self.groups.transfer_order(num_blocks * self.block_size).blocks(tables)
         self.cache.pool.hold(blocks)
         self._num_pins += 1
         self._pins[self._num_pins] = blocks
-        return self._num_pins, blocks
+        return Pin(self._num_pins, num_blocks, blocks)
 
     def unpin(self, pin_id: int) -> None:
         """Release the blocks of a pin."""
@@ -128,9 +240,9 @@ class BlockManager:
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Assert that every block has exactly its expected holders."""
-        holders = [block for request in requests for block in request.block_table]
-        for held in (*self._fills.values(), *self._pins.values()):
-            holders += held
+        holders = [block for request in requests for table in request.block_tables for block in held(table)]
+        for blocks in (*self._fills.values(), *self._pins.values()):
+            holders += blocks
         self.cache.pool.check_integrity(holders)
         self.cache.check_integrity()
 
@@ -140,12 +252,21 @@ class BlockManager:
             self._origins.pop(block, None)
         return blocks
 
-    def _cached(self, request: Request) -> list[BlockId]:
-        """Return a waiting request's cached blocks; for embeddings, which have one fingerprint, only this model's."""
-        blocks = self.cache.match(self._usable_hashes(request))
-        if request.pooling is None or not self._origins:
-            return blocks
-        return list(takewhile(lambda block: block not in self._origins, blocks))
+    def _cached(self, request: Request) -> list[list[BlockId]]:
+        """Return block tables with a waiting request's cached blocks.
+
+        For embeddings, which have one fingerprint, all are this model's.
+        """
+        hashes = self._usable_hashes(request)
+        tables = self.cache.match_groups(hashes)
+        while request.pooling is not None and (length := self._num_own(tables)) < len(tables[0]):
+            tables = self.cache.match_groups(hashes[:length])
+        return tables
+
+    def _num_own(self, tables: Sequence[Sequence[BlockId]]) -> int:
+        """Return how many places in front of block tables have no block of another model."""
+        foreign = [next((i for i, block in enumerate(table) if block in self._origins), len(table)) for table in tables]
+        return min(foreign)
 
     def _usable_hashes(self, request: Request) -> list[BlockHash]:
         if not self.cache.enabled:

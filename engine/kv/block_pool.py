@@ -3,9 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from baton.engine.request import BlockId
-
-NULL_BLOCK = BlockId(0)  # pads block tables; never allocated
+from baton.engine.request import NULL_BLOCK, BlockId
 
 
 class BlockPool:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from baton.engine.checkpoint.config_overrides import how_to_extend
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import EngineError
+from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 
 logger = logging.getLogger(__name__)
 
 CPU_KV_BYTES = 512 << 20  # default on a CPU
-MIN_BLOCKS = 2  # one of them pads block tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,18 @@ class PoolSize:
     max_model_len: int  # prompt plus output
 
     @classmethod
-    def in_bytes(cls, kv_bytes: int, config: EngineConfig, model: ModelConfig, layout: KVCacheLayout) -> "PoolSize":
+    def in_bytes(
+        cls, kv_bytes: int, config: EngineConfig, model: ModelConfig, layout: KVCacheLayout, groups: KVGroups
+    ) -> "PoolSize":
         """Return the size of a pool of `kv_bytes` bytes.
 
-        Raises EngineError if that is less than two blocks, or too little for the configured max_model_len.
+        Raises EngineError if that is less than two blocks, or too little for the configured max_model_len. A request
+        needs a block of each group for the same tokens: those behind a window are given back only once the tokens
+        that attend to them are computed.
         """
-        num_blocks = num_blocks_in(kv_bytes, layout)
-        return cls(num_blocks, context_length(config, model, num_blocks, kv_bytes))
+        num_blocks = num_blocks_in(kv_bytes, layout, groups.num_groups)
+        num_places = (num_blocks - 1) // groups.num_groups
+        return cls(num_blocks, context_length(config, model, num_places, kv_bytes))
 
 
 def configured_kv_bytes(config: EngineConfig) -> int | None:
@@ -38,13 +43,16 @@ def configured_kv_bytes(config: EngineConfig) -> int | None:
     return config.kv_cache_memory_bytes
 
 
-def num_blocks_in(kv_bytes: int, layout: KVCacheLayout) -> int:
-    """Return how many blocks fit into `kv_bytes` bytes. Raises EngineError if there are fewer than two."""
-    num_blocks = kv_bytes // layout.block_bytes
-    if num_blocks < MIN_BLOCKS:
+def num_blocks_in(kv_bytes: int, layout: KVCacheLayout, num_groups: int = 1) -> int:
+    """Return how many blocks fit into `kv_bytes` bytes.
+
+    Raises EngineError if there are not one for padding and one for each KV group.
+    """
+    num_blocks, least = kv_bytes // layout.block_bytes, 1 + num_groups
+    if num_blocks < least:
         raise EngineError(
             f"kv_cache_memory_bytes is {kv_bytes}, but must be at least "
-            f"{MIN_BLOCKS * layout.block_bytes}: {MIN_BLOCKS} blocks of {layout.block_bytes} bytes"
+            f"{least * layout.block_bytes}: {least} blocks of {layout.block_bytes} bytes"
         )
     return num_blocks
 
@@ -62,12 +70,12 @@ def configured_context(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len or model.default_model_len
 
 
-def context_length(config: EngineConfig, model: ModelConfig, num_blocks: int, kv_bytes: int) -> int:
+def context_length(config: EngineConfig, model: ModelConfig, num_places: int, kv_bytes: int) -> int:
     """Return the longest prompt plus output in tokens: the configured one, otherwise what checkpoint and pool allow.
 
-    Raises EngineError if the configured one exceeds either.
+    num_places: blocks of each KV group that requests can hold. Raises EngineError if the configured one exceeds either.
     """
-    capacity, wanted = (num_blocks - 1) * config.block_size, configured_context(config, model)
+    capacity, wanted = num_places * config.block_size, configured_context(config, model)
     if config.max_model_len is not None and wanted > capacity:
         raise EngineError(
             f"max_model_len is {wanted}, but kv_cache_memory_bytes={kv_bytes} holds the KV of {capacity} tokens; "

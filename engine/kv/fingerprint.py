@@ -9,6 +9,7 @@ from pathlib import Path
 from baton.engine.checkpoint.json_object import JsonObject
 from baton.engine.config import ModelConfig
 from baton.engine.errors import InvalidCheckpoint
+from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 
 PROTOCOL_VERSION = 3  # increment when the meaning of a block's bytes, or what a fingerprint covers, changes
@@ -26,18 +27,19 @@ def compatibility_fingerprint(
     num_parts: int = 1,
     kv_dtype: str = "auto",
     quantization: str | None = None,
+    groups: KVGroups | None = None,
 ) -> str:
     """Return a fingerprint that is equal for two engines if and only if each can use the other's blocks.
 
-    It covers model, weights, dtype, layout and protocol, and also the vocabulary, so that a request's tokens mean the
-    same to both. `config` is that of the whole model: all ranks that hold some of a block's `num_parts` shards have the
-    same fingerprint. `tokenizer` is the tokenizer's directory, if not the model's. The fingerprint starts with the
-    protocol version, so releases that compute it differently never match by accident. Raises InvalidCheckpoint if a
+    It covers model, weights, dtype, layout, KV groups and protocol, and also the vocabulary, so that a request's tokens
+    mean the same to both. `config` is that of the whole model: all ranks that hold some of a block's `num_parts` shards
+    have the same fingerprint. `tokenizer` is the tokenizer's directory, if not the model's. The fingerprint starts with
+    the protocol version, so releases that compute it differently never match by accident. Raises InvalidCheckpoint if a
     file cannot be read.
     """
-    layout = KVCacheLayout.of(config, block_size, num_parts, kv_dtype=kv_dtype)
     small = _small_files(directory, tokenizer or directory)
-    return _fingerprint([asdict(config), repr(layout), small, weights_revision, quantization])
+    layout = _layout(config, block_size, num_parts, kv_dtype, groups)
+    return _fingerprint([asdict(config), small, weights_revision, quantization, *layout])
 
 
 # Fields of a config that may differ between quantizations of one model, and do not change what its KV means.
@@ -46,7 +48,12 @@ _OF_OUTPUT = ("eos_token_ids", "max_model_len")
 
 
 def mixed_fingerprint(
-    tokenizer: Path, config: ModelConfig, block_size: int, num_parts: int = 1, kv_dtype: str = "auto"
+    tokenizer: Path,
+    config: ModelConfig,
+    block_size: int,
+    num_parts: int = 1,
+    kv_dtype: str = "auto",
+    groups: KVGroups | None = None,
 ) -> str:
     """Return a fingerprint that is equal for engines with differently quantized weights of one model.
 
@@ -55,9 +62,17 @@ def mixed_fingerprint(
     write differently. It never equals a `compatibility_fingerprint`. Raises InvalidCheckpoint if the vocabulary cannot
     be read.
     """
-    layout = KVCacheLayout.of(config, block_size, num_parts, kv_dtype=kv_dtype)
     shape = {name: value for name, value in asdict(config).items() if name not in (*_OF_WEIGHTS, *_OF_OUTPUT)}
-    return _fingerprint(["mixed quantization", _rounded(shape), repr(layout), _token_ids(tokenizer / TOKENIZER)])
+    layout = _layout(config, block_size, num_parts, kv_dtype, groups)
+    return _fingerprint(["mixed quantization", _rounded(shape), _token_ids(tokenizer / TOKENIZER), *layout])
+
+
+def _layout(
+    config: ModelConfig, block_size: int, num_parts: int, kv_dtype: str, groups: KVGroups | None
+) -> list[object]:
+    """Describe the blocks: their layout, and the groups of layers if there are several."""
+    layout = KVCacheLayout.of(config, block_size, num_parts, kv_dtype=kv_dtype, groups=groups)
+    return [repr(layout), *([asdict(groups)] if groups is not None and groups.has_windows else [])]
 
 
 def _rounded(value: object) -> object:

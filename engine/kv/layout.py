@@ -1,5 +1,7 @@
 """Memory layout of the KV pool: one tensor for all layers, so that a block is one contiguous region.
 
+A block has all layers, or those of one KV group if there are several (engine/kv/groups.py).
+
 A block is divided by KV heads into equal shards ("parts" in the code and in `kv_shards`), each a contiguous region.
 Tensor-parallel ranks hold some shards of every block, and can read just these from a rank that holds more. All workers
 that exchange blocks must agree on the number of shards, so it is in their fingerprint. On a CPU, which gathers all
@@ -26,6 +28,7 @@ from torch import Tensor
 
 from baton.engine.config import ModelConfig
 from baton.engine.kv.dtype import kv_cache_dtype, row_items
+from baton.engine.kv.groups import KVGroups
 
 _TORCH_DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -49,21 +52,29 @@ class KVCacheLayout:
 
     @classmethod
     def of(
-        cls, config: ModelConfig, block_size: int, num_parts: int = 1, num_ranks: int = 1, kv_dtype: str = "auto"
+        cls,
+        config: ModelConfig,
+        block_size: int,
+        num_parts: int = 1,
+        num_ranks: int = 1,
+        kv_dtype: str = "auto",
+        groups: KVGroups | None = None,
     ) -> "KVCacheLayout":
         """Return the layout of each of `num_ranks` ranks that share a model whose blocks have `num_parts` shards.
 
         A block is [shards, num_layers, 2, heads per shard, block_size, head_dim]. With MLA, whose latent serves all
         heads, it is [num_layers, block_size, latent_dim] on every rank and has one shard. If there are more ranks than
         KV heads, several ranks hold the same heads. With `kv_dtype` int8 the last dimension is four bytes longer, for
-        the scale; with int4 it has the bytes of half as many elements and of the scale. Raises ValueError for numbers
-        that do not divide each other, UnsupportedModel for a type that the model's KV cannot have.
+        the scale; with int4 it has the bytes of half as many elements and of the scale. With several `groups` a block
+        has the layers of one of them. Raises ValueError for numbers that do not divide each other, UnsupportedModel
+        for a type that the model's KV cannot have.
         """
         named = kv_cache_dtype(config, kv_dtype)
         dtype = torch_dtype(named)
+        num_layers = groups.layers_per_block(config) if groups is not None else config.num_layers
         if config.mla is not None:
             row = row_items(config.mla.latent_dim, named)
-            return cls(block_size, (config.num_layers, block_size, row), dtype, 1)
+            return cls(block_size, (num_layers, block_size, row), dtype, 1)
         num_heads = config.num_kv_heads
         if num_parts < 1 or num_heads % num_parts:
             raise ValueError(f"{num_heads} KV heads cannot be divided into {num_parts} equal parts")
@@ -72,7 +83,7 @@ class KVCacheLayout:
             raise ValueError(f"{num_parts} parts of {num_heads} KV heads cannot be divided among {num_ranks} ranks")
         share = max(1, num_parts // num_ranks)
         row = row_items(config.head_dim, named)
-        shape = (share, config.num_layers, 2, num_heads // num_parts, block_size, row)
+        shape = (share, num_layers, 2, num_heads // num_parts, block_size, row)
         return cls(block_size, shape, dtype, share)
 
     @property
@@ -86,7 +97,10 @@ class KVCacheLayout:
 
     @staticmethod
     def layer_cache(pool: Tensor, layer: int) -> Tensor:
-        """Return the view of one layer in a pool: its shape lacks the layer dimension."""
+        """Return the view of one layer in a pool: its shape lacks the layer dimension.
+
+        layer: the layer's place in a block; see `KVGroups.place`.
+        """
         return pool[:, layer] if pool.dim() == LATENT_DIMS else pool[:, :, layer]
 
 

@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 
 from baton.engine.kv.block_hash import BlockHash
 from baton.engine.kv.block_pool import BlockPool
-from baton.engine.request import BlockId
+from baton.engine.kv.groups import KVGroups, held
+from baton.engine.request import NULL_BLOCK, BlockId
+
+ONE_GROUP = KVGroups(1)
 
 
 @dataclass(slots=True)
@@ -17,19 +20,24 @@ class CacheChanges:
 
 
 class PrefixCache:
-    """Map from content hash to block over a `BlockPool`.
+    """Map from content hash and KV group to block over a `BlockPool`.
 
     A block keeps its content after its last holder has released it, until the pool reuses the block.
 
-    The cache is closed under prefixes: if it has a block, it has all blocks before it in its chain. Requests that
-    compute the same content at the same time keep a block each, and only the first stored is found. Evicting a block
-    also evicts all its descendants in the cache, which could no longer be found.
+    In the first group the cache is closed under prefixes: if it has a block, it has all blocks before it in its chain.
+    Requests that compute the same content at the same time keep a block each, and only the first stored is found.
+    Evicting a block also evicts all its descendants in the cache, which could no longer be found.
+
+    A hash may lack blocks of the other groups, whose windows need not reach back to it. It has none without a block of
+    the first group. Only the first group's blocks are reported as changes: if others are missing, a hit is shorter.
     """
 
-    def __init__(self, pool: BlockPool, enabled: bool = True) -> None:
+    def __init__(self, pool: BlockPool, enabled: bool = True, groups: KVGroups = ONE_GROUP) -> None:
         self.pool = pool
         self.enabled = enabled
-        self._blocks: dict[BlockHash, BlockId] = {}
+        self.groups = groups
+        self._blocks: dict[BlockHash, BlockId] = {}  # of the first group
+        self._others: dict[BlockHash, list[BlockId]] = {}  # of the other groups; the null block: not cached
         self._hashes: dict[BlockId, BlockHash] = {}
         self._parents: dict[BlockHash, BlockHash] = {}  # of all cached hashes except the first of a chain
         self._children: dict[BlockHash, set[BlockHash]] = {}
@@ -39,14 +47,51 @@ class PrefixCache:
         return block_hash in self._blocks
 
     def match(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
-        """Return the blocks of the longest cached prefix of `hashes`, without holding them."""
+        """Return the first group's blocks of the longest prefix of `hashes` that all groups have, without holding them.
+
+        Blocks behind a window of the first group are null blocks.
+        """
+        return self.match_groups(hashes)[0]
+
+    def match_groups(self, hashes: Sequence[BlockHash]) -> list[list[BlockId]]:
+        """Return the block tables of the longest prefix of `hashes` that all groups have, without holding the blocks.
+
+        A group needs those blocks that the next token attends to; the others are null blocks.
+        """
         blocks: list[BlockId] = []
         for block_hash in hashes:
             block = self._blocks.get(block_hash)
             if block is None:
                 break
             blocks.append(block)
-        return blocks
+        if not self.groups.has_windows:
+            return [blocks]
+        length = self._num_in_all_groups(hashes, len(blocks))
+        firsts = [min(first, length) for first in self.groups.first_blocks(length * self.groups.block_size)]
+        tables = [[NULL_BLOCK] * firsts[0] + blocks[firsts[0] : length]]
+        for group, first in enumerate(firsts[1:]):
+            cached = [self._others[block_hash][group] for block_hash in hashes[first:length]]
+            tables.append([NULL_BLOCK] * first + cached)
+        return tables
+
+    def _num_in_all_groups(self, hashes: Sequence[BlockHash], length: int) -> int:
+        """Return the length of the longest prefix, up to `length`, whose windows are cached in all groups."""
+        while length:
+            firsts = self.groups.first_blocks(length * self.groups.block_size)
+            lacking = [self._last_lacking(hashes, group, first, length) for group, first in enumerate(firsts[1:])]
+            last = max(lacking, default=-1)
+            if last < 0:
+                break
+            length = last  # windows only advance, so any longer prefix would need that block, too
+        return length
+
+    def _last_lacking(self, hashes: Sequence[BlockHash], group: int, first: int, end: int) -> int:
+        """Return the last index from `first` on of which another group has no block; -1 if there is none."""
+        for index in range(end - 1, first - 1, -1):
+            others = self._others.get(hashes[index])
+            if others is None or others[group] == NULL_BLOCK:
+                return index
+        return -1
 
     def num_free_outside(self, blocks: Sequence[BlockId]) -> int:
         """Return how many blocks could be allocated once `blocks` are held."""
@@ -57,17 +102,35 @@ class PrefixCache:
         blocks = self.pool.allocate(count)
         for block in blocks:
             block_hash = self._hashes.get(block)
-            if block_hash is not None:
+            if block_hash is None:
+                continue
+            if self._blocks[block_hash] == block:
                 self._evict(block_hash)
+            else:
+                others = self._others[block_hash]
+                others[others.index(block)] = NULL_BLOCK
+                del self._hashes[block]
         return blocks
 
-    def store(self, block: BlockId, block_hash: BlockHash, parent: BlockHash | None = None) -> None:
+    def store(
+        self, block: BlockId, block_hash: BlockHash, parent: BlockHash | None = None, others: Sequence[BlockId] = ()
+    ) -> None:
         """Store a full, computed block under its hash, unless another block already holds that content.
 
         `parent` is the hash of the previous block in the chain, if any. If the parent is not cached, the block could
-        not be found and is not stored.
+        not be found and is not stored. others: the blocks with the same tokens of the other groups; the null block
+        stands for one that was given back.
         """
-        if not self.enabled or block_hash in self._blocks or block in self._hashes:
+        self._store_first(block, block_hash, parent)
+        if others and block_hash in self._blocks:
+            known = self._others.setdefault(block_hash, [NULL_BLOCK] * len(others))
+            for group, other in enumerate(others):
+                if known[group] == NULL_BLOCK != other and other not in self._hashes:
+                    known[group] = other
+                    self._hashes[other] = block_hash
+
+    def _store_first(self, block: BlockId, block_hash: BlockHash, parent: BlockHash | None) -> None:
+        if not self.enabled or block_hash in self._blocks or block in self._hashes or block == NULL_BLOCK:
             return
         if parent is not None:
             if parent not in self._blocks:
@@ -95,9 +158,13 @@ class PrefixCache:
         )
 
     def check_integrity(self) -> None:
-        """Assert that both maps are each other's inverse, and that the cache is closed under prefixes."""
-        assert self._blocks == {block_hash: block for block, block_hash in self._hashes.items()}
-        assert len(self._blocks) == len(self._hashes)
+        """Assert that the maps are each other's inverse, and that the cache is closed under prefixes."""
+        expected = {block: block_hash for block_hash, block in self._blocks.items()}
+        for block_hash, others in self._others.items():
+            expected |= dict.fromkeys(held(others), block_hash)
+        assert self._hashes == expected
+        assert len(expected) == len(self._blocks) + sum(len(held(others)) for others in self._others.values())
+        assert self._others.keys() <= self._blocks.keys()
         assert self._parents.keys() <= self._blocks.keys()
         assert set(self._parents.values()) == self._children.keys() <= self._blocks.keys()
         children = [(child, parent) for parent, group in self._children.items() for child in group]
@@ -114,11 +181,11 @@ class PrefixCache:
         lost = [block_hash]
         while lost:
             block_hash = lost.pop()
-            block = self._blocks.pop(block_hash)
-            del self._hashes[block]
+            for block in (self._blocks.pop(block_hash), *held(self._others.pop(block_hash, ()))):
+                del self._hashes[block]
+                self.pool.empty(block)
             self._parents.pop(block_hash, None)
             lost += self._children.pop(block_hash, ())
-            self.pool.empty(block)
             self._note(block_hash, was_known=True)
 
     def _note(self, block_hash: BlockHash, was_known: bool) -> None:

@@ -76,6 +76,7 @@ def load_attention(
     backend: AttentionBackend,
     tensor: TensorRanks,
     layer: int,
+    kv_group: int = 0,
 ) -> GroupedQueryAttention:
     """Load this rank's heads of a layer's attention with the tensors `prefix`.q_proj etc."""
     shard = tensor.shard
@@ -91,18 +92,20 @@ def load_attention(
         _load_norms(weights, prefix, config, tensor, layer),
         load_kv_scales(weights, prefix),
         backend,
-        kind=_load_kind(weights, prefix, config, shard, layer),
+        kind=_load_kind(weights, prefix, config, shard, layer, kv_group),
         rotates=layer not in config.unrotated_layers,
     )
 
 
-def _load_kind(weights: Weights, prefix: str, config: ModelConfig, shard: TensorShard, layer: int) -> AttentionKind:
+def _load_kind(
+    weights: Weights, prefix: str, config: ModelConfig, shard: TensorShard, layer: int, kv_group: int
+) -> AttentionKind:
     """Load the kind of a layer's attention, with the sinks of this rank's heads if the model has any."""
     if not config.has_sinks:
-        return AttentionKind(config.span(layer))
+        return AttentionKind(config.span(layer), group=kv_group)
     heads = shard.of(config.num_heads)
     sinks = weights.take(f"{prefix}.sinks", config.num_heads, dtype=torch.float32, part=(heads,))
-    return AttentionKind(config.span(layer), sinks)
+    return AttentionKind(config.span(layer), sinks, kv_group)
 
 
 def _load_qkv(weights: Weights, prefix: str, names: TensorNames, config: ModelConfig, shard: TensorShard) -> Linear:

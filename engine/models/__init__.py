@@ -13,6 +13,7 @@ from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch, PooledOutput
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.families.registry import family_of
+from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import torch_dtype
 from baton.engine.kv.scales import LAST_NAMES
 from baton.engine.layers.int8_weight import check_quantization
@@ -46,8 +47,11 @@ def load_model(
     group: ExpertGroup | None = None,
     tensor: TensorRanks = ONE_RANK,
     quantization: str | None = None,
+    groups: KVGroups | None = None,
 ) -> CausalLM:
     """Load a checkpoint's weights into a model that uses `attention` in every layer.
+
+    groups: KV groups of the layers; default is one.
 
     `on_progress` receives the fraction loaded, up to 1. With a group no experts are read: it places them when it forms.
     A tensor-parallel rank reads only its shard. Raises InvalidCheckpoint naming a tensor that is missing, unexpected or
@@ -59,7 +63,7 @@ def load_model(
     prefixes = family_of(config.architecture).prefixes
     weights = Weights(directory, dtype, device, on_progress, quantization, stored, prefixes)
     with torch.inference_mode():
-        model = ModelLoader(weights, config, attention, tensor, group).load()
+        model = ModelLoader(weights, config, attention, tensor, group, groups).load()
     weights.finish(lambda name: _is_not_of_model(name, config))
     if group is None:
         weights.close()

@@ -42,16 +42,20 @@ class CausalLM:
         head: Projection,
         rotary: Sequence[RotaryEmbedding],
         backend: AttentionBackend,
+        kv_places: Sequence[int],
         logits_divisor: float = 1.0,
         logits_soft_cap: float | None = None,
     ) -> None:
-        """rotary: of each layer; logits_soft_cap: bound on the logits, by cap * tanh(logit / cap)."""
+        """rotary: of each layer; kv_places: places of the layers in the blocks of their KV groups; logits_soft_cap:
+        bound on the logits, by cap * tanh(logit / cap).
+        """
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
         self.head = head
         self.rotary = rotary
         self.backend = backend
+        self.kv_places = kv_places
         self.logits_divisor = logits_divisor
         self.logits_soft_cap = logits_soft_cap
 
@@ -93,8 +97,8 @@ class CausalLM:
         x = self.embedding(batch.token_ids)  # [num_tokens, hidden]
         addend = None
         rotations = {rotary: rotary.at(batch.positions) for rotary in dict.fromkeys(self.rotary)}
-        for index, (layer, rotary) in enumerate(zip(self.layers, self.rotary, strict=True)):
-            x, addend = layer(x, addend, rotations[rotary], KVCacheLayout.layer_cache(pool, index), batch)
+        for layer, rotary, place in zip(self.layers, self.rotary, self.kv_places, strict=True):
+            x, addend = layer(x, addend, rotations[rotary], KVCacheLayout.layer_cache(pool, place), batch)
         return x, addend
 
     def _logits(self, x: Tensor, addend: Tensor | None, wanted: Tensor) -> Tensor:

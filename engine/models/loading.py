@@ -8,6 +8,7 @@ from baton.engine.errors import UnsupportedModel
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.families.registry import family_of
 from baton.engine.families.tensor_names import ExpertNames
+from baton.engine.kv.groups import KVGroups
 from baton.engine.layers.attention import load_attention
 from baton.engine.layers.embedding import Embedding, load_table
 from baton.engine.layers.grouped_weight import GroupedWeight
@@ -34,8 +35,12 @@ class ModelLoader:
         backend: AttentionBackend,
         tensor: TensorRanks,
         group: ExpertGroup | None,
+        groups: KVGroups | None = None,
     ) -> None:
-        """group: reads the experts when it forms. Raises UnsupportedModel if there is one, but no experts."""
+        """group: reads the experts when it forms; groups: KV groups of the layers, one by default.
+
+        Raises UnsupportedModel if there is an expert group, but no experts.
+        """
         if group is not None and config.moe is None:
             raise UnsupportedModel(f"expert_parallel: {config.architecture} has no experts")
         self._weights = weights
@@ -43,6 +48,8 @@ class ModelLoader:
         self._backend = backend
         self._tensor = tensor
         self._group = group
+        groups = groups or KVGroups(block_size=1)
+        self._kv_places = [groups.place(layer) for layer in range(config.num_layers)]
         self._family = family_of(config.architecture)
         self._names = self._family.names
 
@@ -67,6 +74,7 @@ class ModelLoader:
             head,
             self._rotary(),
             self._backend,
+            [place.layer for place in self._kv_places],
             config.logits_divisor,
             config.logits_soft_cap,
         )
@@ -101,7 +109,16 @@ class ModelLoader:
         name = f"{prefix}.self_attn"
         if self._config.mla is not None:
             return load_latent_attention(self._weights, name, self._config, self._backend, self._tensor)
-        return load_attention(self._weights, name, self._names, self._config, self._backend, self._tensor, index)
+        return load_attention(
+            self._weights,
+            name,
+            self._names,
+            self._config,
+            self._backend,
+            self._tensor,
+            index,
+            self._kv_places[index].group,
+        )
 
     def _feed_forward(self, index: int, prefix: str) -> FeedForward:
         weights, config = self._weights, self._config

@@ -12,7 +12,7 @@ from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.outputs import RequestOutput
 from baton.engine.request import FinishReason, FinishRule, Request, RequestId, RequestStatus
-from baton.engine.sampling.params import GREEDY_BELOW
+from baton.engine.scheduling.lookahead import can_look_ahead
 from baton.engine.scheduling.request_limits import check_request
 from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest, StepResult
 from baton.engine.scheduling.step_budget import RemainingBudget, StepBudget
@@ -92,14 +92,8 @@ class Scheduler:
         """Choose a step's work: decodes first, then partly computed prompts, then waiting requests."""
         schedule = Schedule()
         remaining = RemainingBudget(self.budget.num_tokens - self._schedule_decodes(schedule))
-        for request in self.running:
-            missing = request.num_tokens - request.num_computed_tokens
-            wanted = missing if missing == 1 or self._may_sample(request) else missing - 1
-            if missing > 1 and remaining.limit_for(request) > 0 and len(schedule.requests) < self.config.batch_seqs:
-                # Tokens that were received or forced may lack blocks, all of them if the mask behind them is late.
-                held = len(request.block_table) * self.config.block_size - request.num_computed_tokens
-                if held > 0:
-                    schedule.requests.append(ScheduledRequest.of(request, remaining.take(request, min(wanted, held))))
+        while (short := self._schedule_chunks(schedule, remaining)) is not None and not schedule.requests:
+            self._preempt(self._victim(short))
         self._admit(schedule, remaining)
         schedule.requests.sort(key=lambda item: item.num_new_tokens > 1)
         self._may_admit = schedule.leaves_waiting
@@ -118,7 +112,7 @@ class Scheduler:
             request = item.request
             if request.status is not RequestStatus.RUNNING or self.finish_rule.ends_by_length(request):
                 continue
-            if not (_is_plain(request) and self.blocks.grow(request, num_unknown=1)):
+            if not (can_look_ahead(request) and self.blocks.grow(request, num_unknown=1)):
                 return []
             items.append(ScheduledRequest.after(item, row))
         return items
@@ -199,6 +193,8 @@ class Scheduler:
         if received.sampled is not None:
             assert self.finish_rule.reason(request, received.sampled.token_id) is None
             request.token_ids.append(received.sampled.token_id)
+        if request.receives_whole:
+            self.blocks.drop_gaps(request)
 
     def check_integrity(self) -> None:
         """Assert that every block has exactly its expected holders, and that the queues match the request states."""
@@ -206,7 +202,7 @@ class Scheduler:
         for queue, status in ((self.waiting, RequestStatus.WAITING), (self.running, RequestStatus.RUNNING)):
             expected = {id(request) for request in self._requests.values() if request.status is status}
             assert {id(request) for request in queue} == expected, f"the {status.value} queue is wrong"
-        assert all(not request.block_table for request in self.waiting), "a waiting request holds blocks"
+        assert not any(any(each.block_tables) for each in self.waiting), "a waiting request holds blocks"
         assert all(request.num_computed_tokens < request.num_tokens for request in self.running)
 
     def _check(self, request: Request) -> None:
@@ -230,6 +226,21 @@ class Scheduler:
             if is_decode and self._may_sample(request) and self._grow(request) and lacks_one:
                 schedule.requests.append(ScheduledRequest.of(request, 1))
         return len(schedule.requests)
+
+    def _schedule_chunks(self, schedule: Schedule, remaining: RemainingBudget) -> Request | None:
+        """Schedule partly computed prompts. Returns one that lacks blocks in groups with a window, if any."""
+        short = None
+        for request in self.running:
+            missing = request.num_tokens - request.num_computed_tokens
+            wanted = missing if missing == 1 or self._may_sample(request) else missing - 1
+            if missing > 1 and remaining.limit_for(request) > 0 and len(schedule.requests) < self.config.batch_seqs:
+                # Tokens that were received or forced may lack blocks, all of them if the mask behind them is late.
+                covered = self.blocks.cover(request, min(wanted, remaining.limit_for(request)))
+                if covered > 0:
+                    schedule.requests.append(ScheduledRequest.of(request, remaining.take(request, covered)))
+                elif self.blocks.is_short(request):
+                    short = request
+        return short
 
     def _grow(self, request: Request) -> bool:
         """Allocate blocks for all tokens of the request; False if the request itself had to be preempted."""
@@ -328,21 +339,6 @@ class Scheduler:
         if not request.keep_blocks:
             self.blocks.free(request)
             del self._requests[request.request_id]
-
-
-def _is_plain(request: Request) -> bool:
-    """Return whether the device can sample a token, with nothing else to report, before the host knows the previous.
-
-    Excludes top-k and top-p, for which the host waits for intermediate results.
-    """
-    sampling = request.sampling
-    is_edited = bool(sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty or sampling.grammar)
-    return (
-        not (is_edited or sampling.repetition_penalty != 1 or request.num_output_tokens < sampling.min_tokens)
-        and (sampling.temperature < GREEDY_BELOW or (sampling.top_k == 0 and sampling.top_p == 1))
-        and sampling.logprobs is sampling.prompt_logprobs is None
-        and not request.keep_blocks  # the contents of kept blocks are reported to a peer
-    )
 
 
 def _tokens_to_compute(request: Request) -> int:

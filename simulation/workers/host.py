@@ -27,6 +27,7 @@ class SimulatedHost:
         self.finish_rule = core.finish_rule
         self.vocab_size = MAX_TOKEN_IDS
         self.block_bytes = core.spec.block_bytes
+        self.kv_groups = core.blocks.groups
         self.ranks = SimulatedPool(pool, core.link)
         self.pool = pool
         self.identity = pool

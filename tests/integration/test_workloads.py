@@ -16,7 +16,10 @@ from tests.integration.worker_process import worker_processes
 from tests.marks import slow_case
 
 CHUNKED = ("--max-num-batched-tokens=40", "--max-num-seqs=12")
-SMALL_POOL = "--kv-cache-memory-bytes=340KiB"  # 27 blocks of the tiny model: two or three requests
+SMALL_POOLS = {  # two or three requests
+    "qwen3-moe": "--kv-cache-memory-bytes=340KiB",  # 27 blocks
+    "gemma3": "--kv-cache-memory-bytes=256KiB",  # 64 blocks of a layer each
+}
 
 
 def workload(rng: random.Random, count: int) -> list[tuple[list[int], SamplingParams]]:
@@ -56,9 +59,20 @@ async def run_one(
     return generation
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", slow_case("tcp"), slow_case("nixl")])
-async def test_disaggregated_equals_colocated_equals_transformers(transport: str, tmp_path: Path) -> None:
-    model = make_checkpoint("qwen3-moe", tmp_path / "model")
+@pytest.mark.parametrize(
+    ("architecture", "transport"),
+    [
+        ("qwen3-moe", "shared_memory"),
+        slow_case("qwen3-moe", "tcp"),
+        slow_case("qwen3-moe", "nixl"),
+        slow_case("gemma3", "shared_memory"),
+        slow_case("gemma3", "tcp"),
+    ],
+)
+async def test_disaggregated_equals_colocated_equals_transformers(
+    architecture: str, transport: str, tmp_path: Path
+) -> None:
+    model = make_checkpoint(architecture, tmp_path / "model")
     oracle = Oracle(model)
     rng = random.Random(transport)
     requests = workload(rng, 30)
@@ -66,7 +80,11 @@ async def test_disaggregated_equals_colocated_equals_transformers(transport: str
     flag = f"--transport={transport}"
     async with (
         worker_processes(
-            model, tmp_path, ("prefill", flag, *CHUNKED), ("decode", flag, *CHUNKED, SMALL_POOL), ("both", *CHUNKED)
+            model,
+            tmp_path,
+            ("prefill", flag, *CHUNKED),
+            ("decode", flag, *CHUNKED, SMALL_POOLS[architecture]),
+            ("both", *CHUNKED),
         ) as (prefill, decode, both),
         decode_client(decode) as client,
         decode_client(both) as reference,
@@ -82,9 +100,9 @@ async def test_disaggregated_equals_colocated_equals_transformers(transport: str
             if sampling.temperature == 0:
                 assert expected == oracle.greedy(prompt, sampling.max_tokens)
             assert ours.token_ids == (expected[: len(ours.token_ids)] if cut else expected)
-        # Whatever the others did: these three start together and outgrow the pool, which forces preemption.
+        # Whatever the others did: these four start together and outgrow the pool, which forces preemption.
         greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-        crowd = [[rng.randrange(3, VOCAB_SIZE) for _ in range(110)] for _ in range(3)]
+        crowd = [[rng.randrange(3, VOCAB_SIZE) for _ in range(110)] for _ in range(4)]
         crowded = await asyncio.gather(*(run_one(client, (prompt, greedy), None, 0) for prompt in crowd))
         for prompt, generation in zip(crowd, crowded, strict=True):
             assert generation.token_ids == oracle.greedy(prompt, greedy.max_tokens)

@@ -18,10 +18,10 @@ def origins_to_proto(origins: Iterable[KVOrigin]) -> list[worker_pb2.KVOrigin]:
 class ReceivedOrigins:
     """Other models that computed blocks of a request, as a peer announced them."""
 
-    def __init__(self, own: KVOrigin, block_table: Sequence[BlockId], num_known_blocks: int) -> None:
-        """`num_known_blocks`: the first blocks of the table, which are not received."""
+    def __init__(self, own: KVOrigin, blocks: Sequence[BlockId], num_known_blocks: int) -> None:
+        """`blocks`: those of the request in transfer order, of which the first `num_known_blocks` are not received."""
         self._own = own
-        self._block_table = block_table
+        self._blocks = blocks
         self._num_known_blocks = num_known_blocks
         self.by_block: dict[BlockId, frozenset[KVOrigin]] = {}
 
@@ -36,5 +36,5 @@ class ReceivedOrigins:
         foreign = origins - {self._own}
         if foreign:
             first = max(blocks.first_index, self._num_known_blocks)
-            announced = self._block_table[first : blocks.first_index + len(blocks.block_ids)]
+            announced = self._blocks[first : blocks.first_index + len(blocks.block_ids)]
             self.by_block |= dict.fromkeys(announced, foreign)

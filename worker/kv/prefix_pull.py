@@ -29,21 +29,22 @@ class PrefixPull:
         self._source = source
         self._deadline_s = deadline_s
         self._hashes = request.block_hashes[:num_full_blocks]
-        self._blocks: list[int] = list(request.block_table[:num_full_blocks])
-        self._num_known_blocks = request.num_computed_tokens // block_size
-        self._origins = ReceivedOrigins(host.origin, request.block_table, self._num_known_blocks)
+        self._tables = [table[:num_full_blocks] for table in request.block_tables]
+        self._num_known = request.num_computed_tokens // block_size  # blocks of each KV group
+        self._order = host.kv_groups.transfer_order(0)  # of the leased prefix
+        self._origins = ReceivedOrigins(host.origin, (), 0)
         self._receiver: KVReceive | None = None
 
     @property
     def num_tokens(self) -> int:
         """Tokens whose KV is complete and checked, including those known from the start."""
-        num_blocks = self._receiver.num_blocks_received if self._receiver else self._num_known_blocks
-        return num_blocks * self._host.config.block_size
+        num_blocks = self._receiver.num_blocks_received if self._receiver else 0
+        return self._order.num_usable(num_blocks, self._num_known) * self._host.config.block_size
 
     @property
     def num_pulled_tokens(self) -> int:
         """Tokens of `num_tokens` that were pulled."""
-        return self.num_tokens - self._num_known_blocks * self._host.config.block_size
+        return self.num_tokens - self._num_known * self._host.config.block_size
 
     async def run(self, channels: Channels) -> None:
         """Return when all leased blocks are received and checked. Raises AioRpcError or TransferError."""
@@ -68,21 +69,29 @@ class PrefixPull:
             logger.error("pulling a prefix from %s failed", self._source.worker_id, exc_info=error)
         counters.handover_failures += error is not None
         counters.checksum_failures += isinstance(error, ChecksumMismatch)
-        num_bytes = self.num_pulled_tokens // self._host.config.block_size * self._host.block_bytes
+        num_known = self._order.num_before(self._num_known)
+        num_read = self._receiver.num_blocks_received - num_known if self._receiver is not None else 0
+        num_bytes = num_read * self._host.block_bytes
         counters.handover_bytes += num_bytes
         counters.note_read(num_bytes, self._receiver.transfer_s if self._receiver is not None else 0.0)
         return Received(self.num_tokens, origins=self._origins.by_block)
 
     async def _receive(self, call: LeaseCall) -> None:
-        num_leased = 0
         # The source computes nothing and sends no keep-alives, so the deadline bounds each wait.
         while event := await next_event(call, self._source.worker_id, self._deadline_s):
             if event.HasField("accepted"):
                 if self._receiver is not None:
                     raise PeerRefused("the peer accepted twice")
-                num_leased = event.accepted.num_blocks
+                if event.accepted.num_blocks <= self._num_known:
+                    return None
+                if event.accepted.num_blocks > len(self._hashes):
+                    raise PeerRefused(f"the peer leased {event.accepted.num_blocks} of {len(self._hashes)} blocks")
+                block_size = self._host.config.block_size
+                order = self._order = self._host.kv_groups.transfer_order(event.accepted.num_blocks * block_size)
+                blocks, num_known = order.blocks(self._tables), order.num_before(self._num_known)
+                self._origins = ReceivedOrigins(self._host.origin, blocks, num_known)
                 self._receiver = await self._host.ranks.receive(
-                    event.accepted.pools, self._blocks, self._num_known_blocks, self._deadline_s
+                    event.accepted.pools, blocks, num_known, self._deadline_s
                 )
             elif self._receiver is None:
                 raise PeerRefused("the peer announced blocks before it accepted")
@@ -92,6 +101,6 @@ class PrefixPull:
             else:
                 self._receiver.expect(event.checksums.first_index, event.checksums.checksums)
             receiver = self._receiver
-            if min(receiver.num_blocks_read, receiver.num_blocks_expected) >= num_leased:
+            if min(receiver.num_blocks_read, receiver.num_blocks_expected) >= self._order.num_blocks:
                 return await receiver.settled()
         raise PeerRefused("the peer ended the call before it had announced all leased blocks")

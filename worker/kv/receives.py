@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from baton.engine.errors import EngineEnded
-from baton.engine.request import Request
+from baton.engine.kv.groups import held
+from baton.engine.request import BlockId, Request
 from baton.engine.scheduling.schedule import Received
 from baton.worker.base import Host
 from baton.worker.drain import Drain
@@ -36,7 +37,7 @@ class KVReceives:
         """Return the task that runs `filling`; it may be cancelled. At its end `outcome` gives what it received."""
         task = asyncio.create_task(filling)
         num_known = request.num_computed_tokens // self._host.config.block_size
-        to_fill: list[int] = list(request.block_table[num_known:])
+        to_fill = [table[num_known:] for table in request.block_tables]
         ending = asyncio.create_task(self._end(request, num_known, to_fill, task, outcome))
         self._drain.enter()
         self._endings.add(ending)
@@ -60,14 +61,15 @@ class KVReceives:
         self,
         request: Request,
         num_known: int,
-        to_fill: list[int],
+        to_fill: Sequence[Sequence[BlockId]],
         task: "asyncio.Task[None]",
         outcome: Callable[["asyncio.Task[None]"], Received],
     ) -> None:
         await asyncio.wait([task])
         received = outcome(task)
-        num_received = -(-received.num_tokens // self._host.config.block_size)
-        await self._host.ranks.clear(to_fill, to_fill[max(0, num_received - num_known) :])
+        num_received = max(0, -(-received.num_tokens // self._host.config.block_size) - num_known)
+        filled, wiped = ([block for table in to_fill for block in held(table[start:])] for start in (0, num_received))
+        await self._host.ranks.clear(filled, wiped)
         try:
             await self._host.call(lambda engine: engine.end_receive(request.request_id, received))
         except EngineEnded:

@@ -10,6 +10,7 @@ import grpc
 
 from baton.engine.errors import EngineEnded
 from baton.engine.kv.block_hash import HASH_BYTES, split_hashes
+from baton.engine.kv.block_manager import Pin
 from baton.engine.kv.origin import NO_ORIGINS, KVOrigin
 from baton.engine.request import BlockId
 from baton.kvtransfer.errors import TransferError
@@ -52,7 +53,7 @@ class Announcements:
         computed_at_s: float,
         foreign: frozenset[KVOrigin] = NO_ORIGINS,
     ) -> worker_pb2.BlocksReady | None:
-        """Return the announcement of blocks from `first_index` of the block table on; None if there are none.
+        """Return the announcement of blocks from number `first_index` of the transfer order on; None if there are none.
 
         computed_at_s: monotonic time at which the last of them was computed; foreign: other models that computed some.
         """
@@ -107,13 +108,13 @@ class KVSourceService(worker_pb2_grpc.KVSourceServicer):
         with self._drain.request():
             pinning = self._host.call(lambda engine: engine.blocks.pin(hashes))
             try:
-                _, blocks = await asyncio.shield(pinning)
+                pin = await asyncio.shield(pinning)
                 foreign = NO_ORIGINS
                 if self._host.config.allow_mixed_quantization:
-                    foreign = await self._host.call(lambda engine: engine.blocks.origins(blocks))
-                accepted = worker_pb2.LeaseAccepted(pools=pools, num_blocks=len(blocks))
+                    foreign = await self._host.call(lambda engine: engine.blocks.origins(pin.blocks))
+                accepted = worker_pb2.LeaseAccepted(pools=pools, num_blocks=pin.num_blocks)
                 yield worker_pb2.LeaseEvent(accepted=accepted)
-                yield worker_pb2.LeaseEvent(blocks=announcements.announce(0, blocks, time.monotonic(), foreign))
+                yield worker_pb2.LeaseEvent(blocks=announcements.announce(0, pin.blocks, time.monotonic(), foreign))
                 while announcements.has_unchecked:
                     yield worker_pb2.LeaseEvent(checksums=await announcements.next_checksums())
                 await asyncio.Event().wait()  # ends with the call
@@ -122,8 +123,8 @@ class KVSourceService(worker_pb2_grpc.KVSourceServicer):
             finally:
                 pinning.add_done_callback(self._unpin)
 
-    def _unpin(self, pinning: "asyncio.Future[tuple[int, list[BlockId]]]") -> None:
+    def _unpin(self, pinning: "asyncio.Future[Pin]") -> None:
         if pinning.cancelled() or pinning.exception() is not None:  # the engine has ended, and holds nothing
             return
-        pin_id, _ = pinning.result()
-        self._host.call(lambda engine: engine.blocks.unpin(pin_id))
+        pin = pinning.result()
+        self._host.call(lambda engine: engine.blocks.unpin(pin.pin_id))

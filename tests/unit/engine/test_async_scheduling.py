@@ -160,6 +160,19 @@ def test_prompts_that_share_a_small_budget_get_the_same_tokens(model: Path, seed
     assert results[0] == results[1]
 
 
+def test_blocks_behind_windows_are_given_back_while_a_step_runs(tmp_path: Path) -> None:
+    model = make_checkpoint("gemma3", tmp_path / "model")
+    requests = [random_request(random.Random(number), str(number)) for number in range(20)]
+    results = []
+    for ahead in (True, False):
+        clients = Clients(engine_of(model, ahead, kv_cache_memory_bytes=1 << 17), [_copy(each) for each in requests])
+        clients.run(at_once=10)
+        results.append(clients.tokens)
+        assert (clients.num_launched_ahead > 5) == ahead
+        assert clients.engine.blocks.num_free == clients.engine.blocks.num_usable
+    assert results[0] == results[1]
+
+
 def test_an_abort_between_two_steps_loses_no_token(model: Path) -> None:
     requests = [Request(RequestId(str(n)), [5, 6, 7 + n], 3, replace(PLAIN, max_tokens=60)) for n in range(6)]
     alone = Clients(engine_of(model, False), [_copy(request) for request in requests])

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import torch
 
+from baton.engine.kv.groups import KVGroups
 from baton.engine.outputs import RequestOutput, SampledToken
 from baton.engine.request import BlockId, RequestId
 from baton.kvtransfer.base import PoolIdentity
@@ -54,7 +55,7 @@ async def test_each_block_is_reported_once_and_checksums_delay_no_step() -> None
         sampled = SampledToken(token) if token is not None else None
         job.steps.put_nowait(PrefillStep(RequestOutput(RequestId("r"), num_computed, sampled), 1.0 * num_computed))
     async with asyncio.timeout(10):
-        events = [event async for event in job.events(reports_of(pool), BLOCK_SIZE, lambda: False)]
+        events = [event async for event in job.events(reports_of(pool), KVGroups(BLOCK_SIZE), lambda: False)]
     sent = [event for event in events if event.ListFields()]
     assert [[field.name for field, _ in event.ListFields()] for event in sent] == [
         ["blocks"],
@@ -85,7 +86,7 @@ async def test_keep_alives_are_sent_while_a_slow_rank_computes_checksums(monkeyp
     monkeypatch.setattr(announcements, "next_checksums", compute_slowly)
     async with asyncio.timeout(10):
         announced, *keep_alives, checked = [
-            event async for event in job.events(announcements, BLOCK_SIZE, lambda: False)
+            event async for event in job.events(announcements, KVGroups(BLOCK_SIZE), lambda: False)
         ]
     assert announced.HasField("first_token")
     assert keep_alives
@@ -96,7 +97,7 @@ async def test_keep_alives_are_sent_while_a_slow_rank_computes_checksums(monkeyp
 @pytest.mark.parametrize("is_stuck", [False, True])
 async def test_keep_alives_are_sent_only_while_the_engine_steps(is_stuck: bool) -> None:
     job = make_job(18, 18, num_cached_tokens=0)
-    events = job.events(reports_of(torch.zeros(8, 32)), BLOCK_SIZE, lambda: is_stuck)
+    events = job.events(reports_of(torch.zeros(8, 32)), KVGroups(BLOCK_SIZE), lambda: is_stuck)
     first = asyncio.ensure_future(anext(events))
     await asyncio.wait((first,), timeout=4 * HEARTBEAT_S)
     if is_stuck:

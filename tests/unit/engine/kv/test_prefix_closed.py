@@ -58,7 +58,7 @@ class Rig:
         """Pin a request's prefix, as a peer does that reads it, or hashes that begin within it."""
         hashes: list[BlockHash] = []
         extend_hashes(hashes, self.rng.choice(self.running).token_ids, BLOCK_SIZE, root_hash())
-        self.pins.append(self.blocks.pin(hashes[self.rng.choice([0, 0, 1]) :])[0])
+        self.pins.append(self.blocks.pin(hashes[self.rng.choice([0, 0, 1]) :]).pin_id)
 
     def note(self, request: Request) -> None:
         """Record the parent of each of the request's blocks."""

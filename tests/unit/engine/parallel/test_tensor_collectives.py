@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.execution.batch import pack, unpack
+from baton.engine.kv.groups import KVGroups
 from baton.engine.parallel.tensor_parallel import FIRST_NUMBERS, MIN_SPLIT_BYTES, TensorGroup
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import PagedModel
@@ -71,9 +73,17 @@ def test_batches_of_any_size_reach_all_ranks(llama3: Path) -> None:
 
 def test_a_packed_batch_unpacks_to_an_equal_one(llama3: Path) -> None:
     paged = PagedModel(llama3)
+    paged.groups = KVGroups(16, (FULL, AttentionSpan(20), AttentionSpan(20)), ((0,), (1,), (2,)))
     paged.step({"a": [5, 6, 7]})
     batch = paged.batch(["a", "b"], [[8], list(range(3, 60))])
     other = unpack(pack(batch))
     for name in batch.__slots__:
         ours, theirs = getattr(batch, name), getattr(other, name)
-        assert torch.equal(ours, theirs) if isinstance(ours, Tensor) else ours == theirs
+        if name != "other_groups":
+            assert torch.equal(ours, theirs) if isinstance(ours, Tensor) else ours == theirs
+    assert len(other.other_groups) == 2
+    for group in (1, 2):
+        ours, theirs = batch.of_group(group), other.of_group(group)
+        assert torch.equal(ours.slot_mapping, theirs.slot_mapping)
+        assert torch.equal(ours.block_tables, theirs.block_tables)
+        assert not torch.equal(ours.slot_mapping, batch.slot_mapping)

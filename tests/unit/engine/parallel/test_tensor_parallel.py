@@ -75,7 +75,7 @@ class Rank0PagedModel(PagedModel):
 
     def __init__(self, model: Path, rig: TensorRig) -> None:
         super().__init__(model, dtype="float32")
-        self.model, self.pool = rig.engine.runner.model, rig.engine.pool
+        self.model, self.pool, self.groups = rig.engine.runner.model, rig.engine.pool, rig.engine.groups
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:

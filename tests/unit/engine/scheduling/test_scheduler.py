@@ -41,7 +41,7 @@ def test_random_workloads_produce_the_reference_tokens(max_forced: int) -> None:
                     aborted.add(victim)
                 rig.scheduler.check_integrity()
             if rng.random() < 0.1:
-                pins.append(rig.scheduler.blocks.pin(rig.scheduler.blocks.cache.snapshot()[:1])[0])
+                pins.append(rig.scheduler.blocks.pin(rig.scheduler.blocks.cache.snapshot()[:1]).pin_id)
             elif pins:
                 rig.scheduler.blocks.unpin(pins.pop())
             rig.scheduler.check_integrity()

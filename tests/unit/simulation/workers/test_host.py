@@ -34,13 +34,13 @@ def test_request_starts_when_a_lease_frees_its_blocks() -> None:
         first = request("first", 32).to_engine()
         await host.call(lambda engine: engine.add(first))
         await asyncio.sleep(1)
-        pin_id, blocks = await host.call(lambda engine: engine.blocks.pin(first.block_hashes))
-        assert len(blocks) == 8
+        pin = await host.call(lambda engine: engine.blocks.pin(first.block_hashes))
+        assert pin.num_blocks == 8
         other = SimulatedRequest(request_id="other", token_ids=[5] * 30, num_output_tokens=2).to_engine()
         await host.call(lambda engine: engine.add(other))
         await asyncio.sleep(1)
         assert other.status is RequestStatus.WAITING  # 2 of 10 blocks are free
-        await host.call(lambda engine: engine.blocks.unpin(pin_id))
+        await host.call(lambda engine: engine.blocks.unpin(pin.pin_id))
         await asyncio.sleep(1)
         assert other.num_output_tokens == 2
         core.scheduler.check_integrity()

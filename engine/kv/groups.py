@@ -1,0 +1,136 @@
+"""KV groups: layers that share blocks, and the tokens to which they still attend; no torch.
+
+A block holds `block_size` tokens of one group's layers. All groups have blocks of the same size in one pool, so memory
+is divided among them by need. Layers with a window or chunks have groups of their own, whose blocks behind the window
+are given back (as in vLLM's hybrid KV cache manager).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.engine.attention.span import FULL, AttentionSpan
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.request import NULL_BLOCK, BlockId
+
+MAX_GROUPS = 16  # each has block tables and a plan in every step
+MAX_PADDING = 0.25  # of a model's layers: places in blocks that no layer uses
+
+
+@dataclass(frozen=True, slots=True)
+class KVPlace:
+    """Group of a layer, and the layer's place in the group's blocks."""
+
+    group: int
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroups:
+    """Spans and layers of a model's KV groups; the first group attends to most of the context."""
+
+    block_size: int
+    spans: tuple[AttentionSpan, ...] = (FULL,)
+    layers: tuple[tuple[int, ...], ...] = ((),)  # of each group; () in the only group: all
+
+    @classmethod
+    def of(cls, config: EngineConfig, model: ModelConfig) -> "KVGroups":
+        """Return the groups of a model.
+
+        One group, which keeps all its blocks, if no layer has a window, the engine does not support groups on its
+        device, they are disabled, or the layers cannot be divided into equal groups without much padding.
+        """
+        if not (config.hybrid_kv_cache and config.is_on_cpu and model.spans):
+            return cls(config.block_size)
+        kinds: dict[AttentionSpan, list[int]] = {}
+        for layer in range(model.num_layers):
+            span = model.span(layer)
+            is_whole = span.size is None or span.size >= model.max_model_len
+            kinds.setdefault(FULL if is_whole else span, []).append(layer)
+        size = min(map(len, kinds.values()))  # layers of a group
+        groups = [
+            (span, tuple(layers[first : first + size]))
+            for span, layers in sorted(kinds.items(), key=lambda kind: -(kind[0].size or model.max_model_len))
+            for first in range(0, len(layers), size)
+        ]
+        if len(groups) > MAX_GROUPS or len(groups) * size > (1 + MAX_PADDING) * model.num_layers:
+            return cls(config.block_size)
+        return cls(config.block_size, tuple(span for span, _ in groups), tuple(layers for _, layers in groups))
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups, and of blocks that hold the KV of the same tokens in all layers."""
+        return len(self.spans)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether any group gives back blocks."""
+        return any(span != FULL for span in self.spans)
+
+    def layers_per_block(self, model: ModelConfig) -> int:
+        """Return how many layers a block holds; some groups have fewer."""
+        return max(map(len, self.layers)) or model.num_layers
+
+    def place(self, layer: int) -> KVPlace:
+        """Return the place of a layer's KV."""
+        for group, layers in enumerate(self.layers):
+            if layer in layers:
+                return KVPlace(group, layers.index(layer))
+        return KVPlace(0, layer)
+
+    def first_blocks(self, num_tokens: int) -> list[int]:
+        """Return for each group the index of the first block to which the token after `num_tokens` tokens attends."""
+        return [span.first(num_tokens) // self.block_size for span in self.spans]
+
+    def transfer_order(self, num_tokens: int) -> "TransferOrder":
+        """Return the order in which the blocks of a prefix of `num_tokens` tokens are transferred."""
+        return TransferOrder(tuple(self.first_blocks(num_tokens)), -(-num_tokens // self.block_size))
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOrder:
+    """Blocks of a prefix that later tokens attend to, in the order of their tokens and then of their groups.
+
+    Both ends of a transfer derive it from the number of tokens, so a block's number in it names its group and tokens.
+    """
+
+    first_blocks: tuple[int, ...]  # of each group: index in its block table
+    end: int  # index after the last block
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks."""
+        return self.num_before(self.end)
+
+    def num_before(self, index: int) -> int:
+        """Return how many blocks have an index below `index` in their block tables."""
+        return sum(max(0, min(index, self.end) - first) for first in self.first_blocks)
+
+    def blocks(self, tables: Sequence[Sequence[BlockId]], start: int = 0, end: int | None = None) -> list[BlockId]:
+        """Return the blocks with indices from `start` up to, excluding, `end` (default: the last block's, included).
+
+        tables: the block table of each group. Returns none if several tables have been freed in the meantime.
+        """
+        end = self.end if end is None else min(end, self.end)
+        if len(tables) == 1:
+            return list(tables[0][max(start, self.first_blocks[0]) : end])
+        if len(tables) != len(self.first_blocks) or min(map(len, tables)) < end:
+            return []
+        by_group = list(zip(tables, self.first_blocks, strict=True))
+        return [table[index] for index in range(start, end) for table, first in by_group if index >= first]
+
+    def num_usable(self, num_blocks: int, num_known: int) -> int:
+        """Return the end of the prefix that can be used after the first `num_blocks` blocks have arrived.
+
+        num_known: end of the prefix that was there before. A shorter prefix would need blocks of its own windows, which
+        are not transferred.
+        """
+        if num_blocks >= self.num_blocks:
+            return max(num_known, self.end)
+        if any(self.first_blocks):
+            return num_known
+        return max(num_known, num_blocks // len(self.first_blocks))
+
+
+def held(table: Sequence[BlockId]) -> list[BlockId]:
+    """Return the blocks in a block table, without the places of those that were given back."""
+    return [block for block in table if block != NULL_BLOCK]
