@@ -195,9 +195,7 @@ def test_a_context_longer_than_the_checkpoints_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_kv_cache_dtype_that_the_model_does_not_support_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        OptionError, match=r"'float32' .* in bfloat16, only auto, bfloat16, int8, int4, fp8"
-    ):
+    with pytest.raises(OptionError, match=r"'float32' .* in bfloat16, only auto, bfloat16, int8, int4, fp8"):
         plan(settings(tmp_path, "", kv_cache_dtype="float32"))
     planned = plan(settings(tmp_path, "", kv_cache_dtype="int8"))
     assert {worker.engine.kv_cache_dtype for worker in planned.workers} == {"int8"}
