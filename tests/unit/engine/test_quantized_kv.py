@@ -5,6 +5,7 @@ computed, and perplexity changes little.
 import random
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from tests.kv_scales import add_kv_scales
 from tests.marks import slow_case
 from tests.unit.engine.perplexity import perplexity
 from tests.unit.engine.tensor_rig import TensorRig
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +44,7 @@ def random_tokens(count: int) -> list[int]:
 
 def greedy(engine: Engine, name: str, prompt: list[int]) -> list[int]:
     """Return the tokens of a request that runs alone."""
-    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-    engine.add(Request(RequestId(name), [*prompt], len(prompt), sampling))
+    engine.add(Request(RequestId(name), [*prompt], len(prompt), GREEDY))
     tokens = []
     while engine.has_work:
         tokens += [each.sampled.token_id for each in engine.run(engine.schedule()).outputs if each.sampled is not None]
@@ -80,6 +82,24 @@ def test_a_prefix_from_the_cache_gives_the_same_tokens(
         for index, prompt in enumerate(prompts):
             assert greedy(engine, f"{turn}-{index}", prompt) == expected[index]
     assert engine.scheduler.num_cached_tokens >= 32 + 96 + 160
+
+
+@pytest.mark.parametrize("kv_dtype", [slow_case("int8"), "int4"])
+def test_a_preempted_request_gives_the_same_tokens(checkpoints: dict[str, Path], kv_dtype: str) -> None:
+    shared = engine_config(checkpoints["llama3"], kv_dtype)
+    num_bytes = 28 * Engine(shared).layout.block_bytes  # both prompts fit in, but not their outputs
+    config = replace(shared, kv_cache_memory_bytes=num_bytes, enable_prefix_caching=False)
+    prompts = {RequestId(f"p{count}"): random_tokens(count) for count in (205, 207)}
+    expected = {name: greedy(Engine(config), name, prompt) for name, prompt in prompts.items()}
+    engine, found = Engine(config), {name: [] for name in prompts}
+    for name, prompt in prompts.items():
+        engine.add(Request(name, [*prompt], len(prompt), GREEDY))
+    while engine.has_work:
+        for output in engine.run(engine.schedule()).outputs:
+            if output.sampled is not None:
+                found[output.request_id].append(output.sampled.token_id)
+    assert engine.scheduler.num_preemptions > 0
+    assert found == expected
 
 
 @pytest.fixture(params=[("llama3", "int8"), ("qwen3", "fp8"), ("qwen3", "int4")], ids=["int8", "fp8", "int4"])
