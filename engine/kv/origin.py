@@ -23,7 +23,7 @@ def quantization_name(engine: EngineConfig, model: ModelConfig) -> str:
         return engine.quantization
     if model.stored_quantization is not None:
         return model.stored_quantization.method
-    return {"bfloat16": "bf16", "float32": "fp32"}[model.dtype]
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}[model.dtype]
 
 
 def mixed_quantization(foreign: Iterable[KVOrigin], own: KVOrigin) -> str:

@@ -34,6 +34,15 @@ def test_quantizations_of_one_model_share_it(tmp_path: Path) -> None:
     assert quantization_name(EngineConfig(model="m", quantization="int8"), configs[0]) == "int8"
 
 
+def test_plain_weights_are_named_by_their_type() -> None:
+    config = read_model_config(BUNDLED)
+    names = {
+        dtype: quantization_name(EngineConfig(model="m"), replace(config, dtype=dtype))
+        for dtype in ("bfloat16", "float16", "float32")
+    }
+    assert names == {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
 def test_a_gguf_file_shares_it_with_its_source(tmp_path: Path) -> None:
     source = make_checkpoint("qwen3", tmp_path / "source")
     converted = checkpoint_directory(write_gguf(source, tmp_path / "gguf", Type.Q8_0).file, tmp_path / "cache")
