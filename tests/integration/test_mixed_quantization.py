@@ -23,7 +23,7 @@ async def completion(
 
 
 def flags(workers: list[WorkerProcess]) -> tuple[str, ...]:
-    return ("--workers=" + ",".join(worker.address for worker in workers),)
+    return "--port=0", "--workers=" + ",".join(worker.address for worker in workers)
 
 
 async def test_responses_name_the_quantizations_that_computed_their_kv(tmp_path: Path) -> None:
