@@ -37,8 +37,8 @@ def check_mixable(model: ModelConfig) -> None:
     if is_awq and (model.mla is not None or model.num_heads == model.num_kv_heads):
         scaled = "latents" if model.mla is not None else "values"
         raise UnsupportedModel(
-            f"allow_mixed_quantization: AWQ checkpoints of this architecture may have {scaled} with scales of their own, "
-            "which other checkpoints cannot use; use another format, or leave it out"
+            f"allow_mixed_quantization: AWQ checkpoints of this architecture may have {scaled} with scales of their "
+            "own, which other checkpoints cannot use; use another format, or leave it out"
         )
 
 
