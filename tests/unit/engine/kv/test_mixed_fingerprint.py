@@ -54,6 +54,16 @@ def test_a_gguf_file_shares_it_with_its_source(tmp_path: Path) -> None:
     assert quantization_name(EngineConfig(model="m"), read_model_config(converted)) == "gguf"
 
 
+def test_a_gguf_file_whose_keys_have_another_order_does_not(tmp_path: Path) -> None:
+    source = make_checkpoint("llama2", tmp_path / "source")
+    converted = checkpoint_directory(write_gguf(source, tmp_path / "gguf", Type.Q8_0).file, tmp_path / "cache")
+    (source / "tokenizer.json").write_bytes((converted / "tokenizer.json").read_bytes())
+    configs = [read_model_config(each, "bfloat16") for each in (source, converted)]
+    reordered = replace(configs[1], rope=configs[0].rope)
+    found = [mixed_fingerprint(source, each, 16) for each in (*configs, reordered)]
+    assert found[0] == found[2] != found[1]
+
+
 def test_it_covers_what_the_kv_is(tmp_path: Path) -> None:
     config = read_model_config(BUNDLED)
     known = {
