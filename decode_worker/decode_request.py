@@ -37,6 +37,7 @@ class DecodeRequest:
     command: worker_pb2.GenerateCommand
     served_by: common_pb2.ServedBy
     origin: KVOrigin  # of the KV that this worker computes
+    foreign: frozenset[KVOrigin] = NO_ORIGINS  # other models whose KV its tokens were sampled from
     handover: "asyncio.Task[None] | None" = None
     is_served_by_sent: bool = field(default=False)  # the current `served_by` went out with a token
     recalled: worker_pb2.RecalledOutput | None = None  # its output so far; None: the request is not resumable
@@ -108,9 +109,9 @@ class DecodeRequest:
         )
 
     def note_origins(self, announced: frozenset[KVOrigin] = NO_ORIGINS) -> None:
-        """Report the other models that computed some of the request's KV, `announced` ones included."""
-        foreign = self.request.kv_origins | announced
-        self.served_by.mixed_quantization = mixed_quantization(foreign, self.origin)
+        """Report the other models that computed some of the request's KV so far, `announced` ones included."""
+        self.foreign |= self.request.kv_origins | announced
+        self.served_by.mixed_quantization = mixed_quantization(self.foreign, self.origin)
 
     def say_output(self, output: RequestOutput) -> None:
         """Send a step's output for this request to its router; no-op if the step brought nothing to report."""

@@ -27,7 +27,7 @@ from baton.engine.kv.capacity import PoolSize, configured_context, configured_kv
 from baton.engine.kv.fingerprint import compatibility_fingerprint, mixed_fingerprint
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
-from baton.engine.kv.origin import KVOrigin, quantization_name
+from baton.engine.kv.origin import KVOrigin, check_mixable, quantization_name
 from baton.engine.layers.fp8_weight import products_of
 from baton.engine.models import Model, load_model
 from baton.engine.models.causal_lm import CausalLM
@@ -76,6 +76,8 @@ def load(
     cores = cores_of_rank(config.cores, *(tensor.place_on_node if tensor is not None else (0, 1)))
     with running_on(cores), computing_on(torch.device(config.device)):
         whole = model_config_of(config)
+        if config.allow_mixed_quantization:
+            check_mixable(whole)
         context = configured_context(config, whole)
         if config.max_model_len is None and context < whole.max_model_len:
             log.warning(

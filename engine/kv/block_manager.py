@@ -46,7 +46,8 @@ class BlockManager:
         self._fills: dict[RequestId, list[BlockId]] = {}
         self._pins: dict[int, list[BlockId]] = {}
         self._num_pins = 0
-        self._origins: dict[BlockId, frozenset[KVOrigin]] = {}  # other models that computed a block's KV
+        # Other models that computed a block's KV, or KV before it in the request that computed it.
+        self._origins: dict[BlockId, frozenset[KVOrigin]] = {}
 
     @property
     def num_usable(self) -> int:
@@ -180,6 +181,8 @@ class BlockManager:
         if self.cache.enabled and last > first:
             self._extend_hashes(request)
             hashes, others = request.block_hashes, request.other_tables
+            if request.kv_origins:
+                self._note_origins(request, first, last)
             while first > 0 and hashes[first - 1] not in self.cache:
                 first -= 1
             for index in range(first, last):
@@ -214,7 +217,7 @@ class BlockManager:
         self.cache.release(self._fills.pop(request_id))
 
     def origins(self, blocks: Iterable[BlockId]) -> frozenset[KVOrigin]:
-        """Return the other models that computed some of the blocks' KV."""
+        """Return the other models that computed some of the blocks' KV, or the KV that it was computed from."""
         return NO_ORIGINS.union(*(self._origins[block] for block in blocks if block in self._origins))
 
     def set_origins(self, request: Request, num_tokens: int, origins: Mapping[BlockId, frozenset[KVOrigin]]) -> None:
@@ -245,6 +248,19 @@ class BlockManager:
             holders += blocks
         self.cache.pool.check_integrity(holders)
         self.cache.check_integrity()
+
+    def _note_origins(self, request: Request, first: int, last: int) -> None:
+        """Record the origins of blocks that follow other models' in the block tables.
+
+        In the prefix cache they may follow another request's blocks of the same content, which have no origin. Behind a
+        window the other models' blocks may have been given back.
+        """
+        tables = request.block_tables
+        foreign = (index for index in range(last) if any(table[index] in self._origins for table in tables))
+        start = next(foreign, first if self.groups.has_windows else last)
+        for table in tables:
+            for block in held(table[max(first, start) : last]):
+                self._origins.setdefault(block, request.kv_origins)
 
     def _allocate(self, count: int) -> list[BlockId]:
         blocks = self.cache.allocate(count)

@@ -41,7 +41,8 @@ AttentionShape make_shape(double scale, std::size_t block_size, std::size_t num_
             "the heads are a whole number for each KV head, one or more");
     require(key_width > 0 && key_width <= kMaxWidth, "a key has between 1 and 4096 elements");
     require(value_width > 0 && value_width <= key_width, "a value has one element or more, and no more than a key");
-    require(!is_int4 || (is_quantised && key_width % 2 == 0), "a row of 4 bits is quantised and has an even number of elements");
+    require(!is_int4 || (is_quantised && key_width % 2 == 0),
+            "a row of 4 bits is quantised and has an even number of elements");
     require(block_size > 0 && block_size <= std::numeric_limits<std::uint32_t>::max(), "a block has one token or more");
     require(soft_cap >= 0, "a soft cap is positive, or 0 for none");
     return {num_heads,   num_kv_heads, key_width, value_width, block_size, is_bfloat16, static_cast<float>(scale * kLog2E),

@@ -20,7 +20,7 @@ class Member:
     role: Role
     address: str  # host:port of its gRPC server
     model: str  # name of the model that it serves
-    fingerprint: str  # KV moves only between equal ones
+    fingerprint: str  # of model, weights and layout
     block_size: int  # tokens
     max_num_seqs: int  # in its batch
     draining: bool = False  # takes no new requests

@@ -31,10 +31,12 @@ class ReceivedOrigins:
         return frozenset().union(*self.by_block.values())
 
     def note(self, blocks: worker_pb2.BlocksReady) -> None:
-        """Record the origins of announced blocks."""
+        """Record the origins of announced blocks, in place of those that an earlier peer announced and did not send."""
         origins = frozenset(KVOrigin(each.quantization, each.fingerprint) for each in blocks.origins)
         foreign = origins - {self._own}
-        if foreign:
-            first = max(blocks.first_index, self._num_known_blocks)
-            announced = self._blocks[first : blocks.first_index + len(blocks.block_ids)]
-            self.by_block |= dict.fromkeys(announced, foreign)
+        first = max(blocks.first_index, self._num_known_blocks)
+        for block in self._blocks[first : blocks.first_index + len(blocks.block_ids)]:
+            if foreign:
+                self.by_block[block] = foreign
+            else:
+                self.by_block.pop(block, None)

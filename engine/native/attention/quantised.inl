@@ -1,6 +1,6 @@
-// 8-bit and 4-bit keys and values: a row is int8 elements, or codes that are unpacked to such elements before use, followed by their scale in single precision.
-// Products use the unscaled elements, which all kinds of cells hold exactly; a key's scale goes to its score, a value's
-// to its weight.
+// 8-bit and 4-bit keys and values: a row is int8 elements, or codes that are unpacked to such elements before use,
+// followed by their scale in single precision. Products use the unscaled elements, which all kinds of cells hold exactly;
+// a key's scale goes to its score, a value's to its weight.
 
 template <typename T>
 static constexpr bool kIsInt8 = sizeof(T) == 1;
@@ -67,9 +67,9 @@ static inline void quantise(const char* row, std::size_t width, char* to) {
 // i + width / 2 in its high half. They are followed by the scale, as in 8 bits.
 static BATON_INLINE std::size_t int4_bytes(std::size_t width) { return width / 2; }
 
-// The element that is greatest in absolute value, or the positive one of two, becomes -8; the others are rounded to nearest,
-// ties to even, and are at most 7. So the scale may be negative. Rows of zeros and rows that are not finite are as in 8 bits.
-// `engine/attention/int4_rows.py` writes the same bits.
+// The element that is greatest in absolute value, or the positive one of two, becomes -8; the others are rounded to
+// nearest, ties to even, and are at most 7. So the scale may be negative. Rows of zeros and rows that are not finite
+// have the scales that they have in 8 bits. `engine/attention/int4_rows.py` writes the same bits.
 template <typename Storage>
 static inline void quantise_int4(const char* row, std::size_t width, char* to) {
     constexpr std::uint8_t kZeros = 0x88;  // two of them

@@ -26,3 +26,13 @@ def test_both_workers_know_whose_request_it_is() -> None:
         assert (each.token_ids, each.num_prompt_tokens) == ([5, 6, 7], 2)
         assert (each.cache_salt, each.tenant, each.priority) == ("salt", "digest", -3)
     assert (message.router_id, message.number, message.num_ranks, message.num_cached_tokens) == ("router-1", 8, 2, 1)
+
+
+def test_a_token_that_another_model_sampled_is_named_to_the_end() -> None:
+    command = worker_pb2.GenerateCommand(request_id="a", token_ids=[5, 6, 7], num_prompt_tokens=3)
+    session = RouterSession("1", "router-1")
+    entry = DecodeRequest.of(command, session, "decode-1", 1, KVOrigin("bf16", "f"))
+    entry.note_origins(frozenset({KVOrigin("gptq", "g")}))
+    entry.say_first_token(worker_pb2.FirstToken(token_id=8), None)
+    entry.note_origins()  # the handover failed afterwards, and this worker computed the KV
+    assert entry.served_by.mixed_quantization == "gptq->bf16"

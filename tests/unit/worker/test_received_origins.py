@@ -29,3 +29,14 @@ def test_models_in_one_format_with_other_weights_differ() -> None:
     assert received.all == frozenset()
     received.note(announced(3, 9, OTHER_GPTQ))
     assert received.by_block == {4: {OTHER_GPTQ}}
+
+
+def test_blocks_that_a_second_peer_sends_are_not_those_that_the_first_announced() -> None:
+    received = ReceivedOrigins(OWN, TABLE, num_known_blocks=0)
+    received.note(announced(0, 4, GPTQ))
+    second = ReceivedOrigins(OWN, TABLE, num_known_blocks=1)
+    second.by_block |= received.by_block
+    second.note(announced(1, 2, OWN))
+    assert second.by_block == {7: {GPTQ}, 4: {GPTQ}}
+    second.note(announced(3, 1, OTHER_GPTQ))
+    assert second.by_block == {7: {GPTQ}, 4: {OTHER_GPTQ}}

@@ -53,3 +53,18 @@ def test_embeddings_do_not_use_them() -> None:
     blocks, tokens = BlockManager(16, BLOCK_SIZE, enable_prefix_caching=True), [*range(13)]
     blocks.free(received(blocks, tokens, 12))
     assert taken(blocks, "pooled", tokens, PoolingParams()).num_computed_tokens == BLOCK_SIZE
+
+
+def test_a_block_computed_from_them_is_no_block_of_our_own() -> None:
+    """It may be stored behind another request's blocks of the same content, which have no origin."""
+    blocks, tokens = BlockManager(16, BLOCK_SIZE, enable_prefix_caching=True), [*range(13)]
+    request, own = taken(blocks, "received", tokens), taken(blocks, "own", tokens[:9])
+    blocks.advance(own, 8)
+    blocks.set_origins(request, 8, dict.fromkeys(request.block_table[:2], GPTQ))
+    blocks.advance(request, 8)
+    blocks.advance(request, 12)
+    cached = taken(blocks, "later", tokens)
+    assert cached.block_table[:3] == [*own.block_table[:2], request.block_table[2]]
+    assert cached.kv_origins == GPTQ
+    assert taken(blocks, "pooled", tokens, PoolingParams()).num_computed_tokens == 8
+    assert taken(blocks, "short", tokens[:9]).kv_origins == frozenset()

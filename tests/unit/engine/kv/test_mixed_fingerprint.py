@@ -10,8 +10,10 @@ import pytest
 from baton.engine.checkpoint.gguf.directory import checkpoint_directory
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.errors import UnsupportedModel
 from baton.engine.kv.fingerprint import compatibility_fingerprint, mixed_fingerprint
-from baton.engine.kv.origin import KVOrigin, mixed_quantization, quantization_name
+from baton.engine.kv.origin import KVOrigin, check_mixable, mixed_quantization, quantization_name
 from baton.settings.values import OptionError
 from tests.checkpoints import make_checkpoint
 from tests.unit.engine.packed.gguf_writer import Type, write_gguf
@@ -34,6 +36,15 @@ def test_quantizations_of_one_model_share_it(tmp_path: Path) -> None:
     assert quantization_name(EngineConfig(model="m", quantization="int8"), configs[0]) == "int8"
 
 
+def test_plain_weights_are_named_by_their_type() -> None:
+    config = read_model_config(BUNDLED)
+    names = {
+        dtype: quantization_name(EngineConfig(model="m"), replace(config, dtype=dtype))
+        for dtype in ("bfloat16", "float16", "float32")
+    }
+    assert names == {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
 def test_a_gguf_file_shares_it_with_its_source(tmp_path: Path) -> None:
     source = make_checkpoint("qwen3", tmp_path / "source")
     converted = checkpoint_directory(write_gguf(source, tmp_path / "gguf", Type.Q8_0).file, tmp_path / "cache")
@@ -41,6 +52,16 @@ def test_a_gguf_file_shares_it_with_its_source(tmp_path: Path) -> None:
     found = [mixed_fingerprint(each, read_model_config(each, "bfloat16"), 16) for each in (source, converted)]
     assert found[0] == found[1]
     assert quantization_name(EngineConfig(model="m"), read_model_config(converted)) == "gguf"
+
+
+def test_a_gguf_file_whose_keys_have_another_order_does_not(tmp_path: Path) -> None:
+    source = make_checkpoint("llama2", tmp_path / "source")
+    converted = checkpoint_directory(write_gguf(source, tmp_path / "gguf", Type.Q8_0).file, tmp_path / "cache")
+    (source / "tokenizer.json").write_bytes((converted / "tokenizer.json").read_bytes())
+    configs = [read_model_config(each, "bfloat16") for each in (source, converted)]
+    reordered = replace(configs[1], rope=configs[0].rope)
+    found = [mixed_fingerprint(source, each, 16) for each in (*configs, reordered)]
+    assert found[0] == found[2] != found[1]
 
 
 def test_it_covers_what_the_kv_is(tmp_path: Path) -> None:
@@ -72,6 +93,24 @@ def test_a_tokenizer_that_another_publisher_wrote_counts_by_its_ids(tmp_path: Pa
 def test_fp8_kv_whose_scales_are_the_checkpoints_is_refused() -> None:
     with pytest.raises(OptionError, match=r"allow_mixed_quantization: the scales of fp8 KV .* set another"):
         EngineConfig(model="m", kv_cache_dtype="fp8", allow_mixed_quantization=True)
+
+
+@pytest.mark.parametrize(("family", "scaled"), [("qwen3", "values"), ("deepseek-v3", "latents")])
+def test_awq_checkpoints_whose_kv_has_its_own_scales_are_refused(family: str, scaled: str, tmp_path: Path) -> None:
+    model = make_checkpoint(family, tmp_path / "model")
+    check_mixable(read_model_config(model))
+    config = json.loads((model / "config.json").read_text())
+    config |= {"num_key_value_heads": config["num_attention_heads"], "quantization_config": FORMATS["awq"].config}
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=f"allow_mixed_quantization: AWQ .* {scaled} with scales of their own"):
+        Engine(EngineConfig(model=str(model), allow_mixed_quantization=True))
+
+
+def test_awq_with_grouped_queries_has_the_sources_kv(tmp_path: Path) -> None:
+    stored = write_packed(make_checkpoint("qwen3", tmp_path / "source"), tmp_path, FORMATS["awq"])
+    config = read_model_config(stored.packed)
+    assert config.num_heads > config.num_kv_heads
+    check_mixable(config)
 
 
 def test_the_text_names_each_source_once() -> None:
