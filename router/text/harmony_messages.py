@@ -104,7 +104,10 @@ def _has_instructions(message: Message) -> bool:
 
 def _turn(message: Message) -> list[Message]:
     """Return a message of the assistant; with calls, a message for each of them."""
-    reasoning = next((message[name] for name in REASONING if message.get(name)), None)
+    name = next((name for name in REASONING if message.get(name)), REASONING[0])
+    reasoning = message.get(name)
+    if not isinstance(reasoning, str | None):
+        raise ValueError(f"{name} must be a text")
     shown = {name: value for name, value in message.items() if name not in REASONING}
     calls = message.get("tool_calls")
     if not calls:

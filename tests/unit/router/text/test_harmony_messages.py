@@ -166,6 +166,13 @@ def test_reasoning_of_a_finished_turn() -> None:
         rendered({**answer, "thinking": "<|channel|>"})
 
 
+def test_reasoning_that_is_no_text_is_refused() -> None:
+    for wrong in (5, ["Hm."], {"text": "Hm."}):
+        for message in ({"role": "assistant", "content": "Yes"}, calling(call("f"), content="I call.")):
+            with pytest.raises(InvalidRequest, match="rejects the messages: reasoning must be a text"):
+                rendered(USER, {**message, "reasoning": wrong})
+
+
 def test_efforts_that_the_model_does_not_know_are_refused() -> None:
     for effort in ("low", "medium", "high", None):
         template_of(TEMPLATE).check({"reasoning_effort": effort})
