@@ -315,5 +315,5 @@ def test_a_type_that_only_gpus_have_is_refused_if_cpus_take_part(tmp_path: Path)
     mixed = "decode_engine: {device: cuda}\nprefill_engine: {device: cpu}\n"
     with pytest.raises(OptionError, match=r"^dtype: float16 on GPUs is float32 on CPUs; set one that both have"):
         plan(settings(tmp_path, mixed), checkpoint)
-    with pytest.raises(OptionError, match="^dtype: float16 on GPUs is float32 on CPUs"):
+    with pytest.raises(OptionError, match=r"^dtype: float16 on GPUs is float32 on CPUs"):
         plan(settings(tmp_path, mixed, dtype="float16"), checkpoint)
