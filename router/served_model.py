@@ -81,7 +81,7 @@ class ModelMaker:
     def make(self, options: ModelOptions) -> ServedModel:
         """Read a model's files and construct its parts. Starts no task, but needs a running event loop."""
         config = self.config
-        directory = str(checkpoint_directory(Path(options.directory)))
+        directory = str(checkpoint_directory(Path(options.directory), with_tokenizer=options.tokenizer is None))
         tokenizer = Tokenizer(options.tokenizer or directory)
         info = read_model_info(directory, options.name, options.hf_overrides)
         router_id = f"router-{uuid.uuid4().hex[:12]}"  # of its own: each model has its own report in the registry

@@ -63,7 +63,7 @@ def with_directory(config: WorkerConfig) -> WorkerConfig:
     if tokenizer is not None and not (Path(tokenizer) / TOKENIZER).is_file():
         raise OptionError(f"tokenizer: {tokenizer} is not a directory with a {TOKENIZER}")
     try:
-        directory = checkpoint_directory(model)
+        directory = checkpoint_directory(model, with_tokenizer=tokenizer is None)
     except EngineError as error:
         raise OptionError(f"model: {error}") from error
     if directory == model:

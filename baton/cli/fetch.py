@@ -89,10 +89,14 @@ def _check_free(directory: Path, name: str) -> None:
 
 
 def _await(directory: Path, name: str, enough: Collection[str]) -> None:
-    """Wait for the marker. Writes nothing: the directory may be read-only for this process."""
+    """Wait for the marker. Writes nothing: the directory may be read-only for this process.
+
+    Raises ClickException if the directory has another model or revision.
+    """
     if _marked(directory) not in enough:
         click.echo(f"waiting for another process to download {name} to {directory}")
     while _marked(directory) not in enough:
+        _check_free(directory, name)  # the other process would refuse too
         time.sleep(POLL_S)
     click.echo(f"{name} is already in {directory}")
 

@@ -1,6 +1,7 @@
 """Plan of a cluster on one machine: its processes and their configs."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from baton.deployment.local.cluster_config import ClusterSettings
 from baton.deployment.local.gpus import place_on_gpus
 from baton.deployment.local.machine import Machine, NearCores
 from baton.engine.checkpoint.config_overrides import how_to_extend
+from baton.engine.checkpoint.model_config import model_config_of
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import UnsupportedModel
 from baton.engine.execution.cores import format_cores, parse_cores
@@ -155,6 +157,7 @@ def plan_cluster(
         )
         for place, (role, index) in enumerate(kinds)
     )
+    _check_dtypes(workers)
     if any(worker.is_on_gpu for worker in workers):
         sized_roles = {role for role in ROLES if "gpu_memory_utilization" in settings.engine.get(role, {})}
         workers = place_on_gpus(workers, visible_gpus().count, sized_roles)
@@ -173,6 +176,19 @@ def plan_cluster(
         **{**_cache_secret(sockets), **settings.router},  # type: ignore[arg-type]  # checked when they were read
     )
     return ClusterPlan(router=router, workers=workers, rendezvous=rendezvous, log_level=log_level)
+
+
+def _check_dtypes(workers: Sequence[WorkerConfig]) -> None:
+    """Raise OptionError if CPUs compute in another type than GPUs: such workers would never hand over."""
+    engines = {worker.is_on_gpu: worker.engine for worker in workers}
+    if len(engines) < 2:  # a router alone has none
+        return
+    try:
+        on_gpu, on_cpu = (model_config_of(engines[is_on_gpu]).dtype for is_on_gpu in (True, False))
+    except UnsupportedModel as error:
+        raise OptionError(f"dtype: {error}") from error
+    if on_gpu != on_cpu:
+        raise OptionError(f"dtype: {on_gpu} on GPUs is {on_cpu} on CPUs; set one that both have, such as bfloat16")
 
 
 def _uds(sockets: Path | None, name: str) -> str | None:

@@ -175,9 +175,10 @@ def _checkpoint(settings: RaySettings, role: Role) -> Checkpoint:
         raise OptionError(f"model: {model} is not a directory or GGUF file on this node")
     # A file in the hub's cache is a link to one without a suffix, so links of files are not followed.
     directory = directory.resolve() if directory.is_dir() else directory.absolute()
-    found = checkpoint_directory(directory)
+    tokenizer = _tokenizer(cluster.tokenizer)
+    found = checkpoint_directory(directory, with_tokenizer=tokenizer is None)
     engine = EngineConfig(model=str(found), **settings.cluster.engine[role])  # type: ignore[arg-type]  # checked when read
-    return Checkpoint(found, directory_name(str(directory)), model_config_of(engine), _tokenizer(cluster.tokenizer))
+    return Checkpoint(found, directory_name(str(directory)), model_config_of(engine), tokenizer)
 
 
 def _tokenizer(tokenizer: str | None) -> Path | None:

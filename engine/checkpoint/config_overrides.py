@@ -1,7 +1,7 @@
 """Changes of a config.json by the option `hf_overrides`, with the meaning that they have in vLLM."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from math import ceil
 
@@ -11,7 +11,9 @@ from baton.engine.errors import InvalidCheckpoint
 
 OPTION = "hf_overrides"
 ROTARY = ("rope_scaling", "rope_parameters")  # names of the same options in transformers 4 and 5
+DTYPE = ("dtype", "torch_dtype")  # the same
 KEPT = ("rope_theta", "partial_rotary_factor")  # rotary options that are not part of a scaling
+IN_BOTH = (*KEPT, "original_max_position_embeddings")  # at the top level or in the rotary options, which count
 TEXT = "text_config"
 
 
@@ -27,15 +29,37 @@ def overridden(config: JsonObject, overrides: Mapping[str, object]) -> JsonObjec
     """Return a language model's config with other values of some keys; objects are replaced as a whole.
 
     The rotary embedding is an exception: its base frequency, its share of a head and the embeddings of other layers
-    stay unless they are changed too.
+    stay unless they are changed too, at the top level or in its options. Raises InvalidCheckpoint for a value at the
+    top level if the options are those of each type of layers.
     """
     changes = dict(overrides)
-    former = next((config.raw(key) for key in ROTARY if key in config), None)
+    name = next((key for key in ROTARY if key in config), ROTARY[0])
+    former = config.raw(name)
+    if isinstance(former, dict):
+        moved = dict(_moved(former, name, overrides))
+        former = former | moved
+        if moved:
+            changes[name] = former
     for key, other in (ROTARY, ROTARY[::-1]):
         if key in overrides:
             changes[key] = _rotary(former, overrides[key])
+            changes[other] = overrides.get(other)
+    for key, other in (DTYPE, DTYPE[::-1]):
+        if key in overrides:
             changes.setdefault(other, None)
     return JsonObject(dict.fromkeys(config.nulls) | config.values | changes, f"{config.source} with {OPTION}")
+
+
+def _moved(rotary: Mapping[str, object], name: str, overrides: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield the overrides of the top level that replace values in the rotary options."""
+    for key in IN_BOTH:
+        if key not in overrides:
+            continue
+        if key in rotary:
+            yield key, overrides[key]
+        layer_type = next((each for each, inner in rotary.items() if isinstance(inner, dict) and key in inner), None)
+        if layer_type is not None:
+            raise InvalidCheckpoint(f"{OPTION}: {key} has no effect; replace {name}.{layer_type}.{key}")
 
 
 def _rotary(former: object, given: object) -> object:

@@ -12,7 +12,7 @@ from baton.engine.config import ModelConfig
 from baton.engine.families.registry import family_of
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-ITEM_BYTES = {"bfloat16": 2, "float32": 4}
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Suffixes of what belongs to a quantized matrix, besides its codes.
 OF_QUANTIZED = (
     *("_scale", "_scale_inv", "_scales", ".scales", ".qzeros", ".g_idx"),

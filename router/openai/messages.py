@@ -84,6 +84,7 @@ def _bounded(value: object) -> object:
 
 PlainMessage = Mapping[str, str]  # only a role and a text
 PLAIN_KEYS = frozenset({"role", "content"})
+REFUSAL = "refusal"
 REASONING_NAMES = (("reasoning", "reasoning_content"), ("reasoning_content", "reasoning"))
 CheckedMessages = Annotated[list[ChatMessage], Field(fail_fast=True), BeforeValidator(_bounded)]
 TemplateOptions = Annotated[dict[str, object], AtMost(MAX_TEMPLATE_OPTIONS)]
@@ -132,7 +133,10 @@ def template_messages(messages: Sequence[ChatMessage | PlainMessage]) -> Sequenc
 
 
 def _template_message(message: ChatMessage, place: int, known: KnownCalls) -> Mapping[str, object]:
-    shown = {**(message.model_extra or {}), "role": message.role, "content": _text(message, place)}
+    extra = message.model_extra or {}
+    shown = {**extra, "role": message.role, "content": _text(message, place)}
+    if not message.content and isinstance(refusal := extra.get(REFUSAL), str):  # as a response has it
+        shown["content"] = refusal
     if message.tool_calls:
         known.add(message.tool_calls)
         shown["tool_calls"] = [call.shown() for call in message.tool_calls]

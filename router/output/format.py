@@ -19,7 +19,7 @@ from baton.router.parsing.formats import (
     text_markers,
 )
 from baton.router.parsing.special_markers import with_tokens
-from baton.router.parsing.structural_tag import Format, any_of
+from baton.router.parsing.structural_tag import Format, any_of, any_text
 from baton.router.text.tokenizer import Tokenizer
 from baton.settings.values import OptionError
 
@@ -69,6 +69,8 @@ class OutputFormat:
     ) -> Format:
         """Return the format that outputs with calls of one or more tools match; `content`: that of other outputs."""
         assert self.calls is not None
+        if self.calls == HARMONY_CALLS and is_open is False and not required:  # the prompt ends in the answer
+            return with_tokens(content or any_text(), self.special, content)
         if content is None:
             tag = output_tag(
                 self.calls, self.reasoning, tools, required=required, parallel=parallel, is_reasoning_open=is_open

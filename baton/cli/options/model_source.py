@@ -43,7 +43,7 @@ def find_checkpoint(cluster: ClusterConfig, engine: Mapping[str, Value]) -> Chec
     model = _locate(cluster.model, cluster.revision)
     tokenizer = _locate_tokenizer(cluster)
     with servable(model.name):
-        directory = checkpoint_directory(model.path)
+        directory = checkpoint_directory(model.path, with_tokenizer=tokenizer is None)
         config = model_config_of(EngineConfig(model=str(directory), **engine))  # type: ignore[arg-type]  # checked when read
     if not any(any(directory.glob(pattern)) for pattern in ("*.safetensors", "*.gguf")):
         raise click.ClickException(f"cannot serve {model.name}: no *.safetensors in {directory}")

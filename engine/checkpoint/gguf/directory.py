@@ -21,23 +21,25 @@ from baton.engine.checkpoint.stored_tensor import StoredTensor
 from baton.engine.errors import InvalidCheckpoint
 
 SUFFIX = ".gguf"
+NO_TOKENIZER = "-no-tokenizer"  # end of the directory's name
 VERSION = 1  # of what is written out; increment when it changes
 ROPE_FREQS = "rope_freqs.weight"
 MAX_FREQS = 1 << 12
 
 
-def checkpoint_directory(model: Path, cache: Path | None = None) -> Path:
+def checkpoint_directory(model: Path, cache: Path | None = None, *, with_tokenizer: bool = True) -> Path:
     """Return the directory of a model; for a GGUF file, any of its parts, one that stands for it.
 
+    with_tokenizer: whether that needs the file's tokenizer; if another one is used, any kind of it is accepted.
     Raises InvalidCheckpoint or UnsupportedModel for a file that is damaged or not supported.
     """
     if model.suffix != SUFFIX or not model.is_file():
         return model
     parts = [path.absolute() for path in all_parts(model)]
     root = _default_cache() if cache is None else cache
-    directory = root / f"{parts[0].stem}-{_state(parts)}"
+    directory = root / f"{parts[0].stem}-{_state(parts)}{'' if with_tokenizer else NO_TOKENIZER}"
     if not directory.is_dir():
-        _make(directory, parts)
+        _make(directory, parts, with_tokenizer)
     return directory
 
 
@@ -47,7 +49,7 @@ def _default_cache() -> Path:
     return Path(HF_ASSETS_CACHE) / "baton" / "gguf"
 
 
-def written_files(parts: list[Path]) -> dict[str, str]:
+def written_files(parts: list[Path], with_tokenizer: bool) -> dict[str, str]:
     """Return the contents of the files that describe a model, by name. Raises InvalidCheckpoint or UnsupportedModel."""
     first = read_header(parts[0])
     metadata = Metadata(first.metadata, str(parts[0]))
@@ -55,18 +57,16 @@ def written_files(parts: list[Path]) -> dict[str, str]:
         raise InvalidCheckpoint(f"{parts[0]} says that it is one of {shown(count)} files, but there are {len(parts)}")
     tensors = read_gguf_tensors(parts)
     config = gguf_config(metadata, tensors, _rope_factors(first, parts))
-    tokenizer = gguf_tokenizer(metadata, metadata.size("context_length"))
     generation = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
-    return {
-        "config.json": as_json(config),
-        "generation_config.json": as_json(generation),
-        "tokenizer.json": tokenizer.tokenizer,
-        "tokenizer_config.json": as_json(tokenizer.config),
-    }
+    files = {"config.json": as_json(config), "generation_config.json": as_json(generation)}
+    if not with_tokenizer:
+        return files
+    tokenizer = gguf_tokenizer(metadata, metadata.size("context_length"))
+    return files | {"tokenizer.json": tokenizer.tokenizer, "tokenizer_config.json": as_json(tokenizer.config)}
 
 
-def _make(directory: Path, parts: list[Path]) -> None:
-    files = written_files(parts)
+def _make(directory: Path, parts: list[Path], with_tokenizer: bool) -> None:
+    files = written_files(parts, with_tokenizer)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=directory.parent))

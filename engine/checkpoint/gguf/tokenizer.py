@@ -61,6 +61,8 @@ def gguf_tokenizer(metadata: Metadata, context: int) -> GgufTokenizer:
     """Return the tokenizer's files. Raises UnsupportedModel for kinds of tokenizers that are not supported."""
     try:
         return _made(metadata, context)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{error}; name another tokenizer with --tokenizer") from error
     except EngineError:
         raise
     except Exception as error:  # the library refuses what it cannot use with any type of error

@@ -64,7 +64,8 @@ class HarmonyReader:
                 yield from self._body(last_header)
                 yield from lexer.one_of(lexer.markers(*ENDS))
             elif not (has_begun or CHANNEL in header) or not _is_header(header):  # otherwise it was cut off
-                writer.content(MARKER.sub("", header))
+                text = MARKER.sub("", header)
+                writer.content(text if text.strip() else "")
         return frozenset()
 
     def _body(self, header: str) -> Reading[None]:

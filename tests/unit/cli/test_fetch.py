@@ -93,6 +93,13 @@ def test_wait_downloads_and_writes_nothing(tmp_path: Path) -> None:
     assert "waiting" not in again.output
 
 
+def test_no_wait_for_a_model_whose_directory_has_another(tmp_path: Path) -> None:
+    fetch("bundled", str(tmp_path / "m"))
+    refused = fetch("a/b", str(tmp_path / "m"), "--revision", "v1", "--wait")
+    assert refused.exit_code == 1
+    assert "has bundled; give another directory for a/b@v1" in " ".join(refused.output.split())
+
+
 @pytest.mark.slow
 def test_a_model_without_weights_does_not_end_the_wait_for_weights(tmp_path: Path) -> None:
     fetch("bundled", str(tmp_path / "m"), "--without-weights")

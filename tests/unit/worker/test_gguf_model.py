@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from baton.cli.options.model_source import find_checkpoint
+from baton.deployment.local.cluster_config import ClusterConfig
 from baton.engine.config import EngineConfig
 from baton.router.model_options import directory_name
 from baton.settings.values import OptionError
@@ -30,6 +32,19 @@ def test_a_worker_serves_the_directory_that_stands_for_a_file(tmp_path: Path, mo
     named = with_directory(replace(worker(written.file), served_model_name="mine"))
     assert named.served_model_name == "mine"
     assert with_directory(worker(BUNDLED)) == worker(BUNDLED)
+
+
+def test_a_files_tokenizer_is_not_read_if_there_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    monkeypatch.setattr("baton.engine.checkpoint.gguf.tokenizer.SPLITTINGS", {})
+    file = write_gguf(BUNDLED, tmp_path / "gguf", Type.Q8_0).file
+    with pytest.raises(OptionError, match=r"tokenizer\.ggml\.pre .* is not supported.*; name another .* --tokenizer$"):
+        with_directory(worker(file))
+    given = replace(worker(file), engine=replace(worker(file).engine, tokenizer=str(BUNDLED)))
+    directory = Path(with_directory(given).engine.model)
+    assert {path.name for path in directory.iterdir()} == {"config.json", "generation_config.json", file.name}
+    found = find_checkpoint(ClusterConfig(model=str(file), tokenizer=str(BUNDLED)), {})
+    assert (found.directory, found.tokenizer) == (directory, BUNDLED)
 
 
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def test_weights_are_counted_in_the_compute_dtype() -> None:
     assert MODEL.tie_word_embeddings
     assert weights_bytes(BUNDLED, MODEL, None) == 2 * (count + embedding)
     assert weights_bytes(BUNDLED, replace(MODEL, dtype="float32"), None) == 4 * (count + embedding)
+    assert weights_bytes(BUNDLED, replace(MODEL, dtype="float16"), None) == 2 * (count + embedding)
     assert weights_bytes(BUNDLED, MODEL, "int8") == count + 2 * embedding, "the embedding itself stays in bfloat16"
 
 

@@ -1,6 +1,8 @@
 """Cluster settings from a file and flags, and the plan that follows from them."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +17,7 @@ from baton.deployment.local.cluster_config import (
 )
 from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, plan_cluster
 from baton.deployment.local.machine import Machine, this_machine
+from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import MLAConfig, ModelConfig, RopeConfig
 from baton.engine.kv.dtype import kv_bytes_per_token
 from baton.router.config import RouterConfig
@@ -22,6 +25,7 @@ from baton.settings.config_file import load
 from baton.settings.values import OptionError
 from baton.worker.config import WorkerConfig
 from scripts.option_tables import generated
+from tests.unit.engine.perplexity import BUNDLED
 
 DOCS = Path(__file__).parents[4] / "docs"
 MACHINE = Machine(num_cores=8, memory_bytes=32 << 30)
@@ -285,3 +289,15 @@ def test_option_tables_of_the_docs_are_current() -> None:
     assert generated(page.replace("| `block_size` |", "| `size` |")) == page
     check = subprocess.run([sys.executable, "scripts/option_tables.py", "--check"], cwd=DOCS.parent, check=False)
     assert check.returncode == 0
+
+
+def test_a_type_that_only_gpus_have_is_refused_if_cpus_take_part(tmp_path: Path) -> None:
+    model = Path(shutil.copytree(BUNDLED, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
+    checkpoint = Checkpoint(model, "m", read_model_config(model, on_cpu=False))
+    mixed = "decode_engine: {device: cuda}\nprefill_engine: {device: cpu}\n"
+    with pytest.raises(OptionError, match=r"^dtype: float16 on GPUs is float32 on CPUs; set one that both have"):
+        plan(settings(tmp_path, mixed), checkpoint)
+    with pytest.raises(OptionError, match=r"^dtype: float16 on GPUs is float32 on CPUs"):
+        plan(settings(tmp_path, mixed, dtype="float16"), checkpoint)

@@ -54,6 +54,24 @@ def test_a_scaling_keeps_the_base_frequency(tmp_path: Path, given: str, former: 
     assert (plain.theta, plain.kind) == (5e5, "default")
 
 
+@pytest.mark.parametrize("former", ["rope_scaling", "rope_parameters"])
+def test_a_value_at_the_top_level_replaces_that_of_the_rotary_options(tmp_path: Path, former: str) -> None:
+    """transformers 5 writes the base frequency there, where it counts."""
+    write(tmp_path, LLAMA | {former: {"rope_type": "default", "rope_theta": 5e5}})
+    assert read(tmp_path, {"rope_theta": 3e5}).rope.theta == 3e5
+    rope = read(tmp_path, {"rope_theta": 3e5, "rope_scaling": YARN}).rope
+    assert (rope.theta, rope.kind) == (3e5, "yarn")
+    write(tmp_path, LLAMA | {former: YARN})
+    assert read(tmp_path, {"original_max_position_embeddings": 256}).max_model_len == 1024
+
+
+def test_the_stored_type_has_two_names(tmp_path: Path) -> None:
+    for stored, other in (("dtype", "torch_dtype"), ("torch_dtype", "dtype")):
+        config = {key: value for key, value in LLAMA.items() if key != other} | {stored: "float32"}
+        write(tmp_path, config)
+        assert read(tmp_path, {other: "bfloat16"}).dtype == "bfloat16"
+
+
 def test_the_embedding_of_one_kind_of_layers_is_overridden(tmp_path: Path) -> None:
     both = {
         "full_attention": {"rope_type": "default", "rope_theta": 5e5},
@@ -65,6 +83,9 @@ def test_the_embedding_of_one_kind_of_layers_is_overridden(tmp_path: Path) -> No
     assert (config.local_rope.kind, config.local_rope.theta) == ("default", 2e4)
     with pytest.raises(InvalidCheckpoint, match=r"^hf_overrides: rope_parameters\.factor has no effect"):
         read(tmp_path, {"rope_parameters": {"factor": 8.0}})
+    hint = r"has no effect; replace rope_parameters\.full_attention\.rope_theta$"
+    with pytest.raises(InvalidCheckpoint, match=f"^hf_overrides: rope_theta {hint}"):
+        read(tmp_path, {"rope_theta": 3e5})
 
 
 def test_the_language_models_keys_may_be_in_its_own_section(tmp_path: Path) -> None:

@@ -135,6 +135,14 @@ def test_harmony_has_content_and_calls_in_their_channels(compiler: XGrammarBacke
     assert matching(compiler, grammar, *texts, *others) == texts
     continued = OutputRules(OutputFormat("openai", "openai_gptoss", {}), NO_TOOLS).grammar(GIVEN, False)
     assert continued is GIVEN  # the prompt ends in the message
+    form = OutputFormat("openai", "openai_gptoss", {})
+    continued = OutputRules(form, use(*TOOLS)).grammar(GIVEN, False)
+    assert matching(compiler, continued, "123", "12", call, f"{final}123") == ["123"]
+    strict = Tool(name="f", parameters=AGE, strict=True)
+    continued = OutputRules(form, use(strict)).grammar(None, False)
+    assert matching(compiler, continued, "any text") == ["any text"]
+    required = OutputRules(form, use(strict, is_required=True)).grammar(None, False)
+    assert matching(compiler, required, call, "any text") == [call]
 
 
 def test_values_between_special_tokens_cannot_be_enforced() -> None:

@@ -128,6 +128,11 @@ CASES = [
     ("openai", "<|channel|>analysis<|message|>a", Parsed("", [], "a")),
     ("openai", "Hello\n", Parsed("Hello\n")),
     ("openai", "<|channel|>final", Parsed()),
+    (
+        "openai",
+        "<|channel|>analysis<|message|>a<|end|>\n<|start|>assistant\n<|channel|>final<|message|>b<|end|>\n",
+        Parsed("b", [], "a"),
+    ),
     ("openai", "<|channel|>analysis<|message|>a<|end|><|start|>assist", Parsed("", [], "a")),
     ("openai", "<|channel|>commentary to=functions.f <|constrain|>js", Parsed()),
     ("openai", "<|channel|>final The <b><|end|>Yes<|return|>", Parsed("final The <b>Yes")),

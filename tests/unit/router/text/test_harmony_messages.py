@@ -6,7 +6,7 @@ import pytest
 
 from baton.engine.errors import InvalidRequest
 from baton.router.errors import FieldError
-from baton.router.text.harmony_messages import harmony_messages, is_harmony
+from baton.router.text.harmony_messages import described, harmony_messages, is_harmony
 from tests.unit.router.anthropic.conversion import PLAIN, template_of
 
 # The properties of GPT-OSS's template that matter, in a short form of it.
@@ -85,6 +85,41 @@ def test_calls_of_one_message_are_each_in_front_of_their_results(ids: tuple[str 
         assert rendered(USER, calls, *reversed(results), end).splitlines() == expected
 
 
+@pytest.mark.parametrize("second", ["b", "a", ""])
+def test_results_have_the_names_of_their_calls_wherever_they_are(second: str) -> None:
+    """Clients split calls over messages, put text between them and results, and repeat ids."""
+    f, g = call("f", "a"), call("g", second)
+    called = ["assistant to=f<|message|>{}", 'f<|channel|>commentary<|message|>"F"']
+    called += ["assistant to=g<|message|>{}", 'g<|channel|>commentary<|message|>"G"']
+    results = [result("F", "a"), result("G", second)]
+    assert rendered(calling(f, g), *results).splitlines() == called
+    if second == "b":
+        assert rendered(calling(f), calling(g), *results).splitlines() == called
+        assert rendered(calling(f, g), results[1], USER, results[0]).splitlines() == [*called, "user<|message|>Hi"]
+        wait = {"role": "assistant", "content": "Wait"}
+        assert rendered(calling(f, g), wait, *results).splitlines() == [*called, "assistant<|message|>Wait"]
+
+
+def test_an_id_is_that_of_the_last_call_with_it() -> None:
+    turn = calling(call("f", "a")), result("1", "a"), USER
+    messages = harmony_messages([*turn, calling(call("g", "a")), result("2", "a"), result("3", "a")])
+    assert [each["content"] for each in messages] == ["", "1", "Hi", "", "2", "3"]
+
+
+def test_results_of_functions_are_those_of_tools() -> None:
+    answer = {"role": "function", "name": "f", "content": "F"}
+    assert rendered(calling(call("f")), answer).splitlines()[1:] == ['f<|channel|>commentary<|message|>"F"']
+    with pytest.raises(InvalidRequest, match="no call in front of a result"):
+        rendered(USER, answer)
+
+
+def test_calls_with_which_the_template_would_take_minutes_are_refused() -> None:
+    many = calling(*(call("f") for _ in range(1500)))
+    with pytest.raises(InvalidRequest, match="1500 calls of tools in 2 messages are too many; leave out early ones"):
+        rendered(USER, many)
+    assert len(harmony_messages([USER, calling(*many["tool_calls"][:1000])])) == 1001
+
+
 def test_no_result_is_lost() -> None:
     calls = calling(call("f", "a"), call("g", "b"))
     messages = harmony_messages([calls, result("1", "a"), result("2", "earlier"), result("3", "b"), result("4")])
@@ -107,6 +142,18 @@ def test_a_tool_needs_no_description() -> None:
     assert rendered(USER, tools=tools).splitlines()[0] == "//f;//Tells. g;"
 
 
+@pytest.mark.parametrize(("default", "shown"), [(2, "2"), (None, "null"), (True, "true"), ("b", "b")])
+def test_defaults_of_choices_are_texts(default: object, shown: str) -> None:
+    """The template adds them to a text, and converts all other defaults to JSON itself."""
+    choice = {"enum": [1, 2], "default": default}
+    properties = {"x": choice, "y": {"oneOf": [{}], "default": default}, "z": {"default": default}, "w": True}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+    function = described(tool)["function"]
+    expected = {**properties, "x": {**choice, "default": shown}, "y": {"oneOf": [{}], "default": shown}}
+    assert function == {"name": "f", "description": "", "parameters": {"properties": expected}}
+    assert choice["default"] is default
+
+
 def test_reasoning_of_a_finished_turn() -> None:
     answer = {"role": "assistant", "content": "Yes", "reasoning_content": "Hm."}
     for other in ({**answer, "reasoning": "Hm."}, {"role": "assistant", "content": "Yes", "reasoning": "Hm."}):
@@ -117,6 +164,13 @@ def test_reasoning_of_a_finished_turn() -> None:
     assert rendered(USER, absent, USER).splitlines()[1] == "assistant<|message|>Yes"
     with pytest.raises(InvalidRequest, match="rejects the messages: tags"):
         rendered({**answer, "thinking": "<|channel|>"})
+
+
+def test_reasoning_that_is_no_text_is_refused() -> None:
+    for wrong in (5, ["Hm."], {"text": "Hm."}):
+        for message in ({"role": "assistant", "content": "Yes"}, calling(call("f"), content="I call.")):
+            with pytest.raises(InvalidRequest, match="rejects the messages: reasoning must be a text"):
+                rendered(USER, {**message, "reasoning": wrong})
 
 
 def test_efforts_that_the_model_does_not_know_are_refused() -> None:
