@@ -51,8 +51,6 @@ serve: .venv/.base
 	.venv/clients/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
-TEST_ENVIRONMENTS := .venv/checkov/$(CHECKOV).done .venv/clients/.done
-
 # The tests start hundreds of processes, each of which would compile the package again without cached bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -60,12 +58,12 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST_PROCESSES ?= $(shell expr $$(nproc) + 1)
 PYTEST := $(BIN)/python -m pytest -q --durations=30 --numprocesses $(TEST_PROCESSES) --no-loadscope-reorder --rerun-failed
 
-test: setup $(TEST_ENVIRONMENTS)
+test: setup
 	$(PYTEST) -m "not slow"
 
 # Everything, including what takes long, with processes started as production does, and a minute of new inputs for each
 # fuzzer.
-test-all: setup $(TEST_ENVIRONMENTS)
+test-all: setup .venv/clients/.done .venv/checkov/$(CHECKOV).done
 	$(PYTEST) --spawn
 	$(BIN)/python -m pytest -q tests/fuzz --fuzz-seconds 60 --numprocesses $(TEST_PROCESSES)
 

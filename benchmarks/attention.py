@@ -1,11 +1,11 @@
 """Time of attention over the paged KV cache on this CPU: the compiled kernel compared with the torch reference.
 
     python -m benchmarks.attention [--json FILE] [--repeats N] [--threads N] [--instructions NAME]
-                                   [--kv-cache-dtype int8]
+                                   [--kv-cache-dtype int8|int4]
 
 Decode steps and prefill chunks, one layer a call. Each call uses another layer of a pool larger than the CPU's caches,
-as in a model. The two candidates alternate, and medians are reported. With `--kv-cache-dtype int8`, the candidates are
-the kernel with KV in the compute dtype and the kernel with KV in int8.
+as in a model. The two candidates alternate, and medians are reported. With `--kv-cache-dtype int8`
+or `int4`, the candidates are the kernel with KV in the compute dtype and the kernel with KV in that type.
 """
 
 import os
@@ -20,14 +20,14 @@ import click
 import torch
 from torch import Tensor
 
+from baton.engine.attention import int4_rows, int8_rows
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.heads import AttentionHeads
-from baton.engine.attention.int8_rows import encode
 from baton.engine.attention.native import NativeAttention
 from baton.engine.attention.torch_reference import GATHERED_BYTES, TorchAttention
 from baton.engine.execution.batch import Batch
-from baton.engine.kv.dtype import SCALE_BYTES
-from baton.engine.kv.layout import KVCacheLayout
+from baton.engine.kv.dtype import row_bytes
+from baton.engine.kv.layout import KVCacheLayout, torch_dtype
 from benchmarks.machine import MachineLimits, measure_limits
 from benchmarks.report import Report
 
@@ -35,7 +35,12 @@ BLOCK_SIZE = 16
 POOL_BYTES = 384 << 20  # minimum size of all layers: larger than a CPU's caches
 MAX_LAYERS = 28
 MAX_PREFILL_LAYERS = 4  # chunks are compute-bound
-COMPARED = {"auto": ("torch us", "native us", "torch / native"), "int8": ("own us", "int8 us", "own / int8")}
+COMPARED = {
+    "auto": ("torch us", "native us", "torch / native"),
+    "int8": ("own us", "int8 us", "own / int8"),
+    "int4": ("own us", "int4 us", "own / int4"),
+}
+ENCODERS = {"int8": int8_rows.encode, "int4": int4_rows.encode}
 RATES = ("GB/s", "% of read bandwidth", "GFLOP/s", "% of GEMM rate")  # of the second
 
 
@@ -54,12 +59,11 @@ class Heads:
         """Whether this is MLA."""
         return self.value_width < self.key_width
 
-    def cached_bytes(self, dtype: torch.dtype, is_quantised: bool = False) -> int:
+    def cached_bytes(self, kv_dtype: str) -> int:
         """Return the KV bytes of one token in one layer."""
-        row_bytes = self.key_width + SCALE_BYTES if is_quantised else self.key_width * dtype.itemsize
-        return (1 if self.is_latent else 2) * self.num_kv_heads * row_bytes
+        return (1 if self.is_latent else 2) * self.num_kv_heads * row_bytes(self.key_width, kv_dtype)
 
-    def here(self, dtype: torch.dtype, is_quantised: bool) -> AttentionHeads:
+    def here(self, dtype: torch.dtype, kv_dtype: str) -> AttentionHeads:
         """Return them as the kernel's heads."""
         return AttentionHeads(
             num_heads=self.num_heads,
@@ -67,7 +71,7 @@ class Heads:
             key_width=self.key_width,
             value_width=self.value_width,
             dtype=dtype,
-            kv_dtype=torch.int8 if is_quantised else None,
+            kv_dtype=torch_dtype(kv_dtype),
         )
 
 
@@ -111,17 +115,17 @@ STEPS = (
 class Layers:
     """Pool of some layers, and the inputs of their attention."""
 
-    def __init__(self, heads: Heads, dtype: torch.dtype, step: Step, is_quantised: bool = False) -> None:
-        self.heads, self.dtype, self.step, self.is_quantised = heads, dtype, step, is_quantised
+    def __init__(self, heads: Heads, dtype: torch.dtype, step: Step, kv_dtype: str) -> None:
+        self.heads, self.dtype, self.step, self.kv_dtype = heads, dtype, step, kv_dtype
         tables = block_tables(step)
         num_blocks = sum(map(len, tables)) + 1
-        layer_bytes = num_blocks * BLOCK_SIZE * heads.cached_bytes(dtype, is_quantised)
+        layer_bytes = num_blocks * BLOCK_SIZE * heads.cached_bytes(kv_dtype)
         most = MAX_LAYERS if step.is_decode else MAX_PREFILL_LAYERS
         self.num_layers = min(most, POOL_BYTES // layer_bytes + 1)
         self.batch = make_batch(step, tables)
         self.pool = self._random(num_blocks, *self._block_shape())
-        if is_quantised:
-            self.pool = encode(self.pool)
+        if kv_dtype in ENCODERS:
+            self.pool = ENCODERS[kv_dtype](self.pool)
         num_tokens = sum(step.query_lens)
         self.q = self._random(num_tokens, heads.num_heads, heads.key_width)
         self.k, self.v = self._random(2, num_tokens, heads.num_kv_heads, heads.key_width)
@@ -190,16 +194,17 @@ def candidates(
     heads: Heads, dtype: torch.dtype, step: Step, kv_dtype: str, instructions: str | None
 ) -> tuple[Candidate, Candidate]:
     """Return the two candidates."""
-    scale, usual = heads.key_width**-0.5, Layers(heads, dtype, step)
-    native = Candidate(NativeAttention(scale, BLOCK_SIZE, heads.here(dtype, False), instructions), usual)
-    if kv_dtype == "int8":
-        kernel = NativeAttention(scale, BLOCK_SIZE, heads.here(dtype, True), instructions)
-        return native, Candidate(kernel, Layers(heads, dtype, step, is_quantised=True))
+    own = str(dtype).removeprefix("torch.")
+    scale, usual = heads.key_width**-0.5, Layers(heads, dtype, step, own)
+    native = Candidate(NativeAttention(scale, BLOCK_SIZE, heads.here(dtype, own), instructions), usual)
+    if kv_dtype in ENCODERS:
+        kernel = NativeAttention(scale, BLOCK_SIZE, heads.here(dtype, kv_dtype), instructions)
+        return native, Candidate(kernel, Layers(heads, dtype, step, kv_dtype))
     reference = TorchAttention(
         scale,
         BLOCK_SIZE,
         kv_lora_rank=heads.value_width if heads.is_latent else 0,
-        max_gathered_tokens=GATHERED_BYTES // heads.cached_bytes(dtype),
+        max_gathered_tokens=GATHERED_BYTES // heads.cached_bytes(own),
     )
     return Candidate(reference, usual), native
 
@@ -215,7 +220,7 @@ def measure(report: Report, compared: tuple[Candidate, Candidate], limits: Machi
             if repeat:  # the first warms up
                 taken.append(seconds)
     first_s, second_s = map(median, times)
-    bytes_per_s = sum(step.context_lens) * heads.cached_bytes(layers.dtype, layers.is_quantised) / second_s
+    bytes_per_s = sum(step.context_lens) * heads.cached_bytes(layers.kv_dtype) / second_s
     flop_per_s = 2 * step.num_seen * heads.num_heads * (heads.key_width + heads.value_width) / second_s
     report.add(
         heads.name,
@@ -252,7 +257,7 @@ def main(
         )
         for heads in HEADS:
             for step in STEPS:
-                if only in step.name:
+                if only in step.name and not (kv_dtype == "int4" and heads.is_latent):
                     measure(report, candidates(heads, dtype, step, kv_dtype, instructions), limits, repeats)
     report.show()
     if json_file is not None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.decode_worker.service import RouterSession
+from baton.engine.kv.origin import NO_ORIGINS, KVOrigin, mixed_quantization
 from baton.engine.outputs import RequestOutput
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.scheduling.schedule import Received
@@ -35,6 +36,7 @@ class DecodeRequest:
     session: RouterSession
     command: worker_pb2.GenerateCommand
     served_by: common_pb2.ServedBy
+    origin: KVOrigin  # of the KV that this worker computes
     handover: "asyncio.Task[None] | None" = None
     is_served_by_sent: bool = field(default=False)  # the current `served_by` went out with a token
     recalled: worker_pb2.RecalledOutput | None = None  # its output so far; None: the request is not resumable
@@ -46,7 +48,12 @@ class DecodeRequest:
 
     @classmethod
     def of(
-        cls, command: worker_pb2.GenerateCommand, session: RouterSession, worker_id: str, number: int
+        cls,
+        command: worker_pb2.GenerateCommand,
+        session: RouterSession,
+        worker_id: str,
+        number: int,
+        origin: KVOrigin,
     ) -> "DecodeRequest":
         """Return the request that a command describes; `number` is unique among the worker's requests.
 
@@ -70,6 +77,7 @@ class DecodeRequest:
             served_by=common_pb2.ServedBy(
                 prefill_worker=command.prefill.worker_id or worker_id, decode_worker=worker_id
             ),
+            origin=origin,
             recalled=_recalled(command) if command.resume_key else None,
         )
 
@@ -99,6 +107,11 @@ class DecodeRequest:
             num_ranks=num_ranks,
         )
 
+    def note_origins(self, announced: frozenset[KVOrigin] = NO_ORIGINS) -> None:
+        """Report the other models that computed some of the request's KV, `announced` ones included."""
+        foreign = self.request.kv_origins | announced
+        self.served_by.mixed_quantization = mixed_quantization(foreign, self.origin)
+
     def say_output(self, output: RequestOutput) -> None:
         """Send a step's output for this request to its router; no-op if the step brought nothing to report."""
         delta = worker_pb2.RequestDelta(request_id=self.command.request_id)
@@ -112,6 +125,7 @@ class DecodeRequest:
             return
         self.served_by.decode_cached_tokens = self.request.num_cached_tokens
         if output.finish_reason is not None or (delta.token_ids and not self.is_served_by_sent):
+            self.note_origins()
             delta.served_by.CopyFrom(self.served_by)
         self.is_served_by_sent = self.is_served_by_sent or bool(delta.token_ids)
         self._send_output(delta)

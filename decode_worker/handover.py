@@ -24,6 +24,7 @@ from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels, next_event
 from baton.rpc.requests import logprobs_from_proto
 from baton.worker.base import Host, KVReceive
+from baton.worker.kv.origins import ReceivedOrigins
 
 MAX_ANNOUNCE_S = 10.0  # from computed to announced; a longer time means that the two clocks are of different hosts
 
@@ -138,6 +139,8 @@ class Handover:
         self._sampled = known.sampled
         self._has_token = False  # from this prefill worker
         self._num_prompt_logprobs = known.num_prompt_logprobs
+        self.origins = ReceivedOrigins(host.origin, self._blocks, self._num_known_blocks)
+        self.origins.by_block |= known.origins
         reports_prompt = request.sampling.prompt_logprobs is not None
         self._max_prompt_logprobs = request.num_prompt_tokens - 1 if reports_prompt else 0
 
@@ -151,7 +154,7 @@ class Handover:
         """Tokens with checked KV, the first output token, and the number of prompt logprobs."""
         num_usable = self._order.num_usable(self.num_blocks, self._num_known)
         num_tokens = min(num_usable * self._host.config.block_size, self._num_tokens)
-        return Received(num_tokens, self._sampled, self._num_prompt_logprobs)
+        return Received(num_tokens, self._sampled, self._num_prompt_logprobs, self.origins.by_block)
 
     @property
     def num_bytes(self) -> int:
@@ -228,6 +231,7 @@ class Handover:
 
     def _queue(self, blocks: worker_pb2.BlocksReady) -> None:
         self.times.note_computed(blocks.computed_at_s, time.monotonic())
+        self.origins.note(blocks)
         try:
             self._announced.put_nowait(blocks)
         except asyncio.QueueFull:

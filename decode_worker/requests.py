@@ -77,7 +77,7 @@ class DecodeRequests:
         """Start a request; its deltas, errors included, go to the session."""
         if not self._takes_handovers:
             command.ClearField("prefill")
-        entry = DecodeRequest.of(command, session, self._worker_id, next(self._numbers))
+        entry = DecodeRequest.of(command, session, self._worker_id, next(self._numbers), self._host.origin)
         if self._table.enter(entry):
             adding = self._host.call(lambda engine: engine.add(entry.request))
             adding.add_done_callback(partial(self._on_added, entry))

@@ -16,7 +16,7 @@ from itertools import permutations
 
 import httpx
 
-from baton.doctor.compare import compare
+from baton.doctor.compare import compare, kv_fingerprint
 from baton.doctor.finding import Finding, failure, ok, warning
 from baton.doctor.link import check_link
 from baton.doctor.report import Section
@@ -166,7 +166,7 @@ def choose_pairs(workers: Sequence[ExaminedWorker], max_links: int) -> list[Pair
     pairs = [
         Pair(reader, owner)
         for reader, owner in permutations((worker for worker in workers if worker.versions), 2)
-        if reader.description.fingerprint == owner.description.fingerprint
+        if kv_fingerprint(reader) == kv_fingerprint(owner)
     ]
     if len(pairs) <= max_links:
         return pairs

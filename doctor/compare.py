@@ -43,12 +43,20 @@ def _names(workers: Sequence[ExaminedWorker]) -> list[Finding]:
     ]
 
 
+def kv_fingerprint(worker: ExaminedWorker) -> str:
+    """Return the fingerprint that is equal for workers that exchange KV."""
+    return worker.description.pool.fingerprint or worker.description.fingerprint
+
+
 def _fingerprints(workers: Sequence[ExaminedWorker]) -> list[Finding]:
     """Check fingerprints: KV is exchanged only between equal ones, so a prefill worker needs an equal decode worker."""
-    groups = _grouped(workers, lambda worker: worker.description.fingerprint)
+    groups = _grouped(workers, kv_fingerprint)
     if len(groups) < 2:
         return []
-    remedy = "serve the same checkpoint, dtypes and block size everywhere, or wait until the upgrade is complete"
+    remedy = (
+        "serve the same checkpoint, dtypes and block size everywhere, or wait until the upgrade is complete; "
+        "quantizations of one model need --allow-mixed-quantization on all workers"
+    )
     unmatched = [
         worker.name
         for group in groups.values()

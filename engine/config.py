@@ -8,9 +8,12 @@ from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.settings.options import described, option
+from baton.settings.values import JsonText, OptionError
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]  # of a gated MLP
-KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3")
+TOKENIZER = "tokenizer.json"
+DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "int4", "fp8", "fp8_e4m3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +21,19 @@ class EngineConfig:
     """Options of an engine, under vLLM's names where it has one."""
 
     model: str = field(metadata=described("Directory of a checkpoint in Hugging Face's format."))
+    tokenizer: str | None = option(None, "Directory of the tokenizer. Default: the model's.")
     dtype: str = option(
-        "auto", "Type of weights and activations; auto is the checkpoint's.", choices=("auto", "bfloat16", "float32")
+        "auto",
+        "Type of weights and activations; auto is the checkpoint's. CPUs replace float16 (half) by bfloat16, or by "
+        "float32 if plain weights are stored in float16.",
+        choices=DTYPES,
+        synonyms={"half": "float16", "float": "float32"},
+    )
+    hf_overrides: JsonText | None = option(
+        None,
+        "Values that replace those of the checkpoint's config.json, as in vLLM: "
+        '{"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}. '
+        "Default: none.",
     )
     quantization: str | None = option(
         None,
@@ -46,7 +60,7 @@ class EngineConfig:
     kv_cache_dtype: str = option(
         "auto",
         "Type of the KV cache; auto is the type of the activations. int8, on CPUs, takes about half of bfloat16's "
-        "memory; fp8 (fp8_e4m3), on GPUs, half.",
+        "memory, and int4, less exact, somewhat over a quarter; fp8 (fp8_e4m3), on GPUs, half.",
         choices=KV_CACHE_DTYPES,
         synonyms={"fp8_e4m3": "fp8"},
     )
@@ -60,6 +74,11 @@ class EngineConfig:
     )
     max_num_seqs: int | None = option(None, "Maximum requests in a batch. Default: 64, on a GPU 256.", minimum=1)
     max_num_waiting: int = option(1024, "Maximum requests in the waiting queue; further ones are refused.", minimum=1)
+    allow_mixed_quantization: bool = option(
+        False,
+        "Exchange KV with workers that have differently quantized weights of the same model. Set it on all of them. "
+        "Such KV is not what this worker would compute: responses have the header x-baton-mixed-quantization.",
+    )
     enable_prefix_caching: bool = option(True, "Keep the KV of finished requests for prompts with the same prefix.")
     hybrid_kv_cache: bool = option(
         True,
@@ -99,9 +118,19 @@ class EngineConfig:
     enforce_eager: bool = option(False, "On a GPU, decode without CUDA graphs.")
 
     def __post_init__(self) -> None:
-        """Replace the device `auto` by the one it resolves to on this machine."""
+        """Replace the device `auto` by the one it resolves to on this machine. Raises OptionError."""
+        if self.allow_mixed_quantization and self.kv_cache_dtype in ("fp8", "fp8_e4m3"):
+            raise OptionError(
+                "allow_mixed_quantization: the scales of fp8 KV are part of a checkpoint and may differ; set another "
+                "kv_cache_dtype"
+            )
         if self.device == "auto":
             object.__setattr__(self, "device", visible_gpus().auto_device)
+
+    @property
+    def tokenizer_directory(self) -> str:
+        """Directory of the tokenizer: the model's, unless an option names another."""
+        return self.tokenizer or self.model
 
     @property
     def is_on_cpu(self) -> bool:
@@ -225,7 +254,7 @@ class ModelConfig:
     rms_norm_eps: float
     rope: RopeConfig
     max_model_len: int
-    dtype: str  # bfloat16, float32
+    dtype: str  # bfloat16, float16, float32
     tie_word_embeddings: bool = False
     may_lack_head: bool = False  # an embedding model, whose checkpoint may lack lm_head
     qkv_bias: bool = False

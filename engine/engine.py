@@ -70,12 +70,12 @@ class Engine:
         loaded = load(config, allocate_pool, on_progress, group, tensor)
         self.model_config, self.layout, self.pool = loaded.config, loaded.layout, loaded.pool
         self.kv_parts, self.groups, self.cores = loaded.kv_parts, loaded.groups, loaded.cores
-        self.fingerprint = loaded.fingerprint
+        self.fingerprint, self.origin = loaded.fingerprint, loaded.origin
         self.generates, self.pooling = loaded.generates, loaded.pooling
         self.finish_rule = FinishRule(self.model_config.eos_token_ids, loaded.max_model_len)
         model = Rank0Model(loaded.model, tensor) if tensor is not None else loaded.model
         vocab_size, eos_token_ids = self.model_config.vocab_size, self.model_config.eos_token_ids
-        vocabulary = Path(config.model), vocab_size, eos_token_ids
+        vocabulary = Path(config.tokenizer_directory), vocab_size, eos_token_ids
         make_backend, make_trial = partial(make_xgrammar_backend, *vocabulary), partial(ProcessTrial, *vocabulary)
         self.grammars = GrammarMasks(GrammarCompiler(make_backend, make_trial, vocab_size), eos_token_ids)
         sampler = Sampler(vocab_size, eos_token_ids)
@@ -86,7 +86,7 @@ class Engine:
         )
         self.scheduler = Scheduler(config, self.blocks, self.finish_rule, self.grammars.may_sample)
         if group is not None:
-            group.join(self.fingerprint)
+            group.join(self.origin.fingerprint)
             group.form()
         self.group = group
         self.lockstep = Lockstep(group) if group is not None else None

@@ -5,6 +5,7 @@ from enum import Enum
 from typing import NewType
 
 from baton.engine.kv.block_hash import BlockHash
+from baton.engine.kv.origin import NO_ORIGINS, KVOrigin
 from baton.engine.pooling.config import PoolingParams
 from baton.engine.sampling.params import SamplingParams
 
@@ -52,6 +53,7 @@ class Request:
     other_tables: list[list[BlockId]] = field(default_factory=list)  # of the other KV groups
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks; grows as blocks fill
     num_computed_tokens: int = 0  # tokens whose KV is in the block table
+    kv_origins: frozenset[KVOrigin] = NO_ORIGINS  # other models that computed some of its KV
     num_cached_tokens: int = 0  # found in the prefix cache on arrival; updated at first admission
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None

@@ -23,7 +23,7 @@ from baton.prefill_worker.service import beats_until
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Context, check_peer, refuse
 from baton.rpc.status import status_of
-from baton.worker.base import EngineCalls, Host
+from baton.worker.base import EngineCalls, Host, WorkerIdentity
 from baton.worker.drain import Drain
 from baton.worker.reporting import WorkerCounters
 
@@ -103,7 +103,8 @@ class EmbeddingService(worker_pb2_grpc.EmbeddingsServicer):
     ) -> AsyncIterator[worker_pb2.EmbedEvent]:
         """Compute the embeddings of a batch of inputs."""
         host = self._host
-        await check_peer(context, host.identity, request.incarnation, request.fingerprint)
+        ours = WorkerIdentity(host.identity.incarnation, host.origin.fingerprint)
+        await check_peer(context, ours, request.incarnation, request.fingerprint)
         if self._drain.has_begun:
             await refuse(context, "this worker is draining; ask another")
         if host.is_short_of_ranks:

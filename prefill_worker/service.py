@@ -110,7 +110,9 @@ class PrefillJob:
                 is_last, num_ready = True, order.end
             blocks = order.blocks(self.request.block_tables, num_announced, num_ready)
             yield worker_pb2.PrefillEvent(
-                blocks=announcements.announce(order.num_before(num_announced), blocks, step.computed_at_s),
+                blocks=announcements.announce(
+                    order.num_before(num_announced), blocks, step.computed_at_s, self.request.kv_origins
+                ),
                 prompt_logprobs=map(logprobs_to_proto, step.output.prompt_logprobs),
                 first_token=self._first_token(sampled) if sampled is not None else None,
             )
@@ -170,7 +172,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         request_id = RequestId(f"{ENGINE_IDS}{next(self._numbers)}/{request.request_id}")
         job = PrefillJob.of(request, request_id)
         with self._drain.request():  # no await since `has_begun`: a drain that begins now waits for it
-            announcements = await announcements_for(context, host.ranks, request.num_ranks)
+            announcements = await announcements_for(context, host, request.num_ranks)
             self._jobs[request_id] = job
             self._uncomputed.add(request_id)
             self._counters.num_prefills = len(self._uncomputed)

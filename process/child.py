@@ -15,6 +15,7 @@ import psutil
 
 from baton.process.host_memory import OomKills
 from baton.process.logs import DUMP_SIGNAL
+from baton.process.pipes import read_pipe
 from baton.process.progress import Progress, ProgressError, parse_progress
 
 LOG_TAIL_BYTES = 4096
@@ -84,10 +85,7 @@ class ChildProcess:
         finally:
             os.close(progress_write)
             os.close(lifeline_read)
-        reader = asyncio.StreamReader()
-        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(progress_read, "rb")
-        )
+        reader, pipe = await read_pipe(progress_read)
         return cls(process, lifeline_write, reader, pipe, spec.has_own_session)
 
     @property

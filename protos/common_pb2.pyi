@@ -396,6 +396,7 @@ class ServedBy(_message.Message):
     TRANSFER_S_FIELD_NUMBER: _builtins.int
     EXPOSED_TRANSFER_S_FIELD_NUMBER: _builtins.int
     TRANSFERRED_BYTES_FIELD_NUMBER: _builtins.int
+    MIXED_QUANTIZATION_FIELD_NUMBER: _builtins.int
     prefill_worker: _builtins.str
     """id of the worker that computed the prompt; the decode worker if it was local"""
     decode_worker: _builtins.str
@@ -418,6 +419,8 @@ class ServedBy(_message.Message):
     """seconds of transfer_s after the last prefill chunk was computed"""
     transferred_bytes: _builtins.int
     """bytes of the blocks handed over"""
+    mixed_quantization: _builtins.str
+    """quantizations of other workers' models that computed some of the KV, and the"""
     def __init__(
         self,
         *,
@@ -432,10 +435,11 @@ class ServedBy(_message.Message):
         transfer_s: _builtins.float = ...,
         exposed_transfer_s: _builtins.float = ...,
         transferred_bytes: _builtins.int = ...,
+        mixed_quantization: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_cached_tokens", b"decode_cached_tokens", "decode_worker", b"decode_worker", "exposed_transfer_s", b"exposed_transfer_s", "handed_over_tokens", b"handed_over_tokens", "handover_s", b"handover_s", "kv_transport", b"kv_transport", "prefill_cached_tokens", b"prefill_cached_tokens", "prefill_worker", b"prefill_worker", "prefix_pulled_tokens", b"prefix_pulled_tokens", "transfer_s", b"transfer_s", "transferred_bytes", b"transferred_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_cached_tokens", b"decode_cached_tokens", "decode_worker", b"decode_worker", "exposed_transfer_s", b"exposed_transfer_s", "handed_over_tokens", b"handed_over_tokens", "handover_s", b"handover_s", "kv_transport", b"kv_transport", "mixed_quantization", b"mixed_quantization", "prefill_cached_tokens", b"prefill_cached_tokens", "prefill_worker", b"prefill_worker", "prefix_pulled_tokens", b"prefix_pulled_tokens", "transfer_s", b"transfer_s", "transferred_bytes", b"transferred_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -121,7 +121,7 @@ class WorkerDescription(_message.Message):
     model: _builtins.str
     """name of the served model"""
     fingerprint: _builtins.str
-    """peers exchange KV only if their fingerprints are equal"""
+    """of model, weights and layout; a completion continues only on workers with the same"""
     block_size: _builtins.int
     """tokens per block"""
     num_blocks: _builtins.int
@@ -252,9 +252,11 @@ class KVPool(_message.Message):
     incarnation: _builtins.str
     """of the process that owns the pool; it outlasts changes of role"""
     fingerprint: _builtins.str
-    """of layout, model and version"""
+    """peers exchange KV only if it is equal; WorkerDescription.fingerprint, unless"""
     num_blocks: _builtins.int
-    """blocks in the pool"""
+    """the worker allows other quantizations of its model
+    blocks in the pool
+    """
     block_bytes: _builtins.int
     """bytes of one block"""
     checksum: _builtins.str
@@ -1077,7 +1079,7 @@ class PrefillRequest(_message.Message):
     incarnation: _builtins.str
     """of the prefill worker that the caller expects"""
     fingerprint: _builtins.str
-    """of the caller"""
+    """KVPool.fingerprint of the caller"""
     num_cached_tokens: _builtins.int
     """leading tokens whose KV the caller has; their blocks are not announced"""
     router_id: _builtins.str
@@ -1203,6 +1205,7 @@ class BlocksReady(_message.Message):
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     COMPUTED_AT_S_FIELD_NUMBER: _builtins.int
+    ORIGINS_FIELD_NUMBER: _builtins.int
     first_index: _builtins.int
     """number of the first block in transfer order: the request's block table, or"""
     computed_at_s: _builtins.float
@@ -1213,20 +1216,51 @@ class BlocksReady(_message.Message):
         ids in the announcing worker's pool
         """
 
+    @_builtins.property
+    def origins(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVOrigin]:
+        """models that computed them; empty if the announcer allows only its own"""
+
     def __init__(
         self,
         *,
         first_index: _builtins.int = ...,
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
         computed_at_s: _builtins.float = ...,
+        origins: _abc.Iterable[Global___KVOrigin] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "computed_at_s", b"computed_at_s", "first_index", b"first_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "computed_at_s", b"computed_at_s", "first_index", b"first_index", "origins", b"origins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlocksReady: _TypeAlias = BlocksReady  # noqa: Y015
+
+@_typing.final
+class KVOrigin(_message.Message):
+    """A model with its exact weights, as the source of KV."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    quantization: _builtins.str
+    """format of the weights, such as gptq"""
+    fingerprint: _builtins.str
+    """WorkerDescription.fingerprint of its workers"""
+    def __init__(
+        self,
+        *,
+        quantization: _builtins.str = ...,
+        fingerprint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "quantization", b"quantization"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KVOrigin: _TypeAlias = KVOrigin  # noqa: Y015
 
 @_typing.final
 class BlockChecksums(_message.Message):
@@ -1319,7 +1353,7 @@ class EmbedRequest(_message.Message):
     incarnation: _builtins.str
     """of the worker that the caller expects"""
     fingerprint: _builtins.str
-    """the same"""
+    """the same: WorkerDescription.fingerprint"""
     router_id: _builtins.str
     """as in Hello"""
     number: _builtins.int
@@ -1444,7 +1478,7 @@ class LeaseRequest(_message.Message):
     incarnation: _builtins.str
     """of the worker that the caller expects"""
     fingerprint: _builtins.str
-    """of the caller"""
+    """KVPool.fingerprint of the caller"""
     num_ranks: _builtins.int
     """ranks of the caller, which share a block's parts; 0 means 1"""
     def __init__(

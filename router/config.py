@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import urlsplit
 
 from baton.router.admission.shared_places import reserved_places
 from baton.router.auth.api_key import hidden
@@ -14,11 +13,11 @@ from baton.router.model_options import (
     directory_name,
     read_model_options,
 )
-from baton.settings.names import is_loopback, is_worker_address
+from baton.settings.names import is_loopback, is_origin, is_worker_address
 from baton.settings.options import PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.slo import parse_slo
-from baton.settings.values import OptionError
+from baton.settings.values import JsonText, OptionError
 
 SECRETS = {  # environment variables
     "api_key": "BATON_API_KEY",
@@ -29,7 +28,6 @@ PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "al
 MIN_HEARTBEAT_TIMEOUT_S = 1.0  # less would kill processes that are only busy
 MIN_SECRET_CHARS = 16
 DEFAULT_SLO = "ttft=1s,tpot=50ms"
-DEFAULT_PORTS = {"http": 80, "https": 443}  # browsers omit them in origins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +36,12 @@ class RouterConfig:
 
     model: str = field(
         metadata=described("Directory with the tokenizer and config.json of the model that the workers serve.")
+    )
+    tokenizer: str | None = option(
+        None, "Directory of the tokenizer and its chat template; the workers need it too. Default: the model's."
+    )
+    hf_overrides: JsonText | None = option(
+        None, "Values that replace those of the model's config.json, the same as for its workers. Default: none."
     )
     served_model_name: str | None = option(None, "Name of the model for clients. Default: the directory's name.")
     also_serve: tuple[str, ...] = option(
@@ -268,7 +272,7 @@ class RouterConfig:
     def _check_origins(self) -> None:
         """Raise OptionError for an origin that no browser sends: it would have no effect."""
         for origin in self.cors_origins:
-            if origin not in ("*", "null") and not _is_origin(origin):
+            if origin not in ("*", "null") and not is_origin(origin):
                 text = "must be * or scheme://host[:port], without a path and the scheme's default port"
                 raise OptionError(f"cors_origins: {origin!r} {text}")
 
@@ -320,7 +324,8 @@ class RouterConfig:
     @property
     def models(self) -> tuple[ModelOptions, ...]:
         """All models that the router serves. Raises OptionError."""
-        first = ModelOptions(self.model, self.model_name, self.tool_call_parser, self.reasoning_parser)
+        parsers = self.tool_call_parser, self.reasoning_parser
+        first = ModelOptions(self.model, self.model_name, *parsers, self.tokenizer, self.hf_overrides)
         return first, *map(read_model_options, self.also_serve)
 
     @property
@@ -337,14 +342,3 @@ class RouterConfig:
     def _num_reserved(self) -> int:
         """Places of completions that each model has for itself."""
         return reserved_places(self.max_inflight, 1 + len(self.also_serve))
-
-
-def _is_origin(text: str) -> bool:
-    """Return whether browsers send this as an `origin` header."""
-    try:
-        parts = urlsplit(text)
-        is_default_port = parts.port is not None and parts.port == DEFAULT_PORTS.get(parts.scheme)
-    except ValueError:
-        return False
-    is_plain = parts.username is None and text == f"{parts.scheme}://{parts.netloc}".lower()
-    return bool(parts.hostname) and is_plain and not is_default_port

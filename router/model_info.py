@@ -6,6 +6,7 @@ from pathlib import Path
 
 from baton.engine.checkpoint.model_config import read_generation_defaults, read_model_config
 from baton.engine.sampling.params import SamplingParams
+from baton.settings.values import JsonText, parsed_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class ModelInfo:
     created_s: int  # Unix time at which this router started to serve it
 
 
-def read_model_info(directory: str, name: str) -> ModelInfo:
+def read_model_info(directory: str, name: str, hf_overrides: JsonText | None = None) -> ModelInfo:
     """Read config.json and generation_config.json. Raises InvalidCheckpoint or UnsupportedModel."""
     path = Path(directory)
     given = read_generation_defaults(path)
@@ -32,5 +33,6 @@ def read_model_info(directory: str, name: str) -> ModelInfo:
         min_p=usual.min_p if given.min_p is None else given.min_p,
         repetition_penalty=usual.repetition_penalty if given.repetition_penalty is None else given.repetition_penalty,
     )
-    config = read_model_config(path)
+    dtype = "float32"  # any: the router computes nothing
+    config = read_model_config(path, dtype, overrides=parsed_json(hf_overrides))
     return ModelInfo(name, config.vocab_size, config.max_model_len, defaults, given.max_new_tokens, int(time.time()))

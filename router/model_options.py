@@ -5,7 +5,7 @@ from pathlib import Path
 
 from baton.engine.checkpoint.gguf.tensors import model_name
 from baton.router.parsing.formats import REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
-from baton.settings.values import OptionError, shown
+from baton.settings.values import JsonText, OptionError, shown
 
 NO_PARSER = "none"
 TOOL_PARSERS = (*TOOL_FORMAT_NAMES, NO_PARSER)
@@ -22,6 +22,8 @@ class ModelOptions:
     name: str  # for clients
     tool_call_parser: str | None = None  # None: found in the chat template
     reasoning_parser: str | None = None  # the same
+    tokenizer: str | None = None  # its directory; None: the model's
+    hf_overrides: JsonText | None = None  # of its config.json
 
 
 def directory_name(directory: str) -> str:
@@ -45,4 +47,9 @@ def read_model_options(text: str) -> ModelOptions:
         if value not in PARSERS[key]:
             raise OptionError(f"{shown(text)}: {key} must be one of {', '.join(PARSERS[key])}")
         parsers[key] = value
-    return ModelOptions(directory, name or directory_name(directory), **parsers)
+    return ModelOptions(
+        directory,
+        name or directory_name(directory),
+        tool_call_parser=parsers.get("tool_call_parser"),
+        reasoning_parser=parsers.get("reasoning_parser"),
+    )

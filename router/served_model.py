@@ -82,8 +82,8 @@ class ModelMaker:
         """Read a model's files and construct its parts. Starts no task, but needs a running event loop."""
         config = self.config
         directory = str(checkpoint_directory(Path(options.directory)))
-        tokenizer = Tokenizer(directory)
-        info = read_model_info(directory, options.name)
+        tokenizer = Tokenizer(options.tokenizer or directory)
+        info = read_model_info(directory, options.name, options.hf_overrides)
         router_id = f"router-{uuid.uuid4().hex[:12]}"  # of its own: each model has its own report in the registry
         registry = open_registry(config.registry, config.workers)
         interval_ms = config.watch_interval_ms

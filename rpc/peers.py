@@ -191,7 +191,10 @@ async def check_peer(context: Context, ours: Identified, incarnation: str, finge
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
     if fingerprint != ours.fingerprint:
         caller = fingerprint[:MAX_WORD_CHARS]
-        text = f"the caller's fingerprint is {caller}, ours is {ours.fingerprint}: model, dtype or layout differ"
+        text = (
+            f"the caller's fingerprint is {caller}, ours is {ours.fingerprint}: model, weights, dtype or layout differ "
+            "(for quantizations of one model set --allow-mixed-quantization on both workers)"
+        )
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 import click
 
 from baton.settings.options import Option, options_of, sections_of
-from baton.settings.values import OptionError, Value
+from baton.settings.values import JsonText, OptionError, Value
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -68,7 +68,7 @@ def _metavar(option: Option) -> str:
         return f"[{choices}]" if len(choices) <= MAX_METAVAR else "NAME"
     if option.is_size:
         return "SIZE"
-    return {int: "INTEGER", float: "NUMBER", tuple: "TEXT,..."}.get(option.kind, "TEXT")
+    return {int: "INTEGER", float: "NUMBER", tuple: "TEXT,...", JsonText: "JSON"}.get(option.kind, "TEXT")
 
 
 def default_text(option: Option) -> str:

@@ -3,7 +3,7 @@
 import re
 from ipaddress import ip_address
 from typing import Literal
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from baton.settings.values import OptionError
 
@@ -23,6 +23,7 @@ def is_name(text: str) -> bool:
 MAX_ADDRESS_CHARS = 300
 ADDRESS = re.compile(r"[\x21-\x7e]+:[0-9]{1,5}")
 UNIX_ADDRESS = re.compile(r"unix:/[\x21-\x7e]+")
+DEFAULT_PORTS = {"http": 80, "https": 443}  # browsers omit them in origins
 WILDCARDS = ("", "0.0.0.0", "::")  # listen on all addresses, but cannot be given to peers
 
 
@@ -49,6 +50,17 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_origin(text: str) -> bool:
+    """Return whether browsers send this as an `origin` header."""
+    try:
+        parts = urlsplit(text)
+        is_default_port = parts.port is not None and parts.port == DEFAULT_PORTS.get(parts.scheme)
+    except ValueError:
+        return False
+    is_plain = parts.username is None and text == f"{parts.scheme}://{parts.netloc}".lower()
+    return bool(parts.hostname) and is_plain and not is_default_port
 
 
 def peer_address(peer: str) -> str:

@@ -6,11 +6,13 @@ from types import NoneType, UnionType
 from typing import Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from baton.settings.values import (
+    JsonText,
     OptionError,
     Value,
     parse_bool,
     parse_float,
     parse_int,
+    parse_json,
     parse_size,
     parse_text,
     parse_texts,
@@ -87,13 +89,21 @@ TLS_KEY = "PEM file with the certificate's key."
 TLS_CA = "PEM file with the authority that signed the certificate of every process."
 TLS_SERVER_NAME = "A name that is in every process's certificate. Default: the host of its address."
 
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", tuple: "a list of texts"}
+KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    tuple: "a list of texts",
+    JsonText: "a JSON object",
+}
 PARSERS: dict[type, Callable[[object], Value]] = {
     int: parse_int,
     float: parse_float,
     bool: parse_bool,
     str: parse_text,
     tuple: parse_texts,
+    JsonText: parse_json,
 }
 
 

@@ -1,8 +1,17 @@
 """Parsing of option values from command-line text or YAML scalars."""
 
+import json
 import math
 import re
 import reprlib
+from collections.abc import Mapping
+
+
+class JsonText(str):
+    """A JSON object as text, with sorted keys."""
+
+    __slots__ = ()
+
 
 Value = str | int | float | bool | tuple[str, ...] | None
 
@@ -105,3 +114,24 @@ def parse_texts(value: object) -> tuple[str, ...]:
     if isinstance(value, list | tuple):
         return tuple(parse_text(part) for part in value)
     raise ValueError(value)
+
+
+def parse_json(value: object) -> JsonText:
+    """Return the text of a JSON object, from any text of it or a mapping. Raises ValueError."""
+    try:
+        found = json.loads(value, parse_constant=_refuse_constant) if isinstance(value, str) else value
+        if isinstance(found, Mapping):
+            return JsonText(json.dumps(found, sort_keys=True, allow_nan=False))
+    except (TypeError, RecursionError) as error:  # a date or a set in YAML; nested too deeply
+        raise ValueError(value) from error
+    raise ValueError(value)
+
+
+def parsed_json(text: JsonText | None) -> dict[str, object]:
+    """Return the object of a text of `parse_json`; None is empty."""
+    found: dict[str, object] = {} if text is None else json.loads(text)
+    return found
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(name)

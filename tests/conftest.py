@@ -20,6 +20,7 @@ from baton.process.environment import prepare_environment
 from tests.flaky import OPTION, Rerun
 from tests.fork_server import ForkServer, Launcher, spawn
 from tests.forked_trial import ForkedTrial
+from tests.marks import mark_slow_combinations
 
 # Torch's threads wait for each other by spinning. Two of them take twice the time of one for models as small as those
 # here, and ten times as long beside the processes that tests start. Read when torch is imported.
@@ -68,8 +69,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
     return GroupScheduling(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest comes first, so that the processes end together."""
+    mark_slow_combinations(items)
     items.sort(key=lambda item: _place(_group(item.nodeid)))
 
 

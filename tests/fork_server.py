@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from baton.engine.grammar import trial
+from baton.process.pipes import read_pipe
 from tests.forked_trial import ForkedTrial, send_request
 
 PRELOADED = (
@@ -206,9 +207,7 @@ async def _output(stack: contextlib.ExitStack, target: Any, default: int) -> tup
         return target if isinstance(target, int) else target.fileno(), None
     read, write = os.pipe()
     stack.callback(os.close, write)
-    reader = StreamReader()
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read, "rb"))
+    reader, _ = await read_pipe(read)
     return write, reader
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from baton.engine.attention import int4_rows, int8_rows
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.factory import attention_for
-from baton.engine.attention.int8_rows import encode
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch, GroupBlocks
@@ -33,9 +33,13 @@ class PagedModel:
         block_size: int = 16,
         seed: int = 0,
         attention_of: Callable[[ModelConfig, int], AttentionBackend] | None = None,
+        on_cpu: bool = True,
+        overrides: Mapping[str, object] | None = None,
     ) -> None:
-        """attention_of: what serves instead of what the config asks for; of the model and a block's tokens."""
-        self.config = read_model_config(directory, dtype)
+        """on_cpu: False reads the config as for a GPU, for example with float16; overrides: of its values.
+
+        attention_of: what serves instead of what the config asks for; of the model and a block's tokens."""
+        self.config = read_model_config(directory, dtype, on_cpu=on_cpu, overrides=overrides)
         if attention_of is not None:
             attention = attention_of(self.config, block_size)
         else:
@@ -45,7 +49,9 @@ class PagedModel:
         generator = torch.Generator().manual_seed(seed)
         leavings = KVCacheLayout.of(self.config, block_size).pool_shape(160)
         rows = torch.empty(leavings).normal_(generator=generator).mul_(5)
-        self.pool = encode(rows) if self.layout.dtype == torch.int8 else rows.to(self.layout.dtype)
+        encoders = {torch.int8: int8_rows.encode, int4_rows.DTYPE: int4_rows.encode}
+        encode = encoders.get(self.layout.dtype)
+        self.pool = encode(rows) if encode is not None else rows.to(self.layout.dtype)
         self._free = random.Random(seed).sample(range(1, 160), 159)
         self.groups = KVGroups(block_size)
         self._tables: dict[str, list[list[int]]] = {}  # of each group

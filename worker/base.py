@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from baton.engine.config import EngineConfig
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.kv.groups import KVGroups
+from baton.engine.kv.origin import KVOrigin
 from baton.engine.outputs import EngineStats, StepOutput
 from baton.engine.request import FinishRule, Request, RequestId
 from baton.engine.scheduling.schedule import Received
@@ -96,7 +97,8 @@ class Host(Protocol):
     """A worker's engine, seen from the event loop; see `EngineHost`."""
 
     config: EngineConfig
-    fingerprint: str
+    fingerprint: str  # peers exchange KV only if it is equal
+    origin: KVOrigin  # of the KV that the engine computes
     finish_rule: FinishRule
     vocab_size: int
     block_bytes: int

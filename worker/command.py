@@ -8,7 +8,7 @@ from pathlib import Path
 
 from baton.engine.checkpoint.gguf.directory import checkpoint_directory
 from baton.engine.checkpoint.gguf.tensors import model_name
-from baton.engine.config import EngineConfig
+from baton.engine.config import TOKENIZER, EngineConfig
 from baton.engine.errors import EngineError
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.process.entry import process_flags, run_process, take_process_flags
@@ -55,8 +55,13 @@ def run_worker(flags: dict[str, object], roles: tuple[Role, ...], start: Start) 
 
 
 def with_directory(config: WorkerConfig) -> WorkerConfig:
-    """Return the config with a directory as the model, also for a GGUF file. Raises OptionError for a damaged one."""
-    model = Path(config.engine.model)
+    """Return the config with a directory as the model, also for a GGUF file.
+
+    Raises OptionError for a damaged one, and for a tokenizer's directory without a tokenizer.
+    """
+    model, tokenizer = Path(config.engine.model), config.engine.tokenizer
+    if tokenizer is not None and not (Path(tokenizer) / TOKENIZER).is_file():
+        raise OptionError(f"tokenizer: {tokenizer} is not a directory with a {TOKENIZER}")
     try:
         directory = checkpoint_directory(model)
     except EngineError as error:

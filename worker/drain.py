@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 
-HAND_OFF_S = 2.0  # time after the hand-off for other workers to begin pulling KV
+HAND_OFF_S = 2.0  # at most, after the hand-off for other workers to begin pulling KV
 PULL_S = 30.0  # time after that for them to finish
 
 
@@ -34,6 +34,8 @@ class Drain:
 
     def __init__(self) -> None:
         self._num_requests = 0
+        self._num_begun = 0  # requests that have ever begun
+        self._begun = asyncio.Event()  # set by each of them
         self._state = DrainState.SERVING
         self._change = asyncio.Event()  # set when the state changes, then replaced
         self._is_final = False
@@ -94,6 +96,8 @@ class Drain:
     def enter(self) -> None:
         """Count a new request."""
         self._num_requests += 1
+        self._num_begun += 1
+        self._begun.set()
         self._idle.clear()
 
     def leave(self) -> None:
@@ -165,9 +169,14 @@ class Drain:
         num_requests = self._num_requests
         if not self._hand_offs:
             return num_requests  # prompts of decode workers, which ask another worker or compute them themselves
+        last = self._num_begun + num_requests  # as each may be pulled once
         for hand_off in self._hand_offs:
             hand_off()
-        await asyncio.sleep(HAND_OFF_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OFF_S):
+                while self._num_begun < last:
+                    self._begun.clear()
+                    await self._begun.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(PULL_S):
                 await self.wait_idle()

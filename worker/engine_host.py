@@ -38,7 +38,7 @@ class EngineHost:
         max_step_s: an engine whose step takes longer is stuck; followers: ranks with the other shards of the KV.
         """
         self.config: EngineConfig = engine.config
-        self.fingerprint = engine.fingerprint
+        self.fingerprint, self.origin = engine.fingerprint, engine.origin
         self.finish_rule = engine.finish_rule
         self.vocab_size = engine.model_config.vocab_size
         self.pooling = engine.pooling  # None: the model makes no embeddings

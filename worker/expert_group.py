@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc
 import torch
 
-from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.model_config import model_config_of
 from baton.engine.engine import Engine
 from baton.engine.experts.group import BalanceSettings, ExpertGroup
 from baton.engine.experts.nixl_dispatch import check_nixl
@@ -129,7 +128,7 @@ def _nixl_hidden(config: WorkerConfig, device: torch.device) -> int | None:
     """Return the hidden size for nixl_ep; None for another backend. Raises EngineError if nixl_ep cannot be used."""
     if config.all2all_backend != "nixl_ep":
         return None
-    model = read_model_config(Path(config.engine.model), config.engine.dtype)
+    model = model_config_of(config.engine)
     num_routed = model.moe.num_experts_per_token if model.moe is not None else 0
     check_nixl(model.hidden_size, num_routed, torch_dtype(model.dtype), device)
     return model.hidden_size

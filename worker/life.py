@@ -255,7 +255,7 @@ def _describe(core: WorkerCore, incarnation: str, address: str, initial_role: Ro
         role=ROLES[config.role],
         address=address,
         model=core.model_name,
-        fingerprint=host.fingerprint,
+        fingerprint=host.origin.fingerprint,
         block_size=host.config.block_size,
         num_blocks=host.pool.num_blocks // host.kv_groups.num_groups,
         max_model_len=host.finish_rule.max_model_len,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.model_config import model_config_of
 from baton.engine.checkpoint.weight_memory import weights_bytes
 from baton.engine.config import ModelConfig
 from baton.engine.kv.dtype import default_kv_bytes
@@ -69,7 +69,7 @@ def with_kv_memory(config: WorkerConfig, memory: HostMemory) -> WorkerConfig:
     engine = config.engine
     if not engine.is_on_cpu:
         return config
-    model = read_model_config(Path(engine.model), engine.dtype)
+    model = model_config_of(engine)
     if engine.kv_cache_memory_bytes is None:
         kv_bytes = default_kv_bytes(memory.free_bytes, config.ranks_per_node, model, engine)
         engine = replace(engine, kv_cache_memory_bytes=kv_bytes)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import rich_click as click
 
+from baton.cli.options.hub import HUB_PATTERNS, at_revision, download, hub_files, is_hub_id
 from baton.cli.options.model_argument import one_model
-from baton.cli.options.model_source import BUNDLED, HUB_PATTERNS, download, hub_files
+from baton.cli.options.model_source import BUNDLED
 from baton.rpc.backoff import Backoff
 
 BUNDLED_WORD = "bundled"
@@ -28,12 +29,15 @@ RETRYABLE = (408, 425, 429)  # client errors worth another attempt; the other 4x
 @click.command(name="fetch")
 @click.argument("words", nargs=-1, required=True, metavar="[MODEL] DIRECTORY")
 @click.option("--model", help="MODEL, as an option instead of an argument.")
+@click.option("--revision", help="Branch, tag or commit of the model. Default: its main branch.")
 @click.option("--without-weights", is_flag=True, help="Skip the weights; enough for a router.")
 @click.option("--wait", is_flag=True, help="Do not download; wait until another process has.")
 @click.option(
     "--tries", type=click.IntRange(min=1), default=TRIES, show_default=True, help="Maximum download attempts."
 )
-def command(words: tuple[str, ...], model: str | None, without_weights: bool, wait: bool, tries: int) -> None:
+def command(
+    words: tuple[str, ...], model: str | None, revision: str | None, without_weights: bool, wait: bool, tries: int
+) -> None:
     """Download MODEL, a Hugging Face id or `bundled`, into DIRECTORY, unless it is already there.
 
     Processes that fetch into the same directory, even from different machines, take turns: one downloads, the others
@@ -42,25 +46,28 @@ def command(words: tuple[str, ...], model: str | None, without_weights: bool, wa
     \b
     Examples:
     $ baton fetch Qwen/Qwen3-0.6B /models/Qwen3-0.6B
+    $ baton fetch Qwen/Qwen3-0.6B /models/Qwen3-0.6B-v1 --revision v1.0
     $ baton fetch bundled /models/baton --without-weights
     """
     model, directory = _model_and_directory(words, model)
+    name = at_revision(model, revision)
     wanted = WITHOUT_WEIGHTS if without_weights else WHOLE
-    enough = (f"{WHOLE} {model}", f"{wanted} {model}")
+    enough = (f"{WHOLE} {name}", f"{wanted} {name}")
     try:
         if wait:
-            _await(directory, model, enough)
+            _await(directory, name, enough)
             return
         directory.mkdir(parents=True, exist_ok=True)
         with _locked(directory.parent / f".{directory.name}.lock"):
             if _marked(directory) in enough:
-                click.echo(f"{model} is already in {directory}")
+                click.echo(f"{name} is already in {directory}")
                 return
-            _fetch(model, directory, without_weights, tries)
-            _mark(directory, f"{wanted} {model}")
+            _check_free(directory, name)
+            _fetch(model, revision, directory, without_weights, tries)
+            _mark(directory, f"{wanted} {name}")
     except OSError as error:
         raise click.ClickException(f"{directory}: {error}") from error
-    click.echo(f"downloaded {model} to {directory}")
+    click.echo(f"downloaded {name} to {directory}")
 
 
 def _model_and_directory(words: tuple[str, ...], option: str | None) -> tuple[str, Path]:
@@ -74,13 +81,20 @@ def _model_and_directory(words: tuple[str, ...], option: str | None) -> tuple[st
     return model, Path(directory)
 
 
-def _await(directory: Path, model: str, enough: Collection[str]) -> None:
+def _check_free(directory: Path, name: str) -> None:
+    """Raise ClickException if the directory has another model or revision, whose files would remain among the new."""
+    other = _marked(directory).removeprefix(WHOLE).removeprefix(WITHOUT_WEIGHTS).strip()
+    if other not in ("", name):
+        raise click.ClickException(f"{directory} has {other}; give another directory for {name}, or remove this one")
+
+
+def _await(directory: Path, name: str, enough: Collection[str]) -> None:
     """Wait for the marker. Writes nothing: the directory may be read-only for this process."""
     if _marked(directory) not in enough:
-        click.echo(f"waiting for another process to download {model} to {directory}")
+        click.echo(f"waiting for another process to download {name} to {directory}")
     while _marked(directory) not in enough:
         time.sleep(POLL_S)
-    click.echo(f"{model} is already in {directory}")
+    click.echo(f"{name} is already in {directory}")
 
 
 @contextmanager
@@ -95,23 +109,25 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _fetch(model: str, directory: Path, without_weights: bool, tries: int) -> None:
+def _fetch(model: str, revision: str | None, directory: Path, without_weights: bool, tries: int) -> None:
     if model == BUNDLED_WORD:
+        if revision is not None:
+            raise click.UsageError(f"--revision is for models of the hub, not for `{BUNDLED_WORD}`")
         ignored = shutil.ignore_patterns(*WEIGHTS) if without_weights else None
         shutil.copytree(BUNDLED, directory, ignore=ignored, dirs_exist_ok=True)
         return
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+    if not is_hub_id(model):
         raise click.UsageError(f"{model} is neither a hub id such as Qwen/Qwen3-0.6B nor `{BUNDLED_WORD}`")
     patterns = [each for each in HUB_PATTERNS if not (without_weights and each in WEIGHTS)]
-    asyncio.run(_download(model, patterns, directory, tries))
+    asyncio.run(_download(model, revision, patterns, directory, tries))
 
 
-async def _download(hub_id: str, patterns: list[str], directory: Path, tries: int) -> None:
+async def _download(hub_id: str, revision: str | None, patterns: list[str], directory: Path, tries: int) -> None:
     """Download, with retries after temporary failures: KubeRay gives a pod up when its first container fails."""
     backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
     for left in range(tries - 1, -1, -1):
         try:
-            _download_all(hub_id, patterns, directory)
+            _download_all(hub_id, revision, patterns, directory)
             return
         except click.ClickException as error:
             if not left or _is_permanent(error.__cause__):
@@ -120,13 +136,13 @@ async def _download(hub_id: str, patterns: list[str], directory: Path, tries: in
         await backoff.wait()
 
 
-def _download_all(hub_id: str, patterns: list[str], directory: Path) -> None:
-    """Download and check that every file is there. Raises ClickException.
+def _download_all(hub_id: str, revision: str | None, patterns: list[str], directory: Path) -> None:
+    """Download one commit and check that every file is there. Raises ClickException.
 
     The hub's client accepts any non-empty directory as complete if it cannot reach the hub, so this checks the names.
     """
-    names = hub_files(hub_id, patterns)
-    download(hub_id, patterns, directory)
+    commit, names = hub_files(hub_id, patterns, revision)
+    download(hub_id, patterns, directory, commit or revision)
     if missing := sorted(name for name in names if not (directory / name).is_file()):
         raise click.ClickException(f"{hub_id} is incomplete: {', '.join(missing)} could not be downloaded from the hub")
 

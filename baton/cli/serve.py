@@ -100,8 +100,7 @@ def _serve_here(settings: ClusterSettings, sockets: Path, log_level: str) -> Non
 def _plan(settings: ClusterSettings, sockets: Path, log_level: str) -> tuple[Checkpoint, ClusterPlan]:
     cluster = settings.cluster
     cluster.check_groups()
-    dtype = str(settings.engine["decode"].get("dtype") or "auto")
-    checkpoint = find_checkpoint(cluster.model, dtype)
+    checkpoint = find_checkpoint(cluster, settings.engine["decode"])
     try:
         check_port(cluster.host, cluster.port)
     except PortInUse as error:

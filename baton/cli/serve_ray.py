@@ -97,7 +97,7 @@ def plan_serving(
 ) -> RayServing:
     """Plan the cluster. Raises OptionError, or ClickException if the model or the port cannot be used."""
     cluster = settings.cluster.cluster.with_workers({role: settings.num_replicas(role) for role in ROLES})
-    checkpoint = find_checkpoint(cluster.model, str(settings.cluster.engine["decode"].get("dtype") or "auto"))
+    checkpoint = find_checkpoint(cluster, settings.cluster.engine["decode"])
     try:
         check_port(cluster.host, cluster.port)
     except PortInUse as error:
@@ -105,6 +105,9 @@ def plan_serving(
     cluster = replace(
         cluster,
         model=str(checkpoint.directory),
+        revision=None,
+        tokenizer=None if checkpoint.tokenizer is None else str(checkpoint.tokenizer),
+        tokenizer_revision=None,
         served_model_name=cluster.served_model_name or checkpoint.name,
         log_dir=str(log_dir.resolve()),
     )

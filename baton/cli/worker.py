@@ -1,7 +1,6 @@
 """`baton worker`: one prefill, decode or colocated worker in this process."""
 
 from collections.abc import Coroutine
-from pathlib import Path
 
 import rich_click as click
 
@@ -9,7 +8,7 @@ from baton.cli.options.model_argument import model_argument
 from baton.cli.options.panels import option_panels
 from baton.cli.options.vllm_flags import vllm_flags
 from baton.deployment.local.cluster_plan import check_experts
-from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.model_config import model_config_of
 from baton.process.entry import plain_errors
 from baton.settings.names import Role
 from baton.worker.command import run_worker, worker_command
@@ -24,7 +23,7 @@ def start(config: WorkerConfig) -> Coroutine[object, object, None]:
     Raises OptionError if the model lacks the experts for its parallelism.
     """
     if config.expert_parallel > 1:
-        model = read_model_config(Path(config.engine.model), config.engine.dtype)
+        model = model_config_of(config.engine)
         check_experts(model, config.engine.model, config.expert_parallel)
     from baton.deployment.local.any_role_worker import run  # imports torch, after the options have been validated
 

@@ -4,7 +4,7 @@ from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.correction import warm_quantile
 from baton.deployment.autoscaling.decision import Decision
 from baton.deployment.autoscaling.input_check import decode_fault, prefill_fault
-from baton.deployment.autoscaling.pools_model import PoolsModel
+from baton.deployment.autoscaling.prediction.pools_model import PoolsModel
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot, ReplicaLatency
 

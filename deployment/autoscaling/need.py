@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, sqrt
 
 from baton.deployment.autoscaling.backlog import Backlog
-from baton.deployment.autoscaling.decode_model import DecodeModel
 from baton.deployment.autoscaling.input_check import known
 from baton.deployment.autoscaling.moments import Moments
-from baton.deployment.autoscaling.pool_model import PoolModel, smallest_size
-from baton.deployment.autoscaling.prefill_model import PrefillModel, seconds_per_token
+from baton.deployment.autoscaling.prediction.decode_model import DecodeModel
+from baton.deployment.autoscaling.prediction.pool_model import PoolModel, smallest_size
+from baton.deployment.autoscaling.prediction.prefill_model import PrefillModel, seconds_per_token
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, Traffic
 

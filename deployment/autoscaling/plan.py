@@ -28,7 +28,7 @@ from baton.deployment.autoscaling.input_check import (
     snapshot_fault,
 )
 from baton.deployment.autoscaling.need import Need, decode_need, prefill_need
-from baton.deployment.autoscaling.pools_model import PoolsModel
+from baton.deployment.autoscaling.prediction.pools_model import PoolsModel
 from baton.deployment.autoscaling.prompt_split import LocalLimit, best_model, measured_share
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot

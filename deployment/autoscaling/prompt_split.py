@@ -13,7 +13,7 @@ from math import inf
 
 from baton.deployment.autoscaling.budget import Budget
 from baton.deployment.autoscaling.by_pool import ByPool
-from baton.deployment.autoscaling.pools_model import PoolsModel
+from baton.deployment.autoscaling.prediction.pools_model import PoolsModel
 from baton.deployment.autoscaling.snapshot import Traffic
 
 SHARES = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)  # of the requests, that are tried

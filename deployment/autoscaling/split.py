@@ -3,7 +3,7 @@
 from baton.deployment.autoscaling.budget import Budget
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.need import Need
-from baton.deployment.autoscaling.pool_model import PoolModel
+from baton.deployment.autoscaling.prediction.pool_model import PoolModel
 
 # Goodput ratio, on top of chance in the rates, that makes a split surely better: a single prompt of a hundred times the
 # usual length makes its pool look half as fast for a whole window.

@@ -21,6 +21,17 @@ class ClusterConfig:
     """Options of the cluster as a whole."""
 
     model: str | None = option(None, "Directory or Hugging Face id of a checkpoint. Default: the bundled model.")
+    revision: str | None = option(
+        None, "Branch, tag or commit of a model of the Hugging Face hub. Default: its main branch."
+    )
+    tokenizer: str | None = option(
+        None, "Directory or Hugging Face id of the tokenizer and its chat template. Default: the model's."
+    )
+    tokenizer_revision: str | None = option(
+        None,
+        "Branch, tag or commit of --tokenizer; without it, of the model's repository, of which it selects another "
+        "tokenizer. Default: the main branch of --tokenizer.",
+    )
     served_model_name: str | None = option(
         None, "Name of the model for clients. Default: from the model's directory or id."
     )
@@ -148,13 +159,23 @@ WORKER_PLANNED = frozenset(
 )
 ROUTER_PLANNED = frozenset(
     {
-        *("model", "served_model_name", "also_serve", "host", "port", "workers", "registry"),
+        *(
+            "model",
+            "tokenizer",
+            "hf_overrides",
+            "served_model_name",
+            "also_serve",
+            "host",
+            "port",
+            "workers",
+            "registry",
+        ),
         *("progress_fd", "drain_timeout_s"),
         *("processes", "process", "group_dir", "process_states", "tls_cert", "tls_key", "tls_ca", "tls_server_name"),
         *("ssl_ca_certs", "ssl_cert_reqs"),  # the cluster itself polls /workers, without a client certificate
     }
 )
-ENGINE_PLANNED = frozenset({"model"})
+ENGINE_PLANNED = frozenset({"model", "tokenizer"})
 # Workers that share one machine's cores gain nothing from disaggregation: by estimated cost, the router would prefill
 # every prompt at its decode worker. A fixed threshold makes one machine behave like a cluster.
 LOCAL_PREFILL_BELOW = 64
@@ -260,9 +281,16 @@ def _check_pools(roles: Collection[str]) -> None:
 
 def _check_alike(roles: Collection[str], engines: Mapping[str, Mapping[str, Value]]) -> None:
     """Raise OptionError if the roles' KV blocks differ: such workers would never hand over, without an error."""
-    for name in ("dtype", "quantization", "kv_cache_dtype", "block_size", "hybrid_kv_cache"):
+    is_mixed = all(engines[role].get("allow_mixed_quantization") for role in engines if role in roles)
+    for name in (
+        *("allow_mixed_quantization", "dtype", "hf_overrides", "quantization"),
+        *("kv_cache_dtype", "block_size", "hybrid_kv_cache"),
+    ):
+        if name == "quantization" and is_mixed:
+            continue
         default = engine_options()[name].default
         values = {role: engines[role].get(name, default) for role in engines if role in roles}
         if len(set(values.values())) > 1:
             found = ", ".join(f"{value} for {role}" for role, value in values.items())
-            raise OptionError(f"{name}: {found}, but it must be equal for workers that hand over KV")
+            unless = "; allow_mixed_quantization permits it" if name == "quantization" else ""
+            raise OptionError(f"{name}: {found}, but it must be equal for workers that hand over KV{unless}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from baton.deployment.local.cluster_config import ClusterSettings
 from baton.deployment.local.gpus import place_on_gpus
 from baton.deployment.local.machine import Machine, NearCores
+from baton.engine.checkpoint.config_overrides import how_to_extend
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import UnsupportedModel
 from baton.engine.execution.cores import format_cores, parse_cores
@@ -107,6 +108,8 @@ class Checkpoint:
     directory: Path
     name: str  # for clients
     config: ModelConfig
+    tokenizer: Path | None = None  # its directory; None: the model's
+    commit: str | None = None  # of a model of the Hugging Face hub
 
 
 def check_experts(model: ModelConfig, name: str, num_ranks: int) -> None:
@@ -159,6 +162,8 @@ def plan_cluster(
         raise OptionError(NIXL.missing("--transport nixl"))
     router = RouterConfig(
         model=str(checkpoint.directory),
+        tokenizer=None if checkpoint.tokenizer is None else str(checkpoint.tokenizer),
+        hf_overrides=settings.engine.get("decode", {}).get("hf_overrides"),  # type: ignore[arg-type]  # checked when read
         served_model_name=name,
         host=cluster.host,
         port=cluster.port,
@@ -202,10 +207,12 @@ def _engine(
         given.setdefault("kv_shards", cluster.kv_shards)
     if (given_bytes := settings.kv_cache_memory_bytes(role)) is not None:
         given["kv_cache_memory_bytes"] = given_bytes
-    engine = EngineConfig(model=str(checkpoint.directory), **given)  # type: ignore[arg-type]  # checked when read
+    tokenizer = None if checkpoint.tokenizer is None else str(checkpoint.tokenizer)
+    engine = EngineConfig(model=str(checkpoint.directory), tokenizer=tokenizer, **given)  # type: ignore[arg-type]  # checked when read
     longest = checkpoint.config.max_model_len
-    if engine.max_model_len is not None and engine.max_model_len > longest:
-        raise OptionError(f"max_model_len: {engine.max_model_len} tokens exceed the checkpoint's context of {longest}")
+    if (wanted := engine.max_model_len) is not None and wanted > longest:
+        hint = how_to_extend(checkpoint.config, wanted)
+        raise OptionError(f"max_model_len: {wanted} tokens exceed the checkpoint's context of {longest}{hint}")
     try:
         kv_cache_dtype(checkpoint.config, engine.kv_cache_dtype)
     except UnsupportedModel as error:

@@ -18,7 +18,8 @@ from baton.deployment.local.machine import Machine
 from baton.deployment.ray.options import ReplicaOptions
 from baton.deployment.ray.settings import ROLES, RaySettings
 from baton.engine.checkpoint.gguf.directory import checkpoint_directory
-from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.model_config import model_config_of
+from baton.engine.config import EngineConfig
 from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.child import ProcessSpec
 from baton.router.config import SECRETS
@@ -27,6 +28,9 @@ from baton.settings.names import DEFAULT_NAME, REGISTRY, Role, host_port
 from baton.settings.values import OptionError
 
 ANY_PORT = 0
+HAS_NO_DOWNLOAD = (
+    "has no effect on a Ray node, which needs a directory; download it there with `baton fetch --revision`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +164,29 @@ def _plan(settings: RaySettings, role: Role | None, machine: Machine) -> Cluster
 
 
 def _checkpoint(settings: RaySettings, role: Role) -> Checkpoint:
-    model = settings.cluster.cluster.model
+    cluster = settings.cluster.cluster
+    model = cluster.model
     assert model is not None  # the settings were checked
+    for name in ("revision", "tokenizer_revision"):
+        if getattr(cluster, name) is not None:
+            raise OptionError(f"{name}: {HAS_NO_DOWNLOAD}")
     directory = Path(model).expanduser()
     if not directory.exists():
         raise OptionError(f"model: {model} is not a directory or GGUF file on this node")
-    dtype = str(settings.cluster.engine[role].get("dtype") or "auto")
     # A file in the hub's cache is a link to one without a suffix, so links of files are not followed.
     directory = directory.resolve() if directory.is_dir() else directory.absolute()
     found = checkpoint_directory(directory)
-    return Checkpoint(found, directory_name(str(directory)), read_model_config(found, dtype))
+    engine = EngineConfig(model=str(found), **settings.cluster.engine[role])  # type: ignore[arg-type]  # checked when read
+    return Checkpoint(found, directory_name(str(directory)), model_config_of(engine), _tokenizer(cluster.tokenizer))
+
+
+def _tokenizer(tokenizer: str | None) -> Path | None:
+    if tokenizer is None:
+        return None
+    directory = Path(tokenizer).expanduser().resolve()
+    if not directory.is_dir():
+        raise OptionError(f"tokenizer: {tokenizer} is not a directory on this node")
+    return directory
 
 
 def _log_dir(settings: RaySettings) -> Path:

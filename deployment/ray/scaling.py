@@ -97,6 +97,9 @@ class PoolsPolicy:
         [app_name] = {key.app_name for key in contexts}
         application = application_name(app_name)
         observed = self._changes.update(observation.pools.of_application(application), observation.time_s)
+        for worker in self._changes.arrived:
+            watch = self._watches.prefill if worker.role == "prefill" else self._watches.decode
+            watch.note_known(worker.incarnation, observation.time_s)
         settings = within(observation.settings, pools)
         if not self._changes.may_begin(observation.time_s):
             settings = replace(settings, flip_s=None)
@@ -132,11 +135,8 @@ class PoolsPolicy:
     ) -> Decision:
         """Plan from the application's pools, observed at `time_s`, with these current targets of the pools."""
         assert self._changes is not None
-        for worker in self._changes.arrived:
-            watch = self._watches.prefill if worker.role == "prefill" else self._watches.decode
-            watch.note_known(worker.incarnation, time_s)
         ready = observed.ready.map(lambda pool: [each.incarnation for each in pool])
-        missing = targets.zip(self._changes.into).map(lambda each: each[0] - each[1])
+        missing = targets.zip(self._changes.into).map(lambda each: max(0, each[0] - each[1]))
         updates = self._watches.zip(missing.zip(ready))
         progress = self._changes.progress(updates.map(lambda each: each[0].update(*each[1], time_s)), observed)
         snapshot = observed.snapshot(progress, settings.slo.quantile, time_s)
@@ -153,7 +153,10 @@ class PoolsPolicy:
     def _carried_out(
         self, decision: Decision, observed: ObservedPools, settings: ScalingSettings, pools: ByPool[ServeContext]
     ) -> ByPool[int]:
-        """Begin the decision's changes of role, and return the sizes of the deployments."""
+        """Begin the decision's changes of role, and return the sizes of the deployments.
+
+        While a worker changes its role, no deployment shrinks: Serve might stop the last worker that has the role.
+        """
         assert self._changes is not None
         sizes, offset = ByPool(decision.prefill.target, decision.decode.target), self._changes.offset(observed)
         least = pools.map(lambda pool: pool.capacity_adjusted_min_replicas)
@@ -163,8 +166,12 @@ class PoolsPolicy:
             offset += self._changes.begin(bounded_offset(flipped, sizes, least, most) - offset, sizes, observed)
         self._offset = offset
         if settings.flip_s is None:  # the offset stays
-            return bounded_sizes(moved(sizes, offset), least, most)
-        return moved(sizes, bounded_offset(offset, sizes, least, most))
+            targets = bounded_sizes(moved(sizes, offset), least, most)
+        else:
+            targets = moved(sizes, bounded_offset(offset, sizes, least, most))
+        if any(self._changes.into.both()):
+            targets = targets.zip(pools).map(lambda each: max(each[0], each[1].target_num_replicas))
+        return targets
 
     def _warn(self, line: str, error: Exception | None = None) -> None:
         """Log a warning, or an error with its stack, at most once per REPEAT_LOG_S."""

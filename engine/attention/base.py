@@ -35,7 +35,7 @@ class AttentionBackend(Protocol):
 
         q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim];
         layer_cache: [num_blocks, parts, 2, num_kv_heads / parts, block_size, head_dim], a view of the pool, updated in
-        place; in int8 each row is followed by its scale (engine/kv/layout.py); scales: the layer's, for FP8 KV; kind:
+        place; in int8 and int4 each row is followed by its scale (engine/kv/layout.py); scales: of FP8 KV; kind:
         the layer's. Scores are multiplied by `scale`, then bounded by `soft_cap`, both given at construction.
         """
         ...

@@ -31,9 +31,9 @@ def attention_for(
     """
     cached = kv_cache_dtype(config, kv_dtype)
     if device.type != "cpu":
-        if cached == "int8":
+        if cached in ("int8", "int4"):
             raise UnsupportedModel(
-                f"kv_cache_dtype int8 is for CPUs, but the device is {device}: use auto, {config.dtype} or fp8"
+                f"kv_cache_dtype {cached} is for CPUs, but the device is {device}: use auto, {config.dtype} or fp8"
             )
         return _on_gpu(config, block_size, device, torch_dtype(cached), num_parts)
     if cached == "fp8":

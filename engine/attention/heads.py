@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from baton.engine.attention import int4_rows
 from baton.engine.config import ModelConfig
 from baton.engine.kv.dtype import SCALE_BYTES
 from baton.engine.kv.layout import torch_dtype
@@ -27,13 +28,19 @@ class AttentionHeads:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether the cached KV is int8."""
-        return self.kv_dtype == torch.int8
+        """Whether the cached KV is int8 or int4, with a scale for each row."""
+        return self.kv_dtype == torch.int8 or self.is_int4
+
+    @property
+    def is_int4(self) -> bool:
+        """Whether the cached KV is int4, two elements in each of its bytes."""
+        return self.kv_dtype == int4_rows.DTYPE
 
     @property
     def row_items(self) -> int:
         """Number of items in a cached row, including its scale if it has one."""
-        return self.key_width + SCALE_BYTES * self.is_quantised
+        num_elements = self.key_width // 2 if self.is_int4 else self.key_width
+        return num_elements + SCALE_BYTES * self.is_quantised
 
     @classmethod
     def of(cls, config: ModelConfig, kv_dtype: torch.dtype | None = None) -> "AttentionHeads":

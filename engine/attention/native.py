@@ -45,13 +45,14 @@ class NativeAttention:
             value_width=heads.value_width,
             is_bfloat16=heads.dtype == torch.bfloat16,
             is_quantised=heads.is_quantised,
+            is_int4=heads.is_int4,
             soft_cap=soft_cap or 0.0,
             instructions=instructions or instruction_sets()[0],
         )
 
     @classmethod
     def for_model(cls, config: ModelConfig, block_size: int, kv_dtype: torch.dtype | None = None) -> "NativeAttention":
-        """Create the attention of a model, over KV in the model's dtype or in int8."""
+        """Create the attention of a model, over KV in the model's dtype, in int8 or in int4."""
         heads = AttentionHeads.of(config, kv_dtype)
         return cls(config.attention_scale, block_size, heads, soft_cap=config.attention_soft_cap)
 

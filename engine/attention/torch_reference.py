@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from baton.engine.attention import fp8_rows
-from baton.engine.attention.int8_rows import decode, encode
+from baton.engine.attention import fp8_rows, int4_rows, int8_rows
 from baton.engine.attention.kind import PLAIN, AttentionKind
 from baton.engine.attention.span import AttentionSpan
 from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch
+from baton.engine.kv.layout import torch_dtype
 from baton.engine.kv.scales import UNSCALED, KVScales
 
 GATHERED_BYTES = 8 << 20  # gathered at once, to stay in a CPU's cache during attention; 8 MiB measured fastest
@@ -68,7 +68,7 @@ class TorchAttention:
     def for_model(cls, config: ModelConfig, block_size: int) -> "TorchAttention":
         """Create the attention of a model."""
         width = 2 * config.num_kv_heads * config.head_dim if config.mla is None else config.mla.latent_dim
-        token_bytes = width * (2 if config.dtype == "bfloat16" else 4)
+        token_bytes = width * torch_dtype(config.dtype).itemsize
         return cls(
             config.attention_scale,
             block_size,
@@ -98,19 +98,20 @@ class TorchAttention:
         kind: AttentionKind = PLAIN,
     ) -> Tensor:
         """Write the new KV and return the attention of one layer."""
-        if layer_cache.dtype == fp8_rows.DTYPE:
+        dtype = layer_cache.dtype
+        if dtype == fp8_rows.DTYPE:
             layer_cache = layer_cache.view(torch.uint8)  # not every operation supports FP8 on every device
         else:
             scales = UNSCALED
         # [num_blocks, block_size, parts, heads of a part, head_dim]
         keys_by_slot, values_by_slot = layer_cache.permute(2, 0, 4, 1, 3, 5)
         written = (k.shape[0], *keys_by_slot.shape[2:-1], k.shape[-1])
-        keys_by_slot.index_put_(self._slots, _cached(k.view(written), layer_cache.dtype, scales.key))
-        values_by_slot.index_put_(self._slots, _cached(v.view(written), layer_cache.dtype, scales.value))
+        keys_by_slot.index_put_(self._slots, _cached(k.view(written), dtype, scales.key))
+        values_by_slot.index_put_(self._slots, _cached(v.view(written), dtype, scales.value))
         by_head = layer_cache.permute(2, 1, 3, 0, 4, 5)  # [2, parts, heads of a part, num_blocks, block_size, head_dim]
         result = torch.empty_like(q)
         for segment, mask in zip(self._segments, self._masks_of(kind.span), strict=True):
-            gathered = _uncached(self._gather(by_head, 3, segment.blocks), q.dtype)
+            gathered = _uncached(self._gather(by_head, 3, segment.blocks), dtype, q.dtype)
             # 2 x [num_seqs, num_kv_heads, context_len, head_dim]
             keys, values = gathered.view(2, k.shape[1], segment.num_seqs, -1, k.shape[2]).transpose(1, 2)
             queries, scale = q[segment.tokens], self.scale * scales.key
@@ -126,7 +127,7 @@ class TorchAttention:
         layer_cache.index_put_(self._slots, _cached(latent, layer_cache.dtype))
         result = q.new_empty(q.shape[0], q.shape[1], self.kv_lora_rank)
         for segment, mask in zip(self._segments, self._masks_of(PLAIN.span), strict=True):
-            gathered = _uncached(self._gather(layer_cache, 0, segment.blocks), q.dtype)
+            gathered = _uncached(self._gather(layer_cache, 0, segment.blocks), layer_cache.dtype, q.dtype)
             keys = gathered.view(segment.num_seqs, 1, -1, q.shape[2])
             attended = self._attend(q[segment.tokens], keys, keys, mask, self.scale)
             result[segment.tokens] = attended[..., : self.kv_lora_rank]
@@ -210,14 +211,18 @@ class TorchAttention:
 
 
 def _cached(rows: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    """Convert new rows to a cache's dtype; uint8 stands for the bytes of FP8, with one scale for all rows."""
-    if dtype == torch.uint8:
+    """Convert new rows to a cache's dtype; FP8, with one scale for all rows, to its bytes."""
+    if dtype == fp8_rows.DTYPE:
         return fp8_rows.encode(rows, scale).view(torch.uint8)
-    return encode(rows) if dtype == torch.int8 else rows
+    if dtype == int4_rows.DTYPE:
+        return int4_rows.encode(rows)
+    return int8_rows.encode(rows) if dtype == torch.int8 else rows
 
 
-def _uncached(rows: Tensor, dtype: torch.dtype) -> Tensor:
+def _uncached(rows: Tensor, cached: torch.dtype, dtype: torch.dtype) -> Tensor:
     """Convert cached rows for attention; FP8 rows, which every dtype holds exactly, without applying their scale."""
-    if rows.dtype == torch.uint8:
+    if cached == fp8_rows.DTYPE:
         return rows.view(fp8_rows.DTYPE).to(dtype)
-    return decode(rows, dtype) if rows.dtype == torch.int8 else rows
+    if cached == int4_rows.DTYPE:
+        return int4_rows.decode(rows, dtype)
+    return int8_rows.decode(rows, dtype) if cached == torch.int8 else rows

@@ -2,6 +2,7 @@
 
 import json
 import reprlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from baton.engine.errors import InvalidCheckpoint
@@ -13,12 +14,53 @@ MAX_SHOWN_CHARS = 100
 
 
 class JsonObject:
-    """Top-level object of a JSON file, or an object nested in it. Keys with null count as absent."""
+    """Top-level object of a JSON file, or an object nested in it. Keys with null count as absent.
 
-    def __init__(self, values: dict[str, object], source: str) -> None:
-        self.values = {key: value for key, value in values.items() if value is not None}
-        self.nulls = values.keys() - self.values.keys()  # keys with null
+    It remembers which keys were read, so that values without an effect can be found.
+    """
+
+    def __init__(self, values: Mapping[str, object], source: str) -> None:
+        self._values = {key: value for key, value in values.items() if value is not None}
+        self.nulls = values.keys() - self._values.keys()  # keys with null
         self.source = source
+        self._reads: set[str] = set()
+        self._inner: dict[str, JsonObject] = {}
+
+    @property
+    def values(self) -> dict[str, object]:
+        """All values; all of them count as read."""
+        self._reads.update(self._values)
+        return self._values
+
+    @property
+    def has_inner(self) -> bool:
+        """Whether a value is an object."""
+        return any(isinstance(value, dict) for value in self._values.values())
+
+    def raw(self, key: str) -> object:
+        """Return a value of any type; None if the key is absent."""
+        self._reads.add(key)
+        return self._values.get(key)
+
+    def changed(self, values: Mapping[str, object]) -> "JsonObject":
+        """Return the object with other values of some keys. What is read there counts as read here."""
+        other = JsonObject(dict.fromkeys(self.nulls) | self._values | dict(values), self.source)
+        other._reads = self._reads
+        other._inner = {key: inner for key, inner in self._inner.items() if key not in values}
+        return other
+
+    def unread(self, values: Mapping[str, object]) -> Iterator[str]:
+        """Yield the paths of those of these values, which the object has, that were not read."""
+        for key, value in values.items():
+            if key not in self._reads:
+                yield _printable(key)
+            elif key in self._inner and isinstance(value, dict):
+                yield from (f"{_printable(key)}.{path}" for path in self._inner[key].unread(value))
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Keys that were read, whether the object has them or not."""
+        return frozenset(self._reads)
 
     @classmethod
     def read(cls, path: Path) -> "JsonObject":
@@ -37,7 +79,8 @@ class JsonObject:
         return [cls(each, f"{path}[{place}]") for place, each in enumerate(values)]
 
     def __contains__(self, key: str) -> bool:
-        return key in self.values
+        self._reads.add(key)
+        return key in self._values
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Return an integer; without a default the key is required."""
@@ -82,7 +125,7 @@ class JsonObject:
 
     def integers(self, key: str) -> list[int]:
         """Return a list of integers, also if the value is a single integer; empty if the key is absent."""
-        value = self.values.get(key, [])
+        value = self._get(key, [])
         entries = value if isinstance(value, list) else [value]
         numbers = [entry for entry in entries if isinstance(entry, int) and not isinstance(entry, bool)]
         if len(numbers) != len(entries):
@@ -91,7 +134,7 @@ class JsonObject:
 
     def numbers(self, key: str) -> list[float]:
         """Return a list of numbers, none NaN; empty if the key is absent."""
-        value = self.values.get(key, [])
+        value = self._get(key, [])
         entries = value if isinstance(value, list) else [value]
         numbers = [each for each in entries if isinstance(each, int | float) and not isinstance(each, bool)]
         if len(numbers) != len(entries) or not all(abs(number) <= MAX_NUMBER for number in numbers):
@@ -100,20 +143,23 @@ class JsonObject:
 
     def texts(self, key: str) -> list[str]:
         """Return a list of strings; empty if the key is absent."""
-        value = self.values.get(key, [])
+        value = self._get(key, [])
         if not isinstance(value, list) or any(not isinstance(text, str) for text in value):
             raise self._wrong(key, "a list of strings", value)
         return value
 
     def inner(self, key: str) -> "JsonObject":
         """Return a nested object; empty if the key is absent."""
-        value = self.values.get(key, {})
-        if not isinstance(value, dict):
-            raise self._wrong(key, "an object", value)
-        return JsonObject(value, f"{self.source}: {_printable(key)}")
+        if key not in self._inner:
+            value = self._get(key, {})
+            if not isinstance(value, dict):
+                raise self._wrong(key, "an object", value)
+            self._inner[key] = JsonObject(value, f"{self.source}: {_printable(key)}")
+        return self._inner[key]
 
     def _get(self, key: str, default: object) -> object:
-        value = self.values.get(key, default)
+        self._reads.add(key)
+        value = self._values.get(key, default)
         if value is None:
             raise InvalidCheckpoint(f"{self.source}: {key} is missing")
         return value

@@ -1,25 +1,24 @@
 """Reader of a checkpoint's config.json and generation_config.json; rejects unsupported options by name."""
 
-import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from baton.engine.checkpoint.config_overrides import check_effect, of_language_model, overridden
+from baton.engine.checkpoint.dtype import choose_dtype
 from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.checkpoint.pooling_config import is_embedding_checkpoint
 from baton.engine.checkpoint.rope_config import max_context, read_rope
-from baton.engine.checkpoint.stored_quantization import StoredQuantization, read_stored_quantization
-from baton.engine.checkpoint.tensor_index import stored_dtype
-from baton.engine.config import ModelConfig
+from baton.engine.checkpoint.stored_quantization import read_stored_quantization
+from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
 from baton.engine.families.base import Family
 from baton.engine.families.experts import check_experts
 from baton.engine.families.options import refuse_unread
 from baton.engine.families.registry import family_of, read_architecture
 from baton.engine.sampling.params import SamplingParams
+from baton.settings.values import parsed_json
 
-log = logging.getLogger(__name__)
-
-DTYPES = ("bfloat16", "float32")
 MAX_LAYERS = 4096
 
 
@@ -69,25 +68,44 @@ def _check_sampling(defaults: GenerationDefaults, source: str) -> None:
         raise InvalidCheckpoint(f"{source}: {error}") from error
 
 
-def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
+def model_config_of(engine: EngineConfig) -> ModelConfig:
+    """Read the configuration of an engine's checkpoint, as its options change it; raises like `read_model_config`."""
+    overrides = parsed_json(engine.hf_overrides)
+    return read_model_config(Path(engine.model), engine.dtype, on_cpu=engine.is_on_cpu, overrides=overrides)
+
+
+def read_model_config(
+    directory: Path, dtype: str = "auto", *, on_cpu: bool = True, overrides: Mapping[str, object] | None = None
+) -> ModelConfig:
     """Read and validate a checkpoint's configuration.
 
-    `dtype` is auto (the checkpoint's own), bfloat16 or float32. Raises UnsupportedModel for an architecture or option
-    that is not implemented, InvalidCheckpoint for a file that is missing or invalid.
+    `dtype` is auto (the checkpoint's own), bfloat16, float16 or float32; on a CPU, float16 is replaced. `overrides`
+    replace values of config.json. Raises UnsupportedModel for an architecture or option that is not implemented,
+    InvalidCheckpoint for a file that is missing or invalid, and for overrides without an effect.
     """
     _refuse_gguf(directory)
     config = JsonObject.read(directory / "config.json")
+    overrides = overrides or {}
+    if "architectures" in overrides:
+        config = config.changed({"architectures": overrides["architectures"]})
     architecture = read_architecture(config)
     family = family_of(architecture)
     config = _of_language_model(config, family)
+    if overrides:
+        overrides = of_language_model(overrides) if family.has_text_config else overrides
+        config = overridden(config, overrides)
     refuse_unread(config, architecture, family.reads)
-    model = family.read(config, _read_shared(config, directory, architecture, dtype))
+    stored = read_stored_quantization(config, family.prefixes)
+    chosen = choose_dtype(config, directory, dtype, family, stored, on_cpu=on_cpu)
+    shared = _read_shared(config, directory, architecture, chosen)
+    model = family.read(config, replace(shared, stored_quantization=stored))
     if model.rope.rotary_dim < 2 or model.rope.rotary_dim % 2:
         raise InvalidCheckpoint(
             f"{config.source}: the rotary width {model.rope.rotary_dim} must be an even number above 0"
         )
     if model.moe is not None:
         check_experts(config.source, model.moe)
+    check_effect(config, overrides, architecture)
     return model
 
 
@@ -101,7 +119,7 @@ def _of_language_model(config: JsonObject, family: Family) -> JsonObject:
 
 def _read_shared(config: JsonObject, directory: Path, architecture: str, dtype: str) -> ModelConfig:
     """Read what all families have in common, with the defaults of this one."""
-    family, stored = family_of(architecture), read_stored_quantization(config)
+    family = family_of(architecture)
     hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     num_layers, vocab_size = config.size("num_hidden_layers", maximum=MAX_LAYERS), config.size("vocab_size")
     head_dim = config.size("head_dim", family.head_dim or hidden_size // num_heads)
@@ -126,12 +144,11 @@ def _read_shared(config: JsonObject, directory: Path, architecture: str, dtype: 
         rms_norm_eps=config.number("rms_norm_eps", family.rms_norm_eps, minimum=0),
         rope=rope,
         max_model_len=max_context(config, rope),
-        dtype=_choose_dtype(config, directory, dtype, stored),
+        dtype=dtype,
         tie_word_embeddings=config.boolean("tie_word_embeddings", family.tie_word_embeddings),
         may_lack_head=config.texts("architectures") != [architecture] or is_embedding_checkpoint(directory),
         num_nextn_predict_layers=config.size("num_nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS),
         eos_token_ids=_eos_token_ids(config, directory, vocab_size),
-        stored_quantization=stored,
     )
 
 
@@ -153,28 +170,6 @@ def _num_kv_heads(config: JsonObject, num_heads: int) -> int:
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise InvalidCheckpoint(f"{config.source}: {num_heads} heads do not divide into {num_kv_heads} KV heads")
     return num_kv_heads
-
-
-def _choose_dtype(config: JsonObject, directory: Path, requested: str, quantization: StoredQuantization | None) -> str:
-    if requested != "auto":
-        if requested not in DTYPES:
-            raise UnsupportedModel(f"dtype {requested!r} is not supported, only auto, {', '.join(DTYPES)}")
-        return requested
-    named = config.text("dtype", config.text("torch_dtype", "unnamed")).removeprefix("torch.")
-    stored = named
-    if named == "unnamed":  # in FP8 checkpoints the most frequent dtype is that of matrices or scales, not the model's
-        stored = "bfloat16" if "quantization_config" in config else stored_dtype(directory)
-    if stored == "float16" and quantization is not None and quantization.packed.has_any:
-        log.info("%s is float16: its activations are bfloat16, while packed weights keep their scales", directory)
-        return "bfloat16"
-    if stored == "float16":
-        log.warning(
-            "%s is float16: served as float32, which holds it exactly; bfloat16 takes half the memory", directory
-        )
-        return "float32"
-    if stored not in DTYPES:
-        raise UnsupportedModel(f"{config.source}: dtype {shown(stored)} is not supported")
-    return stored
 
 
 def _eos_token_ids(config: JsonObject, directory: Path, vocab_size: int) -> frozenset[int]:

@@ -35,7 +35,7 @@ def read_rope(
         kind = "longrope"
     if kind not in KINDS:
         raise UnsupportedModel(f"{config.source}: rope type {shown(kind)} is not supported, only {', '.join(KINDS)}")
-    if any(isinstance(value, dict) for value in scaling.values.values()):
+    if scaling.has_inner:
         raise UnsupportedModel(f"{config.source}: a rotary embedding for each layer type is not supported")
     partial = config.number(PARTIAL, default_partial, minimum=MIN_PARTIAL, maximum=1)
     rotary_dim = int(head_dim * scaling.number(PARTIAL, partial, minimum=MIN_PARTIAL, maximum=1))
@@ -103,6 +103,6 @@ def _factor(scaling: JsonObject, kind: str, stretch: float) -> float:
 
 def _beta(scaling: JsonObject, key: str, default: float) -> float:
     """Return a number of rotations; some checkpoints write 0 for the default."""
-    if scaling.values.get(key) == 0:
+    if scaling.raw(key) == 0:
         return default
     return scaling.number(key, default, minimum=MIN_SCALE, maximum=MAX_SCALE)

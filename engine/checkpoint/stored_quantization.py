@@ -1,12 +1,13 @@
 """Quantization of stored matrices, as described by a checkpoint's config.json; no torch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.checkpoint.packed.compressed_config import read_compressed, read_compressed_scheme
 from baton.engine.checkpoint.packed.gptq_config import read_auto_round, read_awq, read_gptq
 from baton.engine.checkpoint.packed.scheme import NOT_PACKED, PackedModules
+from baton.engine.checkpoint.tensor_prefixes import Prefixes
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 
 SUPPORTED = "supported are gptq, awq, auto-round, compressed-tensors, mxfp4 of GPT-OSS, and fp8 in e4m3"
@@ -39,8 +40,11 @@ class StoredQuantization:
         return tensor.endswith(_UNUSED)
 
 
-def read_stored_quantization(config: JsonObject) -> StoredQuantization | None:
-    """Read quantization_config; None if there is none. Raises UnsupportedModel for unsupported formats."""
+def read_stored_quantization(config: JsonObject, prefixes: Prefixes = ()) -> StoredQuantization | None:
+    """Read quantization_config; None if there is none. Raises UnsupportedModel for unsupported formats.
+
+    prefixes: of the language model's parts in the files, by whose names the config may mean them.
+    """
     if "quantization_config" not in config:
         return None
     described = config.inner("quantization_config")
@@ -48,7 +52,8 @@ def read_stored_quantization(config: JsonObject) -> StoredQuantization | None:
     reader = _READERS.get(method)
     if reader is None:
         raise _unsupported(described, f"quant_method {shown(method)}")
-    return reader(described)
+    found = reader(described)
+    return replace(found, packed=replace(found.packed, prefixes=prefixes))
 
 
 def _fp8(described: JsonObject) -> StoredQuantization:

@@ -1,6 +1,6 @@
 """Prefixes of tensor names, which differ from those of a language model in some checkpoints. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from baton.engine.checkpoint.stored_tensor import StoredTensor
@@ -18,6 +18,14 @@ def under_model(tensors: Mapping[str, StoredTensor], prefixes: Prefixes = ()) ->
         prefixes = ((HEAD, HEAD), ("", PREFIX))
     names = {name: _renamed(name, prefixes) for name in tensors}
     return {new: replace(tensors[old], name=new) for old, new in names.items()}
+
+
+def stored_names(name: str, prefixes: Prefixes) -> Iterator[str]:
+    """Yield the names that a part of the language model may have in the files; the model's own is the first."""
+    yield name
+    for old, new in prefixes:
+        if name.startswith(new):
+            yield old + name.removeprefix(new)
 
 
 def _renamed(name: str, prefixes: Prefixes) -> str:

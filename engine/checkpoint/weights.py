@@ -162,8 +162,11 @@ class Weights:
         A file that was replaced or removed is still mapped as it was. Only the modification time is compared: the
         inode's change time also changes without a write.
         """
-        named = [self._tensors[each] for name in names for each in self._packed.names(name)]
-        stored = [tensor for each in named for tensor in self._with_scales(each)]
+        stored: list[StoredTensor] = []
+        for name in names:
+            for each in self._packed.names(name):
+                tensor = self._tensors[each]  # NVFP4 has packed scales in FP8, which have no scales of their own
+                stored += self._with_scales(tensor) if each == name else (tensor,)
         for path in {each.file for each in stored}.intersection(self._states):
             before = self._states[path]
             try:

@@ -13,7 +13,7 @@ from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.factory import attention_for
 from baton.engine.attention.flashinfer import FlashInferAttention
 from baton.engine.attention.grouped import GroupedAttention
-from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.model_config import model_config_of
 from baton.engine.checkpoint.pooling_config import read_pooling_config
 from baton.engine.checkpoint.weights_hash import WeightsHash
 from baton.engine.config import EngineConfig, ModelConfig
@@ -24,9 +24,10 @@ from baton.engine.execution.device import computing_on
 from baton.engine.execution.device_memory import bytes_for_kv, check_fits
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.kv.capacity import PoolSize, configured_context, configured_kv_bytes
-from baton.engine.kv.fingerprint import compatibility_fingerprint
+from baton.engine.kv.fingerprint import compatibility_fingerprint, mixed_fingerprint
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
+from baton.engine.kv.origin import KVOrigin, quantization_name
 from baton.engine.layers.fp8_weight import products_of
 from baton.engine.models import Model, load_model
 from baton.engine.models.causal_lm import CausalLM
@@ -51,7 +52,8 @@ class LoadedModel:
     groups: KVGroups
     pool: Tensor
     max_model_len: int  # longest prompt plus output
-    fingerprint: str
+    fingerprint: str  # of the KV that it exchanges
+    origin: KVOrigin  # of the KV that it computes
     cores: tuple[int, ...]  # cores that loaded the model and must compute it; empty: any
     generates: bool  # False for an embedding checkpoint without an output layer
     pooling: PoolingConfig | None = None  # None: the model makes no embeddings
@@ -73,7 +75,7 @@ def load(
     shard = tensor.shard if tensor is not None else TensorShard()
     cores = cores_of_rank(config.cores, *(tensor.place_on_node if tensor is not None else (0, 1)))
     with running_on(cores), computing_on(torch.device(config.device)):
-        whole = read_model_config(Path(config.model), config.dtype)
+        whole = model_config_of(config)
         context = configured_context(config, whole)
         if config.max_model_len is None and context < whole.max_model_len:
             log.warning(
@@ -116,9 +118,16 @@ def _load(
     products = config.quantization or products_of(whole.stored_quantization, whole.dtype, device)
 
     def fingerprint_with(weights_revision: str) -> str:
-        kv_dtype = config.kv_cache_dtype
         return compatibility_fingerprint(
-            directory, whole, config.block_size, weights_revision, num_parts, kv_dtype, products, groups
+            directory,
+            whole,
+            config.block_size,
+            weights_revision,
+            Path(config.tokenizer_directory),
+            num_parts,
+            config.kv_cache_dtype,
+            products,
+            groups,
         )
 
     if tensor is not None:
@@ -147,10 +156,14 @@ def _load(
             )
         size = PoolSize.in_bytes(kv_bytes, config, whole, layout, groups)
     pool = _pool(layout.pool_shape(size.num_blocks), layout.dtype, device, allocate_pool)
-    fingerprint = fingerprint_with(weights_hash.revision())
+    origin = KVOrigin(quantization_name(config, whole), fingerprint_with(weights_hash.revision()))
     if tensor is not None:
         tensor.barrier()
-        tensor.agree(("weights",), (_number(fingerprint),), "x")
+        tensor.agree(("weights",), (_number(origin.fingerprint),), "x")
+    fingerprint = origin.fingerprint
+    if config.allow_mixed_quantization:
+        tokenizer = Path(config.tokenizer_directory)
+        fingerprint = mixed_fingerprint(tokenizer, whole, config.block_size, num_parts, config.kv_cache_dtype, groups)
     on_captured = _share_of(on_progress, WEIGHTS_SHARE, 1.0)
     served = _recorded(model, pool, config, size.max_model_len, on_captured) if records else model
     return LoadedModel(
@@ -162,6 +175,7 @@ def _load(
         pool,
         size.max_model_len,
         fingerprint,
+        origin,
         cores,
         generates=model.has_head,
     )

@@ -41,4 +41,5 @@ class Family:
     defaults: Mapping[str, object] = field(default_factory=dict)  # of keys that a config.json may lack
     prefers_stored_head: bool = False  # a stored output layer is used even if the config ties it to the embedding
     prefixes: Prefixes = ()  # in a checkpoint, and the language model's in their place
+    overflows_float16: bool = False  # activations exceed float16's range
     unused: tuple[str, ...] = ()  # beginnings of the names of tensors that the model does not need

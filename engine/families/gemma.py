@@ -7,7 +7,7 @@ from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.config import ModelConfig
 from baton.engine.families.base import LANGUAGE_MODEL, Family
 from baton.engine.families.options import unsupported
-from baton.engine.families.rounding import as_bfloat16
+from baton.engine.families.rounding import rounded
 from baton.engine.families.spans import SLIDING, USUAL_WINDOW, WHOLE, read_local_rope, read_spans
 from baton.engine.families.tensor_names import NormNames, TensorNames
 
@@ -34,7 +34,7 @@ def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
         shared,
         activation="gelu_tanh",
         norm_offset=1.0,
-        embedding_multiplier=as_bfloat16(multiplier) if shared.dtype == "bfloat16" else multiplier,
+        embedding_multiplier=rounded(multiplier, shared.dtype),
         qkv_bias=bias,
         attention_output_bias=bias,
     )
@@ -94,6 +94,7 @@ GEMMA2 = Family(
     reads=LOCAL_READS,
     defaults=USUAL_WINDOW,
     names=SANDWICH,
+    overflows_float16=True,
     tie_word_embeddings=True,
     head_dim=256,
 )
@@ -104,6 +105,7 @@ GEMMA3 = Family(
     reads=LOCAL_READS,
     defaults=USUAL_WINDOW,
     names=SANDWICH,
+    overflows_float16=True,
     theta=1e6,
     tie_word_embeddings=True,
     head_dim=256,

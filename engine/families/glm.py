@@ -51,6 +51,7 @@ GLM4 = Family(
         norms=NormNames(after_attention="post_self_attn_layernorm", after_feed_forward="post_mlp_layernorm"),
         gate_up="gate_up_proj",
     ),
+    overflows_float16=True,
     rms_norm_eps=EPS,
     interleaved=True,
     head_dim=HEAD_DIM,

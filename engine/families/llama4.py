@@ -49,7 +49,7 @@ def _growing_queries(config: JsonObject, rope: RopeConfig) -> RopeConfig:
 
 def _tunes(config: JsonObject) -> bool:
     """Return whether queries grow with the context; some configs write it as a number."""
-    value = config.values.get(TUNING, True)
+    value = config.raw(TUNING) if TUNING in config else True
     return value if isinstance(value, bool) else config.size(TUNING, minimum=0) > 0
 
 

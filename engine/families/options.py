@@ -37,9 +37,9 @@ def unsupported(config: JsonObject, architecture: str, what: str) -> Unsupported
 
 def refuse_unread(config: JsonObject, architecture: str, reads: Collection[str]) -> None:
     """Raise UnsupportedModel for the first option that has an effect and is not in `reads`."""
-    rotary = config.inner("rope_scaling").values | config.inner("rope_parameters").values
+    rotary = config.inner("rope_scaling"), config.inner("rope_parameters")
     for key, neutral in NEUTRAL.items():
-        value = config.values.get(key, rotary.get(key))
+        value = next((each.raw(key) for each in (config, *rotary) if key in each), None)
         if value is not None and key not in reads and value not in neutral:
             meaning = f" ({MEANINGS[key]})" if key in MEANINGS else ""
             raise unsupported(config, architecture, f"{key} {shown(value)}{meaning}")

@@ -47,7 +47,7 @@ def read_local_rope(config: JsonObject, head_dim: int, theta: float) -> RopeConf
     theta: if `rope_parameters` does not have that of each layer type, as transformers 5 writes it.
     """
     local = config.inner("rope_parameters").inner(SLIDING).values or {"rope_theta": theta}
-    own = JsonObject(config.values | {"rope_scaling": None, "rope_parameters": local}, config.source)
+    own = config.changed({"rope_scaling": None, "rope_parameters": local})
     return read_rope(own, head_dim=head_dim, default_theta=theta, default_partial=1.0, interleaved=False)
 
 

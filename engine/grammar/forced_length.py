@@ -8,10 +8,10 @@ at most as long as the shortest output that can follow.
 import re
 from math import inf, prod
 
-from baton.engine.grammar.finite import shortest_length
 from baton.engine.grammar.grammar import Grammar, GrammarKind
-from baton.engine.grammar.json_schema import schemas_in
-from baton.engine.grammar.structural_tag import SCHEMA_TYPES
+from baton.engine.grammar.schema.finite import shortest_length
+from baton.engine.grammar.schema.json_schema import schemas_in
+from baton.engine.grammar.schema.structural_tag import SCHEMA_TYPES
 
 MAX_CHARS = 1 << 16
 REPETITION = re.compile(r"\{ *([0-9]+) *,?[ 0-9]*\}")

@@ -7,9 +7,9 @@ from enum import Enum
 from typing import Any
 
 from baton.engine.errors import InvalidRequest
-from baton.engine.grammar.json_schema import check_schema
-from baton.engine.grammar.regex import check_counts, check_regex
-from baton.engine.grammar.structural_tag import check_structural_tag, current_tag
+from baton.engine.grammar.schema.json_schema import check_schema
+from baton.engine.grammar.schema.regex import check_counts, check_regex
+from baton.engine.grammar.schema.structural_tag import check_structural_tag, current_tag
 
 logger = logging.getLogger(__name__)
 

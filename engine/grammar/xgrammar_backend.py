@@ -20,8 +20,8 @@ from baton.engine.grammar.base import CompiledGrammar, Matcher
 from baton.engine.grammar.bitmask import mask_of
 from baton.engine.grammar.forced import ForcedToken, ForcedTokens
 from baton.engine.grammar.grammar import Grammar, GrammarKind
-from baton.engine.grammar.json_schema import patterns_of
-from baton.engine.grammar.schema_rewrite import MAX_WHITESPACE, compilable_schema, compilable_tag
+from baton.engine.grammar.schema.json_schema import patterns_of
+from baton.engine.grammar.schema.rewrite import MAX_WHITESPACE, compilable_schema, compilable_tag
 from baton.engine.grammar.token_formats import SPECIAL_TEXT, TokenResolver
 
 MAX_THREADS = 8  # of one compile, at most half of the cores
@@ -178,7 +178,7 @@ def _read_tokenizer(directory: str) -> Tokenizer:
     """Return the tokenizer of a model's directory. Raises InvalidRequest if it has no usable tokenizer.json."""
     path = Path(directory) / "tokenizer.json"
     if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
-        raise InvalidRequest("structured output needs a tokenizer.json in the model's directory on every worker")
+        raise InvalidRequest("structured output needs a tokenizer.json on every worker, the model's or --tokenizer's")
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no narrower class

@@ -6,13 +6,15 @@ prefill that fills the blocks of a receiving request holds them too, until `end_
 tables. A pin holds cached blocks for a reader. A waiting request holds nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from baton.engine.attention.span import FULL
 from baton.engine.kv.block_hash import BlockHash, extend_hashes, root_hash
 from baton.engine.kv.block_pool import BlockPool
 from baton.engine.kv.groups import KVGroups, held
+from baton.engine.kv.origin import NO_ORIGINS, KVOrigin
 from baton.engine.kv.prefix_cache import PrefixCache
 from baton.engine.request import NULL_BLOCK, BlockId, Request, RequestId
 
@@ -45,6 +47,7 @@ class BlockManager:
         self._fills: dict[RequestId, list[BlockId]] = {}
         self._pins: dict[int, list[BlockId]] = {}
         self._num_pins = 0
+        self._origins: dict[BlockId, frozenset[KVOrigin]] = {}  # other models that computed a block's KV
 
     @property
     def num_usable(self) -> int:
@@ -62,7 +65,7 @@ class BlockManager:
 
     def num_cached_tokens(self, request: Request) -> int:
         """Return how many tokens of a waiting request are cached now; at least one is always left to compute."""
-        return len(self.cache.match(self._usable_hashes(request))) * self.block_size
+        return len(self._cached(request)[0]) * self.block_size
 
     def take(self, request: Request, reserve: int, reads_cache: bool) -> bool:
         """Give a waiting request its cached blocks and new blocks for the rest, and set its number of computed tokens.
@@ -70,7 +73,7 @@ class BlockManager:
         Returns False and changes nothing if that would leave fewer than `reserve` places free. At least one token is
         always left to compute.
         """
-        tables = self.cache.match_groups(self._usable_hashes(request) if reads_cache else [])
+        tables = self._cached(request) if reads_cache else self.cache.match_groups([])
         cached = [block for table in tables for block in held(table)]
         num_known = len(tables[0])
         new = self._blocks_to_take(request, num_known)
@@ -78,8 +81,9 @@ class BlockManager:
             return False
         self.cache.pool.hold(cached)
         for table, indices in zip(tables, new, strict=True):
-            table += [NULL_BLOCK] * (indices.start - num_known) + self.cache.allocate(len(indices))
+            table += [NULL_BLOCK] * (indices.start - num_known) + self._allocate(len(indices))
         request.block_table, *request.other_tables = tables
+        request.kv_origins |= self.origins(cached)
         request.num_computed_tokens = num_known * self.block_size
         return True
 
@@ -141,7 +145,7 @@ class BlockManager:
             return False
         for table, count in zip(request.block_tables, counts, strict=True):
             if count:
-                table += self.cache.allocate(count)
+                table += self._allocate(count)
         return True
 
     def _tables(self, request: Request, has_window: bool) -> list[list[BlockId]]:
@@ -210,6 +214,17 @@ class BlockManager:
         """End a remote fill: nothing more will be written into the request's blocks."""
         self.cache.release(self._fills.pop(request_id))
 
+    def origins(self, blocks: Iterable[BlockId]) -> frozenset[KVOrigin]:
+        """Return the other models that computed some of the blocks' KV."""
+        return NO_ORIGINS.union(*(self._origins[block] for block in blocks if block in self._origins))
+
+    def set_origins(self, request: Request, num_tokens: int, origins: Mapping[BlockId, frozenset[KVOrigin]]) -> None:
+        """Record the other models that computed blocks which a request has received, up to `num_tokens`."""
+        end = self.num_blocks_for(num_tokens)
+        received = [block for table in request.block_tables for block in held(table[:end])]
+        self._origins |= {block: origins[block] for block in received if block in origins}
+        request.kv_origins |= self.origins(received)
+
     def pin(self, hashes: Sequence[BlockHash]) -> Pin:
         """Hold the longest cached prefix of `hashes` for a reader."""
         tables = self.cache.match_groups(hashes)
@@ -231,6 +246,25 @@ class BlockManager:
             holders += blocks
         self.cache.pool.check_integrity(holders)
         self.cache.check_integrity()
+
+    def _allocate(self, count: int) -> list[BlockId]:
+        blocks = self.cache.allocate(count)
+        for block in blocks:
+            self._origins.pop(block, None)
+        return blocks
+
+    def _cached(self, request: Request) -> list[list[BlockId]]:
+        """Return a waiting request's cached block tables.
+
+        For embeddings, which have one fingerprint, only blocks of this model, and with windows none if others have
+        computed any: behind a window there may have been one of theirs.
+        """
+        tables = self.cache.match_groups(self._usable_hashes(request))
+        if request.pooling is None or not self._origins:
+            return tables
+        if self.groups.has_windows:
+            return self.cache.match_groups([])
+        return [list(takewhile(lambda block: block not in self._origins, tables[0]))]
 
     def _usable_hashes(self, request: Request) -> list[BlockHash]:
         if not self.cache.enabled:

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass
 
+from baton.engine.checkpoint.config_overrides import how_to_extend
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import EngineError
 from baton.engine.kv.groups import KVGroups
@@ -64,6 +65,7 @@ def configured_context(config: EngineConfig, model: ModelConfig) -> int:
     if config.max_model_len is not None and config.max_model_len > model.max_model_len:
         raise EngineError(
             f"max_model_len is {config.max_model_len}, but the checkpoint's context is {model.max_model_len} tokens"
+            + how_to_extend(model, config.max_model_len)
         )
     return config.max_model_len or model.default_model_len
 

@@ -1,8 +1,9 @@
 """Data types of cached KV; no torch.
 
-A *row* is one token's key or value in one head, or with MLA its latent. In int8 every row is followed by its own
-float32 scale, so a copy of a row or block includes the scales. In fp8 (E4M3) each layer has one scale for keys and one
-for values, fixed by the checkpoint (engine/kv/scales.py); blocks hold only elements.
+A *row* is one token's key or value in one head, or with MLA its latent. In int8 and int4 every row is followed by its
+own float32 scale, so a copy of a row or block includes the scales. In int4 a byte holds two elements. In fp8 (E4M3)
+each layer has one scale for keys and one for values, fixed by the checkpoint (engine/kv/scales.py); blocks hold only
+elements.
 """
 
 from baton.engine.config import EngineConfig, ModelConfig
@@ -10,7 +11,7 @@ from baton.engine.errors import UnsupportedModel
 
 SCALE_BYTES = 4
 _FP8_NAMES = ("fp8", "fp8_e4m3")
-_ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int8": 1, "fp8": 1}
+_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "int4": 1, "fp8": 1}
 
 
 def kv_cache_dtype(config: ModelConfig, asked: str) -> str:
@@ -22,17 +23,24 @@ def kv_cache_dtype(config: ModelConfig, asked: str) -> str:
         return config.dtype
     if asked in _FP8_NAMES and config.mla is None:
         return "fp8"
-    if asked != "int8":
-        others = "int8 (fp8 is not for multi-head latent attention)" if config.mla is not None else "int8, fp8"
-        raise UnsupportedModel(
-            f"kv_cache_dtype {asked!r} is not supported for a model in {config.dtype}, only auto, {config.dtype}, "
-            + others
-        )
-    return asked
+    if asked == "int4" and config.mla is None and config.head_dim % 2 == 0:
+        return asked
+    if asked == "int8":
+        return asked
+    others = "int8, int4, fp8"
+    if config.mla is not None:
+        others = "int8 (int4 and fp8 are not for multi-head latent attention)"
+    elif config.head_dim % 2:
+        others = f"int8, fp8 (int4 is not for heads of {config.head_dim}, an odd width)"
+    raise UnsupportedModel(
+        f"kv_cache_dtype {asked!r} is not supported for a model in {config.dtype}, only auto, {config.dtype}, {others}"
+    )
 
 
 def row_items(width: int, dtype: str) -> int:
-    """Return how many items of type `dtype` a row of `width` elements takes, including its scale."""
+    """Return how many items of type `dtype` a row of `width` elements takes, including its scale; bytes in int4."""
+    if dtype == "int4":
+        return width // 2 + SCALE_BYTES
     return width + SCALE_BYTES if dtype == "int8" else width
 
 

@@ -14,8 +14,9 @@ pool if a rank holds one shard, or if each shard is one head. FlashInfer's paged
 HND layout without a copy: they read the strides of page, head and token from the tensors, and require that keys and
 values have the same strides and that the last dimension is contiguous.
 
-KV in int8 has a scale per row (engine/kv/dtype.py), after the row's elements in the last dimension. A block that is
-handed over, pulled, checksummed or read by shards therefore carries its scales, and only attention interprets them.
+KV in int8 and int4 has a scale per row (engine/kv/dtype.py), after the row's elements in the last dimension. A block
+that is handed over, pulled, checksummed or read by shards therefore carries its scales, and only attention interprets
+them.
 FP8 KV has scales per layer, outside the blocks (engine/kv/scales.py).
 """
 
@@ -29,6 +30,14 @@ from baton.engine.config import ModelConfig
 from baton.engine.kv.dtype import kv_cache_dtype, row_items
 from baton.engine.kv.groups import KVGroups
 
+_TORCH_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "int8": torch.int8,
+    "int4": torch.uint8,
+    "fp8": torch.float8_e4m3fn,
+}
 LATENT_DIMS = 4  # dimensions of a pool for MLA
 
 
@@ -56,8 +65,9 @@ class KVCacheLayout:
         A block is [shards, num_layers, 2, heads per shard, block_size, head_dim]. With MLA, whose latent serves all
         heads, it is [num_layers, block_size, latent_dim] on every rank and has one shard. If there are more ranks than
         KV heads, several ranks hold the same heads. With `kv_dtype` int8 the last dimension is four bytes longer, for
-        the scale. With several `groups` a block has the layers of one of them. Raises ValueError for numbers that do
-        not divide each other, UnsupportedModel for a type that the model's KV cannot have.
+        the scale; with int4 it has the bytes of half as many elements and of the scale. With several `groups` a block
+        has the layers of one of them. Raises ValueError for numbers that do not divide each other, UnsupportedModel for
+        a type that the model's KV cannot have.
         """
         named = kv_cache_dtype(config, kv_dtype)
         dtype = torch_dtype(named)
@@ -96,4 +106,4 @@ class KVCacheLayout:
 
 def torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype of a config's type name. Raises KeyError for an unknown name."""
-    return {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[name]
+    return _TORCH_DTYPES[name]

@@ -36,15 +36,16 @@ Cache make_cache(std::uintptr_t data, std::size_t num_blocks, std::size_t heads_
 
 AttentionShape make_shape(double scale, std::size_t block_size, std::size_t num_heads, std::size_t num_kv_heads,
                           std::size_t key_width, std::size_t value_width, bool is_bfloat16, bool is_quantised,
-                          double soft_cap) {
+                          bool is_int4, double soft_cap) {
     require(num_kv_heads > 0 && num_heads > 0 && num_heads % num_kv_heads == 0,
             "the heads are a whole number for each KV head, one or more");
     require(key_width > 0 && key_width <= kMaxWidth, "a key has between 1 and 4096 elements");
     require(value_width > 0 && value_width <= key_width, "a value has one element or more, and no more than a key");
+    require(!is_int4 || (is_quantised && key_width % 2 == 0), "a row of 4 bits is quantised and has an even number of elements");
     require(block_size > 0 && block_size <= std::numeric_limits<std::uint32_t>::max(), "a block has one token or more");
     require(soft_cap >= 0, "a soft cap is positive, or 0 for none");
     return {num_heads,   num_kv_heads, key_width, value_width, block_size, is_bfloat16, static_cast<float>(scale * kLog2E),
-            is_quantised, static_cast<float>(soft_cap * kLog2E)};
+            is_quantised, is_int4, static_cast<float>(soft_cap * kLog2E)};
 }
 
 // `width` 0: the whole context.
@@ -62,10 +63,10 @@ const InstructionSet& instruction_set(const std::string& name) {
 class PagedAttention {
 public:
     PagedAttention(double scale, std::size_t block_size, std::size_t num_heads, std::size_t num_kv_heads,
-                   std::size_t key_width, std::size_t value_width, bool is_bfloat16, bool is_quantised, double soft_cap,
-                   const std::string& instructions)
+                   std::size_t key_width, std::size_t value_width, bool is_bfloat16, bool is_quantised, bool is_int4,
+                   double soft_cap, const std::string& instructions)
         : layer_(make_shape(scale, block_size, num_heads, num_kv_heads, key_width, value_width, is_bfloat16, is_quantised,
-                            soft_cap),
+                            is_int4, soft_cap),
                  instruction_set(instructions), run_on_threads) {}
 
     // `block_tables`: [num_seqs, max_blocks] and `slots`: [num_tokens], both int64 and contiguous.
@@ -153,11 +154,11 @@ PYBIND11_MODULE(paged_attention, module) {
     py::class_<Span>(module, "Span")
         .def(py::init(&make_span), py::kw_only(), py::arg("width"), py::arg("is_chunked"));
     py::class_<PagedAttention>(module, "PagedAttention")
-        .def(py::init<double, std::size_t, std::size_t, std::size_t, std::size_t, std::size_t, bool, bool, double,
+        .def(py::init<double, std::size_t, std::size_t, std::size_t, std::size_t, std::size_t, bool, bool, bool, double,
                       const std::string&>(),
              py::kw_only(), py::arg("scale"), py::arg("block_size"), py::arg("num_heads"), py::arg("num_kv_heads"),
              py::arg("key_width"), py::arg("value_width"), py::arg("is_bfloat16"), py::arg("is_quantised") = false,
-             py::arg("soft_cap") = 0.0, py::arg("instructions"))
+             py::arg("is_int4") = false, py::arg("soft_cap") = 0.0, py::arg("instructions"))
         .def("plan", &PagedAttention::plan, py::kw_only(), py::arg("query_lens"), py::arg("context_lens"),
              py::arg("block_tables"), py::arg("max_blocks"), py::arg("slots"), py::arg("num_slots"),
              py::arg("num_threads"))

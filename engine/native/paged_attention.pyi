@@ -42,6 +42,7 @@ class PagedAttention:
         value_width: int,
         is_bfloat16: bool,
         is_quantised: bool = False,
+        is_int4: bool = False,
         soft_cap: float = 0.0,
         instructions: str,
     ) -> None: ...

@@ -1,10 +1,11 @@
 """Input and output of a step."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from baton.engine.kv.origin import KVOrigin
 from baton.engine.outputs import PositionLogprobs, RequestOutput, SampledToken
-from baton.engine.request import Request
+from baton.engine.request import BlockId, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +68,4 @@ class Received:
     num_tokens: int  # length of the prefix whose KV has arrived
     sampled: SampledToken | None = None  # the token after the known ones; it does not end the request
     num_prompt_logprobs: int = 0
+    origins: Mapping[BlockId, frozenset[KVOrigin]] = field(default_factory=dict)  # of blocks from other models

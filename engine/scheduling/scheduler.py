@@ -187,6 +187,8 @@ class Scheduler:
         request.receives_kv = False
         request.num_prompt_logprobs += received.num_prompt_logprobs
         self.running.add(request)
+        if received.origins:
+            self.blocks.set_origins(request, num_tokens, received.origins)
         self.blocks.advance(request, max(num_tokens, request.num_computed_tokens))
         if received.sampled is not None:
             assert self.finish_rule.reason(request, received.sampled.token_id) is None

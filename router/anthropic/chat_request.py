@@ -66,7 +66,8 @@ def _template_options(body: CountTokensRequest, template: ChatTemplate, form: Ou
     Raises FieldError if reasoning is enabled, but the model does not reason as far as template and parser show.
     """
     options: dict[str, object] = {}
-    thinking, effort = body.thinking, body.output_config and body.output_config.effort
+    thinking = body.thinking
+    effort = None if body.output_config is None else body.output_config.effort
     has_effort = template.has_variable(EFFORT)
     if thinking is not None:
         options = {name: thinking.type != "disabled" for name in THINKING_OPTIONS if template.has_variable(name)}
@@ -74,5 +75,5 @@ def _template_options(body: CountTokensRequest, template: ChatTemplate, form: Ou
             text = "thinking is not supported: the model's chat template has no such option; omit it"
             raise FieldError("thinking", text)
     if effort is not None and has_effort:
-        options[EFFORT] = effort
+        options[EFFORT] = template.highest_effort(effort)
     return options

@@ -228,7 +228,7 @@ class Dispatcher:
         source = self._pool.source(progress.last_holder, hashes) if progress.last_holder else None
         if source is None or generation.sampling.prompt_logprobs is not None:
             return plan
-        if source.worker.fingerprint != plan.decode.fingerprint:
+        if source.worker.kv_fingerprint != plan.decode.kv_fingerprint:
             return plan
         reason = f"{source.num_tokens} tokens are at {source.worker.worker_id}, which handed the request off"
         cached = progress.routed.cached_tokens

@@ -76,6 +76,7 @@ class Usage:
         return body
 
 
+MIXED_QUANTIZATION = "x-baton-mixed-quantization"
 MAX_CACHED_NAMES = 4096  # of workers, for headers: each response has a few
 DONE = b"data: [DONE]\n\n"
 MAX_INLINE_SIZE = 4096  # tokens and logprobs of a response encoded on the event loop; larger ones use a thread
@@ -183,10 +184,13 @@ async def _send_whole(
 ) -> None:
     completions: dict[int, WholeCompletion] = {}
     served_by: ServedBy | None = None
+    mixed: dict[str, None] = {}  # in the order of their completions
     async for delta in deltas:
         usage.add(delta, fields.n)
         completions.setdefault(delta.index, WholeCompletion(delta.index)).extend(delta)
         served_by = served_by or delta.served_by
+        if delta.served_by is not None:
+            mixed |= dict.fromkeys(mixed_quantization_headers(delta.served_by).values())
     exchange.client.charge(usage.uncharged())  # before the headers, which have the remaining rate
 
     def body() -> EncodedBody:
@@ -196,7 +200,10 @@ async def _send_whole(
     size = sum(map(WholeCompletion.size, completions.values()))
     # Encoding thousands of logprobs on the event loop would delay other clients.
     encoded = body() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(body)
-    await exchange.respond(200, encoded.content, {**_headers(exchange, served_by), **encoded.headers})
+    headers = _headers(exchange, served_by)
+    if mixed:
+        headers = {**headers, MIXED_QUANTIZATION: ", ".join(mixed)}
+    await exchange.respond(200, encoded.content, {**headers, **encoded.headers})
 
 
 async def _send_stream(
@@ -272,7 +279,15 @@ def served_headers(served_by: ServedBy | None) -> dict[str, str]:
         "x-baton-kv-transport": _header_name(served_by.kv_transport),
         "x-baton-cached-tokens": str(cached_tokens(served_by)),
         "x-baton-handed-over-tokens": str(served_by.handed_over_tokens),
+        **mixed_quantization_headers(served_by),
     }
+
+
+def mixed_quantization_headers(served_by: ServedBy) -> dict[str, str]:
+    """Return the header that names other quantizations that computed KV of a completion; empty if none did."""
+    if not served_by.mixed_quantization:
+        return {}
+    return {MIXED_QUANTIZATION: quote(served_by.mixed_quantization[:MAX_NAME_CHARS], safe="->,")}
 
 
 def _header_name(name: str) -> str:

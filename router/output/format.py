@@ -52,11 +52,6 @@ class OutputFormat:
         """The special tokens that a grammar of calls would have to write as text, which they are not."""
         return self.special & text_markers(self.calls) if self.calls is not None else frozenset()
 
-    @property
-    def has_content_next_to_calls(self) -> bool:
-        """Whether a grammar can allow content of a format or calls; Harmony writes them in different channels."""
-        return self.reasoning != HARMONY_REASONING and self.calls != HARMONY_CALLS
-
     def is_reasoning_open(self, prompt: str) -> bool | None:
         """Return whether the end of a prompt leaves the reasoning open (True) or closed; None: it does not say."""
         return is_reasoning_open(self.reasoning, prompt[-MAX_END_CHARS:])
@@ -80,6 +75,9 @@ class OutputFormat:
             )
             return with_tokens(_format(tag), self.special)
         calls = _format(output_tag(self.calls, None, tools, required=True, parallel=parallel))
+        if self.calls == HARMONY_CALLS:  # both are whole outputs: content and calls have channels of their own
+            either = any_of([_format(response_tag(HARMONY_REASONING, content)), calls])
+            return with_tokens(either, self.special, content)
         return self._after_reasoning(any_of([content, calls]), is_open, content)
 
     def content_format(self, content: Format, is_open: bool | None) -> Format:

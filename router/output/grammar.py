@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 
 from baton.engine.grammar.grammar import Grammar, GrammarKind
-from baton.engine.grammar.json_schema import LISTED_SCHEMAS, NAMED_SCHEMAS, ONE_SCHEMA
+from baton.engine.grammar.schema.json_schema import LISTED_SCHEMAS, NAMED_SCHEMAS, ONE_SCHEMA
 from baton.router.errors import FieldError
 
 Format = dict[str, object]

@@ -79,9 +79,6 @@ class OutputRules:
             if tools.is_required:
                 text = f"{given.field} must not be given if tool_choice requires a call, which is all of the output"
                 raise FieldError(given.field, text)
-            if tools.offered and not self.format.has_content_next_to_calls:
-                text = f"{given.field} is not supported with tools for this model's format"
-                raise FieldError(given.field, f'{text}; set tool_choice to "none"')
         for tool, field in zip(tools.offered, tools.fields, strict=True):
             if tool.strict or tools.is_required:
                 check_parameters(tool.parameters, field)

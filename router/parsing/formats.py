@@ -10,7 +10,7 @@ from baton.router.parsing.tool_format import ToolFormat
 from baton.router.parsing.tool_formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
 from baton.router.parsing.tool_formats.deepseek_v32 import DEEPSEEK_V4, DEEPSEEK_V32
 from baton.router.parsing.tool_formats.glm45 import GLM45
-from baton.router.parsing.tool_formats.harmony import OPENAI, harmony_response
+from baton.router.parsing.tool_formats.harmony import OPENAI, harmony_response, is_in_final_message
 from baton.router.parsing.tool_formats.hermes import HERMES
 from baton.router.parsing.tool_formats.kimi_k2 import KIMI_K2
 from baton.router.parsing.tool_formats.llama3_json import LLAMA3_JSON, LLAMA4_JSON
@@ -84,6 +84,8 @@ def is_reasoning_open(reasoning_format: str | None, prompt: str) -> bool | None:
 
     Raises ValueError for an unknown name.
     """
+    if reasoning_format == HARMONY_REASONING:
+        return False if is_in_final_message(prompt) else None
     _, reasoning = _formats(None, reasoning_format)
     return reasoning.is_open(prompt) if reasoning is not None else None
 

@@ -58,7 +58,8 @@ class WorkerSnapshot:
     incarnation: str
     address: str  # host:port
     role: WorkerRole
-    fingerprint: str  # KV moves only between equal ones
+    fingerprint: str  # of model and weights
+    kv_fingerprint: str = ""  # KV moves only between equal ones; default: `fingerprint`
     block_size: int  # tokens
     num_requests: int  # running and waiting
     num_queued_tokens: int  # to compute before all requests there decode
@@ -79,6 +80,11 @@ class WorkerSnapshot:
     num_tokens_done: int = 0  # prompt and output tokens since it started
     recent: RecentRequests = NO_REQUESTS  # requests that this router sent there
     pooling: PoolingConfig | None = None  # how it makes embeddings; None: it makes none
+
+    def __post_init__(self) -> None:
+        """Set the default of `kv_fingerprint`."""
+        if not self.kv_fingerprint:
+            object.__setattr__(self, "kv_fingerprint", self.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +165,12 @@ class NoPrefiller(ImpossiblePlan):
     """The plan is remote and leaves the prefill worker open, but none that takes requests now fits a decode worker."""
 
     def __init__(self, message: str, fingerprints: frozenset[str]) -> None:
-        """`fingerprints`: of the decode workers that can receive KV; empty if there is none."""
+        """`fingerprints`: of the KV of decode workers that can receive some; empty if there is none."""
         super().__init__(message)
         self.fingerprints = fingerprints
+
+
+DIFFERENT_KV = ": their models differ (quantizations of one model need --allow-mixed-quantization on all workers)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +182,10 @@ class Candidates:
     plan: HintedPlan | None = None  # None: the policy decides
 
     def prefillers_for(self, decode: WorkerSnapshot) -> list[WorkerSnapshot]:
-        """Return the prefill workers with the same fingerprint; none for a colocated worker, which prefills itself."""
+        """Return the prefill workers with equal KV fingerprints; none for a colocated worker, which prefills itself."""
         if decode.role is WorkerRole.BOTH:
             return []
-        return [worker for worker in self.prefillers if worker.fingerprint == decode.fingerprint]
+        return [worker for worker in self.prefillers if worker.kv_fingerprint == decode.kv_fingerprint]
 
 
 def find_candidates(request: RoutedRequest, cluster: ClusterSnapshot) -> Candidates:
@@ -226,9 +235,12 @@ def _hinted(
         able = [decode for decode in decoders if candidates.prefillers_for(decode)]
         if not able:
             names = ", ".join(decode.worker_id for decode in decoders[:4])
+            receivers = [each for each in decoders if each.role is not WorkerRole.BOTH]
+            if prefillers and receivers:
+                names += DIFFERENT_KV
             if hints.prefill_worker is not None:
                 raise ImpossiblePlan(f"the plan is remote, but {hints.prefill_worker} cannot prefill for {names}")
-            fingerprints = frozenset(each.fingerprint for each in decoders if each.role is not WorkerRole.BOTH)
+            fingerprints = frozenset(each.kv_fingerprint for each in receivers)
             raise NoPrefiller(f"the plan is remote, but no prefill worker can prefill for {names}", fingerprints)
         candidates = Candidates(able, prefillers, plan)
     return candidates

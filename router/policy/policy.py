@@ -78,13 +78,13 @@ def choose(
     book = RateBook(cluster)
     decoders = find_decoders(request, candidates.decoders, model, book)
     options = {
-        decode.fingerprint: prefill_options(request, cluster, candidates.prefillers_for(decode), model, book)
+        decode.kv_fingerprint: prefill_options(request, cluster, candidates.prefillers_for(decode), model, book)
         for decode in _one_a_fingerprint(decoders)
         if candidates.plan != "local"
     }
     plans: list[Priced] = []
     for decode in decoders:
-        usable = options.get(decode.fingerprint, []) if decode.role is not WorkerRole.BOTH else []
+        usable = options.get(decode.kv_fingerprint, []) if decode.role is not WorkerRole.BOTH else []
         plan = candidates.plan or _plan_by_size(request, decode, local_prefill_below)
         times = model.times(request, decode, book)
         unfair_s = model.unfair_s(request, times, book)
@@ -167,7 +167,7 @@ def prefill_options(
 ) -> list[PrefillOption]:
     """Return the prefill workers with their possible prefix sources, best first."""
     options: list[PrefillOption] = []
-    sources = find_prefix_sources(request, cluster, prefillers[0].fingerprint) if prefillers else []
+    sources = find_prefix_sources(request, cluster, prefillers[0].kv_fingerprint) if prefillers else []
     for prefill in shortlist(request, prefillers, book, MAX_PREFILLERS):
         times = model.times(request, prefill, book)
         options.append(model.option(request, times))
@@ -186,17 +186,17 @@ def find_prefix_sources(request: RoutedRequest, cluster: ClusterSnapshot, finger
     """
     cached = request.cached_tokens
     sources = [
-        worker for worker in cluster.workers if worker.incarnation in cached and worker.fingerprint == fingerprint
+        worker for worker in cluster.workers if worker.incarnation in cached and worker.kv_fingerprint == fingerprint
     ]
     return nsmallest(2, sources, key=lambda worker: (-cached[worker.incarnation], worker.num_requests))
 
 
 def _one_a_fingerprint(decoders: Iterable[WorkerSnapshot]) -> Iterator[WorkerSnapshot]:
-    """Yield one decode worker per fingerprint among those that can receive KV."""
+    """Yield one decode worker per KV fingerprint among those that can receive KV."""
     seen: set[str] = set()
     for decode in decoders:
-        if decode.role is not WorkerRole.BOTH and decode.fingerprint not in seen:
-            seen.add(decode.fingerprint)
+        if decode.role is not WorkerRole.BOTH and decode.kv_fingerprint not in seen:
+            seen.add(decode.kv_fingerprint)
             yield decode
 
 
@@ -211,7 +211,7 @@ def _cheapest(plans: list[Priced], options: Mapping[str, list[PrefillOption]], c
     option, reason = best.option, Comparison(best, plans)
     if option is None:
         return Plan(best.decode, None, None, reason)
-    fallbacks = _fallbacks(option, options[best.decode.fingerprint])
+    fallbacks = _fallbacks(option, options[best.decode.kv_fingerprint])
     return Plan(best.decode, option.prefill, option.source, reason, fallbacks)
 
 

@@ -11,6 +11,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, rend
 
 from baton.engine.errors import InvalidRequest
 from baton.router.errors import FieldError
+from baton.router.text.harmony_messages import EFFORTS, described, harmony_messages, is_harmony
 
 Message = Mapping[str, Any]  # input of the chat template: role, content and the client's other fields
 PLAIN_KEYS = frozenset({"role", "content"})
@@ -42,6 +43,7 @@ class ChatTemplate:
         self._special_tokens: Mapping[str, object] = dict(pretrained.special_tokens_map)
         self.source = _source(pretrained.chat_template)
         self._has_developer = "developer" in self.source
+        self._is_harmony = is_harmony(self.source)
         self._compiled: CompiledTemplate | None = None
         self._known: Mapping[str, object] = {}  # variables that are the same in every prompt
         if isinstance(pretrained.chat_template, str):  # one of several named templates is compiled when it is used
@@ -53,14 +55,22 @@ class ChatTemplate:
         """Return whether the template mentions a name."""
         return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
+    def highest_effort(self, effort: str) -> str:
+        """Return the reasoning effort; if it is above those that the model knows, the highest of them."""
+        return EFFORTS[-1] if self._is_harmony and effort not in EFFORTS else effort
+
     def check(self, options: Mapping[str, object]) -> None:
-        """Raise InvalidRequest if there is no template, or for reserved options."""
+        """Raise InvalidRequest if there is no template, or for options that are reserved or that it does not know."""
         taken = self._reserved.intersection(options)
         if taken:
             text = f"chat_template_kwargs must not set {', '.join(sorted(taken))}"
             raise FieldError("chat_template_kwargs", text)
         if self._pretrained.chat_template is None:
             raise InvalidRequest("the model has no chat template; use /v1/completions")
+        effort = options.get("reasoning_effort")
+        if self._is_harmony and effort is not None and effort not in EFFORTS:
+            text = f"reasoning_effort must be {', '.join(EFFORTS[:-1])} or {EFFORTS[-1]} with this model"
+            raise FieldError("reasoning_effort", text)
 
     def render(
         self,
@@ -74,6 +84,8 @@ class ChatTemplate:
         if not self._has_developer:
             messages = list(map(_with_system_role, messages))
         try:
+            if self._is_harmony:
+                messages, tools = harmony_messages(messages), list(map(described, tools))
             if not continue_final_message and not tools and messages and all(map(is_plain, messages)):
                 text = self._render_plain(messages, add_generation_prompt, options)
             else:

@@ -173,7 +173,7 @@ class WorkerConnection:
         return self.load.snapshot(description, ROLES[description.role])
 
     def may_prefill_later(self, fingerprints: frozenset[str], num_tokens: int) -> bool:
-        """Return whether the worker takes no requests now, and may later prefill `num_tokens` for these fingerprints.
+        """Return whether the worker takes no requests now, and may later prefill `num_tokens` for this KV.
 
         A worker that returns is assumed to be as before. A given address that was never reached may have any worker.
         """
@@ -183,7 +183,7 @@ class WorkerConnection:
         if last is None:
             return self.address in self._given
         can_prefill = ROLES[last.role] is not WorkerRole.DECODE and last.max_model_len > num_tokens
-        return can_prefill and last.fingerprint in fingerprints
+        return can_prefill and (last.pool.fingerprint or last.fingerprint) in fingerprints
 
     def as_source(self) -> WorkerSnapshot | None:
         """Return the worker's snapshot as a prefix source, draining or not; None if it is unavailable."""

@@ -145,6 +145,7 @@ class LoadEstimate:
                 address=description.address,
                 role=role,
                 fingerprint=description.fingerprint,
+                kv_fingerprint=description.pool.fingerprint,
                 block_size=description.block_size,
                 num_requests=self.num_requests,
                 num_prefills=self.num_prefills,

@@ -231,7 +231,7 @@ class WorkerPool:
         return self._current().max_model_len
 
     def expects_prefiller(self, fingerprints: frozenset[str], num_tokens: int) -> bool:
-        """Return whether a worker that takes no requests now may later prefill `num_tokens` for these fingerprints."""
+        """Return whether a worker that takes no requests now may later prefill `num_tokens` for this KV."""
         if not fingerprints:
             return False
         return any(each.may_prefill_later(fingerprints, num_tokens) for each in self._connections.values())

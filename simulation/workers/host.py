@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from baton.engine.kv.origin import KVOrigin
 from baton.engine.outputs import EngineStats, StepOutput
 from baton.protos import worker_pb2
 from baton.simulation.engine.core import MAX_TOKEN_IDS, EngineCore
@@ -22,6 +23,7 @@ class SimulatedHost:
     def __init__(self, core: EngineCore, pool: worker_pb2.KVPool) -> None:
         self.config = core.config
         self.fingerprint = pool.fingerprint
+        self.origin = KVOrigin("simulated", pool.fingerprint)
         self.finish_rule = core.finish_rule
         self.vocab_size = MAX_TOKEN_IDS
         self.block_bytes = core.spec.block_bytes

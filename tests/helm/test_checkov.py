@@ -42,6 +42,7 @@ def checked(case: str) -> Iterator[charts.Manifest]:
             yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
+@pytest.mark.slow
 def test_checkov_finds_only_accepted_issues(tmp_path: Path) -> None:
     for case in ("default", "openshift", "rdma", "everything"):
         (tmp_path / f"{case}.yaml").write_text(yaml.safe_dump_all(checked(case)))

@@ -227,6 +227,7 @@ def test_the_gpu_files_are_installed_by_hash(installation: Installation, spoilt:
         assert installed == {"needed", "torch", "cudalib"}
 
 
+@pytest.mark.slow
 def test_the_kernels_have_the_version_of_flashinfer(installation: Installation) -> None:
     installation.write("constraints.txt", installation.pin("needed"), "torch==1.0")
     assert installation.run("dependencies")[0] is None

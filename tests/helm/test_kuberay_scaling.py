@@ -142,6 +142,7 @@ def test_a_group_can_lose_all_its_nodes(installed: Cluster) -> None:
     assert installed.nodes() == {HEAD: 1}
 
 
+@pytest.mark.slow
 @DEFAULT_VALUES
 def test_both_groups_grow_to_their_maximum_at_the_same_time(installed: Cluster) -> None:
     most = {name: installed.group(name)["maxReplicas"] for name in POOLS}
@@ -176,6 +177,7 @@ def test_replicas_without_a_place_get_nodes_of_their_own_group(installed: Cluste
     assert installed.nodes() == before + Counter({pool: 1})
 
 
+@pytest.mark.slow
 def test_bounds_that_are_raised_later_are_reached(
     server: ApiServer, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

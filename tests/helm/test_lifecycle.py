@@ -125,6 +125,7 @@ def test_new_bounds_build_no_second_cluster(releases: Releases, seen: Seen) -> N
     assert seen.one("RayCluster")["metadata"]["uid"] == first["metadata"]["uid"]
 
 
+@pytest.mark.slow
 def test_the_running_cluster_has_room_for_the_new_bounds(releases: Releases, seen: Seen) -> None:
     """The operator does not pass sizes of groups on to a cluster that runs, so they have to be there from the start."""
     releases.install(CHART, "baton", MODEL)
@@ -139,6 +140,7 @@ def test_the_running_cluster_has_room_for_the_new_bounds(releases: Releases, see
     assert live == room
 
 
+@pytest.mark.slow
 def test_another_image_builds_a_second_cluster(releases: Releases, seen: Seen) -> None:
     releases.install(CHART, "baton", MODEL)
     before = seen.one("RayService")
@@ -156,6 +158,7 @@ def test_without_a_strategy_there_is_never_a_second_cluster(releases: Releases, 
     assert seen.one("RayCluster")["spec"] == first["spec"]
 
 
+@pytest.mark.slow
 def test_a_rollback_restores_the_earlier_state(releases: Releases, seen: Seen) -> None:
     releases.install(CHART, "baton", MODEL)
     before = seen.wished()
@@ -179,6 +182,7 @@ def test_an_uninstall_leaves_only_objects_to_keep(releases: Releases, seen: Seen
     assert seen.all().keys() - empty == claims
 
 
+@pytest.mark.slow
 def test_an_uninstall_leaves_nothing_else_anywhere(releases: Releases, seen: Seen) -> None:
     cluster_wide = {"autoscaling": {"clusterBudget": {"enabled": True, "createClusterRole": True}}}
     before = seen.server.call(lambda api: set(api.store))

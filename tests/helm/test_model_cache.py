@@ -1,11 +1,18 @@
 """How the model comes to where it is loaded."""
 
+import json
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.helm import charts
 from tests.helm.pods import POOLS, rendered
+
+
+def router_config(objects: list[charts.Manifest]) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])
+    return found
 
 
 @pytest.mark.parametrize(
@@ -84,3 +91,50 @@ def test_downloading_containers_get_extra_variables() -> None:
     for template in charts.pod_templates(objects).values():
         for container in charts.containers(template):
             assert (proxy in container.get("env", ())) is (container["name"] == "fetch")
+
+
+def test_a_revision_has_its_own_directory() -> None:
+    """Pods of the former revision may still read theirs."""
+    objects = rendered({"revision": "refs/pr/1"})
+    path = "/models/Qwen/Qwen3-0.6B@refs--pr--1"
+    for name in ("Deployment/baton-router", *(f"RayService/baton/{pool}" for pool in POOLS)):
+        [fetch] = charts.pod_templates(objects)[name]["spec"]["initContainers"]
+        assert fetch["command"][2:5] == ["Qwen/Qwen3-0.6B", path, "--revision=refs/pr/1"]
+    arguments = charts.serve_config(objects)["applications"][0]["args"]
+    assert (arguments["model"], arguments["served_model_name"]) == (path, "Qwen/Qwen3-0.6B")
+
+
+@pytest.mark.parametrize("has_job", [False, True])
+def test_another_tokenizer_is_downloaded_next_to_the_model(has_job: bool) -> None:
+    job = {"modelCache": {"type": "pvc", "job": {"enabled": has_job}}}
+    objects = rendered({"tokenizer": "a/b", "tokenizerRevision": "v1"} | job)
+    wanted = ["baton", "fetch", "a/b", "/models/tokenizers/a/b@v1", "--revision=v1", "--without-weights"]
+    templates = charts.pod_templates(objects)
+    for name in ("Deployment/baton-router", *(f"RayService/baton/{pool}" for pool in POOLS)):
+        model, tokenizer = templates[name]["spec"]["initContainers"]
+        assert model["command"][2] == "Qwen/Qwen3-0.6B"
+        assert tokenizer["command"] == [*wanted, *(["--wait"] if has_job else [])]
+    jobs = [each for name, each in templates.items() if name.startswith("Job/")]
+    assert [[each["command"] for each in job["spec"]["containers"]][1:] for job in jobs] == [[wanted]] * has_job
+    assert charts.serve_config(objects)["applications"][0]["args"]["tokenizer"] == "/models/tokenizers/a/b@v1"
+    assert router_config(objects)["tokenizer"] == "/models/tokenizers/a/b@v1"
+
+
+def test_a_tokenizer_alone_is_downloaded_for_a_local_model() -> None:
+    cache = {"modelCache": {"type": "hostPath", "hostPath": "/data"}}
+    objects = rendered({"model": "/models/llama", "tokenizer": "a/b"} | cache)
+    for name in ("Deployment/baton-router", *(f"RayService/baton/{pool}" for pool in POOLS)):
+        [fetch] = charts.pod_templates(objects)[name]["spec"]["initContainers"]
+        assert fetch["name"] == "fetch-tokenizer"
+    local = rendered({"model": "/models/llama", "tokenizer": "/models/tokenizer/"} | cache)
+    assert all("initContainers" not in each["spec"] for each in charts.pod_templates(local).values())
+    assert router_config(local)["tokenizer"] == "/models/tokenizer"
+
+
+def test_overrides_of_the_models_config_reach_routers_and_workers() -> None:
+    overrides = {"rope_scaling": {"rope_type": "yarn", "factor": 4, "rope_theta": 1000000}}
+    objects = rendered({"engine": {"hfOverrides": overrides}})
+    arguments = charts.serve_config(objects)["applications"][0]["args"]
+    for text in (arguments["engine"]["hf_overrides"], router_config(objects)["hf_overrides"]):
+        assert json.loads(text) == overrides
+        assert "1000000" in text

@@ -12,6 +12,12 @@ HTTPS = {"enabled": True, "existingSecret": "cert"}
 
 FAILURES: list[tuple[dict[str, Any], str]] = [
     ({"model": ""}, "model: missing"),
+    ({"model": "bundled", "revision": "v1"}, "revision: it is for a hub id, not for the model bundled"),
+    ({"tokenizer": "/models/t", "tokenizerRevision": "v1"}, "tokenizerRevision: it is for a hub id in tokenizer"),
+    (
+        {"model": "/m", "tokenizer": "a/b", "modelCache": {"fetch": False}},
+        "tokenizer: a/b cannot be downloaded with modelCache.fetch=false; give a path that already has it",
+    ),
     ({"fullnameOverride": "b" * 48}, "has 48 characters"),
     ({"fullnameOverride": "1b"}, "must begin with a letter"),
     ({"prefill": {"minReplicas": 5}}, r"prefill\.minReplicas: 5 is more than maxReplicas"),

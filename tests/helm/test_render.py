@@ -13,13 +13,14 @@ import yaml
 from baton.__main__ import COMMANDS
 from tests.helm import charts, kuberay_rules, schemas
 from tests.helm.cases import CASES
-from tests.marks import slow_except
+from tests.marks import each_value, slow_except
 
 KUBE_VERSIONS = tuple(f"v1.{minor}.0" for minor in range(30, 37))
 REDIS = {"redis-password": "x"}
 GOLDEN = Path(__file__).parent / "golden"
 
 
+@each_value
 @pytest.mark.parametrize("kube_version", slow_except(KUBE_VERSIONS, {KUBE_VERSIONS[0], KUBE_VERSIONS[-1]}))
 @pytest.mark.parametrize("case", CASES)
 def test_every_object_is_valid_by_its_schema(case: str, kube_version: str) -> None:
@@ -109,6 +110,7 @@ def test_an_unknown_kind_and_an_unknown_field_fail() -> None:
             schemas.check(spoilt, "v1.34.0")
 
 
+@each_value
 @pytest.mark.parametrize("kube_version", KUBE_VERSIONS)
 @pytest.mark.parametrize("case", ["default", "everything", "tls-monitoring"])
 def test_helm_lint_finds_nothing(case: str, kube_version: str) -> None:

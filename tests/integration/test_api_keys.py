@@ -106,6 +106,7 @@ async def _until_logged(router: RouterProcess, client: httpx.AsyncClient, key: s
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("spawned_processes")  # it reads command lines
 async def test_processes_that_share_a_port_use_the_environments_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

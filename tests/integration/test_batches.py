@@ -107,6 +107,7 @@ async def test_a_killed_router_continues_its_batch_after_a_restart(tmp_path: Pat
         assert content.startswith(written[: written.rindex(b"\n") + 1])  # no finished request ran again
 
 
+@pytest.mark.slow
 async def test_the_death_of_its_router_moves_a_batch_to_another(tmp_path: Path) -> None:
     async with deployment(tmp_path) as deployed:
         pairs = [await deployed.router("--batch-inflight=4") for _ in range(2)]

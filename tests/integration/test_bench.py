@@ -31,6 +31,7 @@ async def bench(url: str, directory: Path, *flags: str) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.slow
 async def test_measured_times_match_the_simulated_workers(tmp_path: Path) -> None:
     async with (
         simulated("--colocated=1", *TIMES) as simulation,

@@ -53,6 +53,7 @@ async def test_a_healthy_cluster(cluster_url: str) -> None:
     assert [row["peer_transports"] for row in after] == [row["peer_transports"] for row in before]
 
 
+@pytest.mark.slow
 async def test_failures_are_reported_and_change_the_exit_status() -> None:
     port = free_ports("127.0.0.1", 1)[0]
     process = await asyncio.create_subprocess_exec(

@@ -21,6 +21,7 @@ async def drain(*options: str, command: str = "drain") -> tuple[int | None, str]
     return process.returncode, output.decode()
 
 
+@pytest.mark.slow
 async def test_all_workers_of_a_host_are_drained_and_no_others(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(redis_server(tmp_path / "redis"))

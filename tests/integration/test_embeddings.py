@@ -139,6 +139,7 @@ async def check_refusals(served: Cluster) -> None:
         await served.openai.embeddings.create(model="other", input="a")
 
 
+@pytest.mark.slow
 async def test_a_lost_worker_and_cancelled_requests(model: Path, tmp_path: Path) -> None:
     rng = random.Random(1)
     inputs = [rng.choices(range(300, 4000), k=rng.randint(100, 200)) for _ in range(NUM_INPUTS)]

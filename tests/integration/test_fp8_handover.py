@@ -10,7 +10,7 @@ from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
-from tests.integration.test_int8_handover import random_prompts
+from tests.integration.test_quantized_kv_handover import random_prompts
 from tests.integration.worker_process import worker_processes
 from tests.kv_scales import add_kv_scales
 from tests.marks import slow_case

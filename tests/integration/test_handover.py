@@ -12,6 +12,7 @@ from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
 from tests.integration.worker_process import worker_processes
+from tests.marks import slow_case
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 CHUNKED = ("--max-num-batched-tokens=48", "--max-num-seqs=16")
@@ -21,7 +22,7 @@ def random_prompt(rng: random.Random, low: int, high: int) -> list[int]:
     return [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(low, high))]
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "nixl", "auto", "staged"])
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "nixl", "auto", slow_case("staged")])
 async def test_a_handover_over_every_transport(transport: str, tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path / "model")
     oracle = Oracle(model)

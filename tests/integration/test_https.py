@@ -129,6 +129,7 @@ async def test_renewed_files_serve_new_connections(tmp_path: Path) -> None:
         assert "certificates for HTTPS were replaced" in router.log()
 
 
+@pytest.mark.slow
 async def test_clients_without_a_certificate_are_refused(tmp_path: Path) -> None:
     authority = trustme.CA()
     files = write(tmp_path / "router", authority, HOST)
@@ -161,6 +162,7 @@ async def baton(*words: str, typed: str = "") -> str:
     return output.decode()
 
 
+@pytest.mark.slow
 async def test_commands_use_https(tmp_path: Path) -> None:
     authority = trustme.CA()
     files = write(tmp_path / "router", authority, HOST)

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import orjson
+import pytest
 
 from benchmarks.server import served
 from tests.integration.test_tool_call_moves import NUM_WORDS, PARAMETERS
@@ -21,6 +22,7 @@ HEADERS = {"x-request-id": "words"}  # the ids of calls are derived from it
 NUM_SEEN = 40  # events in front of the kill
 
 
+@pytest.mark.slow
 async def test_a_call_over_a_kill() -> None:
     flags = ("--prefill", "1", "--decode", "2", "--dtype", "float32", "--num-threads", "1")
     async with (

@@ -9,6 +9,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from baton.settings.values import JsonText
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.worker_process import worker_processes
@@ -18,9 +19,11 @@ from tests.unit.engine.packed.packed_writer import FORMATS, write_packed
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
-def greedy(model: Path, prompt: list[int]) -> list[int]:
+def greedy(model: Path, prompt: list[int], hf_overrides: JsonText | None = None) -> list[int]:
     """Return the greedy output of one engine."""
-    engine = Engine(EngineConfig(model=str(model), dtype="float32", kv_cache_memory_bytes=8 << 20))
+    engine = Engine(
+        EngineConfig(model=str(model), dtype="float32", kv_cache_memory_bytes=8 << 20, hf_overrides=hf_overrides)
+    )
     engine.add(Request(RequestId("one"), [*prompt], len(prompt), GREEDY))
     tokens = []
     while engine.has_work:

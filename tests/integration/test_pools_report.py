@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
 import baton
 from baton.deployment.autoscaling.by_pool import ByPool
@@ -70,6 +71,7 @@ async def ask(client: httpx.AsyncClient, number: int) -> None:
     assert response.status_code == 200, response.text
 
 
+@pytest.mark.slow
 async def test_served_load_becomes_a_decision(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(redis_server(tmp_path / "redis"))

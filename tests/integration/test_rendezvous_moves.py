@@ -17,6 +17,7 @@ from tests.redis_server import HOST, redis_server
 NAME = "pools"
 
 
+@pytest.mark.slow
 async def test_members_follow_their_rendezvous_from_place_to_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

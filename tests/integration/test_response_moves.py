@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import pytest
 
 from benchmarks.server import served
 from tests.integration.test_tool_call_moves import BODY, NUM_SEEN, NUM_WORDS, TOOL
@@ -57,6 +58,7 @@ class Events:
             self.shown.append(event)
 
 
+@pytest.mark.slow
 async def test_a_function_call_over_a_kill() -> None:
     flags = ("--prefill", "1", "--decode", "2", "--dtype", "float32", "--num-threads", "1")
     async with (

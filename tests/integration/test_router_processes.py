@@ -211,6 +211,7 @@ async def test_processes_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         directory.rmdir()  # must be empty: each process has removed its socket
 
 
+@pytest.mark.slow
 def test_a_router_that_cannot_serve_reports_the_reason(tmp_path: Path) -> None:
     def run(*flags: str) -> str:
         argv = (sys.executable, "-m", "baton", "router", "--processes=2", "--workers=127.0.0.1:1", *flags)

@@ -65,6 +65,7 @@ async def test_a_process_whose_event_loop_hangs_is_replaced(tmp_path: Path, monk
         assert "most recent call first" in router.log(), "its stacks say where it stood"
 
 
+@pytest.mark.slow
 async def test_busy_processes_are_not_replaced(tmp_path: Path) -> None:
     async with group(tmp_path, SPEC, f"--heartbeat-timeout-s={BUSY_TIMEOUT_S}") as router:
         before = await processes(router)

@@ -19,6 +19,7 @@ def simulate(*flags: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.slow
 def test_a_trace_is_simulated_and_reported(tmp_path: Path) -> None:
     figures, page = tmp_path / "twin.json", tmp_path / "twin.html"
     flags = ("--slo", "ttft=2s,tpot=50ms", "--gpus", "4", "--autoscale", "--seconds", "60", "--start-s", "10")

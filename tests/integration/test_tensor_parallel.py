@@ -128,6 +128,7 @@ async def lose_a_rank(model: Path, directory: Path) -> None:
                 await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_a_worker_that_loses_a_rank_ends(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     with pytest.raises(AssertionError, match=r"ended with 1: [^$]*rank 1 of this worker was killed by SIGKILL"):
@@ -216,6 +217,7 @@ async def test_killing_a_workers_process_group_leaves_no_rank(tmp_path: Path) ->
         await wait_gone(follower)
 
 
+@pytest.mark.slow
 async def test_a_stopped_rank_does_not_outlive_its_killed_worker(tmp_path: Path) -> None:
     """No supervisor kills the process group here."""
     model = make_checkpoint("llama3", tmp_path / "model")

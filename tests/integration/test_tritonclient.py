@@ -39,7 +39,7 @@ class Cluster:
 
     async def start(self, *arguments: str) -> asyncio.subprocess.Process:
         """Start the client."""
-        assert PYTHON.exists(), "the client libraries are not installed: `make test` installs them"
+        assert PYTHON.exists(), "the client libraries are not installed: `make test-all` installs them"
         fixed = (SCRIPT, self.url, self.grpc_address, self.model, PROMPT)
         pipe = asyncio.subprocess.PIPE
         return await asyncio.create_subprocess_exec(PYTHON, *fixed, *arguments, stdout=pipe, stderr=pipe)
@@ -56,6 +56,7 @@ async def cluster() -> AsyncIterator[Cluster]:
         yield Cluster(url, f"127.0.0.1:{port}", model)
 
 
+@pytest.mark.slow
 async def test_inferences_with_tritons_client(cluster: Cluster) -> None:
     text = await cluster.completion(max_tokens=24, ignore_eos=True)
     client = await cluster.start(text)

@@ -71,6 +71,7 @@ async def lose_the_second_node(model: Path, directory: Path) -> None:
         await wait_gone(rank)
 
 
+@pytest.mark.slow
 async def test_a_worker_ends_with_either_node(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     with pytest.raises(AssertionError, match=r"ended with 1: [^$]*rank 1 of this worker is gone"):

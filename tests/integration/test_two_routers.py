@@ -128,6 +128,7 @@ async def test_a_killed_router_does_not_affect_the_other_and_recovers_its_index(
         assert one.child.has_ended is False
 
 
+@pytest.mark.slow
 async def test_unequal_fingerprints_are_never_paired(tmp_path: Path) -> None:
     versions = ("old", "new")
     simulations = [(*WORKERS, f"--fingerprint={version}", f"--worker-prefix={version}-") for version in versions]

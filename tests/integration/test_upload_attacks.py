@@ -31,6 +31,7 @@ async def test_aborted_uploads_leave_no_memory(tmp_path: Path) -> None:
         assert rss(router) - before < 60 * MIB  # of 900 MiB received
 
 
+@pytest.mark.slow
 async def test_uploads_at_once_have_a_bound(tmp_path: Path) -> None:
     async with router_process(tmp_path, *FLAGS) as router:
         before = rss(router)
@@ -43,6 +44,7 @@ async def test_uploads_at_once_have_a_bound(tmp_path: Path) -> None:
         assert most - before < 300 * MIB  # of 900 MiB sent
 
 
+@pytest.mark.slow
 async def test_poisoned_bodies_are_responded_to(tmp_path: Path) -> None:
     async with router_process(tmp_path, *FLAGS) as router:
         statuses = await poison_bodies(address_of(router))

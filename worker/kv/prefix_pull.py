@@ -11,6 +11,7 @@ from baton.kvtransfer.errors import ChecksumMismatch, PeerRefused, TransferError
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels, next_event
 from baton.worker.base import Host, KVReceive
+from baton.worker.kv.origins import ReceivedOrigins
 from baton.worker.reporting import WorkerCounters
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class PrefixPull:
         self._tables = [table[:num_full_blocks] for table in request.block_tables]
         self._num_known = request.num_computed_tokens // block_size  # blocks of each KV group
         self._order = host.kv_groups.transfer_order(0)  # of the leased prefix
+        self._origins = ReceivedOrigins(host.origin, [], 0)
         self._receiver: KVReceive | None = None
 
     @property
@@ -72,7 +74,7 @@ class PrefixPull:
         num_bytes = num_read * self._host.block_bytes
         counters.handover_bytes += num_bytes
         counters.note_read(num_bytes, self._receiver.transfer_s if self._receiver is not None else 0.0)
-        return Received(self.num_tokens)
+        return Received(self.num_tokens, origins=self._origins.by_block)
 
     async def _receive(self, call: LeaseCall) -> None:
         # The source computes nothing and sends no keep-alives, so the deadline bounds each wait.
@@ -86,15 +88,15 @@ class PrefixPull:
                     raise PeerRefused(f"the peer leased {event.accepted.num_blocks} of {len(self._hashes)} blocks")
                 block_size = self._host.config.block_size
                 order = self._order = self._host.kv_groups.transfer_order(event.accepted.num_blocks * block_size)
+                blocks, num_known = order.blocks(self._tables), order.num_before(self._num_known)
+                self._origins = ReceivedOrigins(self._host.origin, blocks, num_known)
                 self._receiver = await self._host.ranks.receive(
-                    event.accepted.pools,
-                    order.blocks(self._tables),
-                    order.num_before(self._num_known),
-                    self._deadline_s,
+                    event.accepted.pools, blocks, num_known, self._deadline_s
                 )
             elif self._receiver is None:
                 raise PeerRefused("the peer announced blocks before it accepted")
             elif event.HasField("blocks"):
+                self._origins.note(event.blocks)
                 await self._receiver.read(event.blocks.first_index, event.blocks.block_ids)
             else:
                 self._receiver.expect(event.checksums.first_index, event.checksums.checksums)

@@ -3,7 +3,7 @@
 from importlib import metadata
 from pathlib import Path
 
-from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.model_config import model_config_of
 from baton.engine.config import EngineConfig
 from baton.engine.kv.fingerprint import compatibility_fingerprint
 from baton.protos import rank_pb2
@@ -11,19 +11,26 @@ from baton.settings.options import options_of
 from baton.settings.values import shown
 from baton.worker.config import WorkerConfig
 
-OF_A_NODE = ("model", "device", "cores", "num_threads")  # differ from node to node, or are compared by content
+OF_A_NODE = (
+    "model",
+    "tokenizer",
+    "device",
+    "cores",
+    "num_threads",
+)  # differ from node to node, or are compared by content
 SHARED = ("tensor_parallel", "expert_parallel", "nnodes", "transport")
 
 
 def hello_of(config: WorkerConfig, rank: int) -> rank_pb2.RankHello:
     """Return the hello of a worker's rank. Raises InvalidCheckpoint if its model cannot be read."""
     engine, directory = config.engine, Path(config.engine.model)
-    model = read_model_config(directory, engine.dtype)
+    model, tokenizer = model_config_of(engine), Path(engine.tokenizer_directory)
+    fingerprint = compatibility_fingerprint(directory, model, engine.block_size, "", tokenizer)
     return rank_pb2.RankHello(
         rank=rank,
         options={
             "version": metadata.version("baton-serve"),
-            "model": f"{model.architecture} ({compatibility_fingerprint(directory, model, engine.block_size, '')})",
+            "model": f"{model.architecture} ({fingerprint})",
             "device": engine.device.partition(":")[0],
             **{name: str(getattr(config, name)) for name in SHARED},
             **{name: str(getattr(engine, name)) for name in options_of(EngineConfig) if name not in OF_A_NODE},

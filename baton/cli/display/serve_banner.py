@@ -15,6 +15,7 @@ from baton.settings.values import Value
 from baton.worker.config import WorkerConfig
 
 LABEL_WIDTH = 13
+COMMIT_DIGITS = 12
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
@@ -24,7 +25,7 @@ class Banner:
 
     plan: ClusterPlan
     log_dir: Path
-    model: str  # size and type
+    model: str  # commit, size and type
     devices: str
 
     @classmethod
@@ -50,7 +51,8 @@ class Banner:
             types.append(f"weights stored in {checkpoint.config.stored_quantization.name}")
         if engine.kv_cache_dtype not in ("auto", checkpoint.config.dtype):
             types.append(f"KV in {engine.kv_cache_dtype}")
-        return cls(plan, log_dir, f"{size} parameters, {', '.join(types)}", ", ".join(devices))
+        commit = "" if checkpoint.commit is None else f"commit {checkpoint.commit[:COMMIT_DIGITS]}, "
+        return cls(plan, log_dir, f"{commit}{size} parameters, {', '.join(types)}", ", ".join(devices))
 
     def __call__(self, ready: ClusterReady) -> Text:
         """Return the summary as text."""

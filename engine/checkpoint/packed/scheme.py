@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
+from baton.engine.checkpoint.tensor_prefixes import Prefixes, stored_names
 from baton.engine.errors import InvalidCheckpoint
 
 MAX_PATTERN_CHARS = 1000
@@ -45,10 +46,12 @@ class PackedModules:
 
     default: PackedScheme | None = None
     rules: tuple[ModuleRule, ...] = ()
+    prefixes: Prefixes = ()  # of the modules' names in the files
 
     def scheme_of(self, module: str) -> PackedScheme | None:
         """Return the scheme of a module such as model.layers.0.mlp.up_proj; None if it is not quantised."""
-        return next((rule.scheme for rule in self.rules if rule.matches(module)), self.default)
+        rule = self._rule_of(module)
+        return self.default if rule is None else rule.scheme
 
     @property
     def has_any(self) -> bool:
@@ -57,8 +60,12 @@ class PackedModules:
 
     def is_excluded(self, module: str) -> bool:
         """Return whether a rule says that a module is not quantised."""
-        first = next((rule for rule in self.rules if rule.matches(module)), None)
-        return first is not None and first.scheme is None
+        rule = self._rule_of(module)
+        return rule is not None and rule.scheme is None
+
+    def _rule_of(self, module: str) -> ModuleRule | None:
+        names = tuple(stored_names(module, self.prefixes))
+        return next((rule for rule in self.rules if any(map(rule.matches, names))), None)
 
 
 NOT_PACKED = PackedModules()

@@ -37,6 +37,8 @@ struct Kernel {
     void (*combine)(const Task& task, const Tile& tile, Scratch& scratch);
     // Writes a new key or value to the cache.
     void (*store)(const char* row, std::size_t width, char* to);
+    // The same for a cache in int4, which the kernels of int8 read.
+    void (*store_int4)(const char* row, std::size_t width, char* to);
 };
 
 }  // namespace baton

@@ -172,7 +172,7 @@ private:
         for (std::size_t first = range.start; first < range.end; first += kPanel) {
             const std::size_t count = smaller(range.padded() - first, kPanel);
             const char* const* keys = scratch.touched.as<const char*>() + first - range.start;
-            pack_keys<Cached, Cells>(keys, count, shape.key_width, packed);
+            pack_keys<Cached, Cells>(unpacked(keys, count), count, shape.key_width, packed);
             if constexpr (kIsInt8<Cached>) load_scales(keys, count, shape.scale);
             prefetch_later(keys + count);
             for (std::size_t row = 0; row < tile.num_rows; row += kScoredRows) {
@@ -199,10 +199,21 @@ private:
         }
     }
 
+    // Some rows, up to a split, unpacked if they are int4.
+    const char* const* unpacked(const char* const* rows, std::size_t count) const {
+        if constexpr (kIsInt8<Cached>) {
+            if (shape.is_int4) {
+                return unpack_int4(rows, count, shape.key_width, scratch.unpacked.as<std::int8_t>(),
+                                   scratch.unpacked_rows.as<const char*>());
+            }
+        }
+        return rows;
+    }
+
     // The scales of some rows, times a factor.
     void load_scales(const char* const* rows, std::size_t count, float factor) {
         float* scales = scratch.scales.as<float>();
-        for (std::size_t i = 0; i < count; ++i) scales[i] = scale_of(rows[i], shape.key_width) * factor;
+        for (std::size_t i = 0; i < count; ++i) scales[i] = scale_of(rows[i], shape.quantised_bytes()) * factor;
     }
 
     void weigh(std::size_t split, std::size_t row, Keys range) {
@@ -225,7 +236,7 @@ private:
         const std::size_t at_once = tile.num_rows > kFewRows || !task.cache.value_offset ? kSplit : kKeysAtOnce;
         for (std::size_t first = range.start; first < range.end; first += at_once) {
             const std::size_t count = smaller(range.end - first, at_once);
-            pack_values<Cached, Cells>(values, count, shape.value_width, packed);
+            pack_values<Cached, Cells>(unpacked(values, count), count, shape.value_width, packed);
             if constexpr (kIsInt8<Cached>) scale_weights(split, first, count, values);
             values += count;
             prefetch_later(values);
@@ -299,4 +310,5 @@ static void store(const char* row, std::size_t width, char* to) {
 }
 
 template <typename Storage, typename Cached, typename Cells>
-static constexpr Kernel kKernel{attend<Storage, Cached, Cells>, combine<Storage, Cached, Cells>, store<Storage, Cached>};
+static constexpr Kernel kKernel{attend<Storage, Cached, Cells>, combine<Storage, Cached, Cells>, store<Storage, Cached>,
+                                quantise_int4<Storage>};

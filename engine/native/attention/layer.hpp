@@ -21,7 +21,7 @@ class LayerAttention {
 public:
     LayerAttention(const AttentionShape& shape, const InstructionSet& instructions, RunOnThreads run_on_threads)
         : shape_(shape), kernel_(instructions.kernel(shape)),
-          run_on_threads_(run_on_threads) {}
+          store_(shape.is_int4 ? kernel_.store_int4 : kernel_.store), run_on_threads_(run_on_threads) {}
 
     const AttentionShape& shape() const { return shape_; }
     const Plan& plan() const { return plan_; }
@@ -117,9 +117,9 @@ private:
         for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
             char* key = writing.cache.keys(slot / shape_.block_size, head) +
                         static_cast<std::ptrdiff_t>(slot % shape_.block_size) * writing.cache.token_stride;
-            kernel_.store(writing.keys.at(token, head), shape_.key_width, key);
+            store_(writing.keys.at(token, head), shape_.key_width, key);
             if (writing.cache.value_offset) {
-                kernel_.store(writing.values.at(token, head), shape_.key_width, key + writing.cache.value_offset);
+                store_(writing.values.at(token, head), shape_.key_width, key + writing.cache.value_offset);
             }
         }
     }
@@ -142,6 +142,7 @@ private:
 
     const AttentionShape shape_;
     const Kernel kernel_;
+    void (*const store_)(const char* row, std::size_t width, char* to);
     const RunOnThreads run_on_threads_;
     Plan plan_;
     std::size_t num_threads_ = 1;

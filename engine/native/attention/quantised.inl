@@ -1,4 +1,4 @@
-// 8-bit keys and values: a row is int8 elements, followed by their scale in single precision.
+// 8-bit and 4-bit keys and values: a row is int8 elements, or codes that are unpacked to such elements before use, followed by their scale in single precision.
 // Products use the unscaled elements, which all kinds of cells hold exactly; a key's scale goes to its score, a value's
 // to its weight.
 
@@ -7,9 +7,9 @@ static constexpr bool kIsInt8 = sizeof(T) == 1;
 
 static constexpr std::int32_t kInfinity = 0x7f800000;  // its bits
 
-static BATON_INLINE float scale_of(const char* row, std::size_t width) {
+static BATON_INLINE float scale_of(const char* row, std::size_t num_bytes) {
     float scale;
-    std::memcpy(&scale, row + width, sizeof scale);
+    std::memcpy(&scale, row + num_bytes, sizeof scale);
     return scale;
 }
 
@@ -61,6 +61,59 @@ static inline void quantise(const char* row, std::size_t width, char* to) {
         const float bounded = nearest > 127.0f ? 127.0f : nearest < -127.0f ? -127.0f : nearest;  // if scale is inexact
         to[i] = static_cast<char>(static_cast<std::int8_t>(bounded));
     }
+}
+
+// A 4-bit row is codes from 0 to 15, which stand for -8 to 7: byte i holds element i in its low half, and element
+// i + width / 2 in its high half. They are followed by the scale, as in 8 bits.
+static BATON_INLINE std::size_t int4_bytes(std::size_t width) { return width / 2; }
+
+// The element that is greatest in absolute value, or the positive one of two, becomes -8; the others are rounded to nearest,
+// ties to even, and are at most 7. So the scale may be negative. Rows of zeros and rows that are not finite are as in 8 bits.
+// `engine/attention/int4_rows.py` writes the same bits.
+template <typename Storage>
+static inline void quantise_int4(const char* row, std::size_t width, char* to) {
+    constexpr std::uint8_t kZeros = 0x88;  // two of them
+    float greatest = 0.0f, least = 0.0f;
+    for (std::size_t i = 0; i < width; ++i) {
+        const float value = element<Storage>(row, i);
+        greatest = value > greatest ? value : greatest;
+        least = value < least ? value : least;
+    }
+    float scale = (greatest >= -least ? greatest : least) / -8.0f;
+    if (greatest_bits<Storage>(row, width) >= kInfinity) scale = INFINITY;
+    if (scale == 0.0f) scale = 0.0f;  // without a sign
+    std::memcpy(to + int4_bytes(width), &scale, sizeof scale);
+    if (scale == 0.0f || scale == INFINITY) {
+        std::memset(to, kZeros, int4_bytes(width));
+        return;
+    }
+    const auto code = [&](std::size_t place) {
+        const float nearest = (element<Storage>(row, place) / scale + kRounding) - kRounding;
+        const float bounded = nearest > 7.0f ? 7.0f : nearest < -8.0f ? -8.0f : nearest;
+        return static_cast<std::uint8_t>(static_cast<std::int32_t>(bounded) + 8);
+    };
+    for (std::size_t i = 0; i < int4_bytes(width); ++i) {
+        to[i] = static_cast<char>(code(i) | code(i + int4_bytes(width)) << 4);
+    }
+}
+
+// Unpacks `count` 4-bit rows into 8-bit elements. Returns pointers to them, with kDistance more that may be followed.
+static inline const char* const* unpack_int4(const char* const* rows, std::size_t count, std::size_t width,
+                                             std::int8_t* elements, const char** to) {
+    const std::size_t half = int4_bytes(width), stride = round_up(width, 64);
+    for (std::size_t row = 0; row < count; ++row) {
+        for (std::size_t byte = 0; byte < half; byte += 64) __builtin_prefetch(rows[row + kDistance] + byte);
+        const auto* __restrict from = reinterpret_cast<const std::uint8_t*>(rows[row]);
+        std::int8_t* __restrict low = elements + row * stride;
+        std::int8_t* __restrict high = low + half;
+        for (std::size_t i = 0; i < half; ++i) {
+            low[i] = static_cast<std::int8_t>((from[i] & 15) - 8);
+            high[i] = static_cast<std::int8_t>((from[i] >> 4) - 8);
+        }
+        to[row] = reinterpret_cast<const char*>(low);
+    }
+    for (std::size_t row = count; row < count + kDistance; ++row) to[row] = reinterpret_cast<const char*>(elements);
+    return to;
 }
 
 // 4 * kWidth elements, or the `count` that are left, of as many keys as there are lanes.

@@ -92,6 +92,8 @@ struct Scratch {
           sums(4 * kFewRows * shape.value_stride()),
           scales(4 * (kSplit + kMaxPanel)),
           no_key(shape.row_bytes()),
+          unpacked(shape.is_int4 ? kSplit * ((shape.key_width + 63) / 64 * 64) : 0),
+          unpacked_rows((kSplit + kDistance) * sizeof(const char*)),
           touched((2 * kSplit + kAhead) * sizeof(const char*)),
           seen(kMaxRows * sizeof(Seen)),
           states(kMaxRows * sizeof(RowState)),
@@ -107,6 +109,8 @@ struct Scratch {
     AlignedMemory sums;           // [few rows, value_stride]: of a split's first keys
     AlignedMemory scales;         // of a panel's keys, or of values, where they are quantised
     AlignedMemory no_key;         // zeros, in place of keys and values outside the context
+    AlignedMemory unpacked;       // [keys of a panel or split, width], where they are int4
+    AlignedMemory unpacked_rows;  // pointers to them
     AlignedMemory touched;        // pointers to a split's keys and values and the next split's first keys, in reading order
     AlignedMemory seen;           // keys that a row attends to
     AlignedMemory states;         // of a row, all splits so far

@@ -11,7 +11,7 @@ constexpr std::size_t kSplit = 256;    // keys whose scores share one softmax; s
 constexpr std::size_t kMaxRows = 96;   // query rows computed together
 constexpr std::size_t kMaxPanel = 64;  // the widest panel of any instruction set
 constexpr std::size_t kMaxWidth = 4096;
-constexpr std::size_t kScaleBytes = 4;      // of a cached 8-bit row, after its elements
+constexpr std::size_t kScaleBytes = 4;      // of a quantised row, after its elements
 constexpr std::size_t kFewRows = 8;        // with more rows, computing hides the latency of memory
 constexpr std::size_t kKeysAtOnce = 32;    // keys whose values are packed and added at once, for few rows
 constexpr std::size_t kDistance = 32;      // keys between packing and prefetching
@@ -27,13 +27,15 @@ struct AttentionShape {
     std::size_t block_size;
     bool is_bfloat16;
     float scale;  // of the scores, log2(e) included: all exponentials are powers of two
-    bool is_quantised = false;  // cached rows are int8, each followed by its scale
+    bool is_quantised = false;  // cached rows are int8 or int4, each followed by its scale
+    bool is_int4 = false;
     float soft_cap = 0.0f;  // bound on the scores, in their units, by cap * tanh(score / cap); 0: none
 
     std::size_t group() const { return num_heads / num_kv_heads; }
     std::size_t element_bytes() const { return is_bfloat16 ? 2 : 4; }  // of queries, new KV and results
+    std::size_t quantised_bytes() const { return is_int4 ? key_width / 2 : key_width; }  // of a row without its scale
     std::size_t row_bytes() const {  // of a cached key or value
-        return is_quantised ? key_width + kScaleBytes : key_width * element_bytes();
+        return is_quantised ? quantised_bytes() + kScaleBytes : key_width * element_bytes();
     }
     std::size_t value_stride() const { return (value_width + kMaxPanel - 1) / kMaxPanel * kMaxPanel; }  // padded
 };

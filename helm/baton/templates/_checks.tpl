@@ -183,6 +183,16 @@
 {{- fail "modelCache.pvc.accessModes: routers and workers on several nodes mount this volume, and ReadWriteOnce allows one node; use a storage class with ReadWriteMany, modelCache.type=hostPath or emptyDir, or set modelCache.pvc.singleNode if the cluster has one node" -}}
 {{- end -}}
 {{- $isPath := hasPrefix "/" $.Values.model -}}
+{{- if and $.Values.revision (or $isPath (eq $.Values.model "bundled")) -}}
+{{- fail (printf "revision: it is for a hub id, not for the model %s" $.Values.model) -}}
+{{- end -}}
+{{- $tokenizer := $.Values.tokenizer -}}
+{{- if and $.Values.tokenizerRevision (or (not $tokenizer) (hasPrefix "/" $tokenizer)) -}}
+{{- fail "tokenizerRevision: it is for a hub id in tokenizer" -}}
+{{- end -}}
+{{- if and $tokenizer (not (hasPrefix "/" $tokenizer)) (or (not .fetch) .readOnly) -}}
+{{- fail (printf "tokenizer: %s cannot be downloaded with modelCache.%s; give a path that already has it" $tokenizer (ternary "readOnly" "fetch=false" .readOnly)) -}}
+{{- end -}}
 {{- if and (not .fetch) (not $isPath) -}}
 {{- fail (printf "modelCache.fetch: without it, model must be a path that already has the model, not %s" $.Values.model) -}}
 {{- end -}}

@@ -101,8 +101,24 @@ imagePullSecrets:
 {{- else if hasPrefix "/" $model -}}
 {{ trimSuffix "/" $model }}
 {{- else -}}
-{{ .Values.modelCache.mountPath }}/{{ $model }}
+{{ .Values.modelCache.mountPath }}/{{ $model }}{{ include "baton.atRevision" .Values.revision }}
 {{- end -}}
+{{- end }}
+
+{{/* Path of the tokenizer in every pod; empty if it is the model's. */}}
+{{- define "baton.tokenizerPath" -}}
+{{- with .Values.tokenizer -}}
+{{- if hasPrefix "/" . -}}
+{{ trimSuffix "/" . }}
+{{- else -}}
+{{ $.Values.modelCache.mountPath }}/tokenizers/{{ . }}{{ include "baton.atRevision" $.Values.tokenizerRevision }}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* End of the directory of a revision: other revisions have other directories, since pods may still read them. */}}
+{{- define "baton.atRevision" -}}
+{{- with . -}}@{{ replace "/" "--" . }}{{- end -}}
 {{- end }}
 
 {{- define "baton.servedModelName" -}}
@@ -118,13 +134,22 @@ baton-bundled
 {{- end }}
 
 {{/* Whether a pod has to download the model itself ("true" or ""). */}}
-{{- define "baton.fetches" -}}
+{{- define "baton.fetchesModel" -}}
 {{- if and .Values.modelCache.fetch (not (hasPrefix "/" .Values.model)) -}}true{{- end -}}
+{{- end }}
+
+{{/* The same of another tokenizer. */}}
+{{- define "baton.fetchesTokenizer" -}}
+{{- if and .Values.modelCache.fetch .Values.tokenizer (not (hasPrefix "/" .Values.tokenizer)) -}}true{{- end -}}
+{{- end }}
+
+{{- define "baton.fetches" -}}
+{{- if or (include "baton.fetchesModel" .) (include "baton.fetchesTokenizer" .) -}}true{{- end -}}
 {{- end }}
 
 {{/* Whether the download connects to the hub. */}}
 {{- define "baton.asksHub" -}}
-{{- if and (include "baton.fetches" .) (ne .Values.model "bundled") -}}true{{- end -}}
+{{- if or (and (include "baton.fetchesModel" .) (ne .Values.model "bundled")) (include "baton.fetchesTokenizer" .) -}}true{{- end -}}
 {{- end }}
 
 {{/* Whether a job downloads it for all pods, which wait for the job. */}}
@@ -214,7 +239,11 @@ baton-bundled
 {{- $options := dict -}}
 {{- range $name, $value := . -}}
 {{- if not (kindIs "invalid" $value) -}}
+{{- if kindIs "map" $value -}}
+{{- $_ := set $options (snakecase $name) (toJson $value) -}}
+{{- else -}}
 {{- $_ := set $options (snakecase $name) (ternary (int64 $value) $value (and (kindIs "float64" $value) (eq (float64 (int64 $value)) $value))) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $options -}}

@@ -35,20 +35,39 @@
 {{- end -}}
 {{- end }}
 
-{{/* Downloads the model into the cache, unless it is there: of several containers with one cache, only one downloads. */}}
+{{/* Arguments of `baton fetch`: root, and `tokenizer` for the tokenizer instead of the model. */}}
+{{- define "baton.fetchArguments" -}}
+{{- $values := .root.Values -}}
+{{- if .tokenizer }}
+- {{ $values.tokenizer }}
+- {{ include "baton.tokenizerPath" .root }}
+{{- with $values.tokenizerRevision }}
+- --revision={{ . }}
+{{- end }}
+- --without-weights
+{{- else }}
+- {{ $values.model }}
+- {{ include "baton.modelPath" .root }}
+{{- with $values.revision }}
+- --revision={{ . }}
+{{- end }}
+{{- if .withoutWeights }}
+- --without-weights
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Downloads the model, or the `tokenizer`, into the cache, unless it is there: of several containers with one cache, only
+     one downloads. */}}
 {{- define "baton.fetchContainer" -}}
 {{- $root := .root -}}
-- name: fetch
+- name: fetch{{ ternary "-tokenizer" "" (not (not .tokenizer)) }}
   image: {{ .image }}
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
   command:
     - baton
     - fetch
-    - {{ $root.Values.model }}
-    - {{ include "baton.modelPath" $root }}
-    {{- if .withoutWeights }}
-    - --without-weights
-    {{- end }}
+    {{- include "baton.fetchArguments" . | nindent 4 }}
   env:
     {{- $own := include "baton.fetchEnv" $root }}
     {{- include "baton.env" (dict "own" $own "extra" $root.Values.modelCache.extraEnv "key" "modelCache.extraEnv") | nindent 4 }}
@@ -65,14 +84,13 @@
 
 {{/* Waits until the job has downloaded it. */}}
 {{- define "baton.awaitContainer" -}}
-- name: await-model
+- name: await-{{ ternary "tokenizer" "model" (not (not .tokenizer)) }}
   image: {{ .image }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   command:
     - baton
     - fetch
-    - {{ .root.Values.model }}
-    - {{ include "baton.modelPath" .root }}
+    {{- include "baton.fetchArguments" (omit . "withoutWeights") | nindent 4 }}
     - --wait
   env:
     {{- include "baton.writableEnv" .root | nindent 4 }}
@@ -89,14 +107,29 @@
       readOnly: true
 {{- end }}
 
+{{/* The containers that download: root, image, and for a router `withoutWeights`. */}}
+{{- define "baton.fetchContainers" -}}
+{{- if include "baton.fetchesModel" .root -}}
+{{ include "baton.fetchContainer" . }}
+{{ end -}}
+{{- if include "baton.fetchesTokenizer" .root -}}
+{{ include "baton.fetchContainer" (dict "root" .root "image" .image "tokenizer" true) }}
+{{- end -}}
+{{- end }}
+
 {{/* Init containers that provide a serving pod's model: root, image, and for a router `withoutWeights`. */}}
 {{- define "baton.modelContainers" -}}
 {{- if include "baton.jobFetches" .root }}
 initContainers:
+  {{- if include "baton.fetchesModel" .root }}
   {{- include "baton.awaitContainer" . | nindent 2 }}
+  {{- end }}
+  {{- if include "baton.fetchesTokenizer" .root }}
+  {{- include "baton.awaitContainer" (dict "root" .root "image" .image "tokenizer" true) | nindent 2 }}
+  {{- end }}
 {{- else if include "baton.fetches" .root }}
 initContainers:
-  {{- include "baton.fetchContainer" . | nindent 2 }}
+  {{- include "baton.fetchContainers" . | trim | nindent 2 }}
 {{- end }}
 {{- end }}
 

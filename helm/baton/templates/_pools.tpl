@@ -45,7 +45,8 @@ podMemoryMi: {{ int64 (mulf (addf (mulf $pool.memoryGi $replicasPerPod) $pool.ov
 {{- $values := index .root.Values .name -}}
 {{- $engine := merge (dict) (fromYaml (include "baton.options" $values.engine)) (fromYaml (include "baton.options" .root.Values.engine)) -}}
 {{- $eplb := ternary (printf "eplb %v/%v/%v" .root.Values.eplb.numRedundantExperts .root.Values.eplb.stepInterval .root.Values.eplb.numNodes) (printf "redundant %v" .root.Values.eplb.numRedundantExperts) .root.Values.eplb.enabled -}}
-{{- printf "%v ranks (%v at least) of %s, dtype %v, block_size %v, %s" $values.expertParallelSize .root.Values.minExpertRanks (include "baton.modelPath" .root) ($engine.dtype | default "auto") ($engine.block_size | default "as usual") $eplb -}}
+{{- $overrides := ternary "" (printf " with %v" $engine.hf_overrides) (empty $engine.hf_overrides) -}}
+{{- printf "%v ranks (%v at least) of %s%s, dtype %v, block_size %v, %s" $values.expertParallelSize .root.Values.minExpertRanks (include "baton.modelPath" .root) $overrides ($engine.dtype | default "auto") ($engine.block_size | default "as usual") $eplb -}}
 {{- end }}
 
 {{/* Mutual TLS of all connections between processes, with the files of `baton.rayMounts`. */}}
@@ -61,6 +62,9 @@ tls_server_name: {{ .Values.tls.internal.serverName }}
 {{/* The arguments of the application: the keys of `baton serve`'s file and docs/ray.md's. */}}
 {{- define "baton.rayArguments" -}}
 model: {{ include "baton.modelPath" . | quote }}
+{{- with include "baton.tokenizerPath" . }}
+tokenizer: {{ . | quote }}
+{{- end }}
 served_model_name: {{ include "baton.servedModelName" . | quote }}
 registry_file: /etc/baton/registry/url
 router: false

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from baton.__main__ import COMMANDS, main
 from baton.cli.options.model_source import find_checkpoint
+from baton.deployment.local.cluster_config import ClusterConfig
 from baton.deployment.local.ports import free_ports
 from baton.engine.execution.visible_gpus import visible_gpus
 
@@ -131,7 +132,7 @@ def test_an_unknown_key_in_the_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_directory_is_found_and_named(checkpoint: Path) -> None:
-    found = find_checkpoint(str(checkpoint), "auto")
+    found = find_checkpoint(ClusterConfig(model=str(checkpoint)), {})
     assert (found.directory, found.name) == (checkpoint, "tiny")
 
 

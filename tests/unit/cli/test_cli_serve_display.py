@@ -35,6 +35,7 @@ from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.progress import Failed, Loading, Ready
 from baton.router.config import RouterConfig
 from baton.settings.names import Role
+from baton.settings.values import Value
 from baton.worker.config import WorkerConfig
 
 EVENTS: list[Event] = [
@@ -93,6 +94,13 @@ def test_the_curl_line_can_be_pasted() -> None:
     body = json.loads(command[command.index("-d") + 1])
     assert body["model"] == "it's mine"
     assert body["messages"][0]["role"] == "user"
+
+
+def test_the_banner_shows_the_commit_of_a_model_of_the_hub() -> None:
+    checkpoint = Checkpoint(BUNDLED, "tiny", read_model_config(BUNDLED), commit="0123456789abcdef" * 2)
+    engines: dict[str, dict[str, Value]] = {"prefill": {}, "decode": {}}
+    text = str(Banner.of(plan(), checkpoint, Path("/tmp/logs"), engines, visible_gpus())(READY))
+    assert "  model        tiny, commit 0123456789ab, 4.99M parameters, bfloat16" in text
 
 
 def test_the_banner_shows_the_model_and_its_kv_capacity() -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from baton.__main__ import main
@@ -92,6 +93,7 @@ def test_wait_downloads_and_writes_nothing(tmp_path: Path) -> None:
     assert "waiting" not in again.output
 
 
+@pytest.mark.slow
 def test_a_model_without_weights_does_not_end_the_wait_for_weights(tmp_path: Path) -> None:
     fetch("bundled", str(tmp_path / "m"), "--without-weights")
     assert "is already in" in fetch("bundled", str(tmp_path / "m"), "--wait", "--without-weights").output
@@ -123,6 +125,11 @@ class Hub(BaseHTTPRequestHandler):
         self.server.paths.append(path)
         if self.server.fails(path):
             self.send_error(self.server.status)
+        elif path == "/api/models/a/b/revision/none":
+            self.send_response(404)
+            self.send_header("x-error-code", "RevisionNotFound")
+            self.send_header("content-length", "0")
+            self.end_headers()
         elif path.startswith("/api/models/a/b/tree/"):
             tree = [{"type": "file", "path": name, "size": len(data), "oid": oid(data)} for name, data in FILES.items()]
             self._respond(json.dumps(tree).encode())
@@ -195,6 +202,7 @@ def fetch_from(server: HubServer, tmp_path: Path, *arguments: str) -> subprocess
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_files_that_baton_does_not_read_are_not_downloaded(tmp_path: Path) -> None:
     directory = tmp_path / "a" / "b"
     with hub() as server:
@@ -207,6 +215,31 @@ def test_files_that_baton_does_not_read_are_not_downloaded(tmp_path: Path) -> No
             assert names(directory) == expected
     again = fetch_from(server, tmp_path, "a/b", str(directory))
     assert "is already in" in again.stdout  # and the hub gets no request
+
+
+def test_a_revision_is_downloaded_at_its_commit_and_not_mixed_with_another(tmp_path: Path) -> None:
+    directory = tmp_path / "m"
+    with hub() as server:
+        run = fetch_from(server, tmp_path, "a/b", str(directory), "--revision=v1")
+        assert run.returncode == 0, run.stderr
+        assert f"downloaded a/b@v1 to {directory}" in run.stdout
+        assert names(directory) == WANTED
+        assert "/api/models/a/b/revision/v1" in server.paths
+        assert f"/a/b/resolve/{COMMIT}/config.json" in server.paths
+    assert "a/b@v1 is already in" in fetch("a/b", str(directory), "--revision=v1").output
+    for wanted in ("--revision=v2",), ():
+        other = fetch("a/b", str(directory), *wanted)
+        assert other.exit_code == 1
+        assert f"{directory} has a/b@v1; give another directory for a/b" in other.output
+
+
+def test_an_unknown_revision_is_named_and_not_retried(tmp_path: Path) -> None:
+    with hub() as server:
+        run = fetch_from(server, tmp_path, "a/b", str(tmp_path / "m"), "--revision=none")
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1] == "Error: a/b has no branch, tag or commit none"
+    result = fetch("bundled", str(tmp_path / "bundled"), "--revision=v1")
+    assert "--revision is for models of the hub, not for `bundled`" in result.output
 
 
 def test_a_failing_hub_is_retried(tmp_path: Path) -> None:

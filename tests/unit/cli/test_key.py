@@ -99,7 +99,7 @@ def test_the_key_may_come_from_the_environment() -> None:
 
 def test_a_clusters_processes_get_only_the_keys_digest() -> None:
     settings = load_settings(None, {"api_key": "sk-secret,sk-other"})
-    plan = plan_cluster(settings, find_checkpoint(None, "auto"), this_machine())
+    plan = plan_cluster(settings, find_checkpoint(settings.cluster, {}), this_machine())
     router, *workers = [spec.argv for spec in plan.specs(Path("/logs"))]
     assert f"--api-key={hidden('sk-secret')},{hidden('sk-other')}" in router
     assert "sk-" not in repr((router, workers, plan))

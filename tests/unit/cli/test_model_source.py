@@ -1,8 +1,21 @@
 """Where a model on the command line is found."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-from baton.cli.options.model_source import _locate
+import click
+import pytest
+
+from baton.cli.options import model_source
+from baton.cli.options.hub import HUB_PATTERNS, TOKENIZER_PATTERNS
+from baton.cli.options.model_source import BUNDLED, Located, _locate, find_checkpoint
+from baton.deployment.local.cluster_config import ClusterConfig, load_settings
+from baton.deployment.local.cluster_plan import Checkpoint, plan_cluster
+from baton.deployment.local.machine import Machine
+
+COMMIT = "5" * 40
+Downloads = list[tuple[str, list[str], str | None]]
 
 
 def test_a_gguf_file_that_is_a_link_keeps_its_name(tmp_path: Path) -> None:
@@ -12,4 +25,65 @@ def test_a_gguf_file_that_is_a_link_keeps_its_name(tmp_path: Path) -> None:
         path.parent.mkdir()
     blob.write_bytes(b"GGUF")
     link.symlink_to(blob)
-    assert _locate(str(link)) == (link, "small-Q4_K_M")
+    assert _locate(str(link)) == Located(link, "small-Q4_K_M")
+
+
+@pytest.fixture
+def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Downloads:
+    """Calls of the hub, which has the bundled model under every id."""
+    snapshot = shutil.copytree(BUNDLED, tmp_path / COMMIT)
+    calls: Downloads = []
+
+    def download(hub_id: str, patterns: list[str], directory: Path | None = None, revision: str | None = None) -> Path:
+        calls.append((hub_id, patterns, revision))
+        return snapshot
+
+    monkeypatch.setattr(model_source, "download", download)
+    return calls
+
+
+def found(**options: str) -> Checkpoint:
+    return find_checkpoint(ClusterConfig(**options), {})  # type: ignore[arg-type]  # texts only
+
+
+def test_the_revisions_of_model_and_tokenizer_are_downloaded(downloads: Downloads, tmp_path: Path) -> None:
+    model = found(model="a/b")
+    assert (model.name, model.commit, model.tokenizer) == ("a/b", COMMIT, None)
+    found(model="a/b", revision="v1")
+    both = found(model="a/b", revision="v1", tokenizer="c/d", tokenizer_revision="t2")
+    assert both.tokenizer == tmp_path / COMMIT
+    found(model="a/b", tokenizer="c/d")
+    found(model="a/b", tokenizer_revision="t2")
+    a_b = ("a/b", HUB_PATTERNS, None)
+    v1 = ("a/b", HUB_PATTERNS, "v1")
+    assert downloads == [
+        *(a_b, v1, v1, ("c/d", TOKENIZER_PATTERNS, "t2")),
+        *(a_b, ("c/d", TOKENIZER_PATTERNS, None)),
+        *(a_b, ("a/b", TOKENIZER_PATTERNS, "t2")),
+    ]
+
+
+def test_a_model_without_a_tokenizer_is_served_with_another(tmp_path: Path) -> None:
+    bare = shutil.copytree(BUNDLED, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer.json"))
+    with pytest.raises(click.ClickException, match=rf"no tokenizer.json in {bare}; name .* with --tokenizer$"):
+        found(model=str(bare))
+    checkpoint = found(model=str(bare), tokenizer=str(BUNDLED))
+    assert checkpoint.tokenizer == BUNDLED
+    plan = plan_cluster(load_settings(None, {}), checkpoint, Machine(2, 1 << 34))
+    for spec in plan.specs(tmp_path):
+        assert f"--tokenizer={BUNDLED}" in spec.argv
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (lambda here: {"model": str(here), "revision": "v1"}, "^--revision is for models of the Hugging Face hub, not"),
+        (lambda here: {"revision": "v1"}, "not for baton-bundled$"),
+        (lambda here: {"model": str(here), "tokenizer_revision": "t"}, "^--tokenizer-revision is for tokenizers of"),
+        (lambda here: {"tokenizer": str(here), "tokenizer_revision": "t"}, "^--tokenizer-revision is for"),
+        (lambda here: {"tokenizer": "/nowhere"}, "^--tokenizer: /nowhere is neither a directory nor a hub id"),
+    ],
+)
+def test_a_revision_of_a_directory_is_refused(options: Callable[[Path], dict[str, str]], message: str) -> None:
+    with pytest.raises(click.ClickException, match=message):
+        found(**options(BUNDLED))

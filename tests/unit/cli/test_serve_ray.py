@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from baton.cli.options.model_source import BUNDLED
 from baton.cli.serve_ray import plan_serving, read_settings
 from baton.deployment.local.ports import free_ports
 from baton.engine.execution.visible_gpus import VisibleGpus
@@ -39,8 +40,9 @@ def test_ray_address_needs_a_registry() -> None:
 
 @pytest.mark.parametrize("gpus", [NO_GPU, FOUR_GPUS])
 def test_the_reason_for_the_device_is_the_result_of_auto(tmp_path: Path, gpus: VisibleGpus) -> None:
-    flags = {"port": free_ports("127.0.0.1", 1)[0], "registry": "redis://cache:6379/0"}
+    flags = {"port": free_ports("127.0.0.1", 1)[0], "registry": "redis://cache:6379/0", "tokenizer": str(BUNDLED)}
     settings = read_settings(None, flags, "10.0.0.1:6379", gpus)
     assert settings.num_gpus("decode") == (1 if gpus.count else 0)
     serving = plan_serving(settings, "10.0.0.1:6379", tmp_path, "info", gpus)
     assert serving.banner.devices == f"{gpus.auto_device} (auto: {gpus.reason})"
+    assert serving.settings.cluster.cluster.tokenizer == serving.plan.router.tokenizer == str(BUNDLED)

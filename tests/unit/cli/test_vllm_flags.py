@@ -25,6 +25,7 @@ VLLM_NAMES = (
     *("--tool-call-parser", "--reasoning-parser", "--enable-auto-tool-choice", "--exclude-tools-when-tool-choice-none"),
     *("--served-model-name", "--host", "--port", "--api-key", "--ssl-keyfile", "--ssl-certfile", "--enforce-eager"),
     *("--api-server-count", "-asc", "--allowed-origins", "--shutdown-timeout", "--async-scheduling"),
+    *("--revision", "--tokenizer", "--tokenizer-revision", "--hf-overrides"),
 )
 
 
@@ -88,6 +89,16 @@ def test_fixed_options_are_refused_with_the_reason() -> None:
         trusted = run(command, "--trust-remote-code")
         assert trusted.exit_code == 2
         assert "--trust-remote-code: code in a checkpoint is never run" in trusted.output
+
+
+def test_an_older_option_is_refused_with_the_one_that_replaces_it() -> None:
+    for command in ("serve", "worker", "router"):
+        result = run(command, "--rope-scaling", '{"rope_type": "yarn"}')
+        assert result.exit_code == 2
+        expected = (
+            """--rope-scaling: vLLM has replaced it; use --hf-overrides '{"rope_scaling": {"rope_type": "yarn"}}'"""
+        )
+        assert expected in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from baton.decode_worker.decode_request import DecodeRequest
 from baton.decode_worker.service import RouterSession
+from baton.engine.kv.origin import KVOrigin
 from baton.engine.request import RequestId
 from baton.protos import common_pb2, worker_pb2
 from baton.rpc.requests import engine_request
@@ -19,7 +20,7 @@ def test_both_workers_know_whose_request_it_is() -> None:
         number=8,
         prefill=worker_pb2.PeerWorker(worker_id="prefill-1"),
     )
-    request = DecodeRequest.of(command, RouterSession("1", "router-1"), "decode-1", 1)
+    request = DecodeRequest.of(command, RouterSession("1", "router-1"), "decode-1", 1, KVOrigin("bf16", "f"))
     message = request.prefill_request(command.prefill, "fingerprint", 2, 1)
     for each in (request.request, engine_request(message, RequestId("p"))):
         assert (each.token_ids, each.num_prompt_tokens) == ([5, 6, 7], 2)

@@ -7,6 +7,7 @@ from baton.decode_worker.remembered import RememberedOutputs
 from baton.decode_worker.request_table import RequestTable
 from baton.decode_worker.service import RouterSession
 from baton.engine.errors import QueueFull
+from baton.engine.kv.origin import KVOrigin
 from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
 from baton.engine.request import FinishReason, RequestId
 from baton.protos import common_pb2, worker_pb2
@@ -34,7 +35,9 @@ class Table:
         command = worker_pb2.GenerateCommand(
             request_id=name, token_ids=[1, 5], num_prompt_tokens=1, number=number, resume_key=resume_key
         )
-        return DecodeRequest.of(command, session or self.session, "decode-0", next(self._numbers))
+        return DecodeRequest.of(
+            command, session or self.session, "decode-0", next(self._numbers), KVOrigin("bf16", "f")
+        )
 
     async def events(self) -> list[worker_pb2.RequestDelta]:
         self.session.close()

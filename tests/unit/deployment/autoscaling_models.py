@@ -1,7 +1,7 @@
 """Models of one replica each, from hand-made snapshots."""
 
-from baton.deployment.autoscaling.decode_model import DecodeModel
-from baton.deployment.autoscaling.prefill_model import PrefillModel
+from baton.deployment.autoscaling.prediction.decode_model import DecodeModel
+from baton.deployment.autoscaling.prediction.prefill_model import PrefillModel
 from baton.deployment.autoscaling.settings import SLO
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, pool, prefill, traffic
 

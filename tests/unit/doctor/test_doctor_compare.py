@@ -6,7 +6,7 @@ from baton.doctor.cluster import check_router, choose_pairs, compared
 from baton.doctor.compare import compare
 from baton.doctor.finding import Level
 from baton.doctor.worker import ExaminedWorker
-from baton.protos.worker_pb2 import WorkerDescription, WorkerRole
+from baton.protos.worker_pb2 import KVPool, WorkerDescription, WorkerRole
 
 VERSIONS = {"torch": "2.13.0", "nixl": "1.5.1"}
 
@@ -16,6 +16,7 @@ def worker(
     *,
     versions: dict[str, str] | None = None,
     fingerprint: str = "abc",
+    kv_fingerprint: str = "",
     model: str = "m",
     block_size: int = 16,
 ) -> ExaminedWorker:
@@ -28,6 +29,7 @@ def worker(
         fingerprint=fingerprint,
         block_size=block_size,
         transport="auto",
+        pool=KVPool(fingerprint=kv_fingerprint or fingerprint),
     )
     return ExaminedWorker(f"{name}:1", description, [], VERSIONS if versions is None else versions)
 
@@ -52,6 +54,10 @@ PREFILL, DECODE = worker("prefill-0"), worker("decode-0")
                 "fingerprint-unmatched": Level.FAILURE,
                 "block-sizes-differ": Level.WARNING,
             },
+        ),
+        (  # two quantizations that exchange KV
+            [worker("decode-0", kv_fingerprint="kv"), worker("prefill-0", fingerprint="def", kv_fingerprint="kv")],
+            {"workers-alike": Level.OK},
         ),
         (  # a rolling upgrade
             [DECODE, PREFILL, worker("decode-1", fingerprint="def"), worker("prefill-1", fingerprint="def")],

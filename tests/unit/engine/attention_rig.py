@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from baton.engine.attention import fp8_rows
+from baton.engine.attention import fp8_rows, int4_rows, int8_rows
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.heads import AttentionHeads
-from baton.engine.attention.int8_rows import encode
 from baton.engine.attention.kind import AttentionKind
 from baton.engine.attention.native import NativeAttention
 from baton.engine.attention.span import FULL, AttentionSpan
@@ -150,7 +149,9 @@ class Sequences:
         """Return rows as the cache stores them; scale: used in FP8 only."""
         if self.paged.heads.cached_dtype == fp8_rows.DTYPE:
             return fp8_rows.encode(rows, scale)
-        return encode(rows) if self.paged.heads.is_quantised else rows
+        if self.paged.heads.is_int4:
+            return int4_rows.encode(rows)
+        return int8_rows.encode(rows) if self.paged.heads.is_quantised else rows
 
 
 def random_kind(paged: PagedHeads, draw: random.Random) -> PagedHeads:

@@ -26,19 +26,25 @@ void run_on_threads(Work function, void* argument, std::size_t num_threads) {
     for (std::thread& thread : threads) thread.join();
 }
 
-// Owns [rows, width] elements of 4, 2 or 1 bytes: small numbers that are exact in each type. Rows of int8 have a scale.
+// Owns [rows, width] elements of 4, 2 or 1 bytes: small numbers that are exact in each type. Rows of int8 have a scale, as
+// have those of int4, whose bytes hold two codes each.
 struct Matrix {
-    Matrix(std::size_t num_rows, std::size_t width, std::size_t bytes, std::mt19937& random)
-        : width(width), bytes(bytes), row_bytes(width * bytes + (bytes == 1 ? kScaleBytes : 0)),
-          data(new char[num_rows * row_bytes]) {
+    Matrix(std::size_t num_rows, std::size_t width, std::size_t bytes, std::mt19937& random, bool is_int4 = false)
+        : width(is_int4 ? width / 2 : width), bytes(bytes),
+          row_bytes(this->width * bytes + (bytes == 1 ? kScaleBytes : 0)), data(new char[num_rows * row_bytes]),
+          is_int4(is_int4) {
         for (std::size_t row = 0; row < num_rows; ++row) {
-            for (std::size_t i = 0; i < width; ++i) set(row, i, static_cast<int>(random() % 33) - 16);
+            for (std::size_t i = 0; i < this->width; ++i) set(row, i, static_cast<int>(random() % 33) - 16);
             const float scale = static_cast<float>(1 + row % 3) / 16;
-            if (bytes == 1) std::memcpy(place(row, width), &scale, sizeof scale);
+            if (bytes == 1) std::memcpy(place(row, this->width), &scale, sizeof scale);
         }
     }
 
     float at(std::size_t row, std::size_t column) const {
+        if (is_int4) {
+            const int codes = static_cast<std::uint8_t>(*place(row, column % width));
+            return scale_of(row) * static_cast<float>((column < width ? codes & 15 : codes >> 4) - 8);
+        }
         if (bytes == 1) return scale_of(row) * static_cast<float>(static_cast<std::int8_t>(*place(row, column)));
         std::uint32_t bits = 0;
         char* upper = reinterpret_cast<char*>(&bits) + sizeof bits - bytes;
@@ -55,6 +61,7 @@ struct Matrix {
 
     const std::size_t width, bytes, row_bytes;
     const std::unique_ptr<char[]> data;
+    const bool is_int4;
 
 private:
     char* place(std::size_t row, std::size_t column) const { return data.get() + row * row_bytes + column * bytes; }
@@ -80,13 +87,14 @@ std::size_t pick(std::mt19937& random, std::initializer_list<std::size_t> from) 
     return from.begin()[random() % from.size()];
 }
 
-AttentionShape random_shape(std::mt19937& random, bool is_bfloat16, bool is_quantised) {
+AttentionShape random_shape(std::mt19937& random, bool is_bfloat16, bool is_quantised, bool is_int4) {
     const bool is_latent = random() % 4 == 0;
     const std::size_t num_kv_heads = is_latent ? 1 : pick(random, {1, 2, 3});
-    const std::size_t key_width = pick(random, {1, 7, 8, 31, 64, 80, 128, 200, 576});
+    const std::size_t key_width = is_int4 ? pick(random, {2, 8, 30, 64, 80, 128, 200, 576})
+                                          : pick(random, {1, 7, 8, 31, 64, 80, 128, 200, 576});
     return {num_kv_heads * pick(random, {1, 2, 3, 8, 16}), num_kv_heads, key_width,
             is_latent ? (key_width + 1) / 2 : key_width, pick(random, {1, 8, 16, 64}), is_bfloat16, 0.1f, is_quantised,
-            random() % 3 ? 0.0f : 1.5f};
+            is_int4, random() % 3 ? 0.0f : 1.5f};
 }
 
 Span random_span(std::mt19937& random) {
@@ -171,7 +179,7 @@ bool attend(const Step& step, const InstructionSet& instructions, std::mt19937& 
     const std::size_t bytes = shape.element_bytes();
     const Matrix queries(step.num_tokens * shape.num_heads, shape.key_width, bytes, random);
     const Matrix keys(step.num_tokens * shape.num_kv_heads, shape.key_width, bytes, random);
-    const Matrix pool(step.pool_rows(), shape.key_width, shape.is_quantised ? 1 : bytes, random);
+    const Matrix pool(step.pool_rows(), shape.key_width, shape.is_quantised ? 1 : bytes, random, shape.is_int4);
     const Matrix results(step.num_tokens * shape.num_heads, shape.value_width, bytes, random);
     LayerAttention layer(shape, instructions, run_on_threads);
     layer.set_plan(step.plan, 1 + random() % kThreads);
@@ -202,7 +210,7 @@ int main(int argc, char** argv) {
     for (const InstructionSet& instructions : kInstructionSets) {
         if (!instructions.is_here()) continue;
         for (int trial = 0; trial < kTrials; ++trial) {
-            const AttentionShape shape = random_shape(random, trial % 2, trial % 4 > 1);
+            const AttentionShape shape = random_shape(random, trial % 2, trial % 4 > 1, trial % 8 > 5);
             is_good &= attend(Step(shape, random, is_beyond), instructions, random);
         }
         std::printf("%s: %d steps\n", instructions.name, kTrials);

@@ -1,5 +1,5 @@
-"""KV with one byte per element, int8 or FP8: a request's tokens do not depend on where its KV was computed, and
-perplexity hardly changes.
+"""KV with one byte per element, int8 or FP8, or half a byte, int4: a request's tokens do not depend on where its KV was
+computed, and perplexity changes little.
 """
 
 import random
@@ -8,10 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import torch
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.kv.layout import torch_dtype
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
@@ -50,18 +50,24 @@ def greedy(engine: Engine, name: str, prompt: list[int]) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])
 @pytest.mark.parametrize("dtype", ["float32", slow_case("bfloat16")])
 def test_the_bundled_models_perplexity_hardly_changes(dtype: str, kv_dtype: str) -> None:
     usual = perplexity(dtype=dtype)
     assert usual < 200  # the model knows such texts
-    change = {"int8": 0.01, "fp8": 0.015}[kv_dtype]
+    change = {"int8": 0.01, "fp8": 0.015, "int4": 0.06}[kv_dtype]
     assert perplexity(dtype=dtype, kv_dtype=kv_dtype) == pytest.approx(usual, rel=change)
 
 
 @pytest.mark.parametrize(
     ("family", "kv_dtype"),
-    [slow_case("llama3", "int8"), ("deepseek-v3", "int8"), slow_case("llama3", "fp8"), ("qwen3", "fp8")],
+    [
+        slow_case("llama3", "int8"),
+        ("deepseek-v3", "int8"),
+        slow_case("llama3", "fp8"),
+        ("qwen3", "fp8"),
+        ("llama3", "int4"),
+    ],
 )
 def test_a_prefix_from_the_cache_gives_the_same_tokens(
     checkpoints: dict[str, Path], family: str, kv_dtype: str
@@ -76,7 +82,7 @@ def test_a_prefix_from_the_cache_gives_the_same_tokens(
     assert engine.scheduler.num_cached_tokens >= 32 + 96 + 160
 
 
-@pytest.fixture(params=[("llama3", "int8"), ("qwen3", "fp8")], ids=["int8", "fp8"])
+@pytest.fixture(params=[("llama3", "int8"), ("qwen3", "fp8"), ("qwen3", "int4")], ids=["int8", "fp8", "int4"])
 def one_and_two_ranks(
     request: pytest.FixtureRequest, checkpoints: dict[str, Path]
 ) -> Iterator[tuple[Path, str, TensorRig]]:
@@ -90,7 +96,7 @@ def test_kv_shards_and_ranks_give_the_same_tokens(one_and_two_ranks: tuple[Path,
     one = Engine(engine_config(model, kv_dtype))
     in_shards = Engine(engine_config(model, kv_dtype, kv_shards=2))
     assert in_shards.pool.shape[1] == 2 * one.pool.shape[1]
-    stored = torch.int8 if kv_dtype == "int8" else torch.float8_e4m3fn
+    stored = torch_dtype(kv_dtype)
     assert two_ranks.engine.pool.dtype == two_ranks.follower(1).pool.dtype == stored
     for count in (1, 50, 130):
         name, prompt = f"p{count}", random_tokens(count)

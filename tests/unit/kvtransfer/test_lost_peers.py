@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 
 from baton.kvtransfer.errors import PeerLost, TransferDeadline, TransportUnavailable
+from tests.marks import each_value
 from tests.unit.kvtransfer.kv_peers import holds
 from tests.unit.kvtransfer.read_rig import (
     LARGE_SHAPE,
@@ -129,6 +130,7 @@ async def test_a_transfer_that_cannot_be_aborted_stays_in_quarantine(monkeypatch
         assert len(cluster.transport.quarantine) == 0
 
 
+@each_value
 @every_backend
 @pytest.mark.parametrize("how", ["deadline", "cancelled", "forgotten"])
 async def test_abandoned_read_keeps_its_blocks_until_no_byte_can_land(

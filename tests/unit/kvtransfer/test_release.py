@@ -14,6 +14,7 @@ from torch import Tensor
 
 from baton.kvtransfer.base import PoolIdentity
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
+from tests.marks import each_value
 from tests.unit.kvtransfer.kv_peers import Cluster
 from tests.unit.kvtransfer.read_rig import LARGE_SHAPE, PATIENCE_S, every_backend, every_process_backend, until
 
@@ -130,6 +131,7 @@ async def live(backend: str, life: Life) -> "weakref.ref[Tensor]":
     return pool
 
 
+@each_value
 @every_backend
 @pytest.mark.parametrize("life", LIVES)
 async def test_closing_the_transport_frees_the_pool(backend: str, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:

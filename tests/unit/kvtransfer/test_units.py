@@ -14,7 +14,7 @@ from torch import Tensor
 from baton.kvtransfer.base import PoolDescription
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
 from baton.kvtransfer.local_pool import MAX_BLOCK_UNITS, MAX_PEER_UNITS, Units, unit_bytes_of
-from tests.marks import slow_case, slow_except
+from tests.marks import each_value, slow_case, slow_except
 from tests.unit.kvtransfer.kv_peers import holds_unit
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, UNTOUCHED, Gate, cluster_of, every_backend, soon
 
@@ -32,6 +32,7 @@ def note_landed(pool: Tensor, pairs: Iterator[tuple[int, int]], words: int, land
     landed += [holds_unit(pool, ours, 1, theirs, words) for ours, theirs in islice(pairs, num_units)]
 
 
+@each_value
 @every_backend
 @pytest.mark.parametrize("parts", slow_except(THEIR_PARTS, USUAL_PARTS))
 async def test_random_units_arrive_and_nothing_else_changes(
@@ -106,6 +107,7 @@ async def test_wrong_units_are_refused(backend: str, parts: int, monkeypatch: py
             assert holds_unit(cluster.pool, unit, 1, num_remote - 1, unit_parts * PART_WORDS)
 
 
+@each_value
 @every_backend
 @pytest.mark.parametrize(
     ("how", "parts"),  # our blocks are of two

@@ -12,6 +12,7 @@ import httpx
 import orjson
 from openai import AsyncOpenAI
 
+from baton.process.pipes import read_pipe
 from baton.router.app import serve
 from baton.router.config import RouterConfig
 from tests.unit.router.scripted_worker import ScriptedWorker
@@ -33,9 +34,7 @@ class RunningRouter:
 
 async def read_ready_line(fd: int) -> dict[str, str]:
     """The router's progress message."""
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb"))
+    reader, transport = await read_pipe(fd)
     try:
         line: dict[str, str] = orjson.loads(await asyncio.wait_for(reader.readline(), DEADLINE_S))
         return line

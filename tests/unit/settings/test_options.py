@@ -13,7 +13,7 @@ from baton.router.config import RouterConfig
 from baton.settings.config_file import load, read_config_file
 from baton.settings.flags import click_options, flags_of
 from baton.settings.options import described, option, options_of
-from baton.settings.values import OptionError, parse_bytes
+from baton.settings.values import OptionError, parse_bytes, parse_json
 from baton.worker.config import WorkerConfig
 
 
@@ -52,6 +52,23 @@ def load_text(tmp_path: Path, text: str, **flags: object) -> Outer:
     file = tmp_path / "config.yaml"
     file.write_text(text)
     return load(Outer, file, flags)
+
+
+@pytest.mark.parametrize("given", ['{"b": {"x": 1e6}, "a": null}', {"b": {"x": 1e6}, "a": None}])
+def test_a_json_object_is_a_text_or_a_mapping_and_becomes_one_text(given: object) -> None:
+    overrides = options_of(EngineConfig)["hf_overrides"]
+    text = overrides.convert(given)
+    assert text == '{"a": null, "b": {"x": 1000000.0}}'
+    config = EngineConfig(model="m", device="cpu", hf_overrides=parse_json(text))
+    assert f"--hf-overrides={text}" in flags_of(config)
+    assert overrides.convert(text) == text
+    assert overrides.convert(None) is None
+
+
+@pytest.mark.parametrize("given", ["{rope", "[1]", '"a"', "", '{"a": NaN}', 7, ["a"], {"a": {1, 2}}, "[" * 100_000])
+def test_another_value_than_a_json_object_is_refused(given: object) -> None:
+    with pytest.raises(OptionError, match=r"is not allowed; it must be a JSON object$"):
+        options_of(EngineConfig)["hf_overrides"].convert(given)
 
 
 @pytest.mark.parametrize(

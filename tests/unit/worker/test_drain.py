@@ -39,7 +39,7 @@ async def test_requests_that_end_in_time_are_not_handed_off() -> None:
 async def test_late_requests_are_handed_off_and_readers_of_their_kv_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(baton.worker.drain, "HAND_OFF_S", 0.01)
+    monkeypatch.setattr(baton.worker.drain, "HAND_OFF_S", 60)  # no longer than until each is pulled
     drain = Drain()
     read = asyncio.Event()
 

@@ -39,6 +39,17 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:
         with_directory(worker(file))
 
 
+def test_a_tokenizers_directory_without_one_is_refused(tmp_path: Path) -> None:
+    config = worker(BUNDLED)
+    for tokenizer in (BUNDLED, tmp_path):
+        given = replace(config, engine=replace(config.engine, tokenizer=str(tokenizer)))
+        if tokenizer == BUNDLED:
+            assert with_directory(given) == given
+            continue
+        with pytest.raises(OptionError, match=f"^tokenizer: {tmp_path} is not a directory with a tokenizer.json$"):
+            with_directory(given)
+
+
 def test_a_models_name_is_its_files_without_the_ending() -> None:
     assert directory_name("/models/Qwen3-0.6B-Q8_0.gguf") == "Qwen3-0.6B-Q8_0"
     assert directory_name("/models/big-00001-of-00003.gguf") == "big"

@@ -1,6 +1,12 @@
 {{/* The file for `baton router --config`. The registry's URL, which may have a password, is passed in BATON_REGISTRY. */}}
 {{- define "baton.routerConfig" -}}
 model: {{ include "baton.modelPath" . | quote }}
+{{- with include "baton.tokenizerPath" . }}
+tokenizer: {{ . | quote }}
+{{- end }}
+{{- with (.Values.decode.engine | default dict).hfOverrides | default (.Values.engine | default dict).hfOverrides }}
+hf_overrides: {{ toJson . | quote }}
+{{- end }}
 served_model_name: {{ include "baton.servedModelName" . | quote }}
 host: 0.0.0.0
 port: 8000

@@ -73,7 +73,7 @@ SNAPSHOTS = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(st.lists(SNAPSHOTS, min_size=1, max_size=6), st.sampled_from([None, 0.0, 50.0]), st.sampled_from([None, 1.0]))
 def test_any_measurements_give_sizes_within_the_limits(
     seen: list[PoolsSnapshot], idle_s: float | None, flip_s: float | None

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from baton.deployment.autoscaling.backlog import Backlog
-from baton.deployment.autoscaling.decode_model import DecodeModel
 from baton.deployment.autoscaling.need import decode_need
+from baton.deployment.autoscaling.prediction.decode_model import DecodeModel
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, pool, snapshot, traffic
 
 

@@ -17,6 +17,7 @@ def targets(rig: Rig, from_s: float, until_s: float) -> tuple[set[int], set[int]
     return {prefill for prefill, _ in found}, {decode for _, decode in found}
 
 
+@pytest.mark.slow
 def test_long_prompts_grow_only_prefill() -> None:
     load = Load(lambda _: 4.0, prompt_tokens=lambda now_s: 1000.0 if now_s < 300 else 4000.0)
     rig = Rig(load, SETTINGS, sizes=(2, 1))
@@ -28,6 +29,7 @@ def test_long_prompts_grow_only_prefill() -> None:
     assert rig.ttft(500, 1200) < 1.1 * 1.4  # computing a prompt of 4,000 tokens takes 1.2 s at this quantile
 
 
+@pytest.mark.slow
 def test_long_outputs_grow_only_decode() -> None:
     load = Load(lambda _: 4.0, output_tokens=lambda now_s: 100.0 if now_s < 300 else 1000.0)
     rig = Rig(load, SETTINGS, sizes=(2, 1))
@@ -78,6 +80,7 @@ def test_an_idle_service_scales_to_zero_and_back() -> None:
     assert rig.ttft(1300, 2000) < 1.0
 
 
+@pytest.mark.slow
 def test_a_replica_that_never_starts_is_given_up_and_retried_later() -> None:
     settings = replace(SETTINGS, start_timeout_s=300.0)
     rig = Rig(Load(lambda _: 16.0), settings, sizes=(2, 2), real_gpus=lambda now_s: 6 if now_s < 1500 else 16)
@@ -131,6 +134,7 @@ def test_replicas_of_several_gpus_stay_within_the_budget() -> None:
     assert max(planned.gpus for planned in rig.decisions) <= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reported_speed", [1.5, 0.8])
 def test_workers_slower_than_reported_are_corrected_for(reported_speed: float) -> None:
     rig = Rig(Load(lambda _: 10.0), SETTINGS, sizes=(4, 2), machine=Machine(reported_speed=reported_speed))

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from baton.deployment.autoscaling.decode_model import DecodeModel
-from baton.deployment.autoscaling.kv_demand import mean_context
-from baton.deployment.autoscaling.pool_model import smallest_size
+from baton.deployment.autoscaling.prediction.decode_model import DecodeModel
+from baton.deployment.autoscaling.prediction.kv_demand import mean_context
+from baton.deployment.autoscaling.prediction.pool_model import smallest_size
 from baton.deployment.autoscaling.snapshot import DecodeSnapshot, Traffic
 from tests.unit.deployment.autoscaling_models import decode_model
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, pool, traffic

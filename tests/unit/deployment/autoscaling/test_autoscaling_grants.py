@@ -60,7 +60,7 @@ def test_nothing_is_granted_beyond_a_reduced_budget() -> None:
     assert granted((4, 4), (3, 4), pool(3), pool(4), gpus=6).sizes == ByPool(3, 4)
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(st.data())
 def test_the_budget_is_kept_through_any_changes(data: st.DataObject) -> None:
     costs = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))

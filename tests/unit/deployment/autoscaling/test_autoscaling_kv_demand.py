@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from baton.deployment.autoscaling.decode_model import DecodeModel
 from baton.deployment.autoscaling.moments import Moments
-from baton.deployment.autoscaling.pool_model import smallest_size
+from baton.deployment.autoscaling.prediction.decode_model import DecodeModel
+from baton.deployment.autoscaling.prediction.pool_model import smallest_size
 from tests.unit.deployment.autoscaling_models import decode_model
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, pool, traffic
 

@@ -7,7 +7,7 @@ import pytest
 
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.need import decode_need, full_pool_rate, prefill_need
-from baton.deployment.autoscaling.pools_model import PoolsModel
+from baton.deployment.autoscaling.prediction.pools_model import PoolsModel
 from baton.deployment.autoscaling.snapshot import ReplicaLatency
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, pool, prefill, snapshot, traffic
 

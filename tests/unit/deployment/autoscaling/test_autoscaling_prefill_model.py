@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from baton.deployment.autoscaling.moments import Moments
-from baton.deployment.autoscaling.pool_model import UNREACHABLE_SLACK, smallest_size
-from baton.deployment.autoscaling.prefill_model import PrefillModel
-from baton.deployment.autoscaling.queueing import quantile_of, queue_wait
+from baton.deployment.autoscaling.prediction.pool_model import UNREACHABLE_SLACK, smallest_size
+from baton.deployment.autoscaling.prediction.prefill_model import PrefillModel
+from baton.deployment.autoscaling.prediction.queueing import quantile_of, queue_wait
 from baton.deployment.autoscaling.settings import SLO
+from tests.marks import each_value
 from tests.unit.deployment.autoscaling_models import prefill_model
 from tests.unit.deployment.autoscaling_snapshots import exponential, pool, prefill, traffic
 
@@ -26,6 +27,7 @@ def simulated_quantile(num_servers: int, rate: float, services: np.ndarray, gaps
     return float(np.quantile(times[len(times) // 10 :], quantile))
 
 
+@each_value
 @pytest.mark.parametrize("num_servers", [1, 4, 12])
 @pytest.mark.parametrize("utilisation", [0.5, 0.8, 0.9])
 @pytest.mark.parametrize("kind", ["even", "exponential", "log-normal"])

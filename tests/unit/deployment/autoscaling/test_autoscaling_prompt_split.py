@@ -7,9 +7,9 @@ import pytest
 
 from baton.deployment.autoscaling.budget import Budget
 from baton.deployment.autoscaling.by_pool import ByPool
-from baton.deployment.autoscaling.local_prompts import LocalPrompts
 from baton.deployment.autoscaling.moments import Moments
-from baton.deployment.autoscaling.pools_model import PoolsModel
+from baton.deployment.autoscaling.prediction.local_prompts import LocalPrompts
+from baton.deployment.autoscaling.prediction.pools_model import PoolsModel
 from baton.deployment.autoscaling.prompt_split import RECOVERY_S, SHARES, LocalLimit, best_model, measured_share
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot, ReplicaLatency, Traffic
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, Planner, exponential, pool, sizes, snapshot, traffic

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.deployment.autoscaling.moments import Moments
-from baton.deployment.autoscaling.queueing import erlang_c, quantile_of, queue_wait
+from baton.deployment.autoscaling.prediction.queueing import erlang_c, quantile_of, queue_wait
 from tests.unit.deployment.autoscaling_snapshots import exponential
 
 

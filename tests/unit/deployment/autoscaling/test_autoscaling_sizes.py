@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.deployment.autoscaling.decode_model import DecodeModel
-from baton.deployment.autoscaling.pool_model import PoolModel, smallest_size
-from baton.deployment.autoscaling.prefill_model import PrefillModel
+from baton.deployment.autoscaling.prediction.decode_model import DecodeModel
+from baton.deployment.autoscaling.prediction.pool_model import PoolModel, smallest_size
+from baton.deployment.autoscaling.prediction.prefill_model import PrefillModel
 from baton.deployment.autoscaling.settings import SLO
 from tests.unit.deployment.autoscaling_models import decode_model, prefill_model
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, pool, prefill, traffic

@@ -10,7 +10,7 @@ from baton.deployment.autoscaling.band import Band, bands, sharing, unhurried
 from baton.deployment.autoscaling.budget import Budget
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.need import Need
-from baton.deployment.autoscaling.pool_model import PoolModel
+from baton.deployment.autoscaling.prediction.pool_model import PoolModel
 from baton.deployment.autoscaling.settings import PoolLimits
 from baton.deployment.autoscaling.snapshot import Traffic
 from baton.deployment.autoscaling.split import best_split, fit, goodput, sure_split

@@ -103,6 +103,7 @@ def test_a_steady_load_turns_no_pool_twice_in_ten_minutes(steady: Steady, budget
         assert most_turns(turns(sizes), TURN_S) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("requests_per_s", "seed"),  # close to needing one more replica
     [
@@ -131,6 +132,7 @@ def test_hours_in_which_kv_is_decodes_bottleneck(requests_per_s: float) -> None:
         assert len(found) <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("requests_per_s", "sigma", "window_s", "seed"),
     [
@@ -148,6 +150,7 @@ def test_hours_of_few_requests_of_very_different_lengths(
         assert most_turns(turns(sizes), TURN_S) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("requests_per_s", "seed"), [(3.0, 0), slow_case(7.5, 1)])
 def test_hours_of_a_closed_loop(requests_per_s: float, seed: int) -> None:
     rig = Rig(Load(lambda _: requests_per_s), SETTINGS, seed=seed, sizes=(2, 1))

@@ -14,6 +14,7 @@ import pytest
 from baton.deployment.kubernetes import budget_reader
 from baton.deployment.kubernetes.budget_reader import BudgetReader, open_budget
 from baton.deployment.kubernetes.settings import KubernetesSettings
+from tests.marks import each_value
 from tests.unit.deployment.kubernetes_api import CUT, DRIP, HANG, Cluster, Fault, Status, serving
 from tests.unit.deployment.kubernetes_objects import (
     DECODE,
@@ -171,6 +172,7 @@ FAULTS: list[tuple[Fault, str]] = [
 ]
 
 
+@each_value
 @pytest.mark.parametrize(("fault", "words"), FAULTS, ids=[words for _, words in FAULTS])
 @pytest.mark.parametrize("num_before", [0, 1], ids=["nodes", "pods"])
 def test_the_last_result_stays_valid_after_errors(

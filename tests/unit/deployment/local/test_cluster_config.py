@@ -158,6 +158,12 @@ def test_flags_take_precedence_over_every_section(tmp_path: Path) -> None:
             "dtype: bfloat16 for prefill, float32 for decode",
         ),
         ("prefill_engine: {kv_cache_dtype: int8}", "kv_cache_dtype: int8 for prefill, auto for decode"),
+        (
+            "prefill_engine: {quantization: int4}",
+            "int4 for prefill, None for decode, but it must be equal for workers "
+            "that hand over KV; allow_mixed_quantization permits it",
+        ),
+        ("prefill_engine: {allow_mixed_quantization: true}", "allow_mixed_quantization: True for prefill, False for"),
         ("engine: {kv_cache_dtype: fp4}", "kv_cache_dtype: 'fp4' is not allowed; it must be one of auto"),
         ("prefill: -1", "prefill: -1 is not allowed; it must be a whole number from 0 to 256"),
         ("engine: {kv_cache_memory_bytes: lots}", "engine.kv_cache_memory_bytes: 'lots' is not allowed"),
@@ -177,9 +183,43 @@ def test_sections_of_unused_pools_need_not_match(tmp_path: Path) -> None:
     assert {worker.engine.block_size for worker in plan(settings(tmp_path, alike)).workers} == {32}
 
 
+def test_roles_may_have_different_quantizations_if_that_is_allowed(tmp_path: Path) -> None:
+    text = "engine: {allow_mixed_quantization: true}\nprefill_engine: {quantization: int4}\n"
+    workers = by_id(plan(settings(tmp_path, text)))
+    assert [workers[name].engine.quantization for name in ("prefill-0", "decode-0")] == ["int4", None]
+
+
 def test_a_context_longer_than_the_checkpoints_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="max_model_len: 40961 tokens exceed the checkpoint's context of 40960"):
         plan(settings(tmp_path, "", max_model_len=40961))
+
+
+def test_overrides_of_the_config_reach_every_process(tmp_path: Path) -> None:
+    flag = '--hf-overrides={"rope_theta": 1000000.0}'
+    for given in (
+        settings(tmp_path, "engine: {hf_overrides: {rope_theta: 1.0e+6}}"),
+        settings(tmp_path, "", hf_overrides='{"rope_theta": 1e6}'),
+    ):
+        assert all(flag in spec.argv for spec in plan(given).specs(tmp_path))
+    with pytest.raises(OptionError, match=r"^hf_overrides: .* for prefill, None for decode, but it must be equal"):
+        settings(tmp_path, "prefill_engine: {hf_overrides: {rope_theta: 7}}")
+
+
+def test_a_context_beyond_the_checkpoints_needs_an_override(tmp_path: Path) -> None:
+    hint = re.escape('"factor": 4.0, "original_max_position_embeddings": 40960')
+    with pytest.raises(OptionError, match=f"context of 40960; YaRN extends it, .* --hf-overrides '.*{hint}"):
+        plan(settings(tmp_path, "", max_model_len=163840))
+    linear = replace(CHECKPOINT, config=replace(MODEL, rope=replace(MODEL.rope, kind="linear")))
+    with pytest.raises(OptionError, match=r"context of 40960$"):
+        plan(settings(tmp_path, "", max_model_len=163840), linear)
+
+
+def test_types_have_vllms_other_names(tmp_path: Path) -> None:
+    for name, dtype in {"half": "float16", "float": "float32"}.items():
+        planned = plan(settings(tmp_path, "", dtype=name))
+        assert {worker.engine.dtype for worker in planned.workers} == {dtype}
+    with pytest.raises(OptionError, match="dtype: 'fp16' is not allowed; it must be one of auto, bfloat16, float"):
+        settings(tmp_path, "", dtype="fp16")
 
 
 def test_a_kv_cache_dtype_that_the_model_does_not_support_is_refused(tmp_path: Path) -> None:

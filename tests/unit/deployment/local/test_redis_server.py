@@ -55,6 +55,7 @@ async def test_the_server_accepts_only_clients_with_its_url_and_is_restarted(tmp
     assert not await responds(server.url)
 
 
+@pytest.mark.slow
 async def test_failing_restarts_are_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     require_redis_server()
     server = PrivateRedis(tmp_path / "redis.log")

@@ -248,6 +248,19 @@ def test_a_node_without_the_model_reports_it() -> None:
         router_process(settings(model="/nowhere"), "router-abc", NODE)
 
 
+def test_a_node_has_the_tokenizer_and_overrides_and_downloads_nothing(tmp_path: Path) -> None:
+    read = settings(tokenizer=str(tmp_path), engine={"hf_overrides": {"rope_theta": 7}})
+    expected = {f"--tokenizer={tmp_path}", '--hf-overrides={"rope_theta": 7}'}
+    assert expected <= {*router_process(read, "router-abc", NODE).argv}
+    with worker_process(read, "decode", "d", NODE) as spec:
+        assert expected <= {*spec.argv}
+    with pytest.raises(OptionError, match=r"^tokenizer: /nowhere is not a directory on this node$"):
+        router_process(settings(tokenizer="/nowhere"), "router-abc", NODE)
+    for name in ("revision", "tokenizer_revision"):
+        with pytest.raises(OptionError, match=f"^{name}: has no effect on a Ray node, which needs a directory; "):
+            router_process(settings(**{name: "v1"}), "router-abc", NODE)
+
+
 def test_former_names_of_colocated_workers_are_accepted() -> None:
     former = settings(prefill=0, both=1, both_ray={"num_cpus": 2})
     assert former == settings(prefill=0, colocated=1, colocated_ray={"num_cpus": 2})

@@ -135,6 +135,34 @@ def test_a_worker_that_cannot_return_leaves_no_pool_empty(flip_s: float | None, 
     assert world.sizes[0] == 1  # although the decode deployment may not shrink
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_worker_that_returns_leaves_no_pool_empty_meanwhile(seed: int) -> None:
+    world, policy = world_of(2, 1)
+    world.random = Random(seed)
+    world.limit(1, 2)
+    world.step(policy, 20)
+    assert world.sizes == (1, 2)
+    world.limit(1, 1)  # the decode deployment may not shrink, so its other worker returns to the prefill deployment
+    for _ in range(30):
+        world.step(policy)
+        assert all(world.sizes)
+    assert (world.sizes, world.targets) == ((1, 1), {"prefill": 1, "decode": 1})
+
+
+def test_a_worker_that_arrived_while_nothing_was_planned_counts_as_no_start() -> None:
+    world, policy = world_of(3, 1)
+    world.limit(2, 3)
+    world.step(policy, 2)
+    usual, world.settings = world.settings, replace(world.settings, budget_gpus=1)  # less than the smallest pools
+    while world.sizes != (2, 2):
+        world.step(policy)
+    world.step(policy)
+    world.settings = usual
+    world.step(policy)
+    assert world.sizes == (2, 2), "the replica that was requested is not ready"
+    assert not policy._watches.decode._starts_s
+
+
 def test_a_cancelled_call_is_a_failed_change() -> None:
     world, policy = world_of(3, 1)
     world.limit(2, 2)

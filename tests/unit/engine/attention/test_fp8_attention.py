@@ -15,6 +15,7 @@ from baton.engine.attention.heads import AttentionHeads
 from baton.engine.attention.torch_reference import TorchAttention
 from baton.engine.errors import UnsupportedModel
 from baton.engine.kv.scales import UNSCALED, KVScales
+from tests.marks import each_value
 from tests.unit.engine.attention.test_native_attention import MLA
 from tests.unit.engine.attention_rig import PagedHeads, Sequences, model_config, random_chunks
 from tests.unit.engine.flashinfer_emulation import EMULATION
@@ -41,6 +42,7 @@ def as_bytes(pool: Tensor) -> Tensor:
     return pool.view(torch.uint8)
 
 
+@each_value
 @SCALES
 @KINDS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -71,6 +73,7 @@ def test_torch_attention_agrees_with_attention_to_rounded_kv(
     torch.testing.assert_close(result.float() / size, expected / size, atol=tolerance, rtol=tolerance)
 
 
+@each_value
 @SCALES
 @KINDS
 @pytest.mark.parametrize("seed", range(4))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 pytest.importorskip("baton.engine.native.paged_attention", reason="attention was not compiled when this was installed")
 
+from baton.engine.attention import int4_rows
 from baton.engine.attention.factory import attention_for
 from baton.engine.attention.heads import AttentionHeads
 from baton.engine.attention.native import NativeAttention
@@ -16,7 +17,7 @@ from baton.engine.attention.span import AttentionSpan
 from baton.engine.attention.torch_reference import TorchAttention
 from baton.engine.config import MLAConfig
 from baton.engine.native.paged_attention import instruction_sets
-from tests.marks import slow_case, slow_except
+from tests.marks import each_value, slow_case, slow_except
 from tests.unit.engine.attention_rig import (
     LAYER,
     Chunks,
@@ -28,23 +29,25 @@ from tests.unit.engine.attention_rig import (
 )
 
 DTYPES = (torch.float32, torch.bfloat16)
-QUANTISED = pytest.mark.parametrize("is_quantised", [False, True])
+KV_DTYPES = (None, torch.int8, int4_rows.DTYPE)
+QUANTISED = pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 MLA = MLAConfig(kv_lora_rank=24, q_lora_rank=None, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
 INSTRUCTIONS = pytest.mark.parametrize("instructions", instruction_sets())
 
 
-def random_heads(draw: random.Random, dtype: torch.dtype, is_quantised: bool) -> PagedHeads:
+def random_heads(draw: random.Random, dtype: torch.dtype, kv_dtype: torch.dtype | None) -> PagedHeads:
     """Multi-head, grouped-query or latent."""
-    kind: dict[str, Any] = {"dtype": dtype, "kv_dtype": torch.int8 if is_quantised else None}
+    kind: dict[str, Any] = {"dtype": dtype, "kv_dtype": kv_dtype}
     block_size = draw.choice((8, 16, 32, 64))
-    if draw.random() < 0.25:
+    is_int4 = kv_dtype == int4_rows.DTYPE
+    if draw.random() < 0.25 and not is_int4:
         rank, rope_dim = draw.choice(((512, 64), (24, 8), (13, 4)))
         latent = AttentionHeads(
             num_heads=draw.randint(1, 16), num_kv_heads=1, key_width=rank + rope_dim, value_width=rank, **kind
         )
         return PagedHeads(latent, block_size)
     num_kv_heads, group = draw.choice((1, 2, 4, 6)), draw.randint(1, 16)
-    width = draw.choice((64, 128, 80, 96, 256, 8, 7))
+    width = draw.choice((64, 128, 80, 96, 256, 8, 10 if is_int4 else 7))
     heads = AttentionHeads(
         num_heads=num_kv_heads * group, num_kv_heads=num_kv_heads, key_width=width, value_width=width, **kind
     )
@@ -61,7 +64,7 @@ def check(paged: PagedHeads, chunks: Chunks, instructions: str, seed: int) -> No
         expected_pool = expected_pool.float()
     result = sequences.attend(paged.native(instructions), chunks, pool)
     expected = sequences.attend(paged.in_float32().reference(), chunks, expected_pool, torch.float32)
-    assert_same_where_written(pool, expected_pool, sequences.pool({}, unseen=float("nan")))
+    assert_same_where_written(pool, expected_pool, sequences.pool({}, unseen=float("nan")), sequences.pool({}))
     assert result.dtype == paged.heads.dtype
     if paged.heads.dtype == torch.float32:
         torch.testing.assert_close(result, expected, atol=3e-6, rtol=3e-6)
@@ -69,21 +72,23 @@ def check(paged: PagedHeads, chunks: Chunks, instructions: str, seed: int) -> No
         torch.testing.assert_close(result.float(), expected, atol=2**-8, rtol=2**-7)
 
 
-def assert_same_where_written(pool: Tensor, expected: Tensor, unwritten: Tensor) -> None:
-    """Assert that the written rows are as expected, and that no other row is expected."""
+def assert_same_where_written(pool: Tensor, expected: Tensor, unwritten: Tensor, zeros: Tensor) -> None:
+    """Assert that the written rows are as expected, and that no other row is expected. zeros: a pool without rows."""
     rows, never = pool.flatten(0, -2), unwritten.flatten(0, -2)[:1]
     is_written = ~rows.isnan().all(-1) if pool.is_floating_point() else (rows != never).any(-1)
     assert torch.equal(rows[is_written].to(expected.dtype), expected.flatten(0, -2)[is_written])
-    assert not expected.flatten(0, -2)[~is_written].any()
+    assert torch.equal(expected.flatten(0, -2)[~is_written], zeros.flatten(0, -2)[~is_written].to(expected.dtype))
 
 
 @INSTRUCTIONS
 @QUANTISED
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", slow_except(range(12), {0, 1, 2}))
-def test_results_agree_with_the_reference(instructions: str, dtype: torch.dtype, is_quantised: bool, seed: int) -> None:
+def test_results_agree_with_the_reference(
+    instructions: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, seed: int
+) -> None:
     draw = random.Random(seed)
-    check(random_heads(draw, dtype, is_quantised), random_chunks(draw, 1200), instructions, seed)
+    check(random_heads(draw, dtype, kv_dtype), random_chunks(draw, 1200), instructions, seed)
 
 
 @INSTRUCTIONS
@@ -91,17 +96,17 @@ def test_results_agree_with_the_reference(instructions: str, dtype: torch.dtype,
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", slow_except(range(20, 40), {20, 21, 22, 23}))
 def test_kinds_of_attention_agree_with_the_reference(
-    instructions: str, dtype: torch.dtype, is_quantised: bool, seed: int
+    instructions: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, seed: int
 ) -> None:
     draw = random.Random(seed)
-    paged = random_heads(draw, dtype, is_quantised)
+    paged = random_heads(draw, dtype, kv_dtype)
     while paged.is_latent:
-        paged = random_heads(draw, dtype, is_quantised)
+        paged = random_heads(draw, dtype, kv_dtype)
     check(random_kind(paged, draw), random_chunks(draw, 1200), instructions, seed)
 
 
 @QUANTISED
-def test_tokens_behind_the_window_are_not_read(is_quantised: bool) -> None:
+def test_tokens_behind_the_window_are_not_read(kv_dtype: torch.dtype | None) -> None:
     """Their blocks may hold anything, such as NaN."""
     heads = AttentionHeads(
         num_heads=4,
@@ -109,7 +114,7 @@ def test_tokens_behind_the_window_are_not_read(is_quantised: bool) -> None:
         key_width=64,
         value_width=64,
         dtype=torch.float32,
-        kv_dtype=torch.int8 if is_quantised else None,
+        kv_dtype=kv_dtype,
     )
     paged = PagedHeads(heads, 16, span=AttentionSpan(100), has_sinks=True, soft_cap=2.0)
     sequences, chunks = Sequences(paged, [900], 8), {0: range(890, 900)}
@@ -123,17 +128,20 @@ def test_tokens_behind_the_window_are_not_read(is_quantised: bool) -> None:
     assert torch.equal(sequences.attend(native, chunks, pool), expected)
 
 
+@each_value
 @QUANTISED
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("context_len", [1, 2, 255, 256, 257, 512, 513, 2049, slow_case(8191), slow_case(8192)])
-def test_any_context_length_agrees_with_the_reference(dtype: torch.dtype, is_quantised: bool, context_len: int) -> None:
+def test_any_context_length_agrees_with_the_reference(
+    dtype: torch.dtype, kv_dtype: torch.dtype | None, context_len: int
+) -> None:
     heads = AttentionHeads(
         num_heads=4,
         num_kv_heads=2,
         key_width=64,
         value_width=64,
         dtype=dtype,
-        kv_dtype=torch.int8 if is_quantised else None,
+        kv_dtype=kv_dtype,
     )
     paged = PagedHeads(heads, 16)
     for query_len in {1, min(40, context_len)}:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("baton.engine.native.paged_attention", reason="attention was not compiled when this was installed")
 
+from baton.engine.attention import int4_rows
 from baton.engine.attention.heads import AttentionHeads
 from baton.engine.attention.span import AttentionSpan
 from baton.engine.native.paged_attention import instruction_sets
@@ -19,9 +20,10 @@ from tests.marks import slow_case, slow_except
 from tests.unit.engine.attention_rig import Chunks, PagedHeads, Sequences
 
 DTYPES = (torch.float32, torch.bfloat16)
+KV_DTYPES = (None, torch.int8, int4_rows.DTYPE)
 HEADS = {"grouped": (6, 2, 80, 80), "many": (32, 2, 64, 64), "latent": (5, 1, 72, 56)}
 # Each instruction set and each KV dtype runs with every kind of heads. The other combinations are slow.
-TYPES = itertools.product(instruction_sets(), DTYPES, (False, True))
+TYPES = itertools.product(instruction_sets(), DTYPES, KV_DTYPES)
 CASES = [
     (kind, *each) if place % len(HEADS) == index else slow_case(kind, *each)
     for place, each in enumerate(TYPES)
@@ -43,7 +45,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def paged_heads(kind: str, dtype: torch.dtype, is_quantised: bool, block_size: int = 16) -> PagedHeads:
+def paged_heads(kind: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, block_size: int = 16) -> PagedHeads:
     num_heads, num_kv_heads, key_width, value_width = HEADS[kind]
     heads = AttentionHeads(
         num_heads=num_heads,
@@ -51,7 +53,7 @@ def paged_heads(kind: str, dtype: torch.dtype, is_quantised: bool, block_size: i
         key_width=key_width,
         value_width=value_width,
         dtype=dtype,
-        kv_dtype=torch.int8 if is_quantised else None,
+        kv_dtype=kv_dtype,
     )
     return PagedHeads(heads, block_size)
 
@@ -63,21 +65,21 @@ def at_once(sequences: Sequences, seq: int, instructions: str) -> Tensor:
     return sequences.attend(sequences.paged.native(instructions), chunks, sequences.pool({}))
 
 
-@pytest.mark.parametrize(("kind", "instructions", "dtype", "is_quantised"), CASES)
+@pytest.mark.parametrize(("kind", "instructions", "dtype", "kv_dtype"), CASES)
 def test_bits_do_not_depend_on_chunks_other_sequences_or_threads(
-    kind: str, instructions: str, dtype: torch.dtype, is_quantised: bool
+    kind: str, instructions: str, dtype: torch.dtype, kv_dtype: torch.dtype | None
 ) -> None:
-    check_bits(paged_heads(kind, dtype, is_quantised), instructions)
+    check_bits(paged_heads(kind, dtype, kv_dtype), instructions)
 
 
-@pytest.mark.parametrize("is_quantised", [False, True])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("instructions", slow_except(instruction_sets(), {instruction_sets()[0]}))
 def test_bits_of_each_kind_of_attention_do_not_depend_on_chunks_other_sequences_or_threads(
-    kind: str, instructions: str, dtype: torch.dtype, is_quantised: bool
+    kind: str, instructions: str, dtype: torch.dtype, kv_dtype: torch.dtype | None
 ) -> None:
-    check_bits(replace(paged_heads("grouped", dtype, is_quantised), **KINDS[kind]), instructions)
+    check_bits(replace(paged_heads("grouped", dtype, kv_dtype), **KINDS[kind]), instructions)
 
 
 def check_bits(paged: PagedHeads, instructions: str) -> None:
@@ -101,11 +103,11 @@ def check_bits(paged: PagedHeads, instructions: str) -> None:
             done[seq] = places.stop
 
 
-@pytest.mark.parametrize(("kind", "instructions", "dtype", "is_quantised"), CASES)
+@pytest.mark.parametrize(("kind", "instructions", "dtype", "kv_dtype"), CASES)
 def test_bits_do_not_depend_on_dividing_a_context_among_threads(
-    kind: str, instructions: str, dtype: torch.dtype, is_quantised: bool
+    kind: str, instructions: str, dtype: torch.dtype, kv_dtype: torch.dtype | None
 ) -> None:
-    sequences = Sequences(paged_heads(kind, dtype, is_quantised), [1500], 2)
+    sequences = Sequences(paged_heads(kind, dtype, kv_dtype), [1500], 2)
     chunks, pool = {0: range(1499, 1500)}, sequences.pool({0: range(1499)})
     native, results = sequences.paged.native(instructions), []
     for num_threads in (1, 2, 3, 8, 2):
@@ -115,20 +117,20 @@ def test_bits_do_not_depend_on_dividing_a_context_among_threads(
     assert torch.equal(results[0][0], at_once(sequences, 0, instructions)[-1])
 
 
-@pytest.mark.parametrize("is_quantised", [False, True])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_do_not_depend_on_the_block_size(dtype: torch.dtype, is_quantised: bool) -> None:
+def test_bits_do_not_depend_on_the_block_size(dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
     results = []
     for block_size in (1, 8, 16, 60, 64):
-        sequences = Sequences(paged_heads("grouped", dtype, is_quantised, block_size), [400], 4)
+        sequences = Sequences(paged_heads("grouped", dtype, kv_dtype, block_size), [400], 4)
         results.append(at_once(sequences, 0, instruction_sets()[0]))
     assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
-@pytest.mark.parametrize("is_quantised", [False, True])
-def test_many_tokens_are_written_by_several_threads(is_quantised: bool) -> None:
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_many_tokens_are_written_by_several_threads(kv_dtype: torch.dtype | None) -> None:
     torch.set_num_threads(4)
-    sequences = Sequences(paged_heads("many", torch.float32, is_quantised), [1500], 6)
+    sequences = Sequences(paged_heads("many", torch.float32, kv_dtype), [1500], 6)
     chunks = {0: range(1500)}
     pool = sequences.pool({})
     sequences.attend(sequences.paged.native(), chunks, pool)

@@ -7,6 +7,7 @@ import pytest
 from baton.engine.checkpoint.json_object import JsonObject
 from baton.engine.checkpoint.stored_quantization import StoredQuantization, read_stored_quantization
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from baton.engine.families.base import LANGUAGE_MODEL
 from tests.unit.engine.fp8_writer import FORMATS
 
 FP8 = {"quant_method": "fp8"}
@@ -116,3 +117,25 @@ def test_static_activation_scales_are_unused() -> None:
     assert stored.is_unused("model.layers.0.mlp.down_proj.input_scale")
     assert stored.is_unused("model.layers.0.mlp.down_proj.activation_scale")
     assert not stored.is_unused("model.layers.0.mlp.down_proj.weight_scale")
+
+
+def test_modules_are_meant_by_their_names_in_a_model_for_images() -> None:
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "ignore": ["language_model.lm_head", "re:language_model.model.layers.0.*", "re:^model.language_model.layers.1"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128},
+            }
+        },
+    }
+    config = JsonObject({"quantization_config": quantization}, "config.json")
+    found = read_stored_quantization(config, LANGUAGE_MODEL)
+    assert found is not None
+    layers = [f"model.layers.{place}.mlp.up_proj" for place in range(3)]
+    assert [found.packed.is_excluded(module) for module in ("lm_head", *layers)] == [True, True, True, False]
+    of_text = read_stored_quantization(config)
+    assert of_text is not None
+    assert not any(of_text.packed.is_excluded(module) for module in ("lm_head", *layers))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from baton.engine.experts.balance import balanced, imbalance
 from baton.engine.experts.placement import ExpertPlacement, contiguous
-from tests.marks import slow_except
+from tests.marks import each_value, slow_except
 
 KINDS = ("uniform", "zipf", "one hot", "zero", "few", "tokens")
 SIZES = [
@@ -60,6 +60,7 @@ def drawn_loads(kind: str, num_experts: int, seed: int) -> NDArray[np.float64]:
     return rng.permutation(loads)
 
 
+@each_value
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("num_experts", "num_ranks", "num_redundant"), SIZES)
 def test_any_loads_give_a_valid_placement_no_worse_than_the_first(

@@ -19,7 +19,7 @@ from baton.engine.outputs import SampledToken
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
-from tests.marks import slow_case
+from tests.marks import each_value, slow_case
 from tests.unit.engine.group_rig import CPU, HOST, TIMEOUT_S, Group, Member, Ranks
 
 Outputs = dict[str, list[SampledToken]]
@@ -96,6 +96,7 @@ def alone(model: Path, requests: list[Request], dtype: str, **options: Any) -> O
     return outputs
 
 
+@each_value
 @pytest.mark.parametrize(
     ("num_ranks", "dtype"), [(4, "float32"), (2, "bfloat16"), slow_case(2, "float32"), slow_case(4, "bfloat16")]
 )

@@ -283,6 +283,7 @@ def test_a_rank_whose_files_hang_ends_the_migration_for_all_and_a_later_one_succ
     serve_until(replicating, lambda: num_held(replicating) == [[NUM_EXPERTS] * NUM_LAYERS] * 2)
 
 
+@pytest.mark.slow
 def test_at_most_one_layer_is_read_ahead(
     replicating: Ranks, own: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,6 +11,7 @@ from baton.engine.experts.balance import balanced, imbalance
 from baton.engine.experts.migration import best_assignment, kept_in_place, with_few_moves
 from baton.engine.experts.placement import ExpertPlacement, contiguous, share_missing
 from baton.engine.experts.rebalance import better_slots
+from tests.marks import each_value
 
 Slots = Sequence[Sequence[int]]
 
@@ -36,6 +37,7 @@ def num_read(old: Slots, new: Slots) -> int:
     return sum(len(set(wanted) - set(held)) for held, wanted in zip(old, new, strict=True))
 
 
+@each_value
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize(
     ("num_experts", "num_ranks", "num_redundant", "num_nodes"),

@@ -117,9 +117,17 @@ class HeldTrial(NoTrial):
 def test_expensive_grammars_of_a_tenant_hold_up_neither_cheap_ones_nor_those_of_another(held: HeldBackend) -> None:
     held.may_compile.set()
     may_end = [threading.Event(), threading.Event(), threading.Event()]
-    trials = map(HeldTrial, may_end)
-    compiler = GrammarCompiler(lambda: held, lambda: next(trials), VOCAB_SIZE)
+    trials, taken = map(HeldTrial, may_end), threading.Semaphore(0)
+
+    def take() -> HeldTrial:
+        trial = next(trials)
+        taken.release()
+        return trial
+
+    compiler = GrammarCompiler(lambda: held, take, VOCAB_SIZE)
     waiting = [compiler.compile(grammar(EXPENSIVE + digit), tenant="a") for digit in "123"]
+    for _ in range(2):  # the last one is for the other tenant
+        assert taken.acquire(timeout=TIMEOUT_S)
     may_end[2].set()
     assert compiler.compile(grammar("1"), tenant="a").result(TIMEOUT_S)
     assert compiler.compile(grammar(EXPENSIVE + "4"), tenant="b").exception(TIMEOUT_S) is None

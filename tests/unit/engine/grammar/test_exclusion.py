@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from baton.engine.errors import InvalidRequest
-from baton.engine.grammar.exclusion import Exclusion
-from baton.engine.grammar.json_schema import MAX_ONE_OF
+from baton.engine.grammar.schema.exclusion import Exclusion
+from baton.engine.grammar.schema.json_schema import MAX_ONE_OF
 from tests.unit.engine.grammar_rig import schema_grammar
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.grammar.json_schema import check_schema
+from baton.engine.grammar.schema.json_schema import check_schema
 
 SELF: dict[str, Any] = {"$ref": "#"}
 

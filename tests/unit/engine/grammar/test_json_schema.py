@@ -13,6 +13,7 @@ from baton.engine.errors import InvalidRequest
 from baton.engine.grammar import grammar as grammar_module
 from baton.engine.grammar.grammar import MAX_NESTING, Grammar, GrammarKind
 from baton.engine.grammar.xgrammar_backend import XGrammarBackend
+from tests.marks import each_value
 from tests.unit.engine.grammar_rig import EOS, backend, byte_tokenizer, drawn, schema_grammar
 
 REFUSED: list[tuple[Any, str]] = [
@@ -156,6 +157,7 @@ def test_what_would_be_ignored_is_refused_by_name(schema: Any, problem: str) -> 
         schema_grammar(schema).validate()
 
 
+@each_value
 @pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("schema", ENFORCED, ids=lambda schema: json.dumps(schema)[:60])
 def test_every_complete_output_is_valid(xgrammar: XGrammarBackend, schema: Any, is_open: bool) -> None:
@@ -270,7 +272,7 @@ def containers(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[di
     return st.one_of(objects, arrays, choices)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schema=st.recursive(leaves(), containers, max_leaves=6), is_open=st.booleans())
 def test_outputs_of_random_schemas_are_valid(xgrammar: XGrammarBackend, schema: Any, is_open: bool) -> None:
     check_outputs(xgrammar, schema, is_open, 3)

@@ -8,7 +8,7 @@ import pytest
 
 from baton.engine.errors import InvalidRequest
 from baton.engine.grammar.grammar import Grammar, GrammarKind
-from baton.engine.grammar.place import Place
+from baton.engine.grammar.schema.place import Place
 
 LONG = "k" * 50_000
 

@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 
 from baton.engine.errors import InvalidRequest
-from baton.engine.grammar import json_schema
 from baton.engine.grammar.base import CompiledGrammar
+from baton.engine.grammar.schema import json_schema
 from baton.engine.grammar.xgrammar_backend import XGrammarBackend
 from tests.marks import slow_case
 from tests.unit.engine.grammar.random_schemas import RandomSchemas

@@ -57,6 +57,7 @@ def processes(directory: Path) -> set[int]:
     return {each.pid for each in psutil.Process().children() if str(directory) in each.cmdline()}
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_refused_and_its_process_ends(
     trial: ProcessTrial, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def test_only_engines_with_compatible_blocks_share_a_fingerprint(monkeypatch: py
     assert compatibility_fingerprint(BUNDLED, config, 16, REVISION, kv_dtype=config.dtype) in known
     known.add(compatibility_fingerprint(BUNDLED, config, 16, "another"))
     known.add(compatibility_fingerprint(BUNDLED, config, 16, REVISION, kv_dtype="int8"))
+    known.add(compatibility_fingerprint(BUNDLED, config, 16, REVISION, kv_dtype="int4"))
     known.add(compatibility_fingerprint(BUNDLED, config, 16, REVISION, kv_dtype="fp8"))
     known.add(compatibility_fingerprint(BUNDLED, config, 32, REVISION))
     known.add(compatibility_fingerprint(BUNDLED, config, 16, REVISION, num_parts=2))
@@ -38,7 +39,18 @@ def test_only_engines_with_compatible_blocks_share_a_fingerprint(monkeypatch: py
     assert all(each.startswith(f"{fingerprint.PROTOCOL_VERSION}-") for each in known)
     monkeypatch.setattr(fingerprint, "PROTOCOL_VERSION", fingerprint.PROTOCOL_VERSION + 1)
     known.add(compatibility_fingerprint(BUNDLED, config, 16, REVISION))
-    assert len(known) == 9
+    assert len(known) == 10
+
+
+def test_the_vocabulary_is_that_of_the_tokenizers_directory(tmp_path: Path) -> None:
+    config, same = read_model_config(BUNDLED), shutil.copytree(BUNDLED, tmp_path / "same")
+    other = shutil.copytree(BUNDLED, tmp_path / "other")
+    (other / "tokenizer.json").write_text("{}")
+    (other / "config.json").unlink()
+    expected, copied, differs = (
+        compatibility_fingerprint(BUNDLED, config, 16, REVISION, tokenizer) for tokenizer in (None, same, other)
+    )
+    assert expected == copied != differs
 
 
 def test_one_changed_byte_of_any_tensor_changes_the_revision(tmp_path: Path) -> None:

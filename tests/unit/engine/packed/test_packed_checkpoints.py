@@ -57,6 +57,7 @@ CASES = [
     slow_case(("llama3", "w8a8")),
     slow_case(("qwen3", "w8a8-asym")),
     ("llama3", "nvfp4"),
+    ("qwen3-moe", "nvfp4"),
     slow_case(("mixtral", "mxfp4")),
     ("phi4-mini", "gptq-order"),
     slow_case(("phi3", "awq")),

@@ -49,7 +49,7 @@ def any_request(draw: st.DrawFn, vocab_size: int) -> Request:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data(), vocab_size=st.sampled_from(VOCAB_SIZES), seed=st.integers(0, 2**32), ties=st.booleans())
 def test_the_sampler_equals_the_reference_for_any_options(
     data: st.DataObject, vocab_size: int, seed: int, ties: bool
@@ -61,7 +61,7 @@ def test_the_sampler_equals_the_reference_for_any_options(
     assert sample_ids(logits, requests) == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data(), vocab_size=st.sampled_from(VOCAB_SIZES))
 def test_a_request_draws_the_same_alone_and_in_any_batch(data: st.DataObject, vocab_size: int) -> None:
     requests = data.draw(st.lists(any_request(vocab_size), min_size=2, max_size=8))

@@ -9,6 +9,7 @@ from baton.engine.sampling.truncation import (
     mask_truncated,
     relative_weights,
 )
+from tests.marks import each_value
 from tests.unit.engine.sampler_reference import make_request, survivors
 
 
@@ -29,6 +30,7 @@ def test_candidates_are_the_largest_logits(vocab_size: int, ties: bool) -> None:
         assert all(len(set(row)) == len(row) for row in found.token_ids.tolist())
 
 
+@each_value
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("vocab_size", [64, 700, 4096])
 @pytest.mark.parametrize("top_k", [0, 1, 10, 63, 64, 200])

@@ -133,6 +133,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_the_triton_kernel_matches_torch() -> None:
     """Run Triton's interpreter in a subprocess, since it must be selected before Triton is imported."""
     pytest.importorskip("triton", reason="Triton comes with torch for GPUs")

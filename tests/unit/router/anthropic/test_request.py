@@ -82,6 +82,9 @@ def test_thinking_sets_the_templates_options() -> None:
     own = {"enable_thinking": False, "x": 1}
     assert options(THINKING, thinking=enabled, chat_template_kwargs=own) == own
     assert options(EFFORT, thinking=enabled, output_config={"effort": "low"}) == {"reasoning_effort": "low"}
+    harmony = EFFORT + "<|channel|>{{ messages[0].thinking }}"
+    for effort, shown in (("low", "low"), ("high", "high"), ("max", "high")):
+        assert options(harmony, output_config={"effort": effort}) == {"reasoning_effort": shown}
     for harmless in ({"thinking": {"type": "adaptive"}}, {"thinking": {"type": "disabled"}},
                      {"output_config": {"effort": "max"}}):  # fmt: skip
         assert options(PLAIN, **harmless) == {}

@@ -43,3 +43,21 @@ def test_valid_names_are_unchanged() -> None:
     assert headers["x-baton-decode"] == "decode-0/a%20b"
     assert headers["x-baton-prefill"] == ""
     assert headers["x-baton-kv-transport"] == "tcp"
+    assert "x-baton-mixed-quantization" not in headers
+    told.mixed_quantization = "gptq,awq->bf16\r\nx: y"
+    assert served_headers(told)["x-baton-mixed-quantization"] == "gptq,awq->bf16%0D%0Ax%3A%20y"
+
+
+class MixedWorker(ScriptedWorker):
+    """A worker whose second completion of a request has KV of another quantization."""
+
+    def _served_by(self, command: worker_pb2.GenerateCommand) -> common_pb2.ServedBy:
+        is_second = command.request_id.split("-")[-2] == "1"  # ends with the numbers of completion and attempt
+        return common_pb2.ServedBy(decode_worker="d", mixed_quantization="gptq->bf16" if is_second else "")
+
+
+async def test_a_response_names_the_mixed_quantization_of_any_completion() -> None:
+    async with running_router(MixedWorker()) as router:
+        for n, expected in ((1, None), (2, "gptq->bf16")):
+            answer = await router.http.post("/v1/chat/completions", json={**BODY, "n": n})
+            assert answer.headers.get("x-baton-mixed-quantization") == expected

@@ -119,10 +119,22 @@ def test_an_output_without_tools_and_reasoning_is_text() -> None:
         output_rules(OutputFormat(None, None, {}), use(*TOOLS))
 
 
-def test_harmony_has_no_content_next_to_calls() -> None:
-    rules = OutputRules(OutputFormat("openai", "openai_gptoss", {}), use(*TOOLS))
-    with pytest.raises(FieldError, match="not supported with tools for this model's format"):
-        rules.grammar(GIVEN, None)
+def test_harmony_has_content_and_calls_in_their_channels(compiler: XGrammarBackend) -> None:
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    final = "<|channel|>final<|message|>"
+    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"age": 5}'
+    texts = [f"{final}123", f"{thought}{final}123", call, f"{thought}{thought}{call}"]
+    others = [
+        "123",
+        f"{final}12",
+        f"{thought}123",
+        call.replace("5", '""'),
+        f"{final}123<|end|><|start|>assistant{call}",
+    ]
+    grammar = OutputRules(OutputFormat("openai", "openai_gptoss", {}), use(*TOOLS)).grammar(GIVEN, None)
+    assert matching(compiler, grammar, *texts, *others) == texts
+    continued = OutputRules(OutputFormat("openai", "openai_gptoss", {}), NO_TOOLS).grammar(GIVEN, False)
+    assert continued is GIVEN  # the prompt ends in the message
 
 
 def test_values_between_special_tokens_cannot_be_enforced() -> None:

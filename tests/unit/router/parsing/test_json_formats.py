@@ -2,6 +2,7 @@
 
 import pytest
 
+from baton.router.parsing.base import Tool
 from baton.router.parsing.formats import markers
 from tests.unit.router.parsing.outputs import Call, Parsed, parse_all_ways
 
@@ -126,7 +127,17 @@ CASES = [
     ("openai", "<|channel|>final<|message|>a <|me <b>", Parsed("a <|me <b>")),
     ("openai", "<|channel|>analysis<|message|>a", Parsed("", [], "a")),
     ("openai", "Hello\n", Parsed("Hello\n")),
-    ("openai", "<|channel|>final", Parsed("<|channel|>final")),
+    ("openai", "<|channel|>final", Parsed()),
+    ("openai", "<|channel|>analysis<|message|>a<|end|><|start|>assist", Parsed("", [], "a")),
+    ("openai", "<|channel|>commentary to=functions.f <|constrain|>js", Parsed()),
+    ("openai", "<|channel|>final The <b><|end|>Yes<|return|>", Parsed("final The <b>Yes")),
+    ("openai", "<|channel|>analysis<|message|>a<|message|>b<|constrain|>c", Parsed("c", [], "a\nb")),
+    (
+        "openai",
+        "<|channel|>analysis to=python code<|message|>1 + 1<|call|>"
+        '<|start|>assistant to=browser.search<|channel|>commentary json<|message|>{"q": 1}<|call|>',
+        Parsed("", [], '1 + 1\n{"q": 1}'),
+    ),
     ("openai", "<|channel|>commentary to=functions.f<|message|>{", Parsed("", [Call("f", "{", is_valid=False)])),
 ]
 
@@ -151,3 +162,12 @@ def test_formats_that_do_not_fit_are_refused() -> None:
         markers("openai", "qwen3")
     with pytest.raises(ValueError, match="openai_gptoss needs the tool call parser openai"):
         markers("hermes", "openai_gptoss")
+
+
+def test_a_function_may_have_the_name_of_a_tool_of_the_model() -> None:
+    text = '<|channel|>commentary to=python <|constrain|>json<|message|>{"x": 1}<|call|>'
+    for name, calls in (("python", [Call("python", '{"x": 1}')]), ("f", [])):
+        parsed = parse_all_ways(text, "openai", tools=(Tool(name=name, parameters={}),))
+        assert parsed.calls == calls
+    text = text.replace("to=", "to=functions.")
+    assert parse_all_ways(text, "openai").calls == [Call("python", '{"x": 1}')]

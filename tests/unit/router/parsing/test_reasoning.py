@@ -39,4 +39,13 @@ def test_the_prompt_says_whether_the_reasoning_is_open() -> None:
     assert is_reasoning_open("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n") is False
     assert is_reasoning_open("qwen3", "<think>a</think>b<|im_end|>\n<|im_start|>assistant\n") is None
     assert is_reasoning_open("openai_gptoss", "<|start|>assistant") is None
+    for end, is_open in (
+        ("<|start|>assistant<|channel|>final<|message|>The", False),
+        ("a long answer", False),
+        ("<|start|>assistant<|channel|>final<|message|>The<|end|><|start|>assistant", None),
+        ("<|start|>assistant<|channel|>analysis<|message|>The", None),
+        ("nnel|>final<|message|>The", False),
+        ("<|channel|>final<|message|>The<|end|><|start|>user<|message|>Yes", None),
+    ):
+        assert is_reasoning_open("openai_gptoss", end) is is_open
     assert is_reasoning_open(None, "<think>") is None

@@ -183,6 +183,17 @@ def test_structured_output_behind_reasoning(name: str, is_open: bool | None) -> 
     assert num_thoughts >= 1
 
 
+def test_harmony_has_structured_output_or_calls() -> None:
+    of, given = model("openai"), Grammar(GrammarKind.REGEX, "ab[^x]{3,9}", field="regex")
+    kinds = set[bool]()
+    for output in walks(of, of.compiled(use(False), given), 12):
+        parsed = of.parsed(output)
+        assert parsed.content.startswith("ab") is not bool(parsed.calls)
+        assert all(call.is_valid for call in parsed.calls)
+        kinds.add(bool(parsed.calls))
+    assert kinds == {False, True}
+
+
 def test_content_or_a_call_that_begins_like_it() -> None:
     of, given = model("mistral"), Grammar(GrammarKind.CHOICE, '["[TOOL_CALLS]is text", "other"]', field="choice")
     compiled = of.compiled(use(False), given, is_open=False)

@@ -11,11 +11,11 @@ import torch
 import xgrammar
 
 from baton.engine.grammar.grammar import Grammar, GrammarKind
-from baton.engine.grammar.schema_rewrite import compilable_tag
+from baton.engine.grammar.schema.rewrite import compilable_tag
 from baton.router.parsing.base import Tool
 from baton.router.parsing.formats import TOOL_FORMAT_NAMES, markers, output_tag, response_tag
 from baton.router.parsing.structural_tag import Format
-from tests.marks import slow_case
+from tests.marks import each_value, slow_case
 from tests.unit.router.parsing.outputs import Parsed, parse, pieces_of
 
 TOOLS = (
@@ -164,6 +164,7 @@ def test_text_may_contain_calls(name: str) -> None:
     assert num_outputs >= 4
 
 
+@each_value
 @pytest.mark.parametrize("is_open", [None, slow_case(False), True])
 @pytest.mark.parametrize("name", REASONING_OF)
 def test_reasoning_comes_before_required_calls(name: str, is_open: bool | None) -> None:

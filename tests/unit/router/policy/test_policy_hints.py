@@ -61,6 +61,15 @@ def test_impossible_hints_are_rejected_by_name(hints: RoutingHints, text: str) -
     assert isinstance(caught.value, InvalidRequest)
 
 
+def test_only_workers_whose_kv_is_equal_are_paired() -> None:
+    quantized = replace(prefill("p", fingerprint="gptq"), kv_fingerprint="kv")
+    remote = replace(request(500), hints=RoutingHints(plan="remote"))
+    with pytest.raises(ImpossiblePlan, match=r"for d: their models differ .quantizations of one model need --allow"):
+        COST(remote, cluster(worker("d"), quantized))
+    plan = COST(remote, cluster(replace(worker("d"), kv_fingerprint="kv"), quantized))
+    assert plan.prefill == quantized
+
+
 def test_a_hint_for_a_worker_that_is_too_small_is_refused() -> None:
     with pytest.raises(ImpossiblePlan, match="takes up to 64 tokens"):
         COST(

@@ -92,6 +92,7 @@ async def test_stored_responses_are_read_one_at_a_time(monkeypatch: pytest.Monke
         assert calls.most == 1
 
 
+@pytest.mark.slow
 async def test_a_conversation_of_too_many_items() -> None:
     async with running_router(ScriptedWorker()) as router:
         previous, num_turns = await stored(router, [{"type": "reasoning"}] * 8000), 1

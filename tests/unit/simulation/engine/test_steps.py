@@ -12,6 +12,7 @@ from baton.simulation.engine.core import EngineCore
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.engine.tokens import Tokens
 from baton.simulation.twin.clock import Clock
+from tests.marks import each_value
 
 ROOMY = WorkerSpec(block_size=16, num_blocks=2000, max_num_seqs=8, max_num_batched_tokens=256, attended_s=1e-7)
 SHORT = replace(ROOMY, num_blocks=60)
@@ -64,6 +65,7 @@ def without_times(stats: EngineStats) -> EngineStats:
     return replace(stats, step_s=0.0, prefill_tokens_per_s=0.0, decode_step_s=0.0, decode_sequence_s=0.0)
 
 
+@each_value
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("spec", [ROOMY, SHORT], ids=["roomy", "short"])
 def test_merged_steps_equal_single_steps(spec: WorkerSpec, seed: int) -> None:

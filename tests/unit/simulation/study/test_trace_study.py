@@ -71,6 +71,7 @@ def test_one_gpu_has_no_split() -> None:
     assert to_json(comparison)["best"] is None
 
 
+@pytest.mark.slow
 def test_the_table_lists_every_deployment(comparison: Comparison) -> None:
     text = StringIO()
     show(comparison, Console(file=text, width=250))

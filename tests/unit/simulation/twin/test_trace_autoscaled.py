@@ -115,6 +115,7 @@ def test_pools_grow_with_the_load() -> None:
     assert grown_pools == {"prefill", "decode"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_gpus", [6, slow_case(12)])
 def test_a_cold_start_near_capacity_is_over_in_minutes(num_gpus: int) -> None:
     """The load needs all GPUs; a third of them are there at first, and the first outputs to end are short."""

@@ -13,6 +13,7 @@ from baton.simulation.twin.deployment_plan import DeploymentPlan
 from baton.simulation.twin.machine import Machine
 from baton.simulation.twin.record import Record
 from baton.simulation.twin.twin import Twin
+from tests.marks import each_value
 from tests.unit.simulation.exact_twin import TokenRequest, run_exact
 from tests.unit.simulation.trace_load import random_load
 
@@ -38,6 +39,7 @@ def both_twins(
     return run_exact(machine, roles, policy, load), list(outcome.records)
 
 
+@each_value
 @pytest.mark.parametrize("spec", [ROOMY, FEW_PLACES, DEEP], ids=["roomy", "few places", "deep"])
 @pytest.mark.parametrize(("prefill", "decode", "both"), [(0, 0, 1), (1, 1, 0)], ids=["colocated", "disaggregated"])
 def test_times_are_equal(spec: WorkerSpec, prefill: int, decode: int, both: int) -> None:

@@ -188,6 +188,7 @@ def test_a_prefill_worker_that_refuses_has_no_latency_samples() -> None:
     assert worker.latencies.latency(0.0, 0.0, 0.5).num_samples == num_remote
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     seed=st.integers(0, 1000),

@@ -25,6 +25,8 @@ def test_ranks_with_the_same_options_fit_wherever_they_are(config: WorkerConfig,
     elsewhere = replace(config, engine=engine, node_rank=1, host="127.0.0.2", worker_id="other")
     for rank in (1, 3):
         assert refusal_of(hello_of(elsewhere, rank), hello_of(config, 0)) is None
+    with_tokenizer = replace(config, engine=replace(config.engine, tokenizer=str(copy)))
+    assert refusal_of(hello_of(with_tokenizer, 1), hello_of(config, 0)) is None
 
 
 def test_a_difference_is_named_with_both_values(config: WorkerConfig, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Handover of int8 KV with its scales, only between workers that both use int8."""
+"""Handover of int8 and int4 KV with its scales, only between workers that use the same."""
 
 import random
 from pathlib import Path
@@ -17,18 +17,18 @@ from tests.marks import slow_case
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 NUM_BATCHED_TOKENS = 48
 COMMON = ("--dtype=float32", f"--max-num-batched-tokens={NUM_BATCHED_TOKENS}", "--max-num-seqs=16")
-INT8 = (*COMMON, "--kv-cache-dtype=int8")
+INT8, INT4 = ((*COMMON, f"--kv-cache-dtype={each}") for each in ("int8", "int4"))
 
 
 class Colocated:
-    """One engine with int8 KV that runs requests one by one."""
+    """One engine that runs requests one by one."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, kv_dtype: str = "int8") -> None:
         self._engine = Engine(
             EngineConfig(
                 model=str(model),
                 dtype="float32",
-                kv_cache_dtype="int8",
+                kv_cache_dtype=kv_dtype,
                 kv_cache_memory_bytes=16 << 20,
                 max_num_batched_tokens=NUM_BATCHED_TOKENS,
                 max_num_seqs=16,
@@ -53,21 +53,25 @@ def random_prompts(seed: int, *lens: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "transport", "num_prefill", "num_decode"),
+    ("architecture", "kv_dtype", "transport", "num_prefill", "num_decode"),
     [
-        slow_case("qwen3", "shared_memory", 1, 1),
-        ("deepseek-v3", "tcp", 1, 1),
-        slow_case("llama3", "nixl", 1, 1),
-        slow_case("llama3", "tcp", 2, 1),
-        slow_case("llama3", "shared_memory", 1, 2),
+        slow_case("qwen3", "int8", "shared_memory", 1, 1),
+        ("deepseek-v3", "int8", "tcp", 1, 1),
+        slow_case("llama3", "int8", "nixl", 1, 1),
+        slow_case("llama3", "int8", "tcp", 2, 1),
+        slow_case("llama3", "int8", "shared_memory", 1, 2),
+        ("qwen3", "int4", "shared_memory", 1, 1),
+        slow_case("llama3", "int4", "tcp", 2, 1),
+        slow_case("llama3", "int4", "nixl", 1, 2),
     ],
 )
 async def test_tokens_are_those_of_one_engine(
-    architecture: str, transport: str, num_prefill: int, num_decode: int, tmp_path: Path
+    architecture: str, kv_dtype: str, transport: str, num_prefill: int, num_decode: int, tmp_path: Path
 ) -> None:
     model = make_checkpoint(architecture, tmp_path / "model")
-    colocated = Colocated(model)
-    flags = (f"--transport={transport}", f"--kv-shards={max(num_prefill, num_decode)}", *INT8)
+    colocated = Colocated(model, kv_dtype)
+    shards = f"--kv-shards={max(num_prefill, num_decode)}"
+    flags = (f"--transport={transport}", shards, *(INT4 if kv_dtype == "int4" else INT8))
     shapes = [("prefill", f"--tensor-parallel={num_prefill}"), ("decode", f"--tensor-parallel={num_decode}")]
     workers = worker_processes(model, tmp_path, *((*shape, *flags) for shape in shapes))
     prompts = random_prompts(1, 1, 40, 100, 190)
@@ -84,24 +88,26 @@ async def test_tokens_are_those_of_one_engine(
         await prefill.wait_idle()
 
 
-async def test_a_prefix_is_pulled_with_its_scales(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kv_dtype", "flags"), [("int8", INT8), ("int4", INT4)])
+async def test_a_prefix_is_pulled_with_its_scales(kv_dtype: str, flags: tuple[str, ...], tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     [prompt] = random_prompts(2, 155)
-    async with worker_processes(model, tmp_path, ("decode", *INT8), ("decode", *INT8)) as (source, puller):
+    async with worker_processes(model, tmp_path, ("decode", *flags), ("decode", *flags)) as (source, puller):
         async with decode_client(source) as client:
             await client.generate(prompt, GREEDY)
         async with decode_client(puller) as client:
             pulled = await client.submit(prompt, GREEDY, prefix_source=await source.peer())
             await pulled.ended.wait()
-    assert pulled.token_ids == Colocated(model).greedy(prompt)
+    assert pulled.token_ids == Colocated(model, kv_dtype).greedy(prompt)
     assert pulled.served_by.prefix_pulled_tokens >= 144
 
 
-async def test_workers_with_different_kv_types_do_not_hand_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [COMMON, INT4])
+async def test_workers_with_different_kv_types_do_not_hand_over(other: tuple[str, ...], tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     [prompt] = random_prompts(3, 100)
     async with (
-        worker_processes(model, tmp_path, ("prefill", *COMMON), ("decode", *INT8)) as (prefill, decode),
+        worker_processes(model, tmp_path, ("prefill", *other), ("decode", *INT8)) as (prefill, decode),
         decode_client(decode) as client,
     ):
         described = [await each.describe() for each in (prefill, decode)]

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from math import inf, sqrt
 
 from baton.deployment.autoscaling.moments import Moments
-from baton.deployment.autoscaling.pool_model import UNREACHABLE_SLACK
-from baton.deployment.autoscaling.queueing import quantile_of, queue_wait
+from baton.deployment.autoscaling.prediction.pool_model import UNREACHABLE_SLACK
+from baton.deployment.autoscaling.prediction.queueing import quantile_of, queue_wait
 from baton.deployment.autoscaling.settings import SLO
 from baton.deployment.autoscaling.snapshot import PrefillSnapshot, Traffic
 

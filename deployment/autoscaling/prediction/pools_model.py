@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from baton.deployment.autoscaling.budget import Budget
 from baton.deployment.autoscaling.by_pool import ByPool
-from baton.deployment.autoscaling.decode_model import DecodeModel
-from baton.deployment.autoscaling.local_prompts import LocalPrompts
 from baton.deployment.autoscaling.moments import Moments
-from baton.deployment.autoscaling.pool_model import smallest_size
-from baton.deployment.autoscaling.prefill_model import PrefillModel
+from baton.deployment.autoscaling.prediction.decode_model import DecodeModel
+from baton.deployment.autoscaling.prediction.local_prompts import LocalPrompts
+from baton.deployment.autoscaling.prediction.pool_model import smallest_size
+from baton.deployment.autoscaling.prediction.prefill_model import PrefillModel
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot
 

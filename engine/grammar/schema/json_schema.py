@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from baton.engine.grammar.exclusion import TYPES_OF, Exclusion
-from baton.engine.grammar.finite import check_finite
-from baton.engine.grammar.place import Place
-from baton.engine.grammar.regex import check_string_pattern
+from baton.engine.grammar.schema.exclusion import TYPES_OF, Exclusion
+from baton.engine.grammar.schema.finite import check_finite
+from baton.engine.grammar.schema.place import Place
+from baton.engine.grammar.schema.regex import check_string_pattern
 
 Schema = Mapping[str, object]
 

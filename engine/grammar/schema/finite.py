@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from baton.engine.grammar.place import Place
-from baton.engine.grammar.reference import target_of
+from baton.engine.grammar.schema.place import Place
+from baton.engine.grammar.schema.reference import target_of
 
 Schema = Mapping[str, object]
 

@@ -1,8 +1,8 @@
 """Structural tags: free text with parts that follow a format (xgrammar's "structural tag" in JSON)."""
 
-from baton.engine.grammar.json_schema import MAX_COUNT, check_schema
-from baton.engine.grammar.place import Place
-from baton.engine.grammar.regex import check_counts, check_regex
+from baton.engine.grammar.schema.json_schema import MAX_COUNT, check_schema
+from baton.engine.grammar.schema.place import Place
+from baton.engine.grammar.schema.regex import check_counts, check_regex
 
 MAX_PARTS = 4096  # JSON objects outside of schemas
 SCHEMA_TYPES = ("json_schema", "qwen_xml_parameter")

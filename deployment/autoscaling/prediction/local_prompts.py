@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from math import inf, sqrt
 
 from baton.deployment.autoscaling.moments import Moments
-from baton.deployment.autoscaling.queueing import quantile_of, queue_wait
+from baton.deployment.autoscaling.prediction.queueing import quantile_of, queue_wait
 
 
 @dataclass(frozen=True, slots=True)

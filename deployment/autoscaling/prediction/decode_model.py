@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, sqrt
 
-from baton.deployment.autoscaling.kv_demand import KVDemand
-from baton.deployment.autoscaling.local_prompts import LocalPrompts
-from baton.deployment.autoscaling.pool_model import UNREACHABLE_SLACK
-from baton.deployment.autoscaling.queueing import normal_quantile
+from baton.deployment.autoscaling.prediction.kv_demand import KVDemand
+from baton.deployment.autoscaling.prediction.local_prompts import LocalPrompts
+from baton.deployment.autoscaling.prediction.pool_model import UNREACHABLE_SLACK
+from baton.deployment.autoscaling.prediction.queueing import normal_quantile
 from baton.deployment.autoscaling.settings import SLO, ScalingSettings
 from baton.deployment.autoscaling.snapshot import DecodeSnapshot, Traffic
 

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baton.engine.grammar.reference import target_of
+from baton.engine.grammar.schema.reference import target_of
 
 TYPES_OF: Mapping[type, Sequence[str]] = {
     bool: ("boolean",),

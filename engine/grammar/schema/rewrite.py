@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from baton.engine.grammar.json_schema import LISTED_SCHEMAS, NAMED_SCHEMAS, ONE_SCHEMA
-from baton.engine.grammar.structural_tag import SCHEMA_TYPES
+from baton.engine.grammar.schema.json_schema import LISTED_SCHEMAS, NAMED_SCHEMAS, ONE_SCHEMA
+from baton.engine.grammar.schema.structural_tag import SCHEMA_TYPES
 
 # xgrammar's own rules for these allow characters that are not JSON: control characters, and quotes.
 # All that JSON strings need not escape, without surrogates: these are not UTF-8, and would be shown as replacements.

@@ -1,0 +1,1 @@
+"""Accuracy and memory of every quantization of weights and of KV."""

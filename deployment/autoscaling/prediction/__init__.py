@@ -1,0 +1,1 @@
+"""What pools of given sizes would do: TTFT, TPOT and KV."""
