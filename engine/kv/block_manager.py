@@ -8,6 +8,7 @@ tables. A pin holds cached blocks for a reader. A waiting request holds nothing.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from baton.engine.attention.span import FULL
 from baton.engine.kv.block_hash import BlockHash, extend_hashes, root_hash
@@ -65,7 +66,7 @@ class BlockManager:
 
     def num_cached_tokens(self, request: Request) -> int:
         """Return how many tokens of a waiting request are cached now; at least one is always left to compute."""
-        return len(self._cached(request)) * self.block_size
+        return len(self._cached(request)[0]) * self.block_size
 
     def take(self, request: Request, reserve: int, reads_cache: bool) -> bool:
         """Give a waiting request its cached blocks and new blocks for the rest, and set its number of computed tokens.
@@ -269,20 +270,17 @@ class BlockManager:
         return blocks
 
     def _cached(self, request: Request) -> list[list[BlockId]]:
-        """Return block tables with a waiting request's cached blocks.
+        """Return a waiting request's cached block tables.
 
-        For embeddings, which have one fingerprint, all are this model's.
+        For embeddings, which have one fingerprint, only blocks of this model, and with windows none if others have
+        computed any: behind a window there may have been one of theirs.
         """
-        hashes = self._usable_hashes(request)
-        tables = self.cache.match_groups(hashes)
-        while request.pooling is not None and (length := self._num_own(tables)) < len(tables[0]):
-            tables = self.cache.match_groups(hashes[:length])
-        return tables
-
-    def _num_own(self, tables: Sequence[Sequence[BlockId]]) -> int:
-        """Return how many places in front of block tables have no block of another model."""
-        foreign = [next((i for i, block in enumerate(table) if block in self._origins), len(table)) for table in tables]
-        return min(foreign)
+        tables = self.cache.match_groups(self._usable_hashes(request))
+        if request.pooling is None or not self._origins:
+            return tables
+        if self.groups.has_windows:
+            return self.cache.match_groups([])
+        return [list(takewhile(lambda block: block not in self._origins, tables[0]))]
 
     def _usable_hashes(self, request: Request) -> list[BlockHash]:
         if not self.cache.enabled:

@@ -37,9 +37,9 @@ def compatibility_fingerprint(
     the protocol version, so releases that compute it differently never match by accident. Raises InvalidCheckpoint if a
     file cannot be read.
     """
+    layout = KVCacheLayout.of(config, block_size, num_parts, kv_dtype=kv_dtype, groups=groups)
     small = _small_files(directory, tokenizer or directory)
-    layout = _layout(config, block_size, num_parts, kv_dtype, groups)
-    return _fingerprint([asdict(config), small, weights_revision, quantization, *layout])
+    return _fingerprint([asdict(config), repr(layout), small, weights_revision, quantization, *_windows(groups)])
 
 
 # Fields of a config that may differ between quantizations of one model, and do not change what its KV means.
@@ -57,22 +57,19 @@ def mixed_fingerprint(
 ) -> str:
     """Return a fingerprint that is equal for engines with differently quantized weights of one model.
 
-    It covers the KV itself: the model's shape with its rotary embedding, the type and layout of blocks, and the token
-    ids of the vocabulary in the directory `tokenizer`; but neither weights nor files as such, which other publishers
-    write differently. It never equals a `compatibility_fingerprint`. Raises InvalidCheckpoint if the vocabulary cannot
-    be read.
+    It covers the KV itself: the model's shape with its rotary embedding, the type, layout and groups of blocks, and the
+    token ids of the vocabulary in the directory `tokenizer`; but neither weights nor files as such, which other
+    publishers write differently. It never equals a `compatibility_fingerprint`. Raises InvalidCheckpoint if the
+    vocabulary cannot be read.
     """
-    shape = {name: value for name, value in asdict(config).items() if name not in (*_OF_WEIGHTS, *_OF_OUTPUT)}
-    layout = _layout(config, block_size, num_parts, kv_dtype, groups)
-    return _fingerprint(["mixed quantization", _rounded(shape), _token_ids(tokenizer / TOKENIZER), *layout])
-
-
-def _layout(
-    config: ModelConfig, block_size: int, num_parts: int, kv_dtype: str, groups: KVGroups | None
-) -> list[object]:
-    """Describe the blocks: their layout, and the groups of layers if there are several."""
     layout = KVCacheLayout.of(config, block_size, num_parts, kv_dtype=kv_dtype, groups=groups)
-    return [repr(layout), *([asdict(groups)] if groups is not None and groups.has_windows else [])]
+    shape = {name: value for name, value in asdict(config).items() if name not in (*_OF_WEIGHTS, *_OF_OUTPUT)}
+    ids = _token_ids(tokenizer / TOKENIZER)
+    return _fingerprint(["mixed quantization", _rounded(shape), repr(layout), ids, *_windows(groups)])
+
+
+def _windows(groups: KVGroups | None) -> list[object]:
+    return [asdict(groups)] if groups is not None and groups.has_windows else []
 
 
 def _rounded(value: object) -> object:

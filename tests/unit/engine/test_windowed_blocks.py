@@ -76,6 +76,7 @@ def workload(seed: int) -> list[list[Request]]:
         slow_case("gpt-oss", "int8"),
         slow_case("olmo3", "auto"),
         slow_case("gemma2", "int8"),
+        slow_case("gemma3", "int4"),
     ],
 )
 def test_tokens_are_those_of_whole_blocks(architecture: str, kv_dtype: str, tmp_path: Path) -> None:
