@@ -7,7 +7,7 @@ best fixed split of a number of GPUs is found by search with the whole trace, an
 
 - `good / best fixed`: good requests of the planner, relative to the best fixed split with as many GPU-hours
 - `GPU-hours / cheapest fixed`: GPU-hours of the planner, relative to the cheapest fixed split with as many good ones
-- `settled`: the same without the first five minutes, in which the planner's replicas start
+- `settled`: the same without the first five minutes, in which the planner's replicas start; empty for shorter traces
 
 Rows are printed as they are ready, and the JSON file has those that there are.
 """
@@ -24,9 +24,9 @@ from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.router.policy.targets import Targets
 from baton.simulation.study.runs import RunAll, run_at_once
 from baton.simulation.twin.deployment_plan import DeploymentPlan
-from benchmarks.planner.frontier import Frontier
+from benchmarks.planner.frontier import Comparison, Frontier
 from benchmarks.planner.scenarios import SCENARIOS, Scenario
-from benchmarks.report import Report
+from benchmarks.report import Cell, Report
 
 BUDGET = 24  # GPUs
 SETTLED_S = 300.0  # from the start
@@ -57,20 +57,20 @@ def compare(scenario: Scenario, seed: int, run_all: RunAll, report: Report, *, i
     outcome = run_all([planned], requests)[0]
     frontier = Frontier(base, requests, scenario.slo, run_all)
     whole = frontier.compare(outcome, since_s=0.0)
-    settled = frontier.compare(outcome, since_s=SETTLED_S)
+    settled: tuple[Cell, ...] = ("",) * 4
+    if any(record.due_s >= SETTLED_S for record in outcome.records):
+        settled = _figures(frontier.compare(outcome, since_s=SETTLED_S))
+    good, num_gpus, to_best, to_cheapest = _figures(whole)
     report.add(
         scenario.name,
         seed,
-        whole.good,
-        whole.num_gpus,
+        good,
+        num_gpus,
         whole.best_good,
-        whole.good / whole.best_good,
+        to_best,
         whole.cheapest.plan.label,
-        whole.num_gpus / whole.cheapest.plan.num_replicas,
-        settled.good,
-        settled.num_gpus,
-        settled.good / settled.best_good,
-        settled.num_gpus / settled.cheapest.plan.num_replicas,
+        to_cheapest,
+        *settled,
     )
     Console(width=200).print(dict(zip(COLUMNS, report.rows[-1], strict=True)))
     if is_verbose:
@@ -78,6 +78,12 @@ def compare(scenario: Scenario, seed: int, run_all: RunAll, report: Report, *, i
             print(f"{sizes.since_s:.0f} s: {sizes.ready.prefill} + {sizes.ready.decode} ready, {sizes.gpus}")
         for decision in outcome.decisions:
             print(decision)
+
+
+def _figures(found: Comparison) -> tuple[float, float, float, float]:
+    """Return good requests and GPUs, and both relative to the fixed splits."""
+    to_cheapest = found.num_gpus / found.cheapest.plan.num_replicas
+    return found.good, found.num_gpus, found.good / found.best_good, to_cheapest
 
 
 @click.command(help=__doc__)
@@ -97,10 +103,9 @@ def main(names: tuple[str, ...], seeds: int, processes: int, verbose: bool, json
                     if json_file is not None:
                         report.write(json_file)
     for column in MEANS:
-        values = [row[column] for row in report.rows]
-        report.notes.append(
-            f"{COLUMNS[column]}, mean: {mean(value for value in values if isinstance(value, float)):.3f}"
-        )
+        values = [value for row in report.rows if isinstance(value := row[column], float)]
+        if values:
+            report.notes.append(f"{COLUMNS[column]}, mean: {mean(values):.3f}")
     report.show()
     if json_file is not None:
         report.write(json_file)
