@@ -189,7 +189,7 @@ class Scheduler:
         self.running.add(request)
         if received.origins:
             self.blocks.set_origins(request, num_tokens, received.origins)
-        self.blocks.advance(request, max(num_tokens, request.num_computed_tokens))
+        self.blocks.receive(request, max(num_tokens, request.num_computed_tokens))
         if received.sampled is not None:
             assert self.finish_rule.reason(request, received.sampled.token_id) is None
             request.token_ids.append(received.sampled.token_id)

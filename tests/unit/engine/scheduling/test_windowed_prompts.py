@@ -7,7 +7,7 @@ from baton.engine.kv.groups import KVGroups
 from baton.engine.outputs import SampledToken
 from baton.engine.request import FinishRule, Request, RequestId, RequestStatus
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduling.schedule import StepResult
+from baton.engine.scheduling.schedule import Received, StepResult
 from baton.engine.scheduling.scheduler import Scheduler
 
 BLOCK_SIZE = 4
@@ -58,3 +58,19 @@ def test_a_chunk_is_as_long_as_its_blocks() -> None:
     assert step(scheduler) == covered
     scheduler.blocks.cache.release(held)
     scheduler.check_integrity()
+
+
+def test_a_pulled_prefix_leaves_no_window_in_the_cache_that_was_not_pulled() -> None:
+    scheduler = make_scheduler()
+    prompt = list(range(100))
+    pulled = Request(RequestId("pulled"), [*prompt], 100, SamplingParams(max_tokens=2), receives_kv=True)
+    scheduler.add(pulled)
+    assert scheduler.schedule().receiving == [pulled]
+    scheduler.end_receive(pulled.request_id, Received(96))
+    while scheduler.num_unfinished:
+        step(scheduler)
+        scheduler.check_integrity()
+    shorter = Request(RequestId("shorter"), prompt[:50], 50, SamplingParams(max_tokens=1))
+    assert scheduler.blocks.num_cached_tokens(shorter) == 0
+    again = Request(RequestId("again"), prompt, 100, SamplingParams(max_tokens=1))
+    assert scheduler.blocks.num_cached_tokens(again) == 96
