@@ -255,3 +255,19 @@ def test_kv_that_lacks_the_windows_of_its_last_token_is_not_used(span: Attention
     assert request.num_computed_tokens == 0
     assert blocks.cover(request, STEP_TOKENS) == STEP_TOKENS
     blocks.check_integrity([request])
+
+
+def test_a_long_prefix_without_its_windows_is_passed_over_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_blocks, num_looks = 400, 0
+    blocks = BlockManager(1 + num_blocks + 10, BLOCK_SIZE, True, groups_of("window"), STEP_TOKENS)
+    request = computed(blocks, list(range(num_blocks * BLOCK_SIZE)))
+    first_blocks = KVGroups.first_blocks
+
+    def counted(groups: KVGroups, num_tokens: int) -> list[int]:
+        nonlocal num_looks
+        num_looks += 1
+        return first_blocks(groups, num_tokens)
+
+    monkeypatch.setattr(KVGroups, "first_blocks", counted)
+    assert len(blocks.cache.match(request.block_hashes[:380])) == 0
+    assert num_looks < 5
