@@ -190,11 +190,24 @@ class BlockManager:
                 parent = hashes[index - 1] if index else None
                 self.cache.store(request.block_table[index], hashes[index], parent, [table[index] for table in others])
         if self.groups.has_windows:
-            self._give_back(request, before)
+            self._give_back(request, before, num_computed_tokens)
 
-    def _give_back(self, request: Request, before: int) -> None:
-        """Release the blocks to which no token attends any more, now that more than `before` tokens are computed."""
-        firsts = self.groups.first_blocks(before), self.groups.first_blocks(request.num_computed_tokens)
+    def receive(self, request: Request, num_tokens: int) -> None:
+        """Advance a request to `num_tokens` tokens whose KV was received instead of computed.
+
+        Blocks behind their windows were not received: they are given back before the others are stored in the prefix
+        cache. Does nothing if a block of the windows is missing, since the transfer was for a longer prefix.
+        """
+        if self.groups.has_windows and num_tokens > request.num_computed_tokens:
+            end, firsts = self.num_blocks_for(num_tokens), self.groups.first_blocks(num_tokens)
+            if any(NULL_BLOCK in table[first:end] for table, first in zip(request.block_tables, firsts, strict=True)):
+                return
+            self._give_back(request, request.num_computed_tokens, num_tokens)
+        self.advance(request, num_tokens)
+
+    def _give_back(self, request: Request, before: int, after: int) -> None:
+        """Release the blocks to which the token after `before` tokens may attend, and that after `after` does not."""
+        firsts = self.groups.first_blocks(before), self.groups.first_blocks(after)
         for table, start, end in zip(request.block_tables, *firsts, strict=True):
             behind = held(table[start:end])
             if behind:

@@ -36,6 +36,10 @@ class PrefixCache:
         self.pool = pool
         self.enabled = enabled
         self.groups = groups
+        # After a multiple of these numbers of tokens, the next one attends to no earlier one.
+        self._restarts = {
+            span.size for span in groups.spans if span.size is not None and (span.is_chunked or span.size == 1)
+        }
         self._blocks: dict[BlockHash, BlockId] = {}  # of the first group
         self._others: dict[BlockHash, list[BlockId]] = {}  # of the other groups; the null block: not cached
         self._hashes: dict[BlockId, BlockHash] = {}
@@ -77,6 +81,9 @@ class PrefixCache:
     def _num_in_all_groups(self, hashes: Sequence[BlockHash], length: int) -> int:
         """Return the length of the longest prefix, up to `length`, whose windows are cached in all groups."""
         while length:
+            if self._lacks_last(hashes[length - 1], length * self.groups.block_size):
+                length -= 1
+                continue
             firsts = self.groups.first_blocks(length * self.groups.block_size)
             lacking = [self._last_lacking(hashes, group, first, length) for group, first in enumerate(firsts[1:])]
             last = max(lacking, default=-1)
@@ -84,6 +91,15 @@ class PrefixCache:
                 break
             length = last  # windows only advance, so any longer prefix would need that block, too
         return length
+
+    def _lacks_last(self, block_hash: BlockHash, num_tokens: int) -> bool:
+        """Return whether a prefix lacks its last block in any group; False if some group may not need that block.
+
+        Thousands of blocks behind each other may be lacking, so this check is a quick one.
+        """
+        others = self._others.get(block_hash)
+        is_lacking = others is None or NULL_BLOCK in others
+        return is_lacking and self.groups.num_groups > 1 and not any(num_tokens % size == 0 for size in self._restarts)
 
     def _last_lacking(self, hashes: Sequence[BlockHash], group: int, first: int, end: int) -> int:
         """Return the last index from `first` on of which another group has no block; -1 if there is none."""

@@ -105,7 +105,8 @@ class Scheduler:
         Returns nothing if the next step might have to do anything else once those tokens are known.
         """
         running = [item for item in in_flight if item.request.status is RequestStatus.RUNNING]
-        if self._may_admit or len(running) != len(self.running) or not all(item.samples for item in in_flight):
+        may_admit = self._may_admit or (self.blocks.groups.has_windows and len(self.waiting) > 0)  # steps free blocks
+        if may_admit or len(running) != len(self.running) or not all(item.samples for item in in_flight):
             return []
         items = []
         for row, item in enumerate(in_flight):
@@ -189,7 +190,7 @@ class Scheduler:
         self.running.add(request)
         if received.origins:
             self.blocks.set_origins(request, num_tokens, received.origins)
-        self.blocks.advance(request, max(num_tokens, request.num_computed_tokens))
+        self.blocks.receive(request, max(num_tokens, request.num_computed_tokens))
         if received.sampled is not None:
             assert self.finish_rule.reason(request, received.sampled.token_id) is None
             request.token_ids.append(received.sampled.token_id)

@@ -108,6 +108,8 @@ async def test_a_prefix_is_pulled_with_its_windows(architecture: str, tmp_path: 
                 await pulled.ended.wait()
                 assert pulled.token_ids == whole.greedy(again)
                 assert pulled.served_by.prefix_pulled_tokens == num_pulled
+            shorter = [*prompt[:70], *other]  # its windows were not pulled
+            assert (await client.generate(shorter, GREEDY)).token_ids == whole.greedy(shorter)
 
 
 async def test_a_part_of_a_handover_without_its_windows_is_not_used(tmp_path: Path) -> None:

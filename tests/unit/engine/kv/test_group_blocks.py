@@ -49,9 +49,12 @@ class Rig:
         """Start a request. Prompts over two tokens share prefixes; some are received."""
         stem = [self.rng.randrange(2)] * 8 if self.rng.random() < 0.7 else []
         tokens = stem + [self.rng.randrange(2) for _ in range(self.rng.randrange(1, 40))]
-        receives = self.rng.random() < 0.3
+        receives, pulls = self.rng.random() < 0.3, self.rng.random() < 0.5
         request = make_request(
-            tokens, receives_kv=receives, receives_whole=receives, keep_blocks=not receives and self.rng.random() < 0.2
+            tokens,
+            receives_kv=receives,
+            receives_whole=receives and not pulls,
+            keep_blocks=(pulls or not receives) and self.rng.random() < 0.2,
         )
         if not self.blocks.take(request, self.rng.randrange(3), reads_cache=self.rng.random() < 0.9):
             return
@@ -63,18 +66,34 @@ class Rig:
             self.running.append(request)
 
     def end_receive(self, request: Request) -> None:
-        """End a receive with all of the KV or with none."""
+        """End a receive with all of the KV, some of its full blocks if they were pulled, or none."""
         self.receiving.remove(request)
         self.blocks.end_fill(request.request_id)
         self.running.append(request)
         if self.rng.random() < 0.6:
-            order = self.groups.transfer_order(request.num_tokens)
-            first = request.num_computed_tokens // BLOCK_SIZE
+            first, end = request.num_computed_tokens // BLOCK_SIZE, request.num_tokens
+            if not request.receives_whole:
+                end = self.rng.randint(first, (end - 1) // BLOCK_SIZE) * BLOCK_SIZE
+            order = self.groups.transfer_order(end)
             assert NULL_BLOCK not in order.blocks(request.block_tables, first)
-            self.write(request, first * BLOCK_SIZE, request.num_tokens)
-            self.blocks.advance(request, request.num_tokens)
-            request.token_ids.append(self.rng.randrange(2))
-        self.blocks.drop_gaps(request)
+            self.fill(request, first, end)
+            self.blocks.receive(request, end)
+            assert request.num_computed_tokens == end
+            if request.receives_whole:
+                request.token_ids.append(self.rng.randrange(2))
+        if request.receives_whole:
+            self.blocks.drop_gaps(request)
+
+    def fill(self, request: Request, start: int, num_tokens: int) -> None:
+        """Note the content of the blocks from number `start` on that a transfer brings."""
+        hashes = hash_blocks(request.token_ids[:num_tokens], BLOCK_SIZE)
+        for group, (table, first) in enumerate(
+            zip(request.block_tables, self.groups.first_blocks(num_tokens), strict=True)
+        ):
+            for block in held(table[start:]):
+                self.contents.pop(block, None)
+            for index in range(max(start, first), len(hashes)):
+                self.contents[table[index]] = (hashes[index], group)
 
     def compute(self, request: Request) -> None:
         """Compute some of a request's tokens, and append one if all are computed."""
@@ -99,9 +118,7 @@ class Rig:
             read = [self.contents.get(block) for block in table[first : start // BLOCK_SIZE]]
             assert read == [(each, group) for each in hashes[first : start // BLOCK_SIZE]]
             for index in range(start // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
-                if table[index] == NULL_BLOCK:  # only of a request whose KV is received whole
-                    assert index < self.groups.first_blocks(end)[group]
-                elif index < end // BLOCK_SIZE:
+                if index < end // BLOCK_SIZE:
                     self.contents[table[index]] = (hashes[index], group)
                 else:
                     self.contents.pop(table[index], None)
@@ -211,3 +228,46 @@ def test_a_long_prompt_takes_the_blocks_of_windows_step_by_step() -> None:
     request = computed(blocks, list(range(200)))
     assert [len(held(table)) for table in request.block_tables] == [50, 3]
     blocks.check_integrity([request])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_that_a_pull_does_not_bring_are_not_cached(kind: str) -> None:
+    groups = groups_of(kind)
+    blocks = BlockManager(200, BLOCK_SIZE, True, groups, STEP_TOKENS)
+    request = make_request(list(range(100)), receives_kv=True)
+    assert blocks.take(request, 0, reads_cache=True)
+    brought = groups.transfer_order(96).blocks(request.block_tables)
+    blocks.begin_fill(request)
+    blocks.end_fill(request.request_id)
+    blocks.receive(request, 96)
+    hashes = hash_blocks(request.token_ids, BLOCK_SIZE)
+    for length in range(1, len(hashes)):
+        assert set(blocks.pin(hashes[:length]).blocks) <= set(brought)
+
+
+@pytest.mark.parametrize("span", [AttentionSpan(5), AttentionSpan(20, is_chunked=True)])
+def test_kv_that_lacks_the_windows_of_its_last_token_is_not_used(span: AttentionSpan) -> None:
+    blocks = BlockManager(200, BLOCK_SIZE, True, KVGroups(BLOCK_SIZE, (FULL, span), ((0,), (1,))), STEP_TOKENS)
+    request = make_request(list(range(100)), receives_kv=True, receives_whole=True)
+    assert blocks.take(request, 0, reads_cache=True)
+    blocks.receive(request, 99)  # of 100, because the token after them is not known
+    blocks.drop_gaps(request)
+    assert request.num_computed_tokens == 0
+    assert blocks.cover(request, STEP_TOKENS) == STEP_TOKENS
+    blocks.check_integrity([request])
+
+
+def test_a_long_prefix_without_its_windows_is_passed_over_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_blocks, num_looks = 400, 0
+    blocks = BlockManager(1 + num_blocks + 10, BLOCK_SIZE, True, groups_of("window"), STEP_TOKENS)
+    request = computed(blocks, list(range(num_blocks * BLOCK_SIZE)))
+    first_blocks = KVGroups.first_blocks
+
+    def counted(groups: KVGroups, num_tokens: int) -> list[int]:
+        nonlocal num_looks
+        num_looks += 1
+        return first_blocks(groups, num_tokens)
+
+    monkeypatch.setattr(KVGroups, "first_blocks", counted)
+    assert len(blocks.cache.match(request.block_hashes[:380])) == 0
+    assert num_looks < 5

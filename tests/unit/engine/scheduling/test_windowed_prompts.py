@@ -7,7 +7,7 @@ from baton.engine.kv.groups import KVGroups
 from baton.engine.outputs import SampledToken
 from baton.engine.request import FinishRule, Request, RequestId, RequestStatus
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduling.schedule import StepResult
+from baton.engine.scheduling.schedule import Received, StepResult
 from baton.engine.scheduling.scheduler import Scheduler
 
 BLOCK_SIZE = 4
@@ -57,4 +57,38 @@ def test_a_chunk_is_as_long_as_its_blocks() -> None:
     assert 0 < covered < 16
     assert step(scheduler) == covered
     scheduler.blocks.cache.release(held)
+    scheduler.check_integrity()
+
+
+def test_a_pulled_prefix_leaves_no_window_in_the_cache_that_was_not_pulled() -> None:
+    scheduler = make_scheduler()
+    prompt = list(range(100))
+    pulled = Request(RequestId("pulled"), [*prompt], 100, SamplingParams(max_tokens=2), receives_kv=True)
+    scheduler.add(pulled)
+    assert scheduler.schedule().receiving == [pulled]
+    scheduler.end_receive(pulled.request_id, Received(96))
+    while scheduler.num_unfinished:
+        step(scheduler)
+        scheduler.check_integrity()
+    shorter = Request(RequestId("shorter"), prompt[:50], 50, SamplingParams(max_tokens=1))
+    assert scheduler.blocks.num_cached_tokens(shorter) == 0
+    again = Request(RequestId("again"), prompt, 100, SamplingParams(max_tokens=1))
+    assert scheduler.blocks.num_cached_tokens(again) == 96
+
+
+def test_a_request_that_waits_for_blocks_gets_those_given_back_before_another_ends() -> None:
+    scheduler = make_scheduler()
+    running = Request(RequestId("running"), list(range(31)), 31, SamplingParams(max_tokens=50))
+    waiting = Request(RequestId("waiting"), list(range(50, 100)), 50, SamplingParams(max_tokens=1))
+    scheduler.add(running)
+    assert [step(scheduler), len(scheduler.running)] == [16, 1]
+    cache = scheduler.blocks.cache
+    held = cache.allocate(cache.pool.num_free - 20)  # the second one needs 13 and 7, and 2 in reserve
+    scheduler.add(waiting)
+    last = scheduler.schedule().requests
+    assert [(item.request, item.samples) for item in last] == [(running, True)]
+    assert scheduler.schedule_ahead(last) == []
+    scheduler.update(last, [StepResult(SampledToken(1))])
+    assert waiting in [item.request for item in scheduler.schedule().requests]
+    cache.release(held)
     scheduler.check_integrity()
