@@ -81,7 +81,7 @@ class EngineConfig:
     )
     enable_prefix_caching: bool = option(True, "Keep the KV of finished requests for prompts with the same prefix.")
     hybrid_kv_cache: bool = option(
-        True,
+        False,
         "On CPUs, keep layers with a sliding window or attention in chunks in KV blocks of their own, which are freed "
         "behind the window. Equal for all workers that hand KV over to each other.",
     )

@@ -20,7 +20,7 @@ from tests.marks import slow_case
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 NUM_BATCHED_TOKENS = 48
-COMMON = ("--dtype=float32", f"--max-num-batched-tokens={NUM_BATCHED_TOKENS}", "--max-num-seqs=16")
+COMMON = ("--hybrid-kv-cache", "--dtype=float32", f"--max-num-batched-tokens={NUM_BATCHED_TOKENS}", "--max-num-seqs=16")
 LENGTHS = (1, 20, 100, 230)
 
 
@@ -37,7 +37,6 @@ class WholeBlocks:
                 max_num_batched_tokens=NUM_BATCHED_TOKENS,
                 max_num_seqs=16,
                 enable_prefix_caching=False,
-                hybrid_kv_cache=False,
             )
         )
         self.block_bytes = self._engine.layout.block_bytes

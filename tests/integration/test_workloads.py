@@ -78,13 +78,14 @@ async def test_disaggregated_equals_colocated_equals_transformers(
     requests = workload(rng, 30)
     cuts = [rng.randint(1, 10) if rng.random() < 0.2 else 0 for _ in requests]
     flag = f"--transport={transport}"
+    kept = ["--hybrid-kv-cache"] if architecture == "gemma3" else []
     async with (
         worker_processes(
             model,
             tmp_path,
-            ("prefill", flag, *CHUNKED),
-            ("decode", flag, *CHUNKED, SMALL_POOLS[architecture]),
-            ("both", *CHUNKED),
+            ("prefill", flag, *CHUNKED, *kept),
+            ("decode", flag, *CHUNKED, SMALL_POOLS[architecture], *kept),
+            ("both", *CHUNKED, *kept),
         ) as (prefill, decode, both),
         decode_client(decode) as client,
         decode_client(both) as reference,

@@ -23,7 +23,7 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_engine(model: Path, kv_bytes: int, **options: object) -> Engine:
-    usual = {"max_num_batched_tokens": 40, "max_num_seqs": 8, "num_threads": 1}
+    usual = {"max_num_batched_tokens": 40, "max_num_seqs": 8, "num_threads": 1, "hybrid_kv_cache": True}
     return Engine(
         EngineConfig(model=str(model), dtype="float32", kv_cache_memory_bytes=kv_bytes, **(usual | options))  # type: ignore[arg-type]
     )

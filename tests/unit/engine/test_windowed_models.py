@@ -40,7 +40,8 @@ def greedy(engine: Engine, name: str, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-def test_a_prefix_from_the_cache_gives_the_same_tokens(model: Path, kv_dtype: str) -> None:
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_a_prefix_from_the_cache_gives_the_same_tokens(model: Path, kv_dtype: str, hybrid: bool) -> None:
     config = EngineConfig(
         model=str(model),
         dtype="float32",
@@ -48,6 +49,7 @@ def test_a_prefix_from_the_cache_gives_the_same_tokens(model: Path, kv_dtype: st
         kv_cache_memory_bytes=1 << 21,
         max_num_batched_tokens=40,
         max_num_seqs=8,
+        hybrid_kv_cache=hybrid,
     )
     prompts = [random_tokens(count) for count in (40, 161)]
     expected = [greedy(Engine(config), "cold", prompt) for prompt in prompts]

@@ -8,7 +8,7 @@ from baton.engine.kv.groups import KVGroups, KVPlace
 from baton.engine.kv.layout import KVCacheLayout
 
 WINDOW, OTHER, CHUNK = AttentionSpan(24), AttentionSpan(40), AttentionSpan(32, is_chunked=True)
-ENGINE = EngineConfig(model="", device="cpu")
+ENGINE = EngineConfig(model="", device="cpu", hybrid_kv_cache=True)
 
 
 def model(*spans: AttentionSpan) -> ModelConfig:
@@ -61,7 +61,7 @@ def test_layers_of_a_kind_are_divided_into_equal_groups(
 
 
 def test_other_devices_and_an_option_keep_whole_blocks() -> None:
-    for config in (EngineConfig(model="", device="cuda"), EngineConfig(model="", device="cpu", hybrid_kv_cache=False)):
+    for config in (EngineConfig(model="", device="cuda", hybrid_kv_cache=True), EngineConfig(model="", device="cpu")):
         groups = KVGroups.of(config, model(WINDOW, FULL))
         assert groups == KVGroups(16)
         assert groups.place(1) == KVPlace(0, 1)
