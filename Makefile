@@ -54,8 +54,8 @@ serve: .venv/.base
 # The tests start hundreds of processes, each of which would compile the package again without cached bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-# More processes than cores, since tests of whole clusters often wait.
-TEST_PROCESSES ?= $(shell expr $$(nproc) + 2)
+# One process more than cores, since tests of whole clusters often wait.
+TEST_PROCESSES ?= $(shell expr $$(nproc) + 1)
 PYTEST := $(BIN)/python -m pytest -q --durations=30 --numprocesses $(TEST_PROCESSES) --no-loadscope-reorder --rerun-failed
 
 test: setup
