@@ -7,14 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from baton.engine.checkpoint.json_object import JsonObject
-from baton.engine.config import ModelConfig
+from baton.engine.config import TOKENIZER, ModelConfig
 from baton.engine.errors import InvalidCheckpoint
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 
 PROTOCOL_VERSION = 3  # increment when the meaning of a block's bytes, or what a fingerprint covers, changes
 TOKENIZER_CONFIG = "tokenizer_config.json"
-TOKENIZER = "tokenizer.json"
 VOCABULARY_FILES = (TOKENIZER, "special_tokens_map.json", "added_tokens.json")
 
 

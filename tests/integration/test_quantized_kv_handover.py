@@ -1,55 +1,17 @@
 """Handover of int8 and int4 KV with its scales, only between workers that use the same."""
 
-import random
 from pathlib import Path
 
 import pytest
 
-from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
-from baton.engine.request import Request, RequestId
-from baton.engine.sampling.params import SamplingParams
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
+from tests.integration.one_engine import GREEDY, NUM_BATCHED_TOKENS, Colocated, random_prompts
 from tests.integration.worker_process import worker_processes
 from tests.marks import slow_case
 
-GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-NUM_BATCHED_TOKENS = 48
 COMMON = ("--dtype=float32", f"--max-num-batched-tokens={NUM_BATCHED_TOKENS}", "--max-num-seqs=16")
 INT8, INT4 = ((*COMMON, f"--kv-cache-dtype={each}") for each in ("int8", "int4"))
-
-
-class Colocated:
-    """One engine that runs requests one by one."""
-
-    def __init__(self, model: Path, kv_dtype: str = "int8") -> None:
-        self._engine = Engine(
-            EngineConfig(
-                model=str(model),
-                dtype="float32",
-                kv_cache_dtype=kv_dtype,
-                kv_cache_memory_bytes=16 << 20,
-                max_num_batched_tokens=NUM_BATCHED_TOKENS,
-                max_num_seqs=16,
-                enable_prefix_caching=False,
-            )
-        )
-        self.bytes_per_block = self._engine.layout.block_bytes
-
-    def greedy(self, prompt: list[int]) -> list[int]:
-        """Return the greedy continuation."""
-        self._engine.add(Request(RequestId("one"), [*prompt], len(prompt), GREEDY))
-        tokens = []
-        while self._engine.has_work:
-            outputs = self._engine.run(self._engine.schedule()).outputs
-            tokens += [each.sampled.token_id for each in outputs if each.sampled is not None]
-        return tokens
-
-
-def random_prompts(seed: int, *lens: int) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.randrange(3, VOCAB_SIZE) for _ in range(count)] for count in lens]
 
 
 @pytest.mark.parametrize(

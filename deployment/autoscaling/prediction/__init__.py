@@ -1,1 +1,1 @@
-"""What pools of given sizes would do: TTFT, TPOT and KV."""
+"""Predictions of TTFT, TPOT and KV for pools of given sizes."""
