@@ -52,6 +52,7 @@ FORKED = (
     "baton.prefill_worker",
     "baton.router",
     "baton.simulation.workers",
+    "tests.faults.behind_proxy",
 )
 READ_AT_IMPORT = ("CUDA_", "GOMP_", "GRPC_", "KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHONPATH", "TORCH_")
 MAX_FDS = 16

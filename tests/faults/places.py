@@ -16,7 +16,7 @@ from tests.redis_server import find_redis_server
 
 HOST = "127.0.0.1"
 MODEL = str(files("baton") / "bundled_model")
-BEHIND_PROXY = str(Path(__file__).with_name("behind_proxy.py"))
+BEHIND_PROXY = "tests.faults.behind_proxy"
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 WORKER_FLAGS = ("--dtype=float32", "--num-threads=1", "--kv-cache-memory-bytes=64MiB", "--max-num-batched-tokens=256",
                 "--drain-timeout-s=0.3")  # fmt: skip
@@ -66,7 +66,7 @@ async def bad_links(directory: Path) -> AsyncIterator[Cluster]:
         proxies, workers = [], []
         for name, port, kv_port in zip(WORKERS, ports, ports[len(WORKERS) :], strict=False):
             proxy = await stack.enter_async_context(Proxy(HOST, kv_port))
-            launcher = (sys.executable, "-P", BEHIND_PROXY, str(proxy.port))
+            launcher = (sys.executable, "-m", BEHIND_PROXY, str(proxy.port))
             flags = (registry, f"--lease-s={LEASE_S}", "--transport=tcp", f"--kv-port={kv_port}")
             workers.append(worker_node(name, HOST, port, directory, flags, launcher))
             proxies.append(proxy)

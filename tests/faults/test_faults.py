@@ -22,7 +22,7 @@ MAX_ROUNDS = 5
 RARE = (
     "killed draining", "killed, disks full", "killed draining, streams resumed", "killed, with TCP and Redis",
     "killed with a prefill worker", "killed with a decode worker, streams resumed", "restarted, streams resumed",
-    "sends chunks of a byte", "does not read",
+    "sends chunks of a byte", "does not read", "sends bodies byte by byte", "late, streams resumed",
 )  # fmt: skip
 
 

@@ -197,6 +197,7 @@ def installation(tmp_path: Path) -> Installation:
 WRONG = "0" * 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoilt", [slow_case(""), slow_case("rest"), "torch"])
 def test_a_file_with_another_hash_is_not_installed(installation: Installation, spoilt: str) -> None:
     needed = installation.pin("needed", WRONG if spoilt == "rest" else None)

@@ -169,6 +169,7 @@ async def test_a_lost_worker_and_cancelled_requests(model: Path, tmp_path: Path)
         await served.workers[1].wait_idle()
 
 
+@pytest.mark.slow
 async def test_colocated_workers_embed_next_to_completions(model: Path, expected: list[Vector], tmp_path: Path) -> None:
     async with cluster(model, tmp_path, ("both", FP32)) as served:
         options = {"model": "model", "max_tokens": 40, "temperature": 0, "extra_body": {"ignore_eos": True}}

@@ -83,6 +83,7 @@ async def serial(router: RouterProcess, context: ssl.SSLContext) -> str:
     return shown
 
 
+@pytest.mark.slow
 async def test_clients_are_served_over_tls(tmp_path: Path) -> None:
     authority = trustme.CA()
     async with (

@@ -50,7 +50,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "end token": (CHAT, {"messages": MESSAGES, "ignore_eos": False, "min_tokens": 3, **SAMPLED}),
 }
 
-USUAL = ("greedy", "seeded with penalties", "logprobs of chat", "echo of several prompts", "stop string of several")
+USUAL = ("seeded with penalties", "logprobs of chat", "stop string of several")
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,7 @@ async def test_a_client_without_an_event_loop_resumes_too(routers: Routers) -> N
     assert await asyncio.to_thread(ask, True) == await asyncio.to_thread(ask, False)
 
 
+@pytest.mark.slow
 async def test_a_whole_response_survives_losses(routers: Routers) -> None:
     async def ask(client: AsyncOpenAI) -> str:
         response = await client.completions.create(

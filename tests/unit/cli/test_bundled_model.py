@@ -200,6 +200,7 @@ def test_sampled_outputs_are_words_that_end(model: Any, tokenizer: Any) -> None:
     assert len(re.findall(r"[A-Za-z\s]", text)) > 0.8 * len(text)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_model_predicts_documentation_outside_its_training_data(model: Any, tokenizer: Any) -> None:
     total, count = 0.0, 0

@@ -36,7 +36,7 @@ from tests.unit.engine.test_models import oracle_logits, random_tokens
 UNEVEN = {"hidden_size": 192, "intermediate_size": 320}
 NAME = "model.layers.1.self_attn.k_proj.weight"
 CASES = [
-    ("qwen3", "blocks", UNEVEN),
+    slow_case(("qwen3", "blocks", UNEVEN)),
     slow_case(("qwen3", "blocks-24x20", {})),
     slow_case(("llama-biased", "channel", {})),
     slow_case(("qwen2", "tensor", {})),
@@ -49,7 +49,7 @@ CASES = [
     slow_case(("deepseek-v2-lite", "blocks-24x20", {})),
     ("deepseek-v3", "blocks", {"hidden_size": 160, "kv_lora_rank": 144, "moe_intermediate_size": 144}),
     slow_case(("deepseek-v3", "channel", {})),
-    ("phi3", "blocks-24x20", {}),
+    slow_case(("phi3", "blocks-24x20", {})),
     slow_case(("glm4", "channel", {})),
     slow_case(("minimax-m2", "blocks-24x20", {})),
 ]

@@ -75,6 +75,7 @@ def test_chunks_and_decodes_in_any_mixture_give_the_oracles_logits(checkpoint: P
         torch.testing.assert_close(torch.cat(logits[name]), oracle_logits(oracle, tokens), atol=ATOL, rtol=0)
 
 
+@thoroughly
 def test_greedy_tokens_equal_the_oracles(checkpoint: Path, oracle: Any) -> None:
     prompts = {"long": random_tokens(70, 11), "short": random_tokens(9, 12), "exact": random_tokens(32, 13)}
     outputs = PagedModel(checkpoint).greedy(prompts, 32)

@@ -67,7 +67,7 @@ def test_the_bundled_models_perplexity_hardly_changes(dtype: str, kv_dtype: str)
         slow_case("llama3", "int8"),
         ("deepseek-v3", "int8"),
         slow_case("llama3", "fp8"),
-        ("qwen3", "fp8"),
+        slow_case("qwen3", "fp8"),
         ("llama3", "int4"),
     ],
 )

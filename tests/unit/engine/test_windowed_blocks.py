@@ -71,7 +71,7 @@ def workload(seed: int) -> list[list[Request]]:
     [
         ("gemma3", "auto"),
         ("llama4", "int8"),
-        ("mistral-window", "auto"),
+        slow_case("mistral-window", "auto"),
         slow_case("gpt-oss", "auto"),
         slow_case("gpt-oss", "int8"),
         slow_case("olmo3", "auto"),

@@ -43,6 +43,7 @@ def test_long_outputs_grow_only_decode() -> None:
     assert max(tpots) < SETTINGS.slo.tpot_s
 
 
+@pytest.mark.slow
 def test_low_load_shrinks_both_pools() -> None:
     rig = Rig(Load(lambda now_s: 12.0 if now_s < 600 else 0.1), SETTINGS, sizes=(5, 3))
     rig.run(600)
@@ -52,6 +53,7 @@ def test_low_load_shrinks_both_pools() -> None:
     assert rig.ttft(600, 1800) < 1.0
 
 
+@pytest.mark.slow
 def test_a_spike_adds_replicas_and_removes_them_afterwards() -> None:
     rig = Rig(Load(lambda now_s: 20.0 if 300 <= now_s < 600 else 5.0), SETTINGS, sizes=(3, 2))
     rig.run(2400)

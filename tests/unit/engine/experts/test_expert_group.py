@@ -201,6 +201,7 @@ def test_a_new_rank_gets_a_share_of_the_experts(mixtral: Path, groups: Groups) -
     assert [len(experts) for experts in held(group)] == [4, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_redundant", [slow_case(0), 4])
 def test_placement_changes_under_load_change_no_token(mixtral: Path, groups: Groups, num_redundant: int) -> None:
     settings = BalanceSettings(is_enabled=True, num_redundant=num_redundant, step_interval=10)

@@ -70,6 +70,7 @@ def test_tokens_are_those_of_masks_alone_in_fewer_steps(engine: Engine, grammar:
     assert num_fast_steps == len(reported) - num_forced < 0.7 * num_slow_steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)
 def test_a_request_moved_among_forced_tokens_has_the_same_tokens(engine: Engine, grammar: Grammar) -> None:
     options = {"temperature": 0.8, "repetition_penalty": 1.2, "top_p": 0.9}

@@ -128,6 +128,7 @@ def test_a_walk_draws_and_repeats_tokens_and_each_is_watched(tmp_path: Path) -> 
     assert len(set(walked)) > 3
 
 
+@pytest.mark.slow
 def test_a_worker_with_many_descriptors_tries_grammars(directory: Path) -> None:
     trial = ProcessTrial(directory, VOCAB_SIZE, frozenset({EOS}))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -164,6 +165,7 @@ def test_a_stopped_process_is_not_the_grammars_fault(trial: ProcessTrial, direct
     assert not psutil.pid_exists(process)
 
 
+@pytest.mark.slow
 def test_closing_ends_a_running_trial(tmp_path: Path) -> None:
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     trial, errors = ProcessTrial(tmp_path, VOCAB_SIZE, frozenset({EOS})), []

@@ -165,6 +165,7 @@ async def test_a_request_that_needs_all_sequences_neither_blocks_the_others_nor_
     await until(lambda: not batch.slots.has_any)
 
 
+@pytest.mark.slow
 async def test_several_requests_without_room_delay_the_others_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots_module, "TURN_S", 0.3)
     batches = {num_large: BatchRig() for num_large in (1, 3)}

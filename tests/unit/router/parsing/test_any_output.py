@@ -91,6 +91,7 @@ def test_adversarial_outputs_take_linear_time(tool: str) -> None:
             assert any(_is_fast(text, size, tool) for _ in range(3))  # a busy machine may double the time of one try
 
 
+@pytest.mark.slow
 def test_a_megabyte_takes_a_second() -> None:
     texts = {
         "hermes": '<tool_call>{"name": "f", "arguments": {"a": "' + "{<tool_call" * 90_000,

@@ -93,6 +93,7 @@ def test_the_search_finds_the_best_split(rate_scale: float) -> None:
     assert found.sizes == best_split(rate_scale).sizes
 
 
+@pytest.mark.slow
 def test_pools_grow_with_the_load() -> None:
     """From one replica each at four times the trace's rate: requested replicas serve after the time of a start."""
     plan = replace(BASE, prefill=1, decode=1, scaling=SCALING)
