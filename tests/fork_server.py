@@ -82,6 +82,11 @@ class ForkServer:
         return self._path
 
     @property
+    def pid(self) -> int | None:
+        """Process id of the server, if it runs."""
+        return None if self._server is None else self._server.pid
+
+    @property
     def _path(self) -> str:
         return f"{self._directory}/socket"
 
@@ -109,7 +114,11 @@ class ForkedProcess:
         send_request(self._connection, request, files)
         loop = asyncio.get_running_loop()
         self._connection.setblocking(False)
-        self.pid = int.from_bytes(await loop.sock_recv(self._connection, 4), "big")
+        try:
+            self.pid = int.from_bytes(await loop.sock_recv(self._connection, 4), "big")
+        except BaseException:
+            self._connection.close()  # the server then ends the process
+            raise
         assert self.pid > 0, "the fork server has ended"
         loop.add_reader(self._connection, self._on_end, loop)
 
@@ -275,7 +284,10 @@ class Server:
         for file in files:
             os.close(file)
         self._connections[pid] = connection
-        connection.sendall(pid.to_bytes(4, "big"))
+        try:
+            connection.sendall(pid.to_bytes(4, "big"))
+        except OSError:  # who asked was cancelled, and does not know of the process
+            os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         while self._connections:
