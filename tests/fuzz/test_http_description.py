@@ -95,8 +95,8 @@ def test_random_requests_conform_to_the_description(fuzzing: Fuzzing, real: Rout
     check = DescriptionCheck()
     operations = [operation.ok() for operation in schema.get_all_operations() if is_strict(operation.ok().path)]
     inputs = [each.as_strategy(generation_mode=mode) for each in operations for mode in GenerationMode]
-    fuzzing.run_all([(each, check) for each in filter(is_possible, inputs)], 2)
-    assert check.num_accepted > 7
+    fuzzing.run_all([(each, check) for each in filter(is_possible, inputs)], 1)
+    assert check.num_accepted > 3
     real.check_serves()
 
 

@@ -147,7 +147,7 @@ async def breaks(prefilled: Prefilled) -> Events:
         (accepts_twice, 0),
         slow_case(announces_the_same_again_and_again, 0),
         (breaks, 0),
-        (says_nothing, 0),
+        slow_case(says_nothing, 0),
     ],
 )
 async def test_a_bad_handover_falls_back_to_local_prefill(rig: Rig, script: Script, num_checksum_failures: int) -> None:

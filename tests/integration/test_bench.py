@@ -110,6 +110,7 @@ async def test_chats_with_the_bundled_model(cluster_url: str, tmp_path: Path) ->
     assert "<svg" in page.read_text()
 
 
+@pytest.mark.slow
 async def test_text_and_token_ids_are_the_same_tokens(cluster_url: str, tmp_path: Path) -> None:
     flags = (f"--tokenizer={MODEL}", "--random-input-len=50", "--random-output-len=2", "--num-prompts=4", "--seed=7")
     closed = ("--max-concurrency=1", "--header", "x-baton-plan: remote")

@@ -43,6 +43,7 @@ async def completions(url: str) -> list[str]:
     return answers
 
 
+@pytest.mark.slow
 async def test_tokens_equal_one_ranks_through_handover(cluster_url: str) -> None:
     expected = await completions(cluster_url)
     flags = ("--prefill", "1", "--expert-parallel", "2", "--local-prefill-below", "0", "--dtype", "float32")

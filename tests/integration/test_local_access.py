@@ -107,6 +107,7 @@ async def _ready(process: Process, console: Path) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_no_port_speaks_a_workers_grpc(served: Served) -> None:
     assert served.router_port in served.ports
     await asyncio.gather(*map(_no_worker_grpc, served.ports))

@@ -18,7 +18,7 @@ INT8, INT4 = ((*COMMON, f"--kv-cache-dtype={each}") for each in ("int8", "int4")
     ("architecture", "kv_dtype", "transport", "num_prefill", "num_decode"),
     [
         slow_case("qwen3", "int8", "shared_memory", 1, 1),
-        ("deepseek-v3", "int8", "tcp", 1, 1),
+        slow_case("deepseek-v3", "int8", "tcp", 1, 1),
         slow_case("llama3", "int8", "nixl", 1, 1),
         slow_case("llama3", "int8", "tcp", 2, 1),
         slow_case("llama3", "int8", "shared_memory", 1, 2),

@@ -123,6 +123,7 @@ async def test_a_stream_with_losses_equals_an_undisturbed_one(routers: Routers, 
     assert all(len(ends) == 1 for ends in expected.ends.values())
 
 
+@pytest.mark.slow
 async def test_a_client_without_an_event_loop_resumes_too(routers: Routers) -> None:
     loop = asyncio.get_running_loop()
 

@@ -98,6 +98,7 @@ async def test_no_tenant_can_infer_anothers_prompts_from_timing(tmp_path: Path) 
             assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 16
 
 
+@pytest.mark.slow
 async def test_router_finds_simulated_workers_in_redis(tmp_path: Path) -> None:
     async with redis_server(tmp_path / "redis") as redis, registry_router(redis.url, MODEL, tmp_path) as client:
         flags = ("--prefill=1", "--decode=2", "--worker-prefix=a-", "--model=bundled_model")

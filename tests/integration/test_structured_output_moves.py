@@ -186,6 +186,7 @@ async def test_tensor_and_expert_parallel_workers(flags: tuple[str, ...], expect
             assert [token async for token in tokens_of(response)] == expected
 
 
+@pytest.mark.slow
 async def test_all_completions_of_one_request_match(cluster_url: str) -> None:
     async with httpx.AsyncClient(base_url=cluster_url, timeout=120, trust_env=False) as client:
         answer = await client.post("/v1/completions", json={**body(), "stream": False, "n": 4, "logprobs": 2})

@@ -73,6 +73,7 @@ def test_both_drivers_generate_the_same_tokens(checkpoint: Path) -> None:
         assert answer.submitted_s < answer.first_s < answer.last_s
 
 
+@pytest.mark.slow
 def test_an_engines_error_is_reported(tmp_path: Path) -> None:
     with pytest.raises(EngineFailed, match=r"InvalidCheckpoint: .*config\.json"):
         with_engine(OURS, tmp_path, lambda engine: None)

@@ -249,6 +249,7 @@ def test_an_unknown_revision_is_named_and_not_retried(tmp_path: Path) -> None:
     assert "--revision is for models of the hub, not for `bundled`" in result.output
 
 
+@pytest.mark.slow
 def test_a_failing_hub_is_retried(tmp_path: Path) -> None:
     with hub({"/api/models/a/b": 1}) as server:
         run = fetch_from(server, tmp_path, "a/b", str(tmp_path / "m"), "--tries=2")

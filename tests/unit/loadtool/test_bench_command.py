@@ -118,6 +118,7 @@ def test_a_sweep_measures_and_writes_everything(tmp_path: Path) -> None:
     assert "4 concurrent" in result.output
 
 
+@pytest.mark.slow
 def test_same_prompts_are_sent_in_every_run() -> None:
     model = SlowModel()
     with serving(model.routes) as url:

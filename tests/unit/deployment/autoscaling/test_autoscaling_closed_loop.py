@@ -146,6 +146,7 @@ def test_workers_slower_than_reported_are_corrected_for(reported_speed: float) -
     assert rig.ttft(1200, 2400) < 1.0
 
 
+@pytest.mark.slow
 def test_a_cold_start_does_not_make_the_pool_look_slow() -> None:
     cold = Machine(cold_s=20.0)
     rig = Rig(Load(lambda now_s: 4.0 if now_s < 300 else 12.0), SETTINGS, sizes=(2, 1), machine=cold)

@@ -110,6 +110,7 @@ async def test_a_process_that_is_given_up_ends_the_cluster(tmp_path: Path) -> No
     assert "worker-1 cannot serve: UnsupportedModel" in given_up.reason
 
 
+@pytest.mark.slow
 async def test_two_simultaneous_failing_restarts_end_nothing_else(tmp_path: Path) -> None:
     run = Run(tmp_path, ["recover", "fail_later", "serve"])
     await run.recorder.wait_for(lambda event: isinstance(event, ClusterReady))

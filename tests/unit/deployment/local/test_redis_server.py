@@ -87,6 +87,7 @@ async def responds(url: str) -> bool:
             return False
 
 
+@pytest.mark.slow
 async def test_the_server_ends_with_its_parent_even_if_that_is_killed(tmp_path: Path) -> None:
     require_redis_server()
     owner = await asyncio.create_subprocess_exec(sys.executable, "-c", SCRIPT, str(tmp_path / "redis.log"), stdout=PIPE)

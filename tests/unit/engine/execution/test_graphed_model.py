@@ -18,6 +18,7 @@ from baton.engine.config import ModelConfig
 from baton.engine.execution.cuda_graphs import GraphedModel, Replay, recorded_sizes
 from baton.engine.models.causal_lm import CausalLM
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.marks import slow_case
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.flashinfer_emulation import EMULATION
 
@@ -66,7 +67,9 @@ def graphed_model(directory: Path, sizes: list[int]) -> tuple[PagedModel, Recomp
     return paged, recorder
 
 
-@pytest.fixture(scope="module", params=["llama3", "deepseek-v3", "gemma2", "gpt-oss", "mistral-window"])
+@pytest.fixture(
+    scope="module", params=["llama3", "deepseek-v3", slow_case("gemma2"), "gpt-oss", slow_case("mistral-window")]
+)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(request.param, tmp_path_factory.mktemp(request.param) / "model")
 

@@ -43,6 +43,7 @@ def partly_held() -> Iterator[PartlyHeldBackend]:
     backend.may_compile.set()
 
 
+@pytest.mark.slow
 def test_threads_whose_compilation_does_not_end_are_replaced_up_to_a_bound(
     partly_held: PartlyHeldBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_thread_is_replaced_as_soon_as_the_bound_allows_it(
     wait_until(lambda: [fill.is_replaced for fill in masks._threads._long] == [True])
 
 
+@pytest.mark.slow
 def test_a_tenant_does_not_take_all_replacements(busy_backend: BusyBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads_module, "MAX_THREADS", 8)
     monkeypatch.setattr(threads_module.os, "sched_getaffinity", lambda _: range(16))
@@ -287,6 +288,7 @@ class EffortfulBackend(CountingBackend):
         return EffortfulGrammar(self.gate, int(grammar.source))
 
 
+@pytest.mark.slow
 def test_the_time_of_a_mask_does_not_count_the_tokens_before_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads_module, "MAX_FILL_S", 10 * EffortfulGrammar.TOKEN_S)
     monkeypatch.setattr(masks_module, "CHECK_S", 0.01)

@@ -8,11 +8,12 @@ from baton.engine.config import EngineConfig
 from baton.engine.errors import InvalidRequest, QueueFull
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from tests.marks import slow_case
 from tests.unit.engine.fake_model import VOCAB, reference
 from tests.unit.engine.scheduler_rig import BLOCK_SIZE, Rig
 
 
-@pytest.mark.parametrize("max_forced", [0, 9])
+@pytest.mark.parametrize("max_forced", [slow_case(0), 9])
 def test_random_workloads_produce_the_reference_tokens(max_forced: int) -> None:
     for seed in range(30):
         rng = random.Random(seed)
@@ -277,7 +278,7 @@ def test_requests_that_cannot_be_sampled_leave_half_of_the_batch_to_others() -> 
         assert rig.outputs[RequestId(name)] == reference([number] * 9, 5)
 
 
-@pytest.mark.parametrize("max_forced", [0, 9])
+@pytest.mark.parametrize("max_forced", [slow_case(0), 9])
 def test_random_workloads_of_requests_that_cannot_be_sampled_at_times(max_forced: int) -> None:
     num_preemptions = 0
     for seed in range(20):

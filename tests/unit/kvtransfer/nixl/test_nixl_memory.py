@@ -124,6 +124,7 @@ async def owner() -> AsyncIterator[tuple[NixlBackend, PoolDescription]]:
         await transport.close()
 
 
+@pytest.mark.slow
 async def test_a_probe_of_a_peer_that_always_polls_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")  # every read needs the peer's help, which its polling hides
     async with owner() as (theirs, description):

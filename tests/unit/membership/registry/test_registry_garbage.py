@@ -199,6 +199,7 @@ async def test_a_rendezvous_restores_its_address_and_yields_only_to_another(serv
     await seeker.close()
 
 
+@pytest.mark.slow
 async def test_random_garbage_ends_nothing(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     """No follower, worker, router's report or rendezvous ends, and all entries are restored afterwards."""
     rng = random.Random(7)

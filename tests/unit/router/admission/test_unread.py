@@ -11,10 +11,12 @@ from baton.router import app
 from baton.router.config import RouterConfig
 from baton.router.http import server as http_server
 from tests.faults.unread import NUM_COMPLETIONS, RECEIVE_BYTES, Path, open_windows, unread_stream, unread_streams
+from tests.marks import slow_except
 from tests.unit.router.running_router import DEADLINE_S, RunningRouter, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
 
-ALL_PATHS = pytest.mark.parametrize("path", list(Path), ids=[path.value for path in Path])
+USUAL = (Path.PLAIN, Path.WHOLE, Path.GRPC)
+ALL_PATHS = pytest.mark.parametrize("path", slow_except(Path, USUAL), ids=[path.value for path in Path])
 STREAMS = pytest.mark.parametrize("path", [Path.PLAIN, Path.GRPC], ids=["http", "grpc"])
 NUM_TOKENS = 8
 SEND_BYTES = 1 << 13  # of the kernel's buffer of a connection: little of an answer is out of the router's hands

@@ -36,6 +36,7 @@ def line(custom_id: str, **options: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
 
 
+@pytest.mark.slow
 async def test_a_deadly_request_ends_few_workers_and_no_other_request(tmp_path: Path) -> None:
     worker = SlowlyMortalWorker("decode-0")
     async with running_router(worker, failover_timeout_s=0.1, files_dir=str(tmp_path)) as router:

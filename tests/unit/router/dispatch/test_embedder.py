@@ -181,6 +181,7 @@ async def test_without_a_worker_that_takes_requests_one_can_try_again() -> None:
         assert len(worker.calls) == 1
 
 
+@pytest.mark.slow
 async def test_a_worker_that_refuses_for_ever_is_given_up() -> None:
     worker = EmbeddingWorker()
     async with running_router(worker, failover_timeout_s=10.0) as router:

@@ -51,6 +51,7 @@ async def test_results_and_errors_reach_the_caller() -> None:
     disk.close()
 
 
+@pytest.mark.slow
 async def test_calls_that_wait_for_the_quota_leave_threads_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from baton.membership.registry.factory import open_registry
 from baton.membership.registry.memory import MemoryRegistry
 from baton.membership.registry.plan_report import PlanReport, PoolPlan, encode_plan
@@ -56,6 +58,7 @@ async def shown_plan(router: RunningRouter) -> dict[str, Any] | None:
     return plan
 
 
+@pytest.mark.slow
 async def test_a_plan_that_is_not_renewed_is_forgotten() -> None:
     registry = MemoryRegistry()
     series = PlanSeries(registry, "bundled_model")

@@ -56,7 +56,7 @@ async def test_requests_without_a_model_get_their_errors_while_no_worker_is_read
         assert {name: each["response"]["status_code"] for name, each in errors.items()} == {"a": 404, "b": 400}
 
 
-@pytest.mark.parametrize(("most", "most_of_tenant"), [slow_case(8, 2), (2, 8)])
+@pytest.mark.parametrize(("most", "most_of_tenant"), [slow_case(8, 2), slow_case(2, 8)])
 async def test_batches_without_workers_give_up_their_places_until_there_are_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, most_of_tenant: int
 ) -> None:

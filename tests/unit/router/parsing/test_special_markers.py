@@ -259,6 +259,7 @@ def test_tokens_that_the_vocabulary_does_not_have(token: object) -> None:
             model("mistral").backend.compile(Grammar(GrammarKind.STRUCTURAL_TAG, source))
 
 
+@pytest.mark.slow
 def test_special_tokens_are_in_no_text_of_any_kind() -> None:
     """Formats for free text allow any bytes, but a special token only where it is named."""
     of = model("mistral")

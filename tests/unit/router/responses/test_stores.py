@@ -217,6 +217,7 @@ async def test_an_account_needs_the_documented_commands(tmp_path: Path) -> None:
         await store.close()
 
 
+@pytest.mark.slow
 async def test_a_lost_redis_is_not_tried_for_a_second(tmp_path: Path) -> None:
     async with redis_server(tmp_path) as server:
         store = RedisStore(parse_registry_url(server.url), LIMITS)

@@ -143,6 +143,7 @@ with run_at_once(1) as run_all:
 """
 
 
+@pytest.mark.slow
 def test_child_processes_end_with_their_parent() -> None:
     """After SIGKILL the parent cannot end them itself."""
     with subprocess.Popen([sys.executable, "-c", RUN_AND_WAIT], stdout=subprocess.PIPE, text=True) as process:

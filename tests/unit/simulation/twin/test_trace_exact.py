@@ -75,6 +75,7 @@ def test_medians_agree_if_handovers_wait_for_memory() -> None:
         assert mean_tpot_s(simulated) == pytest.approx(mean_tpot_s(exact), rel=0.05)
 
 
+@pytest.mark.slow
 def test_medians_of_a_routed_cluster_agree() -> None:
     """Reports arrive at other times, so that plans differ; medians are within 10%."""
     for prefill, decode, both in ((3, 3, 0), (0, 0, 4)):
