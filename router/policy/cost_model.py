@@ -12,7 +12,11 @@ from baton.router.policy.cluster import RoutedRequest, WorkerSnapshot
 from baton.router.policy.estimates import RateBook, WorkerTimes
 from baton.router.policy.targets import SLOPE, Targets
 
-FULL_SHARE = 0.1  # of a worker's KV blocks: with fewer free ones, running sequences soon have no room to grow
+# Shares of a worker's KV blocks. With fewer free ones it is tight: running sequences soon have no room to grow, and
+# prefixes that are used again are evicted.
+FREE_SHARE = 0.1
+FREE_SHARE_FOR_REUSE = 0.8  # in addition, times the share of prompts that is reused
+MOST_FREE_SHARE = 0.55
 
 
 @dataclass(slots=True)
@@ -82,12 +86,15 @@ class CostModel:
         ttft_s = option.wait_s + option.compute_s
         return self._ttft_weight * ttft_s + busy_s + self.eviction_weight * option.evicted_s
 
-    def is_tight(self, decode: WorkerTimes) -> bool:
-        """Return whether one more sequence would wait for room, soon or at once, or come close to the targets."""
+    def is_tight(self, request: RoutedRequest, decode: WorkerTimes) -> bool:
+        """Return whether one more sequence would wait for room, soon or at once, take the room of a prefix that will be
+        used again, or come close to the targets.
+        """
         worker = decode.worker
-        if decode.room_s > 0 or worker.num_free_blocks < FULL_SHARE * worker.num_blocks:
+        free_share = min(MOST_FREE_SHARE, FREE_SHARE + FREE_SHARE_FOR_REUSE * request.reuse_share)
+        if decode.room_s > 0 or worker.num_free_blocks < free_share * worker.num_blocks:
             return True
-        return self.targets is not None and self.targets.is_tight(decode)
+        return self.targets is not None and self.targets.is_tight(request, decode)
 
     def local(self, request: RoutedRequest, decode: WorkerTimes, unfair_s: float) -> Price:
         """Return the price if the decode worker computes the prompt itself."""

@@ -123,7 +123,7 @@ def find_decoders(
     others = [worker for worker in workers if worker.role is WorkerRole.BOTH]
 
     def has_room(decode: WorkerSnapshot) -> bool:
-        return not model.is_tight(model.times(request, decode, book))
+        return not model.is_tight(request, model.times(request, decode, book))
 
     listed = shortlist(request, decoders, book, MAX_DECODERS)
     if not others or any(map(has_room, listed)):

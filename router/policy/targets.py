@@ -44,13 +44,17 @@ class Targets:
         prompt_share = min(MOST_PROMPT_SHARE, worker.worker.prompt_share) if worker.num_running else 0.0
         return self._step_share(worker, num_more) / (1 - prompt_share)
 
-    def is_tight(self, decode: WorkerTimes) -> bool:
+    def is_tight(self, request: RoutedRequest, decode: WorkerTimes) -> bool:
         """Return whether decoding with one more sequence would nearly reach the TPOT target.
 
         Prompts count only for a worker of both roles, which computes those of others: a decode worker's are its own.
+        After a handover the second token takes about two steps, for one is in progress when the KV arrives. Short
+        responses must have room for that, too.
         """
-        share = self.token_share if decode.worker.role is WorkerRole.BOTH else self._step_share
-        return share(decode, num_more=1) > TIGHT_SHARE
+        if decode.worker.role is WorkerRole.BOTH:
+            return self.token_share(decode, num_more=1) > TIGHT_SHARE
+        shortest = min(request.typical_output_tokens, default=request.mean_output_tokens)
+        return self._step_share(decode, num_more=1) * (1 + 1 / shortest) > TIGHT_SHARE
 
     def joining_s(self, request: RoutedRequest, decode: WorkerTimes) -> float:
         """Return the cost of one more sequence in a worker's steps: for its own tokens and for the others there."""

@@ -66,11 +66,21 @@ def test_colocated_workers_decode_if_decode_workers_are_full() -> None:
 
 
 def test_colocated_workers_decode_if_the_kv_of_decode_workers_is_nearly_full() -> None:
-    nearly = worker("d", requests=20, free=90)
-    assert names(COST(request(100), cluster(nearly, both("b", requests=3, queued=4000))))[0] == "b"
-    assert names(COST(request(100), cluster(replace(nearly, num_free_blocks=110), both("b"))))[0] == "d"
+    nearly, fresh = worker("d", requests=20, free=90), replace(request(100), reuse_share=0.0)
+    assert names(COST(fresh, cluster(nearly, both("b", requests=3, queued=4000))))[0] == "b"
+    assert names(COST(fresh, cluster(replace(nearly, num_free_blocks=110), both("b"))))[0] == "d"
     neither = both("b", requests=30, queued=9000, free=90)
-    assert names(COST(request(100), cluster(nearly, neither)))[0] == "d"  # by price
+    assert names(COST(fresh, cluster(nearly, neither)))[0] == "d"  # by price
+
+
+def test_prompts_that_are_used_again_are_not_crowded_out_of_decode_workers() -> None:
+    half, empty = worker("d", requests=20, free=450), both("b", requests=3, queued=4000)
+    assert names(COST(replace(request(100), reuse_share=0.5), cluster(half, empty)))[0] == "b"
+    assert names(COST(replace(request(100), reuse_share=0.3), cluster(half, empty)))[0] == "d"
+    assert (
+        names(COST(replace(request(100), reuse_share=1.0), cluster(replace(half, num_free_blocks=560), empty)))[0]
+        == "d"
+    )
 
 
 def test_a_decode_worker_with_room_is_found_among_many() -> None:

@@ -119,8 +119,8 @@ def test_requests_that_wait_for_prefill_workers_do_not_decode_yet() -> None:
     assert TARGETS.token_share(waiting, 1) == TARGETS.token_share(decoding, 1)
     assert TARGETS.joining_s(ASKED, waiting) == TARGETS.joining_s(ASKED, decoding)
     assert TARGETS.disturbing_s(ASKED, waiting, 0.2, 0) == TARGETS.disturbing_s(ASKED, decoding, 0.2, 0)
-    assert TARGETS.is_tight(times(worker("d", requests=86, max_num_seqs=200)))
-    assert not TARGETS.is_tight(times(replace(worker("d", requests=86, max_num_seqs=200), num_receiving=8)))
+    assert TARGETS.is_tight(ASKED, times(worker("d", requests=86, max_num_seqs=200)))
+    assert not TARGETS.is_tight(ASKED, times(replace(worker("d", requests=86, max_num_seqs=200), num_receiving=8)))
 
 
 def test_waiting_prompts_do_not_hide_running_sequences() -> None:
@@ -154,10 +154,21 @@ def test_the_cost_of_late_tokens_is_bounded() -> None:
 
 
 def test_a_worker_is_tight_if_decoding_alone_takes_the_target() -> None:
-    assert not TARGETS.is_tight(times(worker("d", requests=83, max_num_seqs=200)))
-    assert TARGETS.is_tight(times(worker("d", requests=86, max_num_seqs=200)))
-    assert not TARGETS.is_tight(times(replace(worker("d", requests=11), prompt_share=0.8)))  # these can go elsewhere
-    assert TARGETS.is_tight(times(replace(both("b", requests=11), prompt_share=0.8)))  # these are other workers' too
+    assert not TARGETS.is_tight(ASKED, times(worker("d", requests=81, max_num_seqs=200)))
+    assert TARGETS.is_tight(ASKED, times(worker("d", requests=86, max_num_seqs=200)))
+    assert not TARGETS.is_tight(
+        ASKED, times(replace(worker("d", requests=11), prompt_share=0.8))
+    )  # these can go elsewhere
+    assert TARGETS.is_tight(
+        ASKED, times(replace(both("b", requests=11), prompt_share=0.8))
+    )  # these are other workers' too
+
+
+def test_short_responses_need_room_for_the_step_after_their_handover() -> None:
+    short = replace(ASKED, typical_output_tokens=(4.0, 100.0, 296.0))
+    assert TARGETS.is_tight(short, times(worker("d", requests=60, max_num_seqs=200)))
+    assert not TARGETS.is_tight(ASKED, times(worker("d", requests=60, max_num_seqs=200)))
+    assert not TARGETS.is_tight(short, times(both("b", requests=60, max_num_seqs=200)))  # nothing is handed over to it
 
 
 def test_an_early_first_token_is_worth_no_more_than_other_early_tokens() -> None:
@@ -166,7 +177,7 @@ def test_an_early_first_token_is_worth_no_more_than_other_early_tokens() -> None
     assert CostModel().cost(price) == 1.0
     assert CostModel(targets=TARGETS).cost(price) == SLOPE
     workers = cluster(replace(both("b", requests=1, queued=1500), num_prefills=1), worker("d", requests=8))
-    promised = Targets(ttft_s=0.7, tpot_s=0.013)
+    promised = Targets(ttft_s=0.7, tpot_s=0.0135)
     short_prompt = replace(request(300), mean_output_tokens=100.0, typical_output_tokens=(8.0, 8.0, 192.0, 192.0))
     assert choose(short_prompt, workers, CostModel()).prefill is None
     assert choose(short_prompt, workers, CostModel(targets=promised)).prefill is not None
