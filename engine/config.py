@@ -154,7 +154,8 @@ class RopeConfig:
 
     theta: float
     rotary_dim: int  # the first dimensions of a head; the others are not rotated
-    kind: str = "default"  # default, linear, llama3, yarn, longrope
+    kind: str = "default"  # default, linear, llama3, yarn, longrope, proportional
+    proportion: float = 1.0  # of the pairs that are rotated, the first ones, with kind proportional
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -239,6 +240,14 @@ class MLAConfig:
         return self.kv_lora_rank + self.qk_rope_head_dim
 
 
+@dataclass(frozen=True, slots=True)
+class KVHeads:
+    """KV heads of a layer."""
+
+    count: int
+    width: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A checkpoint's config.json, parsed and validated."""
@@ -277,6 +286,14 @@ class ModelConfig:
     has_sinks: bool = False  # each head has a sink: a logit that takes part in the softmax without a value
     attention_soft_cap: float | None = None  # bound on attention scores
     logits_soft_cap: float | None = None  # bound on the model's logits
+    whole_heads: KVHeads | None = None  # of layers that attend to the whole context, if they differ from the others'
+    num_kv_shared_layers: int = 0  # last layers, which attend to the KV of an earlier layer of their span
+    shared_intermediate_size: int | None = None  # of the MLPs in those; default: intermediate_size
+    has_value_norm: bool = False  # values are normed like keys, without weights
+    keys_are_values: bool = False  # layers with `whole_heads` have no projection to values: they are the plain keys
+    layer_input_size: int = 0  # width of an input that each layer gets besides the hidden states (Gemma 4)
+    layer_input_vocab_size: int = 0
+    has_layer_scalars: bool = False  # each layer's output is multiplied by a number
     num_nextn_predict_layers: int = 0  # multi-token prediction layers after the last layer; in the files, not loaded
     eos_token_ids: frozenset[int] = frozenset()
     stored_quantization: StoredQuantization | None = None  # how the files store FP8 matrices; None: they have none
@@ -300,6 +317,27 @@ class ModelConfig:
     def rope_of(self, layer: int) -> RopeConfig:
         """Return the rotary embedding of a layer."""
         return self.rope if self.local_rope is None or self.span(layer) == FULL else self.local_rope
+
+    def kv_heads_of(self, layer: int) -> KVHeads:
+        """Return the KV heads of a layer."""
+        own = KVHeads(self.num_kv_heads, self.head_dim)
+        return self.whole_heads if self.whole_heads is not None and self.span(layer) == FULL else own
+
+    def kv_layer(self, layer: int) -> int:
+        """Return the layer whose KV a layer attends to: itself, or the last one with its span that is not shared."""
+        own = range(self.num_kv_layers)
+        return layer if layer in own else max(each for each in own if self.span(each) == self.span(layer))
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Number of layers that write KV; the first ones."""
+        return self.num_layers - self.num_kv_shared_layers
+
+    @property
+    def block_heads(self) -> KVHeads:
+        """KV heads for which a block has room in every layer: those with the most elements."""
+        heads = (KVHeads(self.num_kv_heads, self.head_dim), self.whole_heads)
+        return max(filter(None, heads), key=lambda each: each.count * each.width)
 
     @property
     def default_model_len(self) -> int:

@@ -59,6 +59,12 @@ _BIASED_EXPERTS = _ATTENTION | {
     "num_nextn_predict_layers": 0,
 }
 _LOCAL = _ATTENTION | {"num_hidden_layers": 4, "sliding_window": 24}
+_GEMMA4 = _LOCAL | {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "final_logit_softcapping": 4.0,
+    "tie_word_embeddings": False,  # with a small vocabulary, tied ones repeat a token
+}
 _GRANITE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -242,6 +248,31 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma4": (
+        "Gemma4TextConfig",
+        _GEMMA4
+        | {
+            "num_key_value_heads": 1,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+        },
+    ),
+    "gemma4-large": (
+        "Gemma4TextConfig",
+        _GEMMA4
+        | {
+            "num_key_value_heads": 4,
+            "head_dim": 8,
+            "global_head_dim": 12,
+            "num_global_key_value_heads": 2,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
+        },
+    ),
     "llama4": (
         "Llama4TextConfig",
         _ATTENTION
@@ -314,12 +345,16 @@ def make_checkpoint(
     return directory
 
 
-def _randomise(model: torch.nn.Module) -> None:
+def _randomise(model: Any) -> None:
     """Gives values to what starts as ones or zeros; matrices are random already."""
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if name.endswith("norm.weight"):
+            if name.endswith("q_norm.weight") and model.config.model_type == "gemma4_text":
+                tensor.uniform_(0.1, 0.4)  # its scores are not scaled; sharp ones multiply rounding errors
+            elif name.endswith("norm.weight"):
                 tensor.uniform_(0.5, 1.5)
+            elif name.endswith("layer_scalar"):
+                tensor.uniform_(0.6, 1.1)
             elif name.endswith("sinks"):
                 tensor.uniform_(-1, 3)
             elif name.endswith("correction_bias"):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from baton.engine.config import ModelConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormNames:
@@ -43,3 +45,10 @@ class TensorNames:
     mlp: str = "mlp"  # of layers with a dense MLP
     gate_up: str | None = None  # one tensor with gate and up of the dense MLP; None: two tensors
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)  # alternatives; a checkpoint has the router of one of them
+
+
+def replaced_kv(config: ModelConfig) -> tuple[str, ...]:
+    """Return beginnings of the names of tensors for KV in layers that share another layer's, which do not need them."""
+    shared = range(config.num_kv_layers, config.num_layers)
+    parts = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+    return tuple(f"model.layers.{layer}.self_attn.{part}" for layer in shared for part in parts)

@@ -13,6 +13,7 @@ from baton.engine.layers.attention import load_attention
 from baton.engine.layers.embedding import Embedding, load_table
 from baton.engine.layers.grouped_weight import GroupedWeight
 from baton.engine.layers.latent_attention import load_latent_attention
+from baton.engine.layers.layer_inputs import load_layer_end, load_layer_inputs
 from baton.engine.layers.linear import Linear, Projection, gathered, head_quantization, load_head
 from baton.engine.layers.mlp import load_mlp
 from baton.engine.layers.moe import load_moe
@@ -49,7 +50,7 @@ class ModelLoader:
         self._tensor = tensor
         self._group = group
         groups = groups or KVGroups(block_size=1)
-        self._kv_places = [groups.place(layer) for layer in range(config.num_layers)]
+        self._kv_places = [groups.place(config.kv_layer(layer)) for layer in range(config.num_layers)]
         self._family = family_of(config.architecture)
         self._names = self._family.names
 
@@ -58,6 +59,7 @@ class ModelLoader:
         weights, config, tensor = self._weights, self._config, self._tensor
         rows = tensor.shard.of(config.vocab_size)
         table = load_table(weights, config, rows)
+        layer_inputs = load_layer_inputs(weights, config, tensor)
         layers = [self._layer(index) for index in range(config.num_layers)]
         head: Projection
         if config.tie_word_embeddings and not (self._family.prefers_stored_head and HEAD in weights):
@@ -77,6 +79,7 @@ class ModelLoader:
             [place.layer for place in self._kv_places],
             config.logits_divisor,
             config.logits_soft_cap,
+            layer_inputs,
         )
 
     def _rotary(self) -> list[RotaryEmbedding]:
@@ -103,6 +106,7 @@ class ModelLoader:
             feed_forward=self._feed_forward(index, prefix),
             after_feed_forward=self._norm_at(prefix, norms.after_feed_forward),
             multiplier=self._config.residual_multiplier,
+            end=load_layer_end(self._weights, prefix, self._config),
         )
 
     def _attention(self, index: int, prefix: str) -> Attention:
@@ -125,6 +129,8 @@ class ModelLoader:
         hidden, bias = config.hidden_size, config.mlp_bias
         if config.moe is None or not config.is_sparse(index):
             size, fused = config.intermediate_size, self._names.gate_up
+            if config.kv_layer(index) != index and config.shared_intermediate_size is not None:
+                size = config.shared_intermediate_size
             return load_mlp(
                 weights,
                 f"{prefix}.{self._names.mlp}",

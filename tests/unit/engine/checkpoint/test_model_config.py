@@ -18,7 +18,7 @@ from baton.engine.checkpoint.model_config import (
     read_generation_defaults,
     read_model_config,
 )
-from baton.engine.config import EngineConfig
+from baton.engine.config import EngineConfig, KVHeads
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from baton.engine.kv.dtype import kv_bytes_per_token
 from baton.engine.kv.fingerprint import compatibility_fingerprint
@@ -305,6 +305,52 @@ def test_the_requested_dtype_wins_over_the_checkpoints(tmp_path: Path) -> None:
     assert read_model_config(write(tmp_path, LLAMA), "float32").dtype == "float32"
     with pytest.raises(UnsupportedModel, match="int8"):
         read_model_config(write(tmp_path, LLAMA), "int8")
+
+
+GEMMA4 = LLAMA | {
+    "architectures": ["Gemma4ForCausalLM"],
+    "sliding_window": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "heads"),
+    [
+        ({}, (2, 512)),
+        ({"global_head_dim": 32, "num_global_key_value_heads": 1}, (2, 32)),  # only with attention_k_eq_v
+        ({"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}, (1, 32)),
+        ({"per_layer_config": {"2": {"head_dim": 24, "num_key_value_heads": 4}}}, (4, 24)),
+    ],
+)
+def test_gemma4s_layers_have_two_kinds_of_heads(
+    tmp_path: Path, options: dict[str, Any], heads: tuple[int, int]
+) -> None:
+    config = read_model_config(write(tmp_path, GEMMA4 | options))
+    assert config.whole_heads == KVHeads(*heads)
+    assert [config.kv_heads_of(layer) for layer in range(3)] == [KVHeads(2, 16), KVHeads(2, 16), KVHeads(*heads)]
+    assert (config.rope.kind, config.rope.rotary_dim, config.rope.proportion) == ("proportional", heads[1], 0.25)
+    assert config.local_rope is not None
+    assert config.local_rope.rotary_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"enable_moe_block": True}, "enable_moe_block true"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all' .attention to later tokens"),
+        ({"sliding_window": None}, "sliding_window null"),
+        ({"layer_types": ["sliding_attention"] * 3}, "last layer of type sliding_attention"),
+        ({"num_kv_shared_layers": 1}, "num_kv_shared_layers 1 leaves no layer of type full_attention"),
+        ({"per_layer_config": {"1": {"head_dim": 32}}}, "per_layer_config other than"),
+        ({"per_layer_config": {"2": {"hidden_size": 32}}}, "per_layer_config other than"),
+        ({"num_global_key_value_heads": 3, "attention_k_eq_v": True}, "4 heads do not divide into 3 global KV heads"),
+    ],
+)
+def test_options_of_gemma4_that_are_not_served_are_named(tmp_path: Path, options: dict[str, Any], error: str) -> None:
+    with pytest.raises((UnsupportedModel, InvalidCheckpoint), match=error):
+        read_model_config(write(tmp_path, GEMMA4 | options))
 
 
 AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"}}
