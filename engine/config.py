@@ -1,12 +1,12 @@
 """Configuration of an engine and its model: plain data, no torch."""
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.execution.visible_gpus import visible_gpus
+from baton.engine.rope import RopeConfig, yarn_mscale
 from baton.settings.options import described, option
 from baton.settings.values import JsonText, OptionError
 
@@ -149,55 +149,6 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RopeConfig:
-    """Rotary position embedding: kind of scaling and its parameters, as in config.json."""
-
-    theta: float
-    rotary_dim: int  # the first dimensions of a head; the others are not rotated
-    kind: str = "default"  # default, linear, llama3, yarn, longrope, proportional
-    proportion: float = 1.0  # of the pairs that are rotated, the first ones, with kind proportional
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float = 0.0
-    mscale_all_dim: float = 0.0
-    attention_factor: float | None = None
-    truncate: bool = True
-    interleaved: bool = False  # rotated pairs are adjacent dimensions (DeepSeek), not half the rotary width apart
-    query_scaling_offset: int = 0  # added to the positions for it
-    query_scaling_beta: float = 0.0  # growth of queries beyond the original context (Llama 4, Ministral 3)
-    divisors: tuple[float, ...] = ()  # LongRoPE: of each pair's frequency; those for the original context
-    long_divisors: tuple[float, ...] = ()  # for longer contexts
-
-    @property
-    def cos_sin_scale(self) -> float:
-        """Factor on cos and sin (YaRN, arXiv 2309.00071, section 3.4; with DeepSeek's two mscales; LongRoPE)."""
-        if self.kind not in ("yarn", "longrope"):
-            return 1.0
-        if self.attention_factor is not None:
-            return self.attention_factor
-        if self.kind == "longrope":
-            original = math.log(self.original_max_position_embeddings)
-            return math.sqrt(1 + math.log(self.factor) / original) if self.factor > 1 else 1.0
-        if self.mscale and self.mscale_all_dim:
-            return yarn_mscale(self.factor, self.mscale) / yarn_mscale(self.factor, self.mscale_all_dim)
-        return yarn_mscale(self.factor, 1.0)
-
-    def for_context(self, max_model_len: int) -> "RopeConfig":
-        """Return the embedding for contexts of this length: LongRoPE has one up to its original context and another."""
-        is_long = self.kind == "longrope" and max_model_len > self.original_max_position_embeddings
-        return replace(self, divisors=self.long_divisors) if is_long else self
-
-
-def yarn_mscale(factor: float, weight: float) -> float:
-    """Return YaRN's scale of attention logits for a context extended by `factor`; 1 if it is not extended."""
-    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MoEConfig:
     """Mixture of experts: expert routing and the experts' sizes."""
 
@@ -220,6 +171,15 @@ class MoEConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerConfig:
+    """Lightning indexer (DeepSeek-V3.2): it chooses the tokens that a token attends to."""
+
+    num_heads: int
+    head_dim: int
+    topk: int  # tokens that are attended to, if the context has more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MLAConfig:
     """Multi-head latent attention (DeepSeek-V2)."""
 
@@ -228,6 +188,7 @@ class MLAConfig:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    indexer: IndexerConfig | None = None  # None: a token attends to the whole context
 
     @property
     def qk_head_dim(self) -> int:
@@ -236,8 +197,13 @@ class MLAConfig:
 
     @property
     def latent_dim(self) -> int:
-        """Width of a token's cache entry: the compressed KV and the rotary key shared by all heads."""
+        """Width of a token's latent: the compressed KV and the rotary key shared by all heads."""
         return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def row_dim(self) -> int:
+        """Width of a token's cache entry: its latent, and its key for the indexer."""
+        return self.latent_dim + (self.indexer.head_dim if self.indexer is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         _LATENT | {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1, "rope_scaling": None},
     ),
     "deepseek-v3": ("DeepseekV3Config", _LATENT | {"routed_scaling_factor": 2.5, "num_nextn_predict_layers": 0}),
+    "deepseek-v32": (
+        "DeepseekV32Config",
+        _LATENT
+        | {"routed_scaling_factor": 2.5, "num_nextn_predict_layers": 0}
+        | {"index_topk": 24, "index_n_heads": 16, "index_head_dim": 16},
+    ),
     "phi3": ("Phi3Config", {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": None}),
     "phi4-mini": (
         "Phi3Config",

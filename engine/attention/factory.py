@@ -32,7 +32,8 @@ def attention_for(
     that the model or device does not support.
     """
     cached = kv_cache_dtype(config, kv_dtype)
-    if (config.whole_heads is not None or config.num_kv_shared_layers) and device.type != "cpu":
+    is_sparse = config.mla is not None and config.mla.indexer is not None
+    if (is_sparse or config.whole_heads is not None or config.num_kv_shared_layers) and device.type != "cpu":
         raise UnsupportedModel(f"{config.architecture} is for CPUs so far, but the device is {device}")
     if config.whole_heads is not None:
         windowed, whole = replace(config, whole_heads=None), config.whole_heads

@@ -46,7 +46,7 @@ class MixedHeadsAttention:
 
 def _view(layer_cache: Tensor, heads: KVHeads) -> Tensor:
     """Return the view of a layer with some heads, in the first elements of each part of its keys and values."""
-    _, num_parts, _, _, block_size, _ = layer_cache.shape
+    num_blocks, num_parts, two, _, block_size, _ = layer_cache.shape
     heads_per_part = max(1, heads.count // num_parts)
     elements = layer_cache.flatten(3)[..., : heads_per_part * block_size * heads.width]
-    return elements.unflatten(3, (heads_per_part, block_size, heads.width))
+    return elements.view(num_blocks, num_parts, two, heads_per_part, block_size, heads.width)

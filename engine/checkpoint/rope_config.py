@@ -1,8 +1,8 @@
 """Reader of the rotary embedding in a config.json, with the keys of transformers 4 or transformers 5."""
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
-from baton.engine.config import RopeConfig
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from baton.engine.rope import RopeConfig
 
 KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 SHORT, LONG = "short_factor", "long_factor"

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.errors import UnsupportedModel
 from baton.engine.families.base import Family
-from baton.engine.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
+from baton.engine.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE
 from baton.engine.families.ernie import ERNIE, ERNIE_MOE
 from baton.engine.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
 from baton.engine.families.gemma4 import GEMMA4, GEMMA4_TEXT
@@ -38,6 +38,7 @@ FAMILIES = (
         QWEN3_MOE,
         DEEPSEEK_V2,
         DEEPSEEK_V3,
+        DEEPSEEK_V32,
         PHI3,
         OLMO2,
         OLMO3,

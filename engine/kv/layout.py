@@ -63,7 +63,7 @@ class KVCacheLayout:
         """Return the layout of each of `num_ranks` ranks that share a model whose blocks have `num_parts` shards.
 
         A block is [shards, num_layers, 2, heads per shard, block_size, head_dim]. With MLA, whose latent serves all
-        heads, it is [num_layers, block_size, latent_dim] on every rank and has one shard. If there are more ranks than
+        heads, it is [num_layers, block_size, row_dim] on every rank and has one shard. If there are more ranks than
         KV heads, several ranks hold the same heads. If layers have KV heads of two sizes, each has room for the larger
         ones; layers that share the KV of another have no room. With `kv_dtype` int8 the last dimension is four bytes
         longer, for the scale; with int4 it has the bytes of half as many elements and of the scale. With several
@@ -74,7 +74,7 @@ class KVCacheLayout:
         dtype = torch_dtype(named)
         num_layers = groups.layers_per_block(config) if groups is not None else config.num_kv_layers
         if config.mla is not None:
-            row = row_items(config.mla.latent_dim, named)
+            row = row_items(config.mla.row_dim, named)
             return cls(block_size, (num_layers, block_size, row), dtype, 1)
         num_heads = config.block_heads.count
         for count in (config.num_kv_heads, num_heads if config.whole_heads is None else config.whole_heads.count):

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from baton.engine.config import RopeConfig
 from baton.engine.ops.base import Rotation
+from baton.engine.rope import RopeConfig
 
 
 class RotaryEmbedding:

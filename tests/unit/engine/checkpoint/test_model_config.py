@@ -18,7 +18,7 @@ from baton.engine.checkpoint.model_config import (
     read_generation_defaults,
     read_model_config,
 )
-from baton.engine.config import EngineConfig, KVHeads
+from baton.engine.config import EngineConfig, IndexerConfig, KVHeads
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from baton.engine.kv.dtype import kv_bytes_per_token
 from baton.engine.kv.fingerprint import compatibility_fingerprint
@@ -287,6 +287,29 @@ def test_kimi_k2_is_read_as_deepseek_v3(tmp_path: Path) -> None:
     assert (config.moe.num_groups, config.moe.scoring, config.moe.shared_size) == (1, "sigmoid", 32)
     assert config.max_model_len == 4096
     assert config.rope.interleaved
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"q_lora_rank": None}, "q_lora_rank is missing"),
+        ({"index_head_dim": 4}, "index_head_dim 4 is below qk_rope_head_dim 8"),
+        ({"layer_types": ["full_attention"] * 3}, "layer type 'full_attention'"),
+    ],
+)
+def test_options_of_deepseek_v32_that_are_not_served_are_named(
+    tmp_path: Path, options: dict[str, Any], error: str
+) -> None:
+    sparse = DEEPSEEK_V2 | {
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "q_lora_rank": 24,
+        "routed_scaling_factor": 2.5,
+    }
+    served = read_model_config(write(tmp_path, sparse | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}))
+    assert served.mla is not None
+    assert served.mla.indexer == IndexerConfig(num_heads=64, head_dim=128, topk=2048)
+    with pytest.raises((UnsupportedModel, InvalidCheckpoint), match=error):
+        read_model_config(write(tmp_path, sparse | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"} | options))
 
 
 def test_layers_with_experts_may_be_listed(tmp_path: Path) -> None:
