@@ -12,6 +12,7 @@ from baton.engine.config import ModelConfig
 from baton.engine.families.registry import family_of
 from baton.engine.families.tensor_names import replaced_kv
 
+HEAD_MODULE = "lm_head."
 OTHER_EMBEDDING = "embed_tokens_per_layer.weight"
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -42,7 +43,7 @@ def weights_bytes(directory: Path, model: ModelConfig, quantization: str | None)
     linear_bytes = item_bytes if quantization is None else LINEAR_BYTES[quantization]
     packed_bytes, num_plain, num_linear = 0, 0, 0
     loaded = list(_loaded(directory, model))
-    is_tied = model.tie_word_embeddings and all(tensor.name != HEAD for tensor in loaded)
+    is_tied = model.tie_word_embeddings and not any(tensor.name.startswith(HEAD_MODULE) for tensor in loaded)
     for tensor in loaded:
         count = _num_weights(tensor, model.stored_quantization)
         if _is_packed(tensor, model.stored_quantization) and quantization != "int8":
