@@ -167,6 +167,7 @@ class MoEConfig:
     dense_layers: frozenset[int] = frozenset()  # layers with a dense MLP
     activation: Activation = "silu"
     has_biases: bool = False  # in the router and in the experts
+    is_parallel: bool = False  # next to a dense MLP, each with norms of its own (Gemma 4)
     weights_inputs: bool = False  # a token's weight multiplies its one expert's input instead of its output
 
 

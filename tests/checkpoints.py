@@ -279,6 +279,20 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_bidirectional_attention": "vision",
         },
     ),
+    "gemma4-moe": (
+        "Gemma4TextConfig",
+        _GEMMA4
+        | {
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "global_head_dim": 24,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "llama4": (
         "Llama4TextConfig",
         _ATTENTION
@@ -357,7 +371,9 @@ def _randomise(model: Any) -> None:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith("q_norm.weight") and model.config.model_type == "gemma4_text":
                 tensor.uniform_(0.1, 0.4)  # its scores are not scaled; sharp ones multiply rounding errors
-            elif name.endswith("norm.weight"):
+            elif name.endswith(
+                ("norm.weight", "layernorm_1.weight", "layernorm_2.weight", "router.scale", "expert_scale")
+            ):
                 tensor.uniform_(0.5, 1.5)
             elif name.endswith("layer_scalar"):
                 tensor.uniform_(0.6, 1.1)

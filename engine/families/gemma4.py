@@ -4,12 +4,13 @@ from dataclasses import replace
 
 from baton.engine.attention.span import FULL
 from baton.engine.checkpoint.json_object import JsonObject, shown
-from baton.engine.config import KVHeads, ModelConfig
+from baton.engine.config import KVHeads, ModelConfig, MoEConfig
 from baton.engine.errors import InvalidCheckpoint
 from baton.engine.families.base import LANGUAGE_MODEL, Family
 from baton.engine.families.gemma import GEMMA3_TEXT, SANDWICH, read_cap, read_gelu
 from baton.engine.families.options import LATER_TOKENS, unsupported
 from baton.engine.families.spans import SIZES, SLIDING, WHOLE, read_local_rope, read_spans
+from baton.engine.families.tensor_names import ExpertNames
 
 PERIOD = 6  # without layer_types, every sixth layer attends to the whole context, and so does the last one
 INPUT_SIZE, INPUT_VOCAB_SIZE = "hidden_size_per_layer_input", "vocab_size_per_layer_input"
@@ -28,8 +29,6 @@ DEFAULTS = {
 
 def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
     name, num_layers = shared.architecture, shared.num_layers
-    if config.boolean("enable_moe_block", False):
-        raise unsupported(config, name, "enable_moe_block true (experts)")
     if (direction := config.raw("use_bidirectional_attention")) not in (None, False, "vision"):  # of images' tokens
         raise unsupported(config, name, f"use_bidirectional_attention {shown(direction)} ({LATER_TOKENS})")
     if SIZES[SLIDING] in config.nulls:
@@ -62,7 +61,18 @@ def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
         layer_input_size=input_size,
         layer_input_vocab_size=config.size(INPUT_VOCAB_SIZE, 262144) if input_size else 0,
         has_layer_scalars=True,
+        moe=_read_experts(config) if config.boolean("enable_moe_block", False) else None,
         max_model_len=config.size("max_position_embeddings"),
+    )
+
+
+def _read_experts(config: JsonObject) -> MoEConfig:
+    return MoEConfig(
+        num_experts=config.size("num_experts"),
+        num_experts_per_token=config.size("top_k_experts"),
+        intermediate_size=config.size("moe_intermediate_size"),
+        activation="gelu_tanh",
+        is_parallel=True,
     )
 
 
@@ -110,7 +120,10 @@ GEMMA4 = Family(
         {"hidden_act", "attention_bias", "layer_types", "final_logit_softcapping", "use_bidirectional_attention"}
     ),
     defaults=DEFAULTS,
-    names=SANDWICH,
+    names=replace(
+        SANDWICH,
+        experts=(ExpertNames(block="", router="router.proj.weight", router_factors="router.per_expert_scale"),),
+    ),
     overflows_float16=True,
     theta=1e6,
     tie_word_embeddings=True,

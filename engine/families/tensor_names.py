@@ -19,9 +19,10 @@ class NormNames:
 class ExpertNames:
     """Experts and their router, all below `block`."""
 
-    block: str = "mlp"
+    block: str = "mlp"  # empty: the layer itself
     router: str = "gate.weight"
     router_bias: str = "gate.bias"
+    router_factors: str | None = None  # on the weights of each expert
     correction_bias: str = "gate.e_score_correction_bias"
     correction_bias_is_row: bool = False  # of shape [1, num_experts] instead of [num_experts]
     experts: str = "experts"

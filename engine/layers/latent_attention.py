@@ -76,7 +76,8 @@ class LatentAttention:
         latent = torch.cat([self.latent_norm(compressed), ops.rotate(k_rope.unsqueeze(1), rotation).squeeze(1)], dim=-1)
         q_latent = torch.bmm(q_plain.transpose(0, 1), self.key_expand).transpose(0, 1)  # [num_tokens, heads, lora]
         absorbed = torch.cat([q_latent, ops.rotate(q_rope, rotation)], dim=-1)
-        attended = self.backend.forward_latent(absorbed, latent, layer_cache[..., : mla.latent_dim], batch)
+        latents = layer_cache if self.indexer is None else layer_cache[..., : mla.latent_dim]
+        attended = self.backend.forward_latent(absorbed, latent, latents, batch)
         if self.indexer is not None:
             self.indexer.write(x, rotation, layer_cache[..., mla.latent_dim :], batch)
             if max(batch.context_lens_list, default=0) > self.indexer.config.topk:

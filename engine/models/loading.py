@@ -18,6 +18,7 @@ from baton.engine.layers.linear import Linear, Projection, gathered, head_quanti
 from baton.engine.layers.mlp import load_mlp
 from baton.engine.layers.moe import load_moe
 from baton.engine.layers.norm import NO_NORM, Norm, RMSNorm
+from baton.engine.layers.parallel_experts import ParallelExperts
 from baton.engine.layers.rotary import RotaryEmbedding
 from baton.engine.models.causal_lm import CausalLM, MissingHead
 from baton.engine.models.decoder_layer import Attention, DecoderLayer, FeedForward
@@ -44,6 +45,8 @@ class ModelLoader:
         """
         if group is not None and config.moe is None:
             raise UnsupportedModel(f"expert_parallel: {config.architecture} has no experts")
+        if group is not None and config.moe is not None and config.moe.is_parallel:
+            raise UnsupportedModel(f"expert_parallel: {config.architecture} has a dense MLP next to its experts")
         self._weights = weights
         self._config = config
         self._backend = backend
@@ -102,7 +105,7 @@ class ModelLoader:
             before_attention=self._norm_at(prefix, norms.before_attention),
             attention=self._attention(index, prefix),
             after_attention=self._norm_at(prefix, norms.after_attention),
-            before_feed_forward=self._norm_at(prefix, norms.before_feed_forward),
+            before_feed_forward=NO_NORM if self._is_parallel else self._norm_at(prefix, norms.before_feed_forward),
             feed_forward=self._feed_forward(index, prefix),
             after_feed_forward=self._norm_at(prefix, norms.after_feed_forward),
             multiplier=self._config.residual_multiplier,
@@ -124,25 +127,48 @@ class ModelLoader:
             self._kv_places[index].group,
         )
 
+    @property
+    def _is_parallel(self) -> bool:
+        """Whether layers have a dense MLP next to their experts."""
+        return self._config.moe is not None and self._config.moe.is_parallel
+
     def _feed_forward(self, index: int, prefix: str) -> FeedForward:
-        weights, config = self._weights, self._config
-        hidden, bias = config.hidden_size, config.mlp_bias
+        config = self._config
         if config.moe is None or not config.is_sparse(index):
-            size, fused = config.intermediate_size, self._names.gate_up
-            if config.kv_layer(index) != index and config.shared_intermediate_size is not None:
-                size = config.shared_intermediate_size
-            return load_mlp(
-                weights,
-                f"{prefix}.{self._names.mlp}",
-                hidden,
-                size,
-                self._tensor,
-                bias=bias,
-                fused=fused,
-                activation=config.activation,
-            )
-        names = self._expert_names(prefix)
-        return load_moe(weights, prefix, names, hidden, config.moe, self._tensor, self._group, bias=bias)
+            return self._mlp(index, prefix)
+        names, hidden, bias = self._expert_names(prefix), config.hidden_size, config.mlp_bias
+        moe = load_moe(self._weights, prefix, names, hidden, config.moe, self._tensor, self._group, bias=bias)
+        if not self._is_parallel:
+            return moe
+        return ParallelExperts(
+            dense=self._mlp(index, prefix),
+            experts=moe,
+            before_dense=self._norm(f"{prefix}.pre_feedforward_layernorm"),
+            after_dense=self._norm(f"{prefix}.post_feedforward_layernorm_1"),
+            before_experts=self._norm(f"{prefix}.pre_feedforward_layernorm_2"),
+            after_experts=self._norm(f"{prefix}.post_feedforward_layernorm_2"),
+            before_router=self._router_norm(f"{prefix}.router.scale"),
+        )
+
+    def _mlp(self, index: int, prefix: str) -> Projection:
+        config, size = self._config, self._config.intermediate_size
+        if config.kv_layer(index) != index and config.shared_intermediate_size is not None:
+            size = config.shared_intermediate_size
+        return load_mlp(
+            self._weights,
+            f"{prefix}.{self._names.mlp}",
+            config.hidden_size,
+            size,
+            self._tensor,
+            bias=config.mlp_bias,
+            fused=self._names.gate_up,
+            activation=config.activation,
+        )
+
+    def _router_norm(self, name: str) -> RMSNorm:
+        """Load the norm of a router's input, whose results are divided by the square root of their number."""
+        hidden = self._config.hidden_size
+        return RMSNorm(self._weights.take(name, hidden) * hidden**-0.5, self._config.rms_norm_eps)
 
     def _expert_names(self, prefix: str) -> ExpertNames:
         """Return those of the family's alternatives whose router this layer has; otherwise the first ones."""

@@ -53,7 +53,8 @@ class TensorShard:
     def check(self, config: ModelConfig) -> None:
         """Raise UnsupportedModel, naming all sizes that cannot be divided."""
         counts = {"num_attention_heads": config.num_heads, "vocab_size": config.vocab_size}
-        if not all(map(config.is_sparse, range(config.num_layers))):
+        is_parallel = config.moe is not None and config.moe.is_parallel
+        if is_parallel or not all(map(config.is_sparse, range(config.num_layers))):
             counts["intermediate_size"] = config.intermediate_size
         if config.moe is not None and not self.has_whole_experts:
             counts["intermediate size of an expert"] = config.moe.intermediate_size

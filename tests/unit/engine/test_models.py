@@ -35,6 +35,7 @@ THOROUGH = (  # with parts that no other has
         "gemma3",
         "gemma4",
         "gemma4-large",
+        "gemma4-moe",
         "llama4",
         "gpt-oss",
         "minimax-m2",

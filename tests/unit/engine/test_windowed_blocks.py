@@ -70,6 +70,7 @@ def workload(seed: int) -> list[list[Request]]:
     ("architecture", "kv_dtype"),
     [
         ("gemma3", "auto"),
+        ("gemma4", "auto"),
         ("llama4", "int8"),
         ("mistral-window", "auto"),
         slow_case("gpt-oss", "auto"),

@@ -361,7 +361,7 @@ def test_gemma4s_layers_have_two_kinds_of_heads(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"enable_moe_block": True}, "enable_moe_block true"),
+        ({"enable_moe_block": True, "num_experts": 4, "moe_intermediate_size": 32}, "top_k_experts is missing"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all' .attention to later tokens"),
         ({"sliding_window": None}, "sliding_window null"),
         ({"layer_types": ["sliding_attention"] * 3}, "last layer of type sliding_attention"),

@@ -38,7 +38,7 @@ MODELS = ("llama3", "llama-biased", "qwen2", "qwen3", "mixtral", "qwen3-moe", "d
 
 OTHERS = (
     *("phi4-mini", "olmo2", "qwen2-moe", "granite-moe", "minimax-m2", "gemma3", "gemma4", "gemma4-large", "gpt-oss"),
-    "deepseek-v32",
+    *("deepseek-v32", "gemma4-moe"),
 )
 REST = (
     *("phi3", "smollm3", "granite", "glm", "glm4", "glm4-moe", "seed-oss", "ernie", "ernie-moe", "olmoe"),
