@@ -110,5 +110,7 @@ def load_choice(weights: Weights, prefix: str, names: ExpertNames, hidden_size: 
         correction = weights.take(f"{prefix}.{names.correction_bias}", *shape, dtype=torch.float32).flatten()
     if config.has_biases:
         bias = weights.take(f"{prefix}.{names.router_bias}", count, dtype=torch.float32)
-    factors = names.router_factors and weights.take(f"{prefix}.{names.router_factors}", count, dtype=torch.float32)
+    factors = None
+    if names.router_factors is not None:
+        factors = weights.take(f"{prefix}.{names.router_factors}", count, dtype=torch.float32)
     return ExpertChoice(config, weight, correction, bias, factors)
