@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from benchmarks.server import served
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.integration.oracle import Oracle
 from tests.integration.workers_view import wait_all_ready
 from tests.marks import slow_case

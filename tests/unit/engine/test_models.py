@@ -20,7 +20,8 @@ from baton.engine.errors import UnsupportedModel
 from baton.engine.execution.loaded_model import load, zeros
 from baton.engine.kv.dtype import kv_bytes_per_token
 from baton.engine.kv.layout import KVCacheLayout
-from tests.checkpoints import ARCHITECTURES, VOCAB_SIZE, make_checkpoint
+from tests.architectures import ARCHITECTURES, VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.marks import slow_except
 from tests.paged_model import PagedModel
 

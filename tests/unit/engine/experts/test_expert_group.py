@@ -18,7 +18,8 @@ from baton.engine.layers.linear import Linear
 from baton.engine.outputs import SampledToken
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.marks import each_value, slow_case
 from tests.unit.engine.group_rig import CPU, HOST, TIMEOUT_S, Group, Member, Ranks
 

@@ -27,7 +27,8 @@ from baton.engine.parallel.tensor_parallel import TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case, slow_except
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.group_rig import Group, Member
