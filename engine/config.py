@@ -1,12 +1,12 @@
 """Configuration of an engine and its model: plain data, no torch."""
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.execution.visible_gpus import visible_gpus
+from baton.engine.rope import RopeConfig, yarn_mscale
 from baton.settings.options import described, option
 from baton.settings.values import JsonText, OptionError
 
@@ -149,54 +149,6 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RopeConfig:
-    """Rotary position embedding: kind of scaling and its parameters, as in config.json."""
-
-    theta: float
-    rotary_dim: int  # the first dimensions of a head; the others are not rotated
-    kind: str = "default"  # default, linear, llama3, yarn, longrope
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float = 0.0
-    mscale_all_dim: float = 0.0
-    attention_factor: float | None = None
-    truncate: bool = True
-    interleaved: bool = False  # rotated pairs are adjacent dimensions (DeepSeek), not half the rotary width apart
-    query_scaling_offset: int = 0  # added to the positions for it
-    query_scaling_beta: float = 0.0  # growth of queries beyond the original context (Llama 4, Ministral 3)
-    divisors: tuple[float, ...] = ()  # LongRoPE: of each pair's frequency; those for the original context
-    long_divisors: tuple[float, ...] = ()  # for longer contexts
-
-    @property
-    def cos_sin_scale(self) -> float:
-        """Factor on cos and sin (YaRN, arXiv 2309.00071, section 3.4; with DeepSeek's two mscales; LongRoPE)."""
-        if self.kind not in ("yarn", "longrope"):
-            return 1.0
-        if self.attention_factor is not None:
-            return self.attention_factor
-        if self.kind == "longrope":
-            original = math.log(self.original_max_position_embeddings)
-            return math.sqrt(1 + math.log(self.factor) / original) if self.factor > 1 else 1.0
-        if self.mscale and self.mscale_all_dim:
-            return yarn_mscale(self.factor, self.mscale) / yarn_mscale(self.factor, self.mscale_all_dim)
-        return yarn_mscale(self.factor, 1.0)
-
-    def for_context(self, max_model_len: int) -> "RopeConfig":
-        """Return the embedding for contexts of this length: LongRoPE has one up to its original context and another."""
-        is_long = self.kind == "longrope" and max_model_len > self.original_max_position_embeddings
-        return replace(self, divisors=self.long_divisors) if is_long else self
-
-
-def yarn_mscale(factor: float, weight: float) -> float:
-    """Return YaRN's scale of attention logits for a context extended by `factor`; 1 if it is not extended."""
-    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MoEConfig:
     """Mixture of experts: expert routing and the experts' sizes."""
 
@@ -215,7 +167,17 @@ class MoEConfig:
     dense_layers: frozenset[int] = frozenset()  # layers with a dense MLP
     activation: Activation = "silu"
     has_biases: bool = False  # in the router and in the experts
+    is_parallel: bool = False  # next to a dense MLP, each with norms of its own (Gemma 4)
     weights_inputs: bool = False  # a token's weight multiplies its one expert's input instead of its output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerConfig:
+    """Lightning indexer (DeepSeek-V3.2): it chooses the tokens that a token attends to."""
+
+    num_heads: int
+    head_dim: int
+    topk: int  # tokens that are attended to, if the context has more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +189,7 @@ class MLAConfig:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    indexer: IndexerConfig | None = None  # None: a token attends to the whole context
 
     @property
     def qk_head_dim(self) -> int:
@@ -235,8 +198,21 @@ class MLAConfig:
 
     @property
     def latent_dim(self) -> int:
-        """Width of a token's cache entry: the compressed KV and the rotary key shared by all heads."""
+        """Width of a token's latent: the compressed KV and the rotary key shared by all heads."""
         return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def row_dim(self) -> int:
+        """Width of a token's cache entry: its latent, and its key for the indexer."""
+        return self.latent_dim + (self.indexer.head_dim if self.indexer is not None else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class KVHeads:
+    """KV heads of a layer."""
+
+    count: int
+    width: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +253,14 @@ class ModelConfig:
     has_sinks: bool = False  # each head has a sink: a logit that takes part in the softmax without a value
     attention_soft_cap: float | None = None  # bound on attention scores
     logits_soft_cap: float | None = None  # bound on the model's logits
+    whole_heads: KVHeads | None = None  # of layers that attend to the whole context, if they differ from the others'
+    num_kv_shared_layers: int = 0  # last layers, which attend to the KV of an earlier layer of their span
+    shared_intermediate_size: int | None = None  # of the MLPs in those; default: intermediate_size
+    has_value_norm: bool = False  # values are normed like keys, without weights
+    keys_are_values: bool = False  # layers with `whole_heads` have no projection to values: they are the plain keys
+    layer_input_size: int = 0  # width of an input that each layer gets besides the hidden states (Gemma 4)
+    layer_input_vocab_size: int = 0
+    has_layer_scalars: bool = False  # each layer's output is multiplied by a number
     num_nextn_predict_layers: int = 0  # multi-token prediction layers after the last layer; in the files, not loaded
     eos_token_ids: frozenset[int] = frozenset()
     stored_quantization: StoredQuantization | None = None  # how the files store FP8 matrices; None: they have none
@@ -300,6 +284,27 @@ class ModelConfig:
     def rope_of(self, layer: int) -> RopeConfig:
         """Return the rotary embedding of a layer."""
         return self.rope if self.local_rope is None or self.span(layer) == FULL else self.local_rope
+
+    def kv_heads_of(self, layer: int) -> KVHeads:
+        """Return the KV heads of a layer."""
+        own = KVHeads(self.num_kv_heads, self.head_dim)
+        return self.whole_heads if self.whole_heads is not None and self.span(layer) == FULL else own
+
+    def kv_layer(self, layer: int) -> int:
+        """Return the layer whose KV a layer attends to: itself, or the last one with its span that is not shared."""
+        own = range(self.num_kv_layers)
+        return layer if layer in own else max(each for each in own if self.span(each) == self.span(layer))
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Number of layers that write KV; the first ones."""
+        return self.num_layers - self.num_kv_shared_layers
+
+    @property
+    def block_heads(self) -> KVHeads:
+        """KV heads for which a block has room in every layer: those with the most elements."""
+        heads = (KVHeads(self.num_kv_heads, self.head_dim), self.whole_heads)
+        return max(filter(None, heads), key=lambda each: each.count * each.width)
 
     @property
     def default_model_len(self) -> int:

@@ -71,6 +71,7 @@ class Engine:
         self.model_config, self.layout, self.pool = loaded.config, loaded.layout, loaded.pool
         self.kv_parts, self.groups, self.cores = loaded.kv_parts, loaded.groups, loaded.cores
         self.fingerprint, self.origin = loaded.fingerprint, loaded.origin
+        self.vocabulary = loaded.vocabulary
         self.generates, self.pooling = loaded.generates, loaded.pooling
         self.finish_rule = FinishRule(self.model_config.eos_token_ids, loaded.max_model_len)
         model = Rank0Model(loaded.model, tensor) if tensor is not None else loaded.model

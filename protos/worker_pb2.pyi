@@ -110,6 +110,7 @@ class WorkerDescription(_message.Message):
     POOLING_FIELD_NUMBER: _builtins.int
     APPLICATION_FIELD_NUMBER: _builtins.int
     INITIAL_ROLE_FIELD_NUMBER: _builtins.int
+    VOCABULARY_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """name, stable over restarts and changes of role"""
     incarnation: _builtins.str
@@ -140,6 +141,8 @@ class WorkerDescription(_message.Message):
     """application that placed it, whose autoscaler counts it; empty: none did"""
     initial_role: Global___WorkerRole.ValueType
     """role with which its process was started; unspecified: `role`"""
+    vocabulary: _builtins.str
+    """digest of its tokenizer's tokens and ids; empty: it has no tokenizer"""
     @_builtins.property
     def pool(self) -> Global___KVPool:
         """how to read its blocks; with several ranks those of the first"""
@@ -168,10 +171,11 @@ class WorkerDescription(_message.Message):
         pooling: Global___Pooling | None = ...,
         application: _builtins.str = ...,
         initial_role: Global___WorkerRole.ValueType = ...,
+        vocabulary: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "application", b"application", "block_size", b"block_size", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "initial_role", b"initial_role", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "num_ranks", b"num_ranks", "pool", b"pool", "pooling", b"pooling", "role", b"role", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "application", b"application", "block_size", b"block_size", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "initial_role", b"initial_role", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "num_ranks", b"num_ranks", "pool", b"pool", "pooling", b"pooling", "role", b"role", "transport", b"transport", "vocabulary", b"vocabulary", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

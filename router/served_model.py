@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.engine.checkpoint.gguf.directory import checkpoint_directory
+from baton.engine.checkpoint.vocabulary import vocabulary_digest
 from baton.membership.registry.factory import open_registry
 from baton.router.admission.admission import Admission
 from baton.router.admission.inflight_limit import AdmissionLimits
@@ -83,11 +84,12 @@ class ModelMaker:
         config = self.config
         directory = str(checkpoint_directory(Path(options.directory), with_tokenizer=options.tokenizer is None))
         tokenizer = Tokenizer(options.tokenizer or directory)
+        vocabulary = vocabulary_digest(Path(options.tokenizer or directory))
         info = read_model_info(directory, options.name, options.hf_overrides)
         router_id = f"router-{uuid.uuid4().hex[:12]}"  # of its own: each model has its own report in the registry
         registry = open_registry(config.registry, config.workers)
         interval_ms = config.watch_interval_ms
-        pool = WorkerPool(registry, info.name, router_id, interval_ms, self.security, self.worker_models)
+        pool = WorkerPool(registry, info.name, router_id, interval_ms, self.security, self.worker_models, vocabulary)
         metrics = RouterMetrics(info.name, config.traffic_window_s)
         metrics.registry.register(WorkerSeries(pool, info.name))
         metrics.registry.register(PoolSeries(pool, info.name))

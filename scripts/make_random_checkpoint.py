@@ -20,7 +20,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the tiny architectures are those of the tests
-from tests.checkpoints import ARCHITECTURES, VOCAB_SIZE, make_checkpoint
+from tests.architectures import ARCHITECTURES, VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -108,12 +108,27 @@ def parse_text(value: object) -> str:
 
 
 def parse_texts(value: object) -> tuple[str, ...]:
-    """Return the texts of a list, or of one text separated by commas. Raises ValueError."""
+    """Return the texts of a list, or of one text separated by commas outside of braces. Raises ValueError."""
     if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
+        return tuple(part.strip() for part in split_outside_braces(value, ",") if part.strip())
     if isinstance(value, list | tuple):
         return tuple(parse_text(part) for part in value)
     raise ValueError(value)
+
+
+def split_outside_braces(text: str, separator: str) -> list[str]:
+    """Return the parts of a text between separators, of one character, that are in no braces: JSON stays whole."""
+    parts, depth, is_quoted = [""], 0, False
+    for place, char in enumerate(text):
+        if depth and char == '"' and text[place - 1] != "\\":
+            is_quoted = not is_quoted
+        elif not is_quoted:
+            depth = max(0, depth + (char == "{") - (char == "}"))
+        if char == separator and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return parts
 
 
 def parse_json(value: object) -> JsonText:

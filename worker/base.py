@@ -101,6 +101,7 @@ class Host(Protocol):
     origin: KVOrigin  # of the KV that the engine computes
     finish_rule: FinishRule
     vocab_size: int
+    vocabulary: str  # digest of the tokenizer's tokens and ids; empty: there is no tokenizer
     block_bytes: int
     kv_groups: KVGroups
 

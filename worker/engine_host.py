@@ -41,6 +41,7 @@ class EngineHost:
         self.fingerprint, self.origin = engine.fingerprint, engine.origin
         self.finish_rule = engine.finish_rule
         self.vocab_size = engine.model_config.vocab_size
+        self.vocabulary = engine.vocabulary
         self.pooling = engine.pooling  # None: the model makes no embeddings
         self.ranks = Ranks(transport, engine.pool, PartGroup(engine.kv_parts, 1 + len(followers)), followers=followers)
         self.block_bytes = self.ranks.block_bytes  # on all ranks

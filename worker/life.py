@@ -266,5 +266,6 @@ def _describe(core: WorkerCore, incarnation: str, address: str, initial_role: Ro
         num_ranks=host.ranks.size,
         application=config.application,
         initial_role=ROLES[initial_role],
+        vocabulary=host.vocabulary,
         pooling=pooling_to_proto(host.pooling) if host.pooling is not None and config.role != "decode" else None,
     )

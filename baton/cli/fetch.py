@@ -5,13 +5,14 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import rich_click as click
 
 from baton.cli.options.hub import HUB_PATTERNS, at_revision, download, hub_files, is_hub_id
+from baton.cli.options.hub_gguf import HubGguf
 from baton.cli.options.model_argument import one_model
 from baton.cli.options.model_source import BUNDLED
 from baton.rpc.backoff import Backoff
@@ -40,6 +41,8 @@ def command(
 ) -> None:
     """Download MODEL, a Hugging Face id or `bundled`, into DIRECTORY, unless it is already there.
 
+    An id may name one of the GGUF models in a repository by its quantization: org/repo:Q4_K_M.
+
     Processes that fetch into the same directory, even from different machines, take turns: one downloads, the others
     wait.
 
@@ -47,6 +50,7 @@ def command(
     Examples:
     $ baton fetch Qwen/Qwen3-0.6B /models/Qwen3-0.6B
     $ baton fetch Qwen/Qwen3-0.6B /models/Qwen3-0.6B-v1 --revision v1.0
+    $ baton fetch unsloth/Qwen3-0.6B-GGUF:Q4_K_M /models/Qwen3-0.6B-GGUF
     $ baton fetch bundled /models/baton --without-weights
     """
     model, directory = _model_and_directory(words, model)
@@ -120,18 +124,28 @@ def _fetch(model: str, revision: str | None, directory: Path, without_weights: b
         ignored = shutil.ignore_patterns(*WEIGHTS) if without_weights else None
         shutil.copytree(BUNDLED, directory, ignore=ignored, dirs_exist_ok=True)
         return
+    if gguf := HubGguf.read(model):
+        if without_weights:
+            raise click.UsageError("--without-weights: a GGUF file has the tokenizer and the config in it; fetch all")
+        asyncio.run(_retried(lambda: _download_gguf(gguf, revision, directory), tries))
+        return
     if not is_hub_id(model):
         raise click.UsageError(f"{model} is neither a hub id such as Qwen/Qwen3-0.6B nor `{BUNDLED_WORD}`")
     patterns = [each for each in HUB_PATTERNS if not (without_weights and each in WEIGHTS)]
-    asyncio.run(_download(model, revision, patterns, directory, tries))
+    asyncio.run(_retried(lambda: _download_all(model, revision, patterns, directory), tries))
 
 
-async def _download(hub_id: str, revision: str | None, patterns: list[str], directory: Path, tries: int) -> None:
+def _download_gguf(gguf: HubGguf, revision: str | None, directory: Path) -> None:
+    file, _ = gguf.download(revision, directory)
+    click.echo(f"the model is {file}")
+
+
+async def _retried(download_all: Callable[[], None], tries: int) -> None:
     """Download, with retries after temporary failures: KubeRay gives a pod up when its first container fails."""
     backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
     for left in range(tries - 1, -1, -1):
         try:
-            _download_all(hub_id, revision, patterns, directory)
+            download_all()
             return
         except click.ClickException as error:
             if not left or _is_permanent(error.__cause__):

@@ -14,7 +14,7 @@ class AttentionBackend(Protocol):
 
     Causality is aligned to the end: in a sequence with `q` new tokens and context length `c`, new token `i` attends to
     the first `c - q + i + 1` tokens, or to those of them in the layer's span. Each call first writes the new tokens' KV
-    to their slots.
+    to their slots, unless the layer shares the KV of an earlier layer, which has written it.
     """
 
     def plan(self, batch: Batch) -> None:
@@ -33,7 +33,7 @@ class AttentionBackend(Protocol):
     ) -> Tensor:
         """Return the attention of one layer, [num_tokens, num_heads, head_dim].
 
-        q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim];
+        q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim], no heads if their KV is there;
         layer_cache: [num_blocks, parts, 2, num_kv_heads / parts, block_size, head_dim], a view of the pool, updated in
         place; in int8 and int4 each row is followed by its scale (engine/kv/layout.py); scales: of FP8 KV; kind:
         the layer's. Scores are multiplied by `scale`, then bounded by `soft_cap`, both given at construction.

@@ -1,14 +1,16 @@
 """Choice of the attention backend."""
 
 import logging
+from dataclasses import replace
 
 import torch
 
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.flashinfer import FlashInferAttention, is_made_for
 from baton.engine.attention.heads import AttentionHeads
+from baton.engine.attention.mixed_heads import MixedHeadsAttention
 from baton.engine.attention.torch_reference import TorchAttention
-from baton.engine.config import ModelConfig
+from baton.engine.config import KVHeads, ModelConfig
 from baton.engine.errors import UnsupportedModel
 from baton.engine.kv.dtype import kv_cache_dtype
 from baton.engine.kv.layout import torch_dtype
@@ -30,6 +32,18 @@ def attention_for(
     that the model or device does not support.
     """
     cached = kv_cache_dtype(config, kv_dtype)
+    is_sparse = config.mla is not None and config.mla.indexer is not None
+    if (is_sparse or config.whole_heads is not None or config.num_kv_shared_layers) and device.type != "cpu":
+        raise UnsupportedModel(f"{config.architecture} is for CPUs so far, but the device is {device}")
+    if config.whole_heads is not None:
+        windowed, whole = replace(config, whole_heads=None), config.whole_heads
+        wide = replace(windowed, num_kv_heads=whole.count, head_dim=whole.width)
+        return MixedHeadsAttention(
+            attention_for(wide, block_size, device, kv_dtype, num_parts),
+            whole,
+            attention_for(windowed, block_size, device, kv_dtype, num_parts),
+            KVHeads(windowed.num_kv_heads, windowed.head_dim),
+        )
     if device.type != "cpu":
         if cached in ("int8", "int4"):
             raise UnsupportedModel(

@@ -11,6 +11,8 @@ from baton.engine.execution.batch import Batch
 from baton.engine.kv.scales import UNSCALED, KVScales
 from baton.engine.native.paged_attention import Cache, PagedAttention, Rows, Span, instruction_sets
 
+_NO_ROWS = Rows(0, 0, 0)  # in place of new keys and values if the KV is in the cache already
+
 
 class NativeAttention:
     """Attention that reads each block in place, once for all query heads of a KV head.
@@ -87,13 +89,15 @@ class NativeAttention:
         cache = self._caches.get(place := _place(layer_cache))
         if cache is None:
             cache = self._caches[place] = self._cache(layer_cache)
-        assert k.shape == v.shape == (num_tokens, heads.num_kv_heads, heads.key_width)
+        is_written = k.shape[1] == 0
+        assert k.shape == v.shape == (num_tokens, 0 if is_written else heads.num_kv_heads, heads.key_width)
         result = torch.empty(num_tokens, heads.num_heads, heads.value_width, dtype=heads.dtype)
         assert q.shape == result.shape
         q, k, v = _dense(q, heads.dtype), _dense(k, heads.dtype), _dense(v, heads.dtype)
         sinks = _sinks(kind, heads.num_heads)
         span = self._span(kind.span)
-        self._kernel.forward(_rows(q), _rows(k), _rows(v), cache, _rows(result), num_tokens, span, sinks)
+        keys, values = (_NO_ROWS, _NO_ROWS) if is_written else (_rows(k), _rows(v))
+        self._kernel.forward(_rows(q), keys, values, cache, _rows(result), num_tokens, span, sinks)
         return result
 
     def forward_latent(self, q: Tensor, latent: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:

@@ -105,15 +105,17 @@ class TorchAttention:
             scales = UNSCALED
         # [num_blocks, block_size, parts, heads of a part, head_dim]
         keys_by_slot, values_by_slot = layer_cache.permute(2, 0, 4, 1, 3, 5)
-        written = (k.shape[0], *keys_by_slot.shape[2:-1], k.shape[-1])
-        keys_by_slot.index_put_(self._slots, _cached(k.view(written), dtype, scales.key))
-        values_by_slot.index_put_(self._slots, _cached(v.view(written), dtype, scales.value))
+        num_kv_heads = layer_cache.shape[1] * layer_cache.shape[3]
+        if k.shape[1]:
+            written = (k.shape[0], *keys_by_slot.shape[2:-1], k.shape[-1])
+            keys_by_slot.index_put_(self._slots, _cached(k.reshape(written), dtype, scales.key))
+            values_by_slot.index_put_(self._slots, _cached(v.reshape(written), dtype, scales.value))
         by_head = layer_cache.permute(2, 1, 3, 0, 4, 5)  # [2, parts, heads of a part, num_blocks, block_size, head_dim]
         result = torch.empty_like(q)
         for segment, mask in zip(self._segments, self._masks_of(kind.span), strict=True):
             gathered = _uncached(self._gather(by_head, 3, segment.blocks), dtype, q.dtype)
             # 2 x [num_seqs, num_kv_heads, context_len, head_dim]
-            keys, values = gathered.view(2, k.shape[1], segment.num_seqs, -1, k.shape[2]).transpose(1, 2)
+            keys, values = gathered.view(2, num_kv_heads, segment.num_seqs, -1, q.shape[2]).transpose(1, 2)
             queries, scale = q[segment.tokens], self.scale * scales.key
             result[segment.tokens] = self._attend(queries, keys, values, mask, scale, kind.sinks)
         return result if scales.value == 1.0 else result * scales.value

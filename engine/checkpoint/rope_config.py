@@ -1,10 +1,10 @@
 """Reader of the rotary embedding in a config.json, with the keys of transformers 4 or transformers 5."""
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
-from baton.engine.config import RopeConfig
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from baton.engine.rope import RopeConfig
 
-KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 SHORT, LONG = "short_factor", "long_factor"
 OLD_LONGROPE = ("su", "yarn")  # names of longrope in the first Phi-3 checkpoints
 MIN_THETA = 1.001  # above 1, so that angles shrink from pair to pair
@@ -38,7 +38,8 @@ def read_rope(
     if scaling.has_inner:
         raise UnsupportedModel(f"{config.source}: a rotary embedding for each layer type is not supported")
     partial = config.number(PARTIAL, default_partial, minimum=MIN_PARTIAL, maximum=1)
-    rotary_dim = int(head_dim * scaling.number(PARTIAL, partial, minimum=MIN_PARTIAL, maximum=1))
+    partial = scaling.number(PARTIAL, partial, minimum=MIN_PARTIAL, maximum=1)
+    rotary_dim = head_dim if kind == "proportional" else int(head_dim * partial)
     max_positions = config.size("max_position_embeddings")
     original = scaling.size(
         "original_max_position_embeddings",
@@ -53,6 +54,7 @@ def read_rope(
         theta=scaling.number("rope_theta", theta, minimum=MIN_THETA),
         rotary_dim=rotary_dim,
         kind=kind,
+        proportion=partial if kind == "proportional" else 1.0,
         factor=_factor(scaling, kind, max_positions / original),
         low_freq_factor=low,
         high_freq_factor=high,
@@ -96,9 +98,8 @@ def _factor(scaling: JsonObject, kind: str, stretch: float) -> float:
     """Return the scaling factor; YaRN's and LongRoPE's default is `stretch`, the full context over the original one."""
     if kind == "default":
         return 1.0
-    return scaling.number(
-        "factor", stretch if kind in ("yarn", "longrope") else None, minimum=MIN_SCALE, maximum=MAX_SCALE
-    )
+    default = {"yarn": stretch, "longrope": stretch, "proportional": 1.0}.get(kind)
+    return scaling.number("factor", default, minimum=MIN_SCALE, maximum=MAX_SCALE)
 
 
 def _beta(scaling: JsonObject, key: str, default: float) -> float:

@@ -10,7 +10,10 @@ from baton.engine.checkpoint.tensor_index import read_tensors
 from baton.engine.checkpoint.tensor_prefixes import under_model
 from baton.engine.config import ModelConfig
 from baton.engine.families.registry import family_of
+from baton.engine.families.tensor_names import replaced_kv
 
+HEAD_MODULE = "lm_head."
+OTHER_EMBEDDING = "embed_tokens_per_layer.weight"
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Suffixes of what belongs to a quantized matrix, besides its codes.
@@ -40,12 +43,12 @@ def weights_bytes(directory: Path, model: ModelConfig, quantization: str | None)
     linear_bytes = item_bytes if quantization is None else LINEAR_BYTES[quantization]
     packed_bytes, num_plain, num_linear = 0, 0, 0
     loaded = list(_loaded(directory, model))
-    is_tied = model.tie_word_embeddings and all(tensor.name != HEAD for tensor in loaded)
+    is_tied = model.tie_word_embeddings and not any(tensor.name.startswith(HEAD_MODULE) for tensor in loaded)
     for tensor in loaded:
         count = _num_weights(tensor, model.stored_quantization)
         if _is_packed(tensor, model.stored_quantization) and quantization != "int8":
             packed_bytes += tensor.num_bytes
-        elif tensor.name == HEAD and quantization == "int4":
+        elif (tensor.name == HEAD and quantization == "int4") or tensor.name.endswith(OTHER_EMBEDDING):
             num_plain += count
         elif not tensor.name.endswith(EMBEDDING):
             num_linear += count
@@ -84,5 +87,6 @@ def _loaded(directory: Path, model: ModelConfig) -> Iterator[StoredTensor]:
     left_out = tuple(f"model.layers.{layer}." for layer in range(model.num_layers, last))
     if model.tie_word_embeddings and not family.prefers_stored_head:
         left_out = (*left_out, HEAD)
+    left_out = (*left_out, *replaced_kv(model))
     tensors = under_model(read_tensors(directory), family.prefixes)
     return (tensor for name, tensor in tensors.items() if not name.startswith((*left_out, *family.unused)))

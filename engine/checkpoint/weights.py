@@ -77,7 +77,7 @@ class Weights:
         self._dequantised_for: set[str] = set()  # reasons already logged
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._tensors or name in self._packed
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None, part: Part = WHOLE) -> Tensor:
         """Return a copy of a tensor of this shape, or of a part of it, on the model's device.

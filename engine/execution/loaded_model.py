@@ -15,6 +15,7 @@ from baton.engine.attention.flashinfer import FlashInferAttention
 from baton.engine.attention.grouped import GroupedAttention
 from baton.engine.checkpoint.model_config import model_config_of
 from baton.engine.checkpoint.pooling_config import read_pooling_config
+from baton.engine.checkpoint.vocabulary import vocabulary_digest
 from baton.engine.checkpoint.weights_hash import WeightsHash
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import EngineError, UnsupportedModel
@@ -54,6 +55,7 @@ class LoadedModel:
     max_model_len: int  # longest prompt plus output
     fingerprint: str  # of the KV that it exchanges
     origin: KVOrigin  # of the KV that it computes
+    vocabulary: str  # digest of the tokenizer's tokens and ids; empty: there is no tokenizer
     cores: tuple[int, ...]  # cores that loaded the model and must compute it; empty: any
     generates: bool  # False for an embedding checkpoint without an output layer
     pooling: PoolingConfig | None = None  # None: the model makes no embeddings
@@ -178,6 +180,7 @@ def _load(
         size.max_model_len,
         fingerprint,
         origin,
+        vocabulary_digest(Path(config.tokenizer_directory)),
         cores,
         generates=model.has_head,
     )

@@ -1,12 +1,13 @@
-"""DeepSeek-V2 (arXiv 2405.04434), V3 (arXiv 2412.19437) and GLM-4.7-Flash: latent attention, shared experts."""
+"""DeepSeek-V2 (arXiv 2405.04434), V3 (arXiv 2412.19437), V3.2 and GLM-4.7-Flash: latent attention, shared experts."""
 
 from dataclasses import replace
 
-from baton.engine.checkpoint.json_object import JsonObject
-from baton.engine.config import MLAConfig, ModelConfig, MoEConfig
+from baton.engine.checkpoint.json_object import JsonObject, shown
+from baton.engine.config import IndexerConfig, MLAConfig, ModelConfig, MoEConfig
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from baton.engine.families.base import Family
 from baton.engine.families.experts import only, read_corrected_experts, read_num_experts
+from baton.engine.families.options import LAYER_TYPES, unsupported
 
 
 def _read_v2(config: JsonObject, shared: ModelConfig) -> ModelConfig:
@@ -17,6 +18,23 @@ def _read_v2(config: JsonObject, shared: ModelConfig) -> ModelConfig:
 
 def _read_v3(config: JsonObject, shared: ModelConfig) -> ModelConfig:
     return replace(_read_latent(config, shared), moe=_read_v3_experts(config, shared))
+
+
+def _read_v32(config: JsonObject, shared: ModelConfig) -> ModelConfig:
+    for kind in config.texts(LAYER_TYPES):
+        if kind != "indexed_attention":
+            raise unsupported(config, shared.architecture, f"layer type {shown(kind)}")
+    model = _read_v3(config, shared)
+    assert model.mla is not None
+    indexer = IndexerConfig(
+        num_heads=config.size("index_n_heads", 64),
+        head_dim=config.size("index_head_dim", 128),
+        topk=config.size("index_topk", 2048),
+    )
+    config.size("q_lora_rank")
+    if indexer.head_dim < (rope := model.mla.qk_rope_head_dim):
+        raise InvalidCheckpoint(f"{config.source}: index_head_dim {indexer.head_dim} is below qk_rope_head_dim {rope}")
+    return replace(model, mla=replace(model.mla, indexer=indexer))
 
 
 def _read_latent(config: JsonObject, shared: ModelConfig) -> ModelConfig:
@@ -88,6 +106,13 @@ DEEPSEEK_V3 = Family(
     read=_read_v3,
     reads=frozenset({"attention_bias"}),
     interleaved=True,
+)
+DEEPSEEK_V32 = replace(
+    DEEPSEEK_V3,
+    title="DeepSeek-V3.2",
+    architectures=("DeepseekV32ForCausalLM",),
+    read=_read_v32,
+    reads=frozenset({"attention_bias", LAYER_TYPES}),
 )
 GLM4_MOE_LITE = Family(
     title="GLM-4.7-Flash",

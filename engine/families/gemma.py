@@ -25,7 +25,8 @@ MIN_CAP = 1e-3
 LOCAL_THETA = 1e4
 
 
-def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
+def read_gelu(config: JsonObject, shared: ModelConfig) -> ModelConfig:
+    """Read what all of them have in common."""
     activation = config.text("hidden_activation", config.text("hidden_act", GELU[0]))
     if activation not in GELU:
         raise unsupported(config, shared.architecture, f"hidden_activation {shown(activation)}")
@@ -64,15 +65,15 @@ def _read_local(
     """Read a model in which each `period`-th layer attends to the whole context, and the others have a window."""
     types = [SLIDING if (layer + 1) % period else WHOLE for layer in range(shared.num_layers)]
     return replace(
-        _read(config, shared),
+        read_gelu(config, shared),
         spans=read_spans(config, shared.architecture, shared.num_layers, types),
         attention_multiplier=config.number("query_pre_attn_scalar", 256.0, minimum=MIN_CAP) ** -0.5,
-        attention_soft_cap=_cap(config, "attn_logit_softcapping", attention_cap),
-        logits_soft_cap=_cap(config, "final_logit_softcapping", logits_cap),
+        attention_soft_cap=read_cap(config, "attn_logit_softcapping", attention_cap),
+        logits_soft_cap=read_cap(config, "final_logit_softcapping", logits_cap),
     )
 
 
-def _cap(config: JsonObject, key: str, default: float | None) -> float | None:
+def read_cap(config: JsonObject, key: str, default: float | None) -> float | None:
     """Return a soft cap; null means none."""
     if key in config:
         return config.number(key, minimum=MIN_CAP)
@@ -82,7 +83,7 @@ def _cap(config: JsonObject, key: str, default: float | None) -> float | None:
 GEMMA = Family(
     title="Gemma",
     architectures=("GemmaForCausalLM",),
-    read=_read,
+    read=read_gelu,
     reads=READS,
     tie_word_embeddings=True,
     head_dim=256,

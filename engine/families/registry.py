@@ -5,9 +5,10 @@ from difflib import get_close_matches
 from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.errors import UnsupportedModel
 from baton.engine.families.base import Family
-from baton.engine.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
+from baton.engine.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V32, GLM4_MOE_LITE
 from baton.engine.families.ernie import ERNIE, ERNIE_MOE
 from baton.engine.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT
+from baton.engine.families.gemma4 import GEMMA4, GEMMA4_TEXT
 from baton.engine.families.glm import GLM, GLM4, GLM4_MOE
 from baton.engine.families.gpt_oss import GPT_OSS
 from baton.engine.families.granite import GRANITE, GRANITE_MOE
@@ -37,13 +38,14 @@ FAMILIES = (
         QWEN3_MOE,
         DEEPSEEK_V2,
         DEEPSEEK_V3,
+        DEEPSEEK_V32,
         PHI3,
         OLMO2,
         OLMO3,
         OLMOE,
         SMOLLM3,
     ),
-    *(GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT, GPT_OSS),
+    *(GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT, GEMMA4, GEMMA4_TEXT, GPT_OSS),
     *(GRANITE, GRANITE_MOE, GLM, GLM4, GLM4_MOE, GLM4_MOE_LITE, SEED_OSS, ERNIE, ERNIE_MOE, MINIMAX_M2),
 )
 

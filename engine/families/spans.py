@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.checkpoint.rope_config import read_rope
-from baton.engine.config import ModelConfig, RopeConfig
+from baton.engine.config import ModelConfig
 from baton.engine.errors import InvalidCheckpoint
 from baton.engine.families.options import LAYER_TYPES, unsupported
+from baton.engine.rope import RopeConfig
 
 SLIDING, CHUNKED, WHOLE = "sliding_attention", "chunked_attention", "full_attention"
 SIZES = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}

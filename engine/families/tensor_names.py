@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from baton.engine.config import ModelConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormNames:
@@ -17,9 +19,10 @@ class NormNames:
 class ExpertNames:
     """Experts and their router, all below `block`."""
 
-    block: str = "mlp"
+    block: str = "mlp"  # empty: the layer itself
     router: str = "gate.weight"
     router_bias: str = "gate.bias"
+    router_factors: str | None = None  # on the weights of each expert
     correction_bias: str = "gate.e_score_correction_bias"
     correction_bias_is_row: bool = False  # of shape [1, num_experts] instead of [num_experts]
     experts: str = "experts"
@@ -43,3 +46,10 @@ class TensorNames:
     mlp: str = "mlp"  # of layers with a dense MLP
     gate_up: str | None = None  # one tensor with gate and up of the dense MLP; None: two tensors
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)  # alternatives; a checkpoint has the router of one of them
+
+
+def replaced_kv(config: ModelConfig) -> tuple[str, ...]:
+    """Return beginnings of the names of tensors for KV in layers that share another layer's, which do not need them."""
+    shared = range(config.num_kv_layers, config.num_layers)
+    parts = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+    return tuple(f"model.layers.{layer}.self_attn.{part}" for layer in shared for part in parts)

@@ -21,6 +21,16 @@ def kv_cache_dtype(config: ModelConfig, asked: str) -> str:
     """
     if asked in ("auto", config.dtype):
         return config.dtype
+    if config.whole_heads is not None:
+        raise UnsupportedModel(
+            f"kv_cache_dtype {asked!r} is not supported for {config.architecture}, whose layers have KV heads of "
+            f"several sizes, only auto and {config.dtype}"
+        )
+    if config.mla is not None and config.mla.indexer is not None:
+        raise UnsupportedModel(
+            f"kv_cache_dtype {asked!r} is not supported for {config.architecture}, whose blocks have an indexer's "
+            f"keys, only auto and {config.dtype}"
+        )
     if asked in _FP8_NAMES and config.mla is None:
         return "fp8"
     if asked == "int4" and config.mla is None and config.head_dim % 2 == 0:
@@ -67,5 +77,5 @@ def kv_bytes_per_token(model: ModelConfig, kv_dtype: str = "auto") -> int:
     """
     dtype = kv_cache_dtype(model, kv_dtype)
     if model.mla is not None:
-        return model.num_layers * row_bytes(model.mla.latent_dim, dtype)
-    return model.num_layers * 2 * model.num_kv_heads * row_bytes(model.head_dim, dtype)
+        return model.num_layers * row_bytes(model.mla.row_dim, dtype)
+    return model.num_kv_layers * 2 * model.block_heads.count * row_bytes(model.block_heads.width, dtype)

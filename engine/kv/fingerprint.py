@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from baton.engine.checkpoint.json_object import JsonObject
+from baton.engine.checkpoint.vocabulary import token_ids
 from baton.engine.config import TOKENIZER, ModelConfig
 from baton.engine.errors import InvalidCheckpoint
 from baton.engine.kv.groups import KVGroups
@@ -63,7 +63,7 @@ def mixed_fingerprint(
     """
     layout = KVCacheLayout.of(config, block_size, num_parts, kv_dtype=kv_dtype, groups=groups)
     shape = {name: value for name, value in asdict(config).items() if name not in (*_OF_WEIGHTS, *_OF_OUTPUT)}
-    ids = _token_ids(tokenizer / TOKENIZER)
+    ids = token_ids(tokenizer / TOKENIZER)
     return _fingerprint(["mixed quantization", _rounded(shape), repr(layout), ids, *_windows(groups)])
 
 
@@ -83,23 +83,6 @@ def _rounded(value: object) -> object:
 def _fingerprint(parts: list[object]) -> str:
     described = json.dumps(parts, sort_keys=True, default=sorted)  # sets are unordered
     return f"{PROTOCOL_VERSION}-{hashlib.blake2b(described.encode(), digest_size=16).hexdigest()}"
-
-
-def _token_ids(tokenizer: Path) -> Mapping[str, object]:
-    """Return the id of each token, added ones included; empty if the model has no such file."""
-    if not tokenizer.is_file():
-        return {}
-    described = JsonObject.read(tokenizer)
-    model, added = described.inner("model"), described.values.get("added_tokens")
-    ids: dict[str, object] = {}
-    if isinstance(model.values.get("vocab"), list):  # Unigram: pieces with their scores, in the order of their ids
-        ids["pieces"] = model.values["vocab"]
-    else:
-        ids |= model.inner("vocab").values
-    for token in added if isinstance(added, list) else ():
-        if isinstance(token, dict):
-            ids[str(token.get("content"))] = token.get("id")
-    return ids
 
 
 def _small_files(directory: Path, tokenizer: Path) -> list[object]:

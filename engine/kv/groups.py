@@ -42,7 +42,7 @@ class KVGroups:
         if not (config.hybrid_kv_cache and config.is_on_cpu and model.spans):
             return cls(config.block_size)
         kinds: dict[AttentionSpan, list[int]] = {}
-        for layer in range(model.num_layers):
+        for layer in range(model.num_kv_layers):
             span = model.span(layer)
             is_whole = span.size is None or span.size >= model.max_model_len
             kinds.setdefault(FULL if is_whole else span, []).append(layer)
@@ -52,7 +52,7 @@ class KVGroups:
             for span, layers in sorted(kinds.items(), key=lambda kind: -(kind[0].size or model.max_model_len))
             for first in range(0, len(layers), size)
         ]
-        if len(groups) > MAX_GROUPS or len(groups) * size > (1 + MAX_PADDING) * model.num_layers:
+        if len(groups) > MAX_GROUPS or len(groups) * size > (1 + MAX_PADDING) * model.num_kv_layers:
             return cls(config.block_size)
         return cls(config.block_size, tuple(span for span, _ in groups), tuple(layers for _, layers in groups))
 
@@ -68,10 +68,10 @@ class KVGroups:
 
     def layers_per_block(self, model: ModelConfig) -> int:
         """Return how many layers a block holds; some groups have fewer."""
-        return max(map(len, self.layers)) or model.num_layers
+        return max(map(len, self.layers)) or model.num_kv_layers
 
     def place(self, layer: int) -> KVPlace:
-        """Return the place of a layer's KV."""
+        """Return the place of the KV that a layer writes."""
         for group, layers in enumerate(self.layers):
             if layer in layers:
                 return KVPlace(group, layers.index(layer))

@@ -63,26 +63,28 @@ class KVCacheLayout:
         """Return the layout of each of `num_ranks` ranks that share a model whose blocks have `num_parts` shards.
 
         A block is [shards, num_layers, 2, heads per shard, block_size, head_dim]. With MLA, whose latent serves all
-        heads, it is [num_layers, block_size, latent_dim] on every rank and has one shard. If there are more ranks than
-        KV heads, several ranks hold the same heads. With `kv_dtype` int8 the last dimension is four bytes longer, for
-        the scale; with int4 it has the bytes of half as many elements and of the scale. With several `groups` a block
-        has the layers of one of them. Raises ValueError for numbers that do not divide each other, UnsupportedModel
-        for a type that the model's KV cannot have.
+        heads, it is [num_layers, block_size, row_dim] on every rank and has one shard. If there are more ranks than
+        KV heads, several ranks hold the same heads. If layers have KV heads of two sizes, each has room for the larger
+        ones; layers that share the KV of another have no room. With `kv_dtype` int8 the last dimension is four bytes
+        longer, for the scale; with int4 it has the bytes of half as many elements and of the scale. With several
+        `groups` a block has the layers of one of them. Raises ValueError for numbers that do not divide each other,
+        UnsupportedModel for a type that the model's KV cannot have.
         """
         named = kv_cache_dtype(config, kv_dtype)
         dtype = torch_dtype(named)
-        num_layers = groups.layers_per_block(config) if groups is not None else config.num_layers
+        num_layers = groups.layers_per_block(config) if groups is not None else config.num_kv_layers
         if config.mla is not None:
-            row = row_items(config.mla.latent_dim, named)
+            row = row_items(config.mla.row_dim, named)
             return cls(block_size, (num_layers, block_size, row), dtype, 1)
-        num_heads = config.num_kv_heads
-        if num_parts < 1 or num_heads % num_parts:
-            raise ValueError(f"{num_heads} KV heads cannot be divided into {num_parts} equal parts")
+        num_heads = config.block_heads.count
+        for count in (config.num_kv_heads, num_heads if config.whole_heads is None else config.whole_heads.count):
+            if num_parts < 1 or count % num_parts:
+                raise ValueError(f"{count} KV heads cannot be divided into {num_parts} equal parts")
         is_replicated = num_parts == num_heads and num_ranks % num_parts == 0
         if num_ranks < 1 or (num_parts % num_ranks and not is_replicated):
             raise ValueError(f"{num_parts} parts of {num_heads} KV heads cannot be divided among {num_ranks} ranks")
         share = max(1, num_parts // num_ranks)
-        row = row_items(config.head_dim, named)
+        row = row_items(config.block_heads.width, named)
         shape = (share, num_layers, 2, num_heads // num_parts, block_size, row)
         return cls(block_size, shape, dtype, share)
 

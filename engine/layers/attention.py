@@ -1,10 +1,13 @@
 """Multi-head and grouped-query attention (arXiv 2305.13245)."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.kind import PLAIN, AttentionKind
+from baton.engine.attention.span import FULL
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch
@@ -12,6 +15,7 @@ from baton.engine.families.tensor_names import TensorNames
 from baton.engine.kv.scales import KVScales, load_kv_scales
 from baton.engine.layers.joint_norms import JointNorms, load_joint_norms
 from baton.engine.layers.linear import Linear, Projection, load_fused, load_partial, load_slices, summed
+from baton.engine.layers.norm import NO_NORM, Norm, RMSNorm
 from baton.engine.ops.base import HeadNorms, Rotation
 from baton.engine.ops.factory import ops_for
 from baton.engine.ops.head_norms import norm_heads
@@ -33,13 +37,19 @@ class GroupedQueryAttention:
         *,
         kind: AttentionKind = PLAIN,
         rotates: bool = True,
+        has_keys: bool = True,
+        has_values: bool = True,
+        value_norm: Norm = NO_NORM,
     ) -> None:
         """config: with this rank's heads only; norms: of queries and keys; scales: of FP8 KV.
 
-        kind: of the layer's attention; rotates: False for a layer without a rotary embedding.
+        kind: of the layer's attention; rotates: False for a layer without a rotary embedding; has_keys: False for a
+        layer that shares the KV of another; has_values: whether `qkv` has values, otherwise they are the plain keys.
         """
         self.num_heads = config.num_heads
-        self.num_kv_heads = config.num_kv_heads
+        self.num_kv_heads = config.num_kv_heads if has_keys else 0
+        self.num_values = self.num_kv_heads if has_values else 0
+        self.value_norm = value_norm
         self.head_dim = config.head_dim
         self.qkv = qkv
         self.output = output
@@ -53,7 +63,8 @@ class GroupedQueryAttention:
     def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
         """Return the attention output for x [num_tokens, hidden], in the same shape; layer_cache: see the backend."""
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
-        qk, v = heads.split_with_sizes([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
+        qk, v = heads.split_with_sizes([self.num_heads + self.num_kv_heads, self.num_values], dim=1)
+        v = self.value_norm(v if self.num_values else qk[:, self.num_heads :])  # first: the rotation is in place
         ops = ops_for(x.device)
         if self.joint_norms is not None:
             qk = self.joint_norms(qk)
@@ -79,8 +90,11 @@ def load_attention(
     kv_group: int = 0,
 ) -> GroupedQueryAttention:
     """Load this rank's heads of a layer's attention with the tensors `prefix`.q_proj etc."""
-    shard = tensor.shard
-    qkv = _load_qkv(weights, prefix, names, config, shard)
+    shard, heads = tensor.shard, config.kv_heads_of(layer)
+    has_keys = config.kv_layer(layer) == layer
+    has_values = not (config.keys_are_values and config.span(layer) == FULL)
+    config = replace(config, num_kv_heads=heads.count, head_dim=heads.width)
+    qkv = _load_qkv(weights, prefix, names, config, shard, 1 + has_keys * (1 + has_values))
     columns, bias = shard.of(config.num_heads, config.head_dim), config.attention_output_bias
     output = load_partial(
         weights, f"{prefix}.o_proj", config.num_heads * config.head_dim, config.hidden_size, columns, shard, bias=bias
@@ -94,7 +108,14 @@ def load_attention(
         backend,
         kind=_load_kind(weights, prefix, config, shard, layer, kv_group),
         rotates=layer not in config.unrotated_layers,
+        has_keys=has_keys,
+        has_values=has_values,
+        value_norm=_value_norm(weights, config) if has_keys and config.has_value_norm else NO_NORM,
     )
+
+
+def _value_norm(weights: Weights, config: ModelConfig) -> RMSNorm:
+    return RMSNorm(torch.ones(config.head_dim, dtype=weights.dtype, device=weights.device), config.rms_norm_eps)
 
 
 def _load_kind(
@@ -108,14 +129,19 @@ def _load_kind(
     return AttentionKind(config.span(layer), sinks, kv_group)
 
 
-def _load_qkv(weights: Weights, prefix: str, names: TensorNames, config: ModelConfig, shard: TensorShard) -> Linear:
-    """Load the projections to this rank's queries, keys and values, from one tensor or from three."""
+def _load_qkv(
+    weights: Weights, prefix: str, names: TensorNames, config: ModelConfig, shard: TensorShard, num_kinds: int
+) -> Linear:
+    """Load the projections to this rank's queries, keys and values, or the first `num_kinds` of these kinds.
+
+    They are in one tensor, or each in its own.
+    """
     head_dim, hidden, bias = config.head_dim, config.hidden_size, config.qkv_bias
     counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     sizes, rows = [count * head_dim for count in counts], [shard.of(count, head_dim) for count in counts]
     if names.qkv is None:
-        each = [f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
-        return load_fused(weights, each, hidden, sizes, bias=bias, rows=rows)
+        each = [f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj")][:num_kinds]
+        return load_fused(weights, each, hidden, sizes[:num_kinds], bias=bias, rows=rows[:num_kinds])
     firsts = (0, sizes[0], sizes[0] + sizes[1])
     rows = [slice(first + part.start, first + part.stop) for first, part in zip(firsts, rows, strict=True)]
     return load_slices(weights, f"{prefix}.{names.qkv}", hidden, sum(sizes), rows, bias=bias)
@@ -129,12 +155,14 @@ def _load_norms(
         return None
     if config.qk_norm == "all":
         return load_joint_norms(weights, prefix, config, tensor)
-    counts = (tensor.shard.share(config.num_heads), tensor.shard.share(config.num_kv_heads))
+    counts: tuple[int, ...] = (tensor.shard.share(config.num_heads), tensor.shard.share(config.num_kv_heads))
     if config.qk_norm == "unit":
         if layer in config.unrotated_layers:
             return None
         weight = torch.ones(sum(counts), config.head_dim, dtype=weights.dtype, device=weights.device)
         return HeadNorms(weight, counts, config.rms_norm_eps)
-    rows = [weights.take(f"{prefix}.{name}.weight", config.head_dim) for name in ("q_norm", "k_norm")]
+    if config.kv_layer(layer) != layer:
+        counts = counts[:1]
+    rows = [weights.take(f"{prefix}.{name}.weight", config.head_dim) for name in ("q_norm", "k_norm")[: len(counts)]]
     weight = torch.cat([row.repeat(count, 1) for row, count in zip(rows, counts, strict=True)])
     return HeadNorms(weight, counts, config.rms_norm_eps, config.norm_offset)

@@ -50,9 +50,11 @@ class Embedding:
         return rows if self.multiplier == 1 else rows * self.multiplier
 
 
-def load_table(weights: Weights, config: ModelConfig, rows: slice) -> Tensor | GroupedMatrix:
-    """Load some rows of the embedding; a packed one stays packed, unless the output layer is to become int8."""
-    name, shape = "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
+def load_table(
+    weights: Weights, config: ModelConfig, rows: slice, name: str = "model.embed_tokens.weight"
+) -> Tensor | GroupedMatrix:
+    """Load some rows of an embedding; a packed one stays packed, unless the output layer is to become int8."""
+    shape = (config.vocab_size, config.hidden_size)
     stored = weights.peek(name, *shape, part=(rows,))
     if isinstance(stored, PackedMatrix) and weights.quantization != "int8":
         return stored.read().to(weights.device)

@@ -23,12 +23,18 @@ class ExpertChoice:
     """
 
     def __init__(
-        self, config: MoEConfig, weight: Tensor, correction_bias: Tensor | None, bias: Tensor | None = None
+        self,
+        config: MoEConfig,
+        weight: Tensor,
+        correction_bias: Tensor | None,
+        bias: Tensor | None = None,
+        factors: Tensor | None = None,
     ) -> None:
         """weight: [num_experts, hidden] fp32; correction_bias: [num_experts] fp32, used for routing only.
 
-        bias: of the logits, [num_experts] fp32.
+        bias: of the logits, [num_experts] fp32; factors: on the weights of each expert, the same.
         """
+        self.factors = factors
         self.config = config
         self.weight = weight
         self.bias = bias
@@ -39,7 +45,8 @@ class ExpertChoice:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights (fp32) and experts, each [num_tokens, num_experts_per_token], for x [num_tokens, hidden]."""
         logits = self._logits(x)
-        return self._chosen(logits) if self._rule is None else self._chosen_natively(logits, self._rule)
+        found = self._chosen(logits) if self._rule is None else self._chosen_natively(logits, self._rule)
+        return found if self.factors is None else (found[0] * self.factors[found[1]], found[1])
 
     def _logits(self, x: Tensor) -> Tensor:
         if self._product is not None and x.dtype == torch.bfloat16:
@@ -103,4 +110,7 @@ def load_choice(weights: Weights, prefix: str, names: ExpertNames, hidden_size: 
         correction = weights.take(f"{prefix}.{names.correction_bias}", *shape, dtype=torch.float32).flatten()
     if config.has_biases:
         bias = weights.take(f"{prefix}.{names.router_bias}", count, dtype=torch.float32)
-    return ExpertChoice(config, weight, correction, bias)
+    factors = None
+    if names.router_factors is not None:
+        factors = weights.take(f"{prefix}.{names.router_factors}", count, dtype=torch.float32)
+    return ExpertChoice(config, weight, correction, bias, factors)

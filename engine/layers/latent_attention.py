@@ -9,6 +9,7 @@ from baton.engine.attention.base import AttentionBackend
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import MLAConfig, ModelConfig
 from baton.engine.execution.batch import Batch
+from baton.engine.layers.indexer import Indexer, attend_sparsely, load_indexer
 from baton.engine.layers.linear import Linear, Projection, load_linear, load_partial, summed
 from baton.engine.layers.norm import RMSNorm
 from baton.engine.ops.base import Rotation
@@ -27,11 +28,9 @@ class QueryProjection:
     down: Linear | None = None
     norm: RMSNorm | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return queries [num_tokens, num_heads * qk_head_dim] for x [num_tokens, hidden]."""
-        if self.down is None or self.norm is None:
-            return self.up(x)
-        return self.up(self.norm(self.down(x)))
+    def compressed(self, x: Tensor) -> Tensor:
+        """Return the input of `up` for x [num_tokens, hidden]: [num_tokens, q_lora_rank], or x itself."""
+        return x if self.down is None or self.norm is None else self.norm(self.down(x))
 
 
 class LatentAttention:
@@ -49,8 +48,13 @@ class LatentAttention:
         expand: Tensor,
         output: Projection,
         backend: AttentionBackend,
+        indexer: Indexer | None = None,
+        scale: float = 1.0,
     ) -> None:
-        """expand: this rank's weight of `kv_b_proj`, [num_heads, qk_nope_head_dim + v_head_dim, kv_lora_rank]."""
+        """expand: this rank's weight of `kv_b_proj`, [num_heads, qk_nope_head_dim + v_head_dim, kv_lora_rank].
+
+        scale: factor on the scores of sparse attention.
+        """
         self.mla = mla
         self.query = query
         self.compress = compress
@@ -59,17 +63,26 @@ class LatentAttention:
         self.value_expand = expand[:, mla.qk_nope_head_dim :].mT.contiguous()  # [num_heads, kv_lora_rank, v_head_dim]
         self.output = output
         self.backend = backend
+        self.indexer = indexer
+        self.scale = scale
 
     def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
         """Return the attention output for x [num_tokens, hidden], in the same shape; layer_cache: see the backend."""
         mla, ops = self.mla, ops_for(x.device)
-        q = self.query(x).view(x.shape[0], -1, mla.qk_head_dim)
+        queries = self.query.compressed(x)
+        q = self.query.up(queries).view(x.shape[0], -1, mla.qk_head_dim)
         q_plain, q_rope = q.split_with_sizes([mla.qk_nope_head_dim, mla.qk_rope_head_dim], dim=-1)
         compressed, k_rope = self.compress(x).split_with_sizes([mla.kv_lora_rank, mla.qk_rope_head_dim], dim=-1)
         latent = torch.cat([self.latent_norm(compressed), ops.rotate(k_rope.unsqueeze(1), rotation).squeeze(1)], dim=-1)
         q_latent = torch.bmm(q_plain.transpose(0, 1), self.key_expand).transpose(0, 1)  # [num_tokens, heads, lora]
         absorbed = torch.cat([q_latent, ops.rotate(q_rope, rotation)], dim=-1)
-        attended = self.backend.forward_latent(absorbed, latent, layer_cache, batch)
+        latents = layer_cache if self.indexer is None else layer_cache[..., : mla.latent_dim]
+        attended = self.backend.forward_latent(absorbed, latent, latents, batch)
+        if self.indexer is not None:
+            self.indexer.write(x, rotation, layer_cache[..., mla.latent_dim :], batch)
+            if max(batch.context_lens_list, default=0) > self.indexer.config.topk:
+                index = self.indexer.queries(x, queries, rotation)
+                attend_sparsely(self.indexer, attended, absorbed, index, layer_cache, batch, self.scale)
         values = torch.bmm(attended.transpose(0, 1), self.value_expand)  # [num_heads, num_tokens, v_head_dim]
         return self.output(values.transpose(0, 1).flatten(1))
 
@@ -97,6 +110,8 @@ def load_latent_attention(
         expand.view(-1, expanded, mla.kv_lora_rank),
         summed(output, tensor),
         backend,
+        load_indexer(weights, prefix, config, mla),
+        config.attention_scale,
     )
 
 

@@ -153,9 +153,12 @@ class MoE:
         """Whether the host need not wait for the routing."""
         return isinstance(self.exchange, DeviceExchange)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the output for x [num_tokens, hidden], in the same shape; num_tokens may be 0."""
-        weights, chosen = self.choice(x)
+    def __call__(self, x: Tensor, routed_by: Tensor | None = None) -> Tensor:
+        """Return the output for x [num_tokens, hidden], in the same shape; num_tokens may be 0.
+
+        routed_by: input of the router, if it is not x.
+        """
+        weights, chosen = self.choice(x if routed_by is None else routed_by)
         inputs = x
         if self.choice.config.weights_inputs:
             inputs, weights = x * weights.to(x.dtype), torch.ones_like(weights)
@@ -183,7 +186,7 @@ def load_moe(
 
     bias: of the shared experts.
     """
-    prefix, shard = f"{layer}.{names.block}", tensor.shard
+    prefix, shard = f"{layer}.{names.block}" if names.block else layer, tensor.shard
     choice = load_choice(weights, prefix, names, hidden_size, config)
     shared = _load_shared(weights, prefix, names, hidden_size, config, shard, bias=bias)
     reader = ExpertReader(weights, prefix, hidden_size, config, names, shard.per_expert)

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from baton.engine.config import RopeConfig
 from baton.engine.ops.base import Rotation
+from baton.engine.rope import RopeConfig
 
 
 class RotaryEmbedding:
@@ -40,6 +40,9 @@ def inverse_frequencies(config: RopeConfig) -> Tensor:
         return _yarn(config, plain)
     if config.kind == "longrope":
         return plain / torch.tensor(config.divisors)
+    if config.kind == "proportional":
+        plain[int(config.proportion * config.rotary_dim // 2) :] = 0
+        return plain / config.factor
     return plain
 
 

@@ -13,6 +13,7 @@ from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch, PooledOutput
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.families.registry import family_of
+from baton.engine.families.tensor_names import replaced_kv
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import torch_dtype
 from baton.engine.kv.scales import LAST_NAMES
@@ -84,7 +85,7 @@ def _is_not_of_model(name: str, config: ModelConfig) -> bool:
         return True
     if config.mla is not None and name.endswith(LAST_NAMES):  # latents are not cached in FP8
         return True
-    if name.startswith(family_of(config.architecture).unused):
+    if name.startswith((*family_of(config.architecture).unused, *replaced_kv(config))):
         return True
     first = config.num_layers
     speculative = range(first, first + config.num_nextn_predict_layers)

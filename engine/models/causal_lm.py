@@ -10,6 +10,7 @@ from baton.engine.execution.batch import Batch, PooledOutput
 from baton.engine.execution.device import to_device_async
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.layers.embedding import Embedding
+from baton.engine.layers.layer_inputs import LayerInputs
 from baton.engine.layers.linear import Projection
 from baton.engine.layers.moe import MoE
 from baton.engine.layers.norm import RMSNorm
@@ -45,8 +46,9 @@ class CausalLM:
         kv_places: Sequence[int],
         logits_divisor: float = 1.0,
         logits_soft_cap: float | None = None,
+        layer_inputs: LayerInputs | None = None,
     ) -> None:
-        """rotary: of each layer; kv_places: places of the layers in the blocks of their KV groups; logits_soft_cap:
+        """rotary: of each layer; kv_places: places of the layers' KV in the blocks of their KV groups; logits_soft_cap:
         bound on the logits, by cap * tanh(logit / cap).
         """
         self.embedding = embedding
@@ -58,6 +60,7 @@ class CausalLM:
         self.kv_places = kv_places
         self.logits_divisor = logits_divisor
         self.logits_soft_cap = logits_soft_cap
+        self.layer_inputs = layer_inputs
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
@@ -97,8 +100,10 @@ class CausalLM:
         x = self.embedding(batch.token_ids)  # [num_tokens, hidden]
         addend = None
         rotations = {rotary: rotary.at(batch.positions) for rotary in dict.fromkeys(self.rotary)}
-        for layer, rotary, place in zip(self.layers, self.rotary, self.kv_places, strict=True):
-            x, addend = layer(x, addend, rotations[rotary], KVCacheLayout.layer_cache(pool, place), batch)
+        given = self.layer_inputs
+        inputs = [None] * len(self.layers) if given is None else given(batch.token_ids, x)
+        for layer, rotary, place, own in zip(self.layers, self.rotary, self.kv_places, inputs, strict=True):
+            x, addend = layer(x, addend, rotations[rotary], KVCacheLayout.layer_cache(pool, place), batch, own)
         return x, addend
 
     def _logits(self, x: Tensor, addend: Tensor | None, wanted: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from baton.engine.execution.batch import Batch
+from baton.engine.layers.layer_inputs import LayerEnd
 from baton.engine.layers.norm import NO_NORM, Norm
 from baton.engine.ops.base import Rotation
 
@@ -34,19 +35,27 @@ class DecoderLayer:
     after_attention: Norm = NO_NORM
     after_feed_forward: Norm = NO_NORM
     multiplier: float = 1.0  # of both outputs before they are added to the residual stream
+    end: LayerEnd | None = None
 
     def __call__(
-        self, x: Tensor, addend: Tensor | None, rotation: Rotation, layer_cache: Tensor, batch: Batch
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        x: Tensor,
+        addend: Tensor | None,
+        rotation: Rotation,
+        layer_cache: Tensor,
+        batch: Batch,
+        own: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
         """Compute the layer. Returns the residual stream and the addend for it, both [num_tokens, hidden].
 
         x: residual stream; addend: output of the previous layer, not added yet. Both may be overwritten. The next norm
-        fuses the addition.
+        fuses the addition. own: the layer's own input, [num_tokens, layer_input_size].
         """
         x, normed = self.before_attention.add(x, addend)
         attended = self.after_attention(self.attention(normed, rotation, layer_cache, batch))
         x, normed = self.before_feed_forward.add(x, self._scaled(attended))
-        return x, self._scaled(self.after_feed_forward(self.feed_forward(normed)))
+        fed = self._scaled(self.after_feed_forward(self.feed_forward(normed)))
+        return (x, fed) if self.end is None else (self.end(x + fed, own), None)
 
     def _scaled(self, output: Tensor) -> Tensor:
         return output if self.multiplier == 1 else output * self.multiplier

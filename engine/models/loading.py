@@ -13,10 +13,12 @@ from baton.engine.layers.attention import load_attention
 from baton.engine.layers.embedding import Embedding, load_table
 from baton.engine.layers.grouped_weight import GroupedWeight
 from baton.engine.layers.latent_attention import load_latent_attention
+from baton.engine.layers.layer_inputs import load_layer_end, load_layer_inputs
 from baton.engine.layers.linear import Linear, Projection, gathered, head_quantization, load_head
 from baton.engine.layers.mlp import load_mlp
 from baton.engine.layers.moe import load_moe
 from baton.engine.layers.norm import NO_NORM, Norm, RMSNorm
+from baton.engine.layers.parallel_experts import ParallelExperts
 from baton.engine.layers.rotary import RotaryEmbedding
 from baton.engine.models.causal_lm import CausalLM, MissingHead
 from baton.engine.models.decoder_layer import Attention, DecoderLayer, FeedForward
@@ -43,13 +45,15 @@ class ModelLoader:
         """
         if group is not None and config.moe is None:
             raise UnsupportedModel(f"expert_parallel: {config.architecture} has no experts")
+        if group is not None and config.moe is not None and config.moe.is_parallel:
+            raise UnsupportedModel(f"expert_parallel: {config.architecture} has a dense MLP next to its experts")
         self._weights = weights
         self._config = config
         self._backend = backend
         self._tensor = tensor
         self._group = group
         groups = groups or KVGroups(block_size=1)
-        self._kv_places = [groups.place(layer) for layer in range(config.num_layers)]
+        self._kv_places = [groups.place(config.kv_layer(layer)) for layer in range(config.num_layers)]
         self._family = family_of(config.architecture)
         self._names = self._family.names
 
@@ -58,6 +62,7 @@ class ModelLoader:
         weights, config, tensor = self._weights, self._config, self._tensor
         rows = tensor.shard.of(config.vocab_size)
         table = load_table(weights, config, rows)
+        layer_inputs = load_layer_inputs(weights, config, tensor)
         layers = [self._layer(index) for index in range(config.num_layers)]
         head: Projection
         if config.tie_word_embeddings and not (self._family.prefers_stored_head and HEAD in weights):
@@ -77,6 +82,7 @@ class ModelLoader:
             [place.layer for place in self._kv_places],
             config.logits_divisor,
             config.logits_soft_cap,
+            layer_inputs,
         )
 
     def _rotary(self) -> list[RotaryEmbedding]:
@@ -99,10 +105,11 @@ class ModelLoader:
             before_attention=self._norm_at(prefix, norms.before_attention),
             attention=self._attention(index, prefix),
             after_attention=self._norm_at(prefix, norms.after_attention),
-            before_feed_forward=self._norm_at(prefix, norms.before_feed_forward),
+            before_feed_forward=NO_NORM if self._is_parallel else self._norm_at(prefix, norms.before_feed_forward),
             feed_forward=self._feed_forward(index, prefix),
             after_feed_forward=self._norm_at(prefix, norms.after_feed_forward),
             multiplier=self._config.residual_multiplier,
+            end=load_layer_end(self._weights, prefix, self._config),
         )
 
     def _attention(self, index: int, prefix: str) -> Attention:
@@ -120,23 +127,48 @@ class ModelLoader:
             self._kv_places[index].group,
         )
 
+    @property
+    def _is_parallel(self) -> bool:
+        """Whether layers have a dense MLP next to their experts."""
+        return self._config.moe is not None and self._config.moe.is_parallel
+
     def _feed_forward(self, index: int, prefix: str) -> FeedForward:
-        weights, config = self._weights, self._config
-        hidden, bias = config.hidden_size, config.mlp_bias
+        config = self._config
         if config.moe is None or not config.is_sparse(index):
-            size, fused = config.intermediate_size, self._names.gate_up
-            return load_mlp(
-                weights,
-                f"{prefix}.{self._names.mlp}",
-                hidden,
-                size,
-                self._tensor,
-                bias=bias,
-                fused=fused,
-                activation=config.activation,
-            )
-        names = self._expert_names(prefix)
-        return load_moe(weights, prefix, names, hidden, config.moe, self._tensor, self._group, bias=bias)
+            return self._mlp(index, prefix)
+        names, hidden, bias = self._expert_names(prefix), config.hidden_size, config.mlp_bias
+        moe = load_moe(self._weights, prefix, names, hidden, config.moe, self._tensor, self._group, bias=bias)
+        if not self._is_parallel:
+            return moe
+        return ParallelExperts(
+            dense=self._mlp(index, prefix),
+            experts=moe,
+            before_dense=self._norm(f"{prefix}.pre_feedforward_layernorm"),
+            after_dense=self._norm(f"{prefix}.post_feedforward_layernorm_1"),
+            before_experts=self._norm(f"{prefix}.pre_feedforward_layernorm_2"),
+            after_experts=self._norm(f"{prefix}.post_feedforward_layernorm_2"),
+            before_router=self._router_norm(f"{prefix}.router.scale"),
+        )
+
+    def _mlp(self, index: int, prefix: str) -> Projection:
+        config, size = self._config, self._config.intermediate_size
+        if config.kv_layer(index) != index and config.shared_intermediate_size is not None:
+            size = config.shared_intermediate_size
+        return load_mlp(
+            self._weights,
+            f"{prefix}.{self._names.mlp}",
+            config.hidden_size,
+            size,
+            self._tensor,
+            bias=config.mlp_bias,
+            fused=self._names.gate_up,
+            activation=config.activation,
+        )
+
+    def _router_norm(self, name: str) -> RMSNorm:
+        """Load the norm of a router's input, whose results are divided by the square root of their number."""
+        hidden = self._config.hidden_size
+        return RMSNorm(self._weights.take(name, hidden) * hidden**-0.5, self._config.rms_norm_eps)
 
     def _expert_names(self, prefix: str) -> ExpertNames:
         """Return those of the family's alternatives whose router this layer has; otherwise the first ones."""

@@ -99,7 +99,7 @@ public:
         const py::gil_scoped_release others_may_run;
         const std::lock_guard<std::mutex> guard(one_at_a_time_);
         check(cache, num_tokens);
-        layer_.write(keys, values, cache);
+        if (keys.data) layer_.write(keys, values, cache);  // otherwise an earlier layer has written them
         layer_.attend(queries, results, cache, span, reinterpret_cast<const float*>(sinks));
     }
 

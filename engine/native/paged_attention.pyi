@@ -4,7 +4,7 @@ def instruction_sets() -> list[str]:
     """Return the kernels that this processor can run, fastest first."""
 
 class Rows:
-    """A tensor [num_tokens, num_heads, width] whose last dimension is contiguous; strides in bytes."""
+    """A tensor [num_tokens, num_heads, width] whose last dimension is contiguous; strides in bytes; data 0: none."""
 
     def __init__(self, data: int, token_stride: int, head_stride: int) -> None: ...
 

@@ -43,21 +43,30 @@ class TensorShard:
     def local(self, config: ModelConfig) -> ModelConfig:
         """Return the config as this rank's attention sees it: with its share of the heads."""
         heads, kv_heads = self.share(config.num_heads), self.share(config.num_kv_heads)
-        return replace(config, num_heads=heads, num_kv_heads=kv_heads)
+        whole = config.whole_heads and replace(config.whole_heads, count=self.share(config.whole_heads.count))
+        return replace(config, num_heads=heads, num_kv_heads=kv_heads, whole_heads=whole)
 
     def kv_parts(self, config: ModelConfig, wanted: int | None = None) -> int:
         """Return the shards per block (see KVCacheLayout): `wanted`, otherwise one per rank; at most the KV heads."""
-        return 1 if config.mla is not None else min(wanted or self.size, config.num_kv_heads)
+        return 1 if config.mla is not None else min(wanted or self.size, *_kv_counts(config).values())
 
     def check(self, config: ModelConfig) -> None:
         """Raise UnsupportedModel, naming all sizes that cannot be divided."""
         counts = {"num_attention_heads": config.num_heads, "vocab_size": config.vocab_size}
-        if not all(map(config.is_sparse, range(config.num_layers))):
+        is_parallel = config.moe is not None and config.moe.is_parallel
+        if is_parallel or not all(map(config.is_sparse, range(config.num_layers))):
             counts["intermediate_size"] = config.intermediate_size
         if config.moe is not None and not self.has_whole_experts:
             counts["intermediate size of an expert"] = config.moe.intermediate_size
         if config.moe is not None and config.moe.shared_size:
             counts["intermediate size of the shared experts"] = config.moe.shared_size
+        if config.shared_intermediate_size is not None:
+            counts["intermediate size of layers with shared KV"] = config.shared_intermediate_size
+        if config.layer_input_size:
+            counts["vocab_size_per_layer_input"] = config.layer_input_vocab_size
+        kv_counts = _kv_counts(config) if config.mla is None else {}
+        if len(set(kv_counts.values())) > 1:
+            counts |= kv_counts  # layers with different heads are divided alike
         uneven = [f"{name} {count}" for name, count in counts.items() if count % self.size]
         if config.mla is None and config.num_kv_heads % self.size and self.size % config.num_kv_heads:
             uneven.append(f"num_key_value_heads {config.num_kv_heads}")
@@ -65,6 +74,14 @@ class TensorShard:
             raise UnsupportedModel(
                 f"{config.architecture} cannot be divided among {self.size} ranks: {_listed(uneven)}"
             )
+
+
+def _kv_counts(config: ModelConfig) -> dict[str, int]:
+    """Return the number of KV heads of each kind of layer."""
+    counts = {"num_key_value_heads": config.num_kv_heads}
+    if config.whole_heads is not None:
+        counts["num_global_key_value_heads"] = config.whole_heads.count
+    return counts
 
 
 def _listed(names: list[str]) -> str:

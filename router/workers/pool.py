@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from baton.membership.registry.base import Registry, RegistryView
-from baton.membership.registry.router_report import MAX_BLOCK_SIZE
 from baton.protos.worker_pb2 import WorkerDescription
 from baton.router.errors import WorkerLost
 from baton.router.index.prefix_index import ExpectedBlocks, PrefixIndex
 from baton.router.policy.cluster import ClusterSnapshot, WorkerRole, WorkerSnapshot
+from baton.router.workers.acceptance import Objection, objection_to
 from baton.router.workers.connection import ROLES, WorkerConnection
 from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.stranger import AttemptSlots
 from baton.router.workers.worker_models import WorkerModels
 from baton.rpc.status import Unavailable
 from baton.rpc.tls import Plaintext, Security
-from baton.settings.names import NAME_RULE, is_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +79,19 @@ class WorkerPool:
         watch_interval_ms: int,
         security: Security | None = None,
         models: WorkerModels | None = None,
+        vocabulary: str = "",
     ) -> None:
-        """`security` defaults to plaintext. `models`: of the router; None: this one alone."""
+        """`security` defaults to plaintext. `models`: of the router; None: this one alone.
+
+        `vocabulary`: digest of the model's tokenizer here; workers with another one are refused. Default: any is used.
+        """
         self.index = PrefixIndex()
         self.expected = ExpectedBlocks()  # not in the index yet
         self.registry = registry
         self.view = RegistryView()  # the registry's last list
         self._model_name = model_name
         self._models = models or WorkerModels((model_name,))
+        self._vocabulary = vocabulary
         self.router_id = router_id
         self._watch_interval_ms = watch_interval_ms
         self._security: Security = security or Plaintext()
@@ -307,27 +311,21 @@ class WorkerPool:
     def _check(self, address: str, found: WorkerDescription) -> None:
         """Raise WorkerLost if this router must not use the worker: another may have taken over the address."""
         known = {each.description.incarnation: each for each in self.connections if each.description is not None}
+        is_fixed = address in self.view.fixed
         if found.incarnation in known:
-            reason, is_used = f"it is the one at {known[found.incarnation].address}", False
-        elif not is_name(found.worker_id):
-            reason, is_used = f"its id {found.worker_id[:100]!r} must be {NAME_RULE}", False
-        elif not 0 < found.block_size <= MAX_BLOCK_SIZE or found.max_model_len < 1:
-            reason = f"it has blocks of {found.block_size} and contexts of {found.max_model_len} tokens"
-            is_used = False
-        elif found.model != self._model_name:
-            reason, is_used = f"it serves {found.model}, not {self._models}", False
-            if address in self.view.fixed:
-                if self._models.move(address, found.model):
-                    raise WorkerLost(f"the worker at {address} serves {found.model}")
-                # A fixed address was given to this router, which may serve its model under another name.
-                is_used = len(self._models.names) == 1
+            objection: Objection | None = Objection(f"it is the one at {known[found.incarnation].address}")
         else:
+            objection = objection_to(found, self._model_name, self._models, self._vocabulary, is_fixed=is_fixed)
+        if objection is None:
             return
+        if is_fixed and found.model != self._model_name and self._models.move(address, found.model):
+            raise WorkerLost(f"the worker at {address} serves {found.model}")
         if self._logged_incarnations.get(address) != found.incarnation:
             self._logged_incarnations[address] = found.incarnation
-            logger.warning("the worker at %s is %s: %s", address, "used anyway" if is_used else "refused", reason)
-        if not is_used:
-            raise WorkerLost(f"the worker at {address} is refused: {reason}")
+            verdict = "used anyway" if objection.is_used else "refused"
+            logger.warning("the worker at %s is %s: %s", address, verdict, objection.reason)
+        if not objection.is_used:
+            raise WorkerLost(f"the worker at {address} is refused: {objection.reason}")
 
     def _current(self) -> WorkerIndex:
         if self._worker_index is None:

@@ -26,6 +26,7 @@ class SimulatedHost:
         self.origin = KVOrigin("simulated", pool.fingerprint)
         self.finish_rule = core.finish_rule
         self.vocab_size = MAX_TOKEN_IDS
+        self.vocabulary = ""
         self.block_bytes = core.spec.block_bytes
         self.kv_groups = core.blocks.groups
         self.ranks = SimulatedPool(pool, core.link)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton.engine.sampling.params import SamplingParams
 from baton.protos.worker_pb2 import BlocksReady, FirstToken, KVPool, PrefillEvent
-from tests.checkpoints import VOCAB_SIZE
+from tests.architectures import VOCAB_SIZE
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.messages import messages
 from tests.fuzz.worker_rig import PROMPT, WorkerRig

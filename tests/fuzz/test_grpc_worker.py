@@ -18,7 +18,7 @@ from baton.protos.worker_pb2 import (
     UndrainRequest,
     WatchRequest,
 )
-from tests.checkpoints import VOCAB_SIZE
+from tests.architectures import VOCAB_SIZE
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.grpc_calls import call
 from tests.fuzz.messages import Overrides, messages, wire

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import psutil
 
 from baton.engine.sampling.params import SamplingParams
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.embedding_models import add_pooling
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle

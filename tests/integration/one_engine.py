@@ -7,7 +7,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
-from tests.checkpoints import VOCAB_SIZE
+from tests.architectures import VOCAB_SIZE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 NUM_BATCHED_TOKENS = 48

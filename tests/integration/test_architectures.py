@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from benchmarks.server import served
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.integration.oracle import Oracle
 from tests.integration.workers_view import wait_all_ready
 from tests.marks import slow_case
@@ -31,8 +32,8 @@ OTHER_ARCHITECTURES = (
         "seed-oss",
     ),
     *("ernie", "ernie-moe", "minimax-m2", "olmoe", "glm4-moe-lite"),
-    *("gemma2", "gemma3", "gpt-oss", "olmo3", "llama4"),
-    *("qwen3-moe", "llama2", "mistral", "qwen2", "qwen3", "mixtral", "deepseek-v2"),
+    *("gemma2", "gemma3", "gemma4", "gemma4-large", "gemma4-moe", "gpt-oss", "olmo3", "llama4"),
+    *("qwen3-moe", "llama2", "mistral", "qwen2", "qwen3", "mixtral", "deepseek-v2", "deepseek-v32"),
 )
 
 

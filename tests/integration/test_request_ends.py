@@ -12,7 +12,8 @@ import pytest
 from baton.engine.kv.block_hash import hash_blocks
 from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
 from tests.integration.worker_process import worker_process, worker_processes

@@ -15,7 +15,8 @@ import pytest
 from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2
 from benchmarks.server import served
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.integration.completion_load import completion_load
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle

@@ -1,6 +1,6 @@
 """Downloads from the Hugging Face hub."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -24,8 +24,14 @@ def at_revision(hub_id: str, revision: str | None) -> str:
     return hub_id if revision is None else f"{hub_id}@{revision}"
 
 
-def download(hub_id: str, patterns: list[str], directory: Path | None = None, revision: str | None = None) -> Path:
-    """Download a repository's files that match the patterns, into a directory or the hub's cache.
+def download(
+    hub_id: str,
+    patterns: list[str],
+    directory: Path | None = None,
+    revision: str | None = None,
+    ignored: Sequence[str] = IGNORED,
+) -> Path:
+    """Download a repository's files that match the patterns and none of `ignored`, into a directory or the hub's cache.
 
     revision: branch, tag or commit; None: the main branch. In the cache, the returned directory has the name of the
     commit. Raises ClickException.
@@ -36,20 +42,36 @@ def download(hub_id: str, patterns: list[str], directory: Path | None = None, re
     with _hub_errors(hub_id, revision):
         return Path(
             snapshot_download(
-                hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=IGNORED, local_dir=directory
+                hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=list(ignored), local_dir=directory
             )
         )
 
 
+def cached_snapshot(hub_id: str, revision: str | None = None) -> Path | None:
+    """Return the directory of a revision in the hub's cache, named like the commit; None if it is not there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(hub_id, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+
+
 def hub_files(hub_id: str, patterns: list[str], revision: str | None = None) -> tuple[str | None, set[str]]:
     """Return the commit of a revision, and the names of its files that match the patterns. Raises ClickException."""
+    commit, names = hub_names(hub_id, revision)
+    wanted = {name for name in names if any(fnmatch(name, pattern) for pattern in patterns)}
+    return commit, {name for name in wanted if "/" not in name.removeprefix(POOLING)}
+
+
+def hub_names(hub_id: str, revision: str | None = None) -> tuple[str | None, set[str]]:
+    """Return the commit of a revision, and the names of all its files. Raises ClickException."""
     from huggingface_hub import HfApi
 
     with _hub_errors(hub_id, revision):
         info = HfApi().model_info(hub_id, revision=revision)
-    names = {each.rfilename for each in info.siblings or ()}
-    wanted = {name for name in names if any(fnmatch(name, pattern) for pattern in patterns)}
-    return info.sha, {name for name in wanted if "/" not in name.removeprefix(POOLING)}
+    return info.sha, {each.rfilename for each in info.siblings or ()}
 
 
 @contextmanager

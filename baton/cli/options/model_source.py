@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from baton.cli.options.hub import HUB_PATTERNS, TOKENIZER_PATTERNS, download, is_hub_id
+from baton.cli.options.hub_gguf import HubGguf
 from baton.deployment.local.cluster_config import ClusterConfig
 from baton.deployment.local.cluster_plan import Checkpoint
 from baton.engine.checkpoint.gguf.tensors import model_name
@@ -68,6 +69,10 @@ def servable(name: str) -> Iterator[None]:
 
 def _locate(model: str | None, revision: str | None = None) -> Located:
     """Find or download a model. Raises ClickException."""
+    gguf = HubGguf.read(model) if model is not None and not Path(model).exists() else None
+    if model is not None and gguf is not None:
+        file, commit = gguf.download(revision)
+        return Located(file.absolute(), model, commit)
     if model is not None and is_hub_id(model) and not Path(model).exists():
         directory = download(model, HUB_PATTERNS, revision=revision)
         return Located(directory, model, directory.name)
@@ -86,7 +91,10 @@ def _locate(model: str | None, revision: str | None = None) -> Located:
 def _locate_tokenizer(cluster: ClusterConfig) -> Path | None:
     """Find or download the tokenizer; None if it is the model's. Raises ClickException."""
     revision = cluster.tokenizer_revision
-    tokenizer = cluster.model if cluster.tokenizer is None and revision is not None else cluster.tokenizer
+    tokenizer = cluster.tokenizer
+    if tokenizer is None and revision is not None and cluster.model is not None:
+        gguf = HubGguf.read(cluster.model)
+        tokenizer = cluster.model if gguf is None else gguf.hub_id
     if tokenizer is not None and is_hub_id(tokenizer) and not Path(tokenizer).exists():
         return download(tokenizer, TOKENIZER_PATTERNS, revision=revision)
     if revision is not None:

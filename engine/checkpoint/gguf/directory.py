@@ -5,6 +5,7 @@ each state of a file, in the cache of Hugging Face's libraries.
 """
 
 import os
+import re
 import shutil
 import struct
 import tempfile
@@ -25,6 +26,8 @@ NO_TOKENIZER = "-no-tokenizer"  # end of the directory's name
 VERSION = 1  # of what is written out; increment when it changes
 ROPE_FREQS = "rope_freqs.weight"
 MAX_FREQS = 1 << 12
+MADE = re.compile(rf".+-[0-9a-f]{{16}}(?:{NO_TOKENIZER})?")  # names of the directories
+NO_STATE = "/"  # in no directory's name
 
 
 def checkpoint_directory(model: Path, cache: Path | None = None, *, with_tokenizer: bool = True) -> Path:
@@ -40,6 +43,7 @@ def checkpoint_directory(model: Path, cache: Path | None = None, *, with_tokeniz
     directory = root / f"{parts[0].stem}-{_state(parts)}{'' if with_tokenizer else NO_TOKENIZER}"
     if not directory.is_dir():
         _make(directory, parts, with_tokenizer)
+        _remove_stale(root)
     return directory
 
 
@@ -85,6 +89,29 @@ def _make(directory: Path, parts: list[Path], with_tokenizer: bool) -> None:
         raise InvalidCheckpoint(
             f"{directory} cannot be written: {error.strerror}; set HF_HOME to a directory that can be"
         ) from error
+
+
+def _remove_stale(root: Path) -> None:
+    """Remove the directories of files that are gone, or that have changed since."""
+    for directory in root.iterdir():
+        links = sorted(directory.glob(f"*{SUFFIX}")) if MADE.fullmatch(directory.name) else []
+        if links and any(map(_has_changed, links)) and _state_or_none(links) not in directory.name:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _has_changed(link: Path) -> bool:
+    """Whether a link's file is gone or younger than the link; directories of other versions may have other names."""
+    try:
+        return link.stat().st_mtime_ns > link.lstat().st_mtime_ns
+    except FileNotFoundError:
+        return True
+
+
+def _state_or_none(links: list[Path]) -> str:
+    try:
+        return _state([link.readlink() for link in links])
+    except OSError:
+        return NO_STATE
 
 
 def _state(parts: list[Path]) -> str:

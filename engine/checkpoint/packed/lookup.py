@@ -21,6 +21,11 @@ class PackedLookup:
         self._tensors = tensors
         self._modules = modules
 
+    def __contains__(self, name: str) -> bool:
+        """Whether a weight is stored packed under other names than its own."""
+        scheme = self._modules.scheme_of(module_of(name)) or self._modules.default
+        return scheme is not None and module_of(name) + layout_of(scheme).parts(1, 1)[0].suffix in self._tensors
+
     def layout(self, name: str) -> PackedLayout | None:
         """Return the layout of a matrix that is stored packed; None for any other tensor.
 

@@ -2,13 +2,11 @@
 
 import re
 from dataclasses import dataclass
-from functools import cache
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
+from baton.engine.checkpoint.packed.name_pattern import matcher
 from baton.engine.checkpoint.tensor_prefixes import Prefixes, stored_names
 from baton.engine.errors import InvalidCheckpoint
-
-MAX_PATTERN_CHARS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +30,7 @@ class ModuleRule:
 
     def matches(self, module: str) -> bool:
         """Return whether the rule is for this module."""
-        return _compiled(self.pattern).fullmatch(module) is not None
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)  # whose own cache is too small for checkpoints with a rule for each module
+        return bool(matcher(self.pattern)(module))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +68,7 @@ def checked_pattern(pattern: str, source: str) -> str:
     """Return a regular expression for names that begin with a match of `pattern`. Raises InvalidCheckpoint."""
     whole = f"(?:{pattern}).*"
     try:
-        if len(pattern) > MAX_PATTERN_CHARS:
-            raise ValueError(f"it has over {MAX_PATTERN_CHARS} characters")
-        re.compile(whole)
+        matcher(whole)
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         raise InvalidCheckpoint(f"{source}: {shown(pattern)} is not a regular expression: {error}") from error
     return whole

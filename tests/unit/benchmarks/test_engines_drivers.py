@@ -15,7 +15,8 @@ from benchmarks.engines.contestants import CONTESTANTS, OURS
 from benchmarks.engines.drivers.driver import Answer
 from benchmarks.engines.engine_process import EngineFailed, EngineProcess
 from benchmarks.engines.profile import BATCHES, PARTS, profile
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.process_ends import wait_gone
 
 CELL = Cell(BF16, 48, 2)

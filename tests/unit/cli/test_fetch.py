@@ -27,6 +27,8 @@ FILES = {
     "original/consolidated.safetensors": b"not wanted",
     "onnx/config.json": b"not wanted",
     "1_Pooling/config.json": b"{}",
+    "small-Q8_0.gguf": b"not wanted",
+    "Q4_K_M/small-Q4_K_M.gguf": b"not wanted",
 }
 WANTED = {name for name, content in FILES.items() if content != b"not wanted"}
 
@@ -98,6 +100,20 @@ def test_no_wait_for_a_model_whose_directory_has_another(tmp_path: Path) -> None
     refused = fetch("a/b", str(tmp_path / "m"), "--revision", "v1", "--wait")
     assert refused.exit_code == 1
     assert "has bundled; give another directory for a/b@v1" in " ".join(refused.output.split())
+
+
+def test_a_gguf_file_of_the_hub_is_fetched_alone(tmp_path: Path) -> None:
+    with hub() as server:
+        run = fetch_from(server, tmp_path, "a/b:Q4_K_M", str(tmp_path / "m"))
+    file = tmp_path / "m" / "Q4_K_M" / "small-Q4_K_M.gguf"
+    assert f"the model is {file}" in run.stdout
+    assert names(tmp_path / "m") == {"Q4_K_M/small-Q4_K_M.gguf"}
+
+
+def test_a_gguf_file_is_not_fetched_without_weights(tmp_path: Path) -> None:
+    result = fetch("a/b:Q4_K_M", str(tmp_path / "m"), "--without-weights")
+    assert result.exit_code == 2
+    assert "a GGUF file has the tokenizer and the config in it" in " ".join(result.output.split())
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import pytest
 
 from baton.cli.options import model_source
 from baton.cli.options.hub import HUB_PATTERNS, TOKENIZER_PATTERNS
-from baton.cli.options.model_source import BUNDLED, Located, _locate, find_checkpoint
+from baton.cli.options.hub_gguf import HubGguf
+from baton.cli.options.model_source import BUNDLED, Located, _locate, _locate_tokenizer, find_checkpoint
 from baton.deployment.local.cluster_config import ClusterConfig, load_settings
 from baton.deployment.local.cluster_plan import Checkpoint, plan_cluster
 from baton.deployment.local.machine import Machine
@@ -72,6 +73,22 @@ def test_a_model_without_a_tokenizer_is_served_with_another(tmp_path: Path) -> N
     plan = plan_cluster(load_settings(None, {}), checkpoint, Machine(2, 1 << 34))
     for spec in plan.specs(tmp_path):
         assert f"--tokenizer={BUNDLED}" in spec.argv
+
+
+def test_a_gguf_model_of_the_hub_is_its_first_file(
+    downloads: Downloads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, asked = tmp_path / "small-Q8_0-00001-of-00002.gguf", []
+
+    def download_gguf(gguf: HubGguf, revision: str | None) -> tuple[Path, str]:
+        asked.append((gguf, revision))
+        return file, COMMIT
+
+    monkeypatch.setattr(HubGguf, "download", download_gguf)
+    assert _locate("a/b:Q8_0", "v1") == Located(file, "a/b:Q8_0", COMMIT)
+    assert asked == [(HubGguf("a/b", "Q8_0"), "v1")]
+    _locate_tokenizer(ClusterConfig(model="a/b:Q8_0", tokenizer_revision="t2"))
+    assert downloads == [("a/b", TOKENIZER_PATTERNS, "t2")]
 
 
 @pytest.mark.parametrize(

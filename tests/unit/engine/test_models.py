@@ -12,16 +12,35 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from baton.engine.attention.factory import attention_for
+from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.checkpoint.weight_memory import num_parameters, weights_bytes
 from baton.engine.config import EngineConfig
+from baton.engine.errors import UnsupportedModel
 from baton.engine.execution.loaded_model import load, zeros
-from tests.checkpoints import ARCHITECTURES, VOCAB_SIZE, make_checkpoint
+from baton.engine.kv.dtype import kv_bytes_per_token
+from baton.engine.kv.layout import KVCacheLayout
+from tests.architectures import ARCHITECTURES, VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.marks import slow_except
 from tests.paged_model import PagedModel
 
 THOROUGH = (  # with parts that no other has
-    *("llama3", "qwen2-yarn", "qwen3", "mixtral", "qwen3-moe-mixed", "deepseek-v2", "deepseek-v3", "phi4-mini"),
-    *("granite", "olmo2", "olmo3", "gemma2", "gemma3", "llama4", "gpt-oss", "minimax-m2"),
+    *("llama3", "qwen2-yarn", "qwen3", "mixtral", "qwen3-moe-mixed", "deepseek-v2", "deepseek-v3", "deepseek-v32"),
+    *(
+        "phi4-mini",
+        "granite",
+        "olmo2",
+        "olmo3",
+        "gemma2",
+        "gemma3",
+        "gemma4",
+        "gemma4-large",
+        "gemma4-moe",
+        "llama4",
+        "gpt-oss",
+        "minimax-m2",
+    ),
 )
 thoroughly = pytest.mark.parametrize("checkpoint", slow_except(ARCHITECTURES, THOROUGH), indirect=True)
 ATOL = 1e-4  # logits have a standard deviation of about 1.2
@@ -123,6 +142,28 @@ def test_only_requested_tokens_get_logits(checkpoint: Path) -> None:
     assert none.shape == (0, VOCAB_SIZE)
 
 
+def test_gemma4_without_the_compiled_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = make_checkpoint("gemma4", tmp_path), random_tokens(90, 5)
+    expected = PagedModel(model).step({"s": tokens})["s"]
+    monkeypatch.setattr("baton.engine.attention.factory.NativeAttention", None)
+    torch.testing.assert_close(PagedModel(model).step({"s": tokens})["s"], expected, atol=ATOL, rtol=0)
+
+
+def test_gemma4_is_refused_on_gpus_and_with_quantized_kv(tmp_path: Path) -> None:
+    config = read_model_config(make_checkpoint("gemma4", tmp_path))
+    with pytest.raises(UnsupportedModel, match="Gemma4ForCausalLM is for CPUs so far, but the device is cuda"):
+        attention_for(config, 16, torch.device("cuda"))
+    with pytest.raises(UnsupportedModel, match="kv_cache_dtype 'int8' is not supported for Gemma4ForCausalLM"):
+        KVCacheLayout.of(config, 16, kv_dtype="int8")
+
+
+def test_layers_that_share_kv_take_no_memory_for_it(tmp_path: Path) -> None:
+    config = read_model_config(make_checkpoint("gemma4", tmp_path))
+    layout = KVCacheLayout.of(config, 16)
+    assert layout.block_shape == (1, 3, 2, 1, 16, 32)  # three of six layers have KV of their own
+    assert layout.block_bytes == 16 * kv_bytes_per_token(config)
+
+
 def test_longrope_of_long_contexts_gives_the_oracles_logits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = make_checkpoint("phi4-mini", tmp_path / "model", original_max_position_embeddings=64)
     oracle = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float32)
@@ -138,11 +179,20 @@ def test_longrope_of_long_contexts_gives_the_oracles_logits(tmp_path: Path, capl
     assert loaded.fingerprint != short.fingerprint  # they rotate keys differently
 
 
+def test_deepseek_v32_is_refused_on_gpus_and_with_quantized_kv(tmp_path: Path) -> None:
+    config = read_model_config(make_checkpoint("deepseek-v32", tmp_path))
+    with pytest.raises(UnsupportedModel, match="DeepseekV32ForCausalLM is for CPUs so far, but the device is cuda"):
+        attention_for(config, 16, torch.device("cuda"))
+    with pytest.raises(UnsupportedModel, match=r"'int8' is not supported for DeepseekV32.* indexer's keys"):
+        KVCacheLayout.of(config, 16, kv_dtype="int8")
+
+
 @pytest.mark.parametrize(
     ("text_model", "architecture", "vision"),
     [
         ("ministral3", "Mistral3ForConditionalGeneration", "vision_tower"),
         ("gemma3", "Gemma3ForConditionalGeneration", "vision_tower"),
+        ("gemma4", "Gemma4ForConditionalGeneration", "audio_tower"),
         ("llama4", "Llama4ForConditionalGeneration", "vision_model"),
     ],
 )

@@ -15,7 +15,8 @@ from baton.engine.engine import Engine
 from baton.engine.kv.layout import torch_dtype
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.kv_scales import add_kv_scales
 from tests.marks import slow_case
 from tests.unit.engine.perplexity import perplexity

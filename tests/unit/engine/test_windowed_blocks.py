@@ -11,7 +11,8 @@ from baton.engine.outputs import SampledToken
 from baton.engine.request import Request, RequestId, RequestStatus
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduling.schedule import Received
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
 
 WINDOW = 24  # of the checkpoints; Llama 4's chunks are longer
@@ -70,6 +71,7 @@ def workload(seed: int) -> list[list[Request]]:
     ("architecture", "kv_dtype"),
     [
         ("gemma3", "auto"),
+        ("gemma4", "auto"),
         ("llama4", "int8"),
         slow_case("mistral-window", "auto"),
         slow_case("gpt-oss", "auto"),

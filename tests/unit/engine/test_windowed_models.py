@@ -13,7 +13,8 @@ from baton.engine.engine import Engine
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.paged_model import PagedModel
 
 FAMILIES = ("gemma2", "gpt-oss")  # windows of 24 tokens

@@ -34,9 +34,9 @@ def member_of(worker: ScriptedWorker, model: str = MODEL_NAME) -> Member:
 
 
 @asynccontextmanager
-async def running_pool(registry: Registry) -> AsyncIterator[WorkerPool]:
+async def running_pool(registry: Registry, vocabulary: str = "") -> AsyncIterator[WorkerPool]:
     """Run a pool that follows the registry."""
-    pool = WorkerPool(registry, MODEL_NAME, "router-1", watch_interval_ms=1)
+    pool = WorkerPool(registry, MODEL_NAME, "router-1", watch_interval_ms=1, vocabulary=vocabulary)
     task = asyncio.create_task(pool.run())
     try:
         yield pool

@@ -48,6 +48,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         self.role = role
         self.model = "bundled_model"
         self.fingerprint = "fingerprint"
+        self.vocabulary = ""
         self.max_model_len = 256
         self.script: Script = hashed_token
         self.end_token: int | None = None
@@ -108,6 +109,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
             role=self.role,
             address=self.address,
             model=self.model,
+            vocabulary=self.vocabulary,
             fingerprint=self.fingerprint,
             block_size=BLOCK_SIZE,
             num_blocks=1000,

@@ -10,7 +10,7 @@ from baton.membership.registry.memory import MemoryRegistry
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL, WorkerLoad
 from baton.router.policy.cluster import RoutedRequest, find_candidates
 from baton.router.workers.pool import WorkerPool
-from tests.unit.router.pools import member_of, ready, running_pool
+from tests.unit.router.pools import MODEL_NAME, member_of, ready, running_pool
 from tests.unit.router.running_router import until
 from tests.unit.router.scripted_worker import ScriptedWorker
 
@@ -150,6 +150,26 @@ async def test_a_worker_at_a_fixed_address_may_have_another_model_name(caplog: p
         pool = await stack.enter_async_context(running_pool(MemoryRegistry([worker.address])))
         await until(lambda: ready(pool) == {worker.address})
     assert caplog.text.count("is used anyway: it serves another, not bundled_model") == 1
+
+
+@pytest.mark.parametrize("model", [MODEL_NAME, "another"])
+async def test_a_worker_whose_tokenizer_differs_is_refused(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with AsyncExitStack() as stack:
+        (worker,) = await started(stack, "decode-0")
+        worker.model, worker.vocabulary = model, "theirs"
+        pool = await stack.enter_async_context(running_pool(MemoryRegistry([worker.address]), vocabulary="ours"))
+        await until(lambda: bool(pool.connections) and "vocabulary theirs, not ours" in pool.connections[0].last_error)
+        assert not ready(pool)
+    assert caplog.text.count("is refused: its tokenizer has other tokens than this router's") == 1
+
+
+@pytest.mark.parametrize("vocabulary", ["", "ours"])
+async def test_a_worker_with_the_same_tokenizer_or_none_is_used(vocabulary: str) -> None:
+    async with AsyncExitStack() as stack:
+        (worker,) = await started(stack, "decode-0")
+        worker.vocabulary = vocabulary
+        pool = await stack.enter_async_context(running_pool(MemoryRegistry([worker.address]), vocabulary="ours"))
+        await until(lambda: ready(pool) == {worker.address})
 
 
 async def test_a_worker_with_an_invalid_id_is_refused() -> None:

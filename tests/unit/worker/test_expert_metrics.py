@@ -22,7 +22,8 @@ from baton.worker.cache_feed import CacheFeed
 from baton.worker.engine_host import EngineHost
 from baton.worker.metrics import WorkerMetrics
 from baton.worker.reporting import WorkerCounters
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.unit.engine.group_rig import CPU, HOST, Group, Member
 
 NUM_LAYERS, NUM_EXPERTS, NUM_CHOSEN = 3, 8, 2  # of the model

@@ -18,7 +18,7 @@ from baton.engine.checkpoint.model_config import (
     read_generation_defaults,
     read_model_config,
 )
-from baton.engine.config import EngineConfig
+from baton.engine.config import EngineConfig, IndexerConfig, KVHeads
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from baton.engine.kv.dtype import kv_bytes_per_token
 from baton.engine.kv.fingerprint import compatibility_fingerprint
@@ -289,6 +289,29 @@ def test_kimi_k2_is_read_as_deepseek_v3(tmp_path: Path) -> None:
     assert config.rope.interleaved
 
 
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"q_lora_rank": None}, "q_lora_rank is missing"),
+        ({"index_head_dim": 4}, "index_head_dim 4 is below qk_rope_head_dim 8"),
+        ({"layer_types": ["full_attention"] * 3}, "layer type 'full_attention'"),
+    ],
+)
+def test_options_of_deepseek_v32_that_are_not_served_are_named(
+    tmp_path: Path, options: dict[str, Any], error: str
+) -> None:
+    sparse = DEEPSEEK_V2 | {
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "q_lora_rank": 24,
+        "routed_scaling_factor": 2.5,
+    }
+    served = read_model_config(write(tmp_path, sparse | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}))
+    assert served.mla is not None
+    assert served.mla.indexer == IndexerConfig(num_heads=64, head_dim=128, topk=2048)
+    with pytest.raises((UnsupportedModel, InvalidCheckpoint), match=error):
+        read_model_config(write(tmp_path, sparse | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"} | options))
+
+
 def test_layers_with_experts_may_be_listed(tmp_path: Path) -> None:
     flash = DEEPSEEK_V2 | {
         "architectures": ["Glm4MoeLiteForCausalLM"],
@@ -305,6 +328,52 @@ def test_the_requested_dtype_wins_over_the_checkpoints(tmp_path: Path) -> None:
     assert read_model_config(write(tmp_path, LLAMA), "float32").dtype == "float32"
     with pytest.raises(UnsupportedModel, match="int8"):
         read_model_config(write(tmp_path, LLAMA), "int8")
+
+
+GEMMA4 = LLAMA | {
+    "architectures": ["Gemma4ForCausalLM"],
+    "sliding_window": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "heads"),
+    [
+        ({}, (2, 512)),
+        ({"global_head_dim": 32, "num_global_key_value_heads": 1}, (2, 32)),  # only with attention_k_eq_v
+        ({"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}, (1, 32)),
+        ({"per_layer_config": {"2": {"head_dim": 24, "num_key_value_heads": 4}}}, (4, 24)),
+    ],
+)
+def test_gemma4s_layers_have_two_kinds_of_heads(
+    tmp_path: Path, options: dict[str, Any], heads: tuple[int, int]
+) -> None:
+    config = read_model_config(write(tmp_path, GEMMA4 | options))
+    assert config.whole_heads == KVHeads(*heads)
+    assert [config.kv_heads_of(layer) for layer in range(3)] == [KVHeads(2, 16), KVHeads(2, 16), KVHeads(*heads)]
+    assert (config.rope.kind, config.rope.rotary_dim, config.rope.proportion) == ("proportional", heads[1], 0.25)
+    assert config.local_rope is not None
+    assert config.local_rope.rotary_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"enable_moe_block": True, "num_experts": 4, "moe_intermediate_size": 32}, "top_k_experts is missing"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all' .attention to later tokens"),
+        ({"sliding_window": None}, "sliding_window null"),
+        ({"layer_types": ["sliding_attention"] * 3}, "last layer of type sliding_attention"),
+        ({"num_kv_shared_layers": 1}, "num_kv_shared_layers 1 leaves no layer of type full_attention"),
+        ({"per_layer_config": {"1": {"head_dim": 32}}}, "per_layer_config other than"),
+        ({"per_layer_config": {"2": {"hidden_size": 32}}}, "per_layer_config other than"),
+        ({"num_global_key_value_heads": 3, "attention_k_eq_v": True}, "4 heads do not divide into 3 global KV heads"),
+    ],
+)
+def test_options_of_gemma4_that_are_not_served_are_named(tmp_path: Path, options: dict[str, Any], error: str) -> None:
+    with pytest.raises((UnsupportedModel, InvalidCheckpoint), match=error):
+        read_model_config(write(tmp_path, GEMMA4 | options))
 
 
 AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"}}

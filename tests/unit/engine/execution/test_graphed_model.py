@@ -17,7 +17,8 @@ from baton.engine.attention.heads import AttentionHeads
 from baton.engine.config import ModelConfig
 from baton.engine.execution.cuda_graphs import GraphedModel, Replay, recorded_sizes
 from baton.engine.models.causal_lm import CausalLM
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.flashinfer_emulation import EMULATION

@@ -18,7 +18,8 @@ from baton.engine.layers.linear import Linear
 from baton.engine.outputs import SampledToken
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.marks import each_value, slow_case
 from tests.unit.engine.group_rig import CPU, HOST, TIMEOUT_S, Group, Member, Ranks
 
@@ -275,9 +276,12 @@ def test_an_idle_group_sleeps_until_it_is_woken(mixtral: Path, groups: Groups) -
     assert all(rank.num_steps > num for rank, num in zip(group.ranks.values(), before, strict=True))
 
 
-def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
-    model = make_checkpoint("qwen3", tmp_path / "model")
-    with pytest.raises(UnsupportedModel, match="has no experts"):
+@pytest.mark.parametrize(
+    ("architecture", "reason"), [("qwen3", "has no experts"), ("gemma4-moe", "has a dense MLP next to its experts")]
+)
+def test_a_model_without_experts_of_their_own_is_refused(tmp_path: Path, architecture: str, reason: str) -> None:
+    model = make_checkpoint(architecture, tmp_path / "model")
+    with pytest.raises(UnsupportedModel, match=reason):
         Ranks(model, ["rank-0"])
 
 

@@ -9,7 +9,8 @@ import torch
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.kv.dtype import kv_bytes_per_token, kv_cache_dtype, row_bytes
 from baton.engine.kv.layout import KVCacheLayout
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.kv_scales import add_kv_scales
 from tests.paged_model import PagedModel
 from tests.unit.engine.perplexity import logits_of

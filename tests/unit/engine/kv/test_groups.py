@@ -3,9 +3,10 @@
 import pytest
 
 from baton.engine.attention.span import FULL, AttentionSpan
-from baton.engine.config import EngineConfig, ModelConfig, RopeConfig
+from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.kv.groups import KVGroups, KVPlace
 from baton.engine.kv.layout import KVCacheLayout
+from baton.engine.rope import RopeConfig
 
 WINDOW, OTHER, CHUNK = AttentionSpan(24), AttentionSpan(40), AttentionSpan(32, is_chunked=True)
 ENGINE = EngineConfig(model="", device="cpu", hybrid_kv_cache=True)

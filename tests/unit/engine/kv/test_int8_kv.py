@@ -15,7 +15,8 @@ from baton.engine.errors import UnsupportedModel
 from baton.engine.kv.capacity import num_blocks_in
 from baton.engine.kv.dtype import kv_cache_dtype, row_bytes
 from baton.engine.kv.layout import KVCacheLayout
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.perplexity import logits_of
 

@@ -14,7 +14,8 @@ from baton.engine.kv.fingerprint import compatibility_fingerprint
 from baton.engine.layers.int8_weight import Int8PanelWeight, Int8Weight, check_quantization, int8_weight
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.panel_weight import can_have_panels
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint, weights_revision
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint, weights_revision
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.perplexity import BUNDLED, logits_of, perplexity
 

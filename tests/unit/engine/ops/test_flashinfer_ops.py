@@ -16,7 +16,8 @@ from baton.engine.ops.base import HeadNorms, Rotation
 from baton.engine.ops.factory import ops_for
 from baton.engine.ops.flashinfer_ops import FlashInferOps
 from baton.engine.ops.torch_ops import TorchOps
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.paged_model import PagedModel
 from tests.unit.engine.flashinfer_ops_emulation import Called
 

@@ -1,5 +1,6 @@
 """Checkpoints with packed weights: the dequantised model's logits and tokens, whole and sharded."""
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -134,6 +136,29 @@ def test_an_expert_parallel_group_agrees_with_one_rank(tmp_path: Path, fmt: str)
         assert {name: group["rank-0"].outputs[name] for name in expected} == expected
     finally:
         group.close()
+
+
+@pytest.mark.parametrize("prefixes", [("language_model.model.", "language_model."), ("model.language_model.", "")])
+def test_a_packed_output_layer_of_a_model_for_images(tmp_path: Path, prefixes: tuple[str, str]) -> None:
+    fmt = FORMATS["gptq"]
+    fmt = replace(fmt, matrices=(*fmt.matrices, "lm_head.weight"))
+    packed = write_packed(make_checkpoint("ministral3", tmp_path / "source"), tmp_path, fmt).packed
+    config = json.loads((packed / "config.json").read_text())
+    image, quantization = tmp_path / "image", config.pop("quantization_config")
+    image.mkdir()
+    text = {key: value for key, value in config.items() if key not in ("architectures", "dtype")}
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "dtype": "float16", "text_config": text}
+    (image / "config.json").write_text(json.dumps(whole | {"quantization_config": quantization}))
+    tensors = load_file(packed / "model.safetensors")
+    named = {
+        prefixes[0] + name.removeprefix("model.") if name.startswith("model.") else prefixes[1] + name: tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(named, image / "model.safetensors")
+    tokens = {"s": random_tokens(20, 1)}
+    ours, expected = PagedModel(image, dtype="float32"), PagedModel(packed, dtype="float32")
+    assert torch.equal(ours.step(tokens)["s"], expected.step(tokens)["s"])
+    assert weights_bytes(image, ours.config, None) == weights_bytes(packed, expected.config, None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

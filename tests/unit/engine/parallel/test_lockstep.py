@@ -10,7 +10,8 @@ import pytest
 from baton.engine.parallel.lockstep import is_next_round
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.unit.engine.group_rig import TIMEOUT_S, Rank, Ranks
 
 MOST = (1 << 64) - 1  # of both fields of a wake

@@ -15,7 +15,8 @@ from baton.engine.errors import InvalidRequest
 from baton.engine.pooling.config import PoolingParams
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.embedding_models import (
     EmbeddingOracle,
     Vector,
