@@ -40,7 +40,7 @@ class Addition:
     num_tokens: int  # to compute before its first token; 0 after the first token
     num_blocks: int
     is_prefill: bool  # computed for another worker, which decodes
-    is_received: bool  # decoded here, and computed by another worker
+    is_received: bool  # decoded here, and computed by another worker; False after the first token
 
 
 class LoadEstimate:
@@ -57,7 +57,10 @@ class LoadEstimate:
         self._unreported: dict[int, Addition] = {}  # additions that no report includes yet
         self._recent = RecentRequests()
         self._prompt_share = PromptShare()
-        self._num_ended = 0  # this router's requests that the last report counts and that have ended since
+        # This router's requests that the last report counts and that have since
+        self._num_ended = 0  # ended
+        self._num_prefilled = 0  # ended as prompts for other workers
+        self._num_received = 0  # got their first token from another worker, or ended without it
         self._is_exact = False  # whether the last report named the commands that it includes
         self._snapshot: WorkerSnapshot | None = None  # cached until a change
 
@@ -71,7 +74,7 @@ class LoadEstimate:
         if now_s is not None:
             self._prompt_share.note(load.num_prefilled_tokens, load.prefill_tokens_per_s, now_s)
         self._is_exact = taken is not None
-        self._num_ended = 0
+        self._num_ended = self._num_prefilled = self._num_received = 0
         for number in list(self._unreported) if taken is None else taken:
             self._unreported.pop(number, None)
         self._snapshot = None
@@ -92,15 +95,21 @@ class LoadEstimate:
     def computed(self, number: int) -> None:
         """Record a request's first token: only decoding is left."""
         addition = self._additions.get(number)
-        if addition is not None and addition.num_tokens:
-            addition.num_tokens = 0
+        if addition is not None and (addition.num_tokens or addition.is_received):
+            self._num_received += addition.is_received and number not in self._unreported
+            addition.num_tokens, addition.is_received = 0, False
             self._snapshot = None
 
     def remove(self, number: int) -> None:
         """Remove a request that has ended at the worker."""
-        if self._additions.pop(number, None) is not None:
-            self._num_ended += self._unreported.pop(number, None) is None
-            self._snapshot = None
+        addition = self._additions.pop(number, None)
+        if addition is None:
+            return
+        if self._unreported.pop(number, None) is None:
+            self._num_ended += 1
+            self._num_prefilled += addition.is_prefill
+            self._num_received += addition.is_received
+        self._snapshot = None
 
     @property
     def num_own_requests(self) -> int:
@@ -116,12 +125,17 @@ class LoadEstimate:
     @property
     def num_prefills(self) -> int:
         """Requests at the worker whose prompts it computes for other workers."""
-        return self.reported.num_prefills + sum(addition.is_prefill for addition in self._unreported.values())
+        num_reported = self.reported.num_prefills - self._num_prefilled
+        num_unreported, num_own = (
+            sum(each.is_prefill for each in additions.values()) for additions in (self._unreported, self._additions)
+        )
+        return max(num_reported + num_unreported, num_own)
 
     @property
     def num_receiving(self) -> int:
         """Requests at the worker whose prompts other workers compute for it."""
-        return self.reported.num_receiving + sum(addition.is_received for addition in self._unreported.values())
+        num_reported = max(0, self.reported.num_receiving - self._num_received)
+        return num_reported + sum(addition.is_received for addition in self._unreported.values())
 
     @property
     def num_queued_tokens(self) -> int:
