@@ -143,7 +143,12 @@ class AttachStream:
     def abort(self, command_id: str) -> None:
         """Cancel a request if it has not ended. Its mailbox gets no more deltas."""
         if self._mailboxes.pop(command_id, None) is not None and self._lost is None:
-            self._last_message(len(command_id)).abort.append(AbortCommand(request_id=command_id))
+            self._send_abort(command_id)
+
+    def release(self, command_id: str) -> None:
+        """Report that no worker will pull the KV of a request that this one has handed off, or that one has."""
+        if self._lost is None:
+            self._send_abort(command_id)
 
     async def run(self, channel: Channel, hello: Hello) -> None:
         """Run the stream until it ends, always with an error: AioRpcError or WorkerLost."""
@@ -178,6 +183,9 @@ class AttachStream:
         for mailbox in list(self._mailboxes.values()):
             if mailbox.may_move():
                 mailbox.fail(error)
+
+    def _send_abort(self, command_id: str) -> None:
+        self._last_message(len(command_id)).abort.append(AbortCommand(request_id=command_id))
 
     def _last_message(self, num_bytes: int) -> RouterMessage:
         """Return the last unsent message, or a new one if `num_bytes` more would exceed the message limit.
