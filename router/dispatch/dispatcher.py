@@ -11,6 +11,7 @@ from functools import partial
 from baton.engine.errors import QueueFull
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.dispatch.attempt import AttemptTimes, RetryBudget, make_command, take_failure
+from baton.router.dispatch.first_worker import FirstWorker
 from baton.router.dispatch.progress import Holder, Progress
 from baton.router.errors import Draining, HandedOff, NoWorker, ShortOfRanks, WorkerLost
 from baton.router.generation import Generation
@@ -45,8 +46,16 @@ class FailoverLimits:
 class Dispatcher:
     """Sends completions to workers by a policy, and retries failed ones."""
 
-    def __init__(self, pool: WorkerPool, policy: Policy, limits: FailoverLimits, metrics: RouterMetrics) -> None:
+    def __init__(
+        self,
+        pool: WorkerPool,
+        policy: Policy,
+        limits: FailoverLimits,
+        metrics: RouterMetrics,
+        first_worker: FirstWorker,
+    ) -> None:
         self._pool = pool
+        self._first_worker = first_worker
         self._policy = policy
         self._limits = limits
         self._metrics = metrics
@@ -166,7 +175,10 @@ class Dispatcher:
         return cluster
 
     async def _choose(self, generation: Generation, index: int, progress: Progress, preferred: str | None) -> Plan:
-        """Return the plan. Retries and completions after the first wait for a worker; a new request fails at once."""
+        """Return the plan. Retries and completions after the first wait for a worker; a new request fails at once.
+
+        In a deployment that scales to zero, new and handed-off ones wait for the first worker, like those in the queue.
+        """
         deadline_s = asyncio.get_running_loop().time() + (self._limits.timeout_s if progress.may_wait else 0.0)
         while True:
             cluster = self._cluster(progress)
@@ -175,6 +187,8 @@ class Dispatcher:
                 plan = self._continued(self._policy(progress.routed, cluster), generation, progress)
                 break
             except (NoWorker, ImpossiblePlan) as error:
+                if progress.is_blameless and self._first_worker.is_missing and await self._first_worker.wait():
+                    continue
                 if isinstance(error, ImpossiblePlan) and not progress.may_wait:
                     if isinstance(error, NoPrefiller) and self._pool.expects_prefiller(
                         error.fingerprints, progress.routed.num_tokens

@@ -44,6 +44,11 @@ class Progress:
         """Whether it waits for a worker if there is none."""
         return self.attempt > 0 or self.moved_s is not None
 
+    @property
+    def is_blameless(self) -> bool:
+        """Whether no worker was lost with it or refused it as unavailable."""
+        return not self.losses.num_lost and not self.excluded
+
     def move(self) -> None:
         """Record that it needs a worker after one has accepted its request. Full workers may have room now."""
         self.moved_s = asyncio.get_running_loop().time()
