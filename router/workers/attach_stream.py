@@ -146,7 +146,7 @@ class AttachStream:
             self._send_abort(command_id)
 
     def release(self, command_id: str) -> None:
-        """Report that no worker will pull the KV of a request that this one has handed off, or that one has."""
+        """Report that the worker need not wait for a pull of the KV of a request that it has handed off."""
         if self._lost is None:
             self._send_abort(command_id)
 
