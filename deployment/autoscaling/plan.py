@@ -262,12 +262,14 @@ def _decision(
     parts = zip(
         before.grants.sizes.both(),
         after.grants.sizes.both(),
+        before.sizes.both(),
         after.sizes.both(),
         needs.both(),
         band.both(),
         strict=True,
     )
     prefill, decode = [
-        PoolDecision.of(old, new, size, need, each, after.updated_s) for old, new, size, need, each in parts
+        PoolDecision.of(old, new, former, size, need, each, after.updated_s)
+        for old, new, former, size, need, each in parts
     ]
     return Decision(prefill, decode, believed_gpus, after.grants.flips, after.local_share)

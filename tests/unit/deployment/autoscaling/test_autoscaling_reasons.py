@@ -34,6 +34,16 @@ def test_a_pool_that_may_not_turn_yet_names_its_last_change() -> None:
     assert decision.prefill.reason.startswith(f"stays {size}, 1 would be enough for 349 s, but it grew too recently: ")
 
 
+def test_a_pool_that_has_just_changed_is_held_by_nothing() -> None:
+    planner, reasons = Planner(), []
+    for second in range(30):  # the load rises, so that more is needed than during the whole delay
+        seen = snapshot(second, traffic(3.0 + second), pool(2), pool(3))
+        reasons.append(planner.plan(seen).prefill.reason)
+    changes = [each for each in reasons if each.startswith("2 -> 3")]
+    assert changes
+    assert all(each.startswith("2 -> 3: with ") for each in changes)
+
+
 def test_the_correction_is_reported_whatever_is_decided() -> None:
     late = tuple(ReplicaLatency(1000.0, 100, 2.5) for _ in range(5))
     seen = snapshot(load=traffic(19.0), prefills=pool(5, latencies=late), decodes=pool(3))
