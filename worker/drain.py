@@ -66,7 +66,7 @@ class Drain:
         return self._num_requests
 
     def succeed(self) -> "Drain":
-        """Return the drain of the worker's next life, which also counts what this one still counts until its end.
+        """Return the drain of the worker's next life, which also counts what this one counts, now and later.
 
         These are reads of KV by peers: the pool outlives the change.
         """
@@ -114,6 +114,8 @@ class Drain:
         """Count a new request."""
         self._num_requests += 1
         self._idle.clear()
+        if self._successor is not None:
+            self._successor.enter()
 
     def leave(self) -> None:
         """Count the end of a request, and call the watchers."""

@@ -214,3 +214,13 @@ async def test_the_drain_of_a_workers_next_life_waits_for_the_reads_of_the_forme
     former.leave()
     assert await asyncio.wait_for(draining, 10) == 0
     assert (former.num_requests, unused.num_requests) == (0, 2)
+
+
+async def test_a_late_read_of_a_former_life_is_awaited_like_the_others() -> None:
+    former = Drain()
+    following = former.succeed()
+    with former.request():  # its call had begun before the change
+        draining = asyncio.ensure_future(following.run(60, final=True))
+        await asyncio.wait((draining,), timeout=0.05)
+        assert not draining.done()
+    assert await asyncio.wait_for(draining, 10) == 0
