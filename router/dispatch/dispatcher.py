@@ -108,8 +108,6 @@ class Dispatcher:
         incarnation = plan.decode.incarnation
         if isinstance(error, HandedOff):
             self._pool.note_drain(incarnation)
-            self._release(progress)
-            progress.holder = Holder(incarnation, progress.command_id)
             progress.move()
             self._metrics.hand_offs.inc()
             return
@@ -265,19 +263,18 @@ class Dispatcher:
         await attach.room()
         command = make_command(generation, index, plan, progress.token_ids, progress.attempt)
         command.number = next(self._numbers)
-        progress.command_id = command.request_id
         if progress.holder is not None and _pulls(plan, progress.holder):
             command.prefix_source.handed_off = progress.holder.command_id
+        mailbox = attach.submit(
+            command,
+            generation.request.patient,
+            partial(self._note_generated, generation),
+            partial(self._may_move, progress),
+        )
         share = self._account(command.number, plan, progress.routed)
         times = AttemptTimes(self._metrics.traffic, plan, is_first=not progress.attempt)
         num_skipped = progress.num_prompt_logprobs
         try:
-            mailbox = attach.submit(
-                command,
-                generation.request.patient,
-                partial(self._note_generated, generation),
-                partial(self._may_move, progress),
-            )
             while True:
                 delta = await mailbox.get()
                 if delta.token_ids:
@@ -293,6 +290,9 @@ class Dispatcher:
                     del delta.prompt_logprobs[:num_old]
                     progress.num_prompt_logprobs += len(delta.prompt_logprobs)
                 failure = take_failure(delta, plan.decode)
+                if isinstance(failure, HandedOff):
+                    self._release(progress)
+                    progress.holder = Holder(plan.decode.incarnation, command.request_id)
                 if delta.finish_reason and failure is None:
                     self._expect(generation, plan, progress.token_ids)
                 if delta.token_ids or delta.prompt_logprobs or delta.finish_reason:
@@ -303,6 +303,8 @@ class Dispatcher:
                     return
         finally:
             attach.abort(command.request_id)
+            if mailbox.is_handed_off:
+                attach.release(command.request_id)
             share.remove()
             times.ended()
 

@@ -32,7 +32,6 @@ class Progress:
     fingerprint: str = ""  # of the worker that generated the output so far: a different model must not continue it
     excluded: set[str] = field(default_factory=set)  # incarnations that failed it
     busy: set[str] = field(default_factory=set)  # incarnations that refused it and may still be full
-    command_id: str = ""  # of the last attempt
     holder: Holder | None = None  # None: no worker handed it off
     moved_s: float | None = None  # event loop time of the last `move`; None: no worker has accepted the request
     backoff: Backoff | None = None  # None: has not waited for room yet

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from grpc.aio import Channel, StreamStreamCall
 
 from baton.engine.errors import InvalidRequest
+from baton.protos import common_pb2
 from baton.protos.worker_pb2 import AbortCommand, GenerateCommand, Hello, RequestDelta, RouterMessage, WorkerMessage
 from baton.protos.worker_pb2_grpc import DecodeStub
 from baton.router.errors import WorkerLost
@@ -67,6 +68,11 @@ class Mailbox:
             raise self._error
         self._opened = self._opened or bool(delta.token_ids)
         return delta
+
+    @property
+    def is_handed_off(self) -> bool:
+        """Whether an unread delta hands the request off."""
+        return self._pending is not None and self._pending.finish_reason == common_pb2.FINISH_REASON_HANDED_OFF
 
     @property
     def _waits(self) -> bool:
