@@ -119,17 +119,15 @@ class LoadEstimate:
     @property
     def num_requests(self) -> int:
         """Requests running and waiting at the worker."""
-        num_reported = self.reported.num_running + self.reported.num_waiting - self._num_ended
-        return max(num_reported + len(self._unreported), len(self._additions))
+        return max(self._num_counted, len(self._additions))
 
     @property
     def num_prefills(self) -> int:
         """Requests at the worker whose prompts it computes for other workers."""
-        num_reported = self.reported.num_prefills - self._num_prefilled
-        num_unreported, num_own = (
-            sum(each.is_prefill for each in additions.values()) for additions in (self._unreported, self._additions)
-        )
-        return max(num_reported + num_unreported, num_own)
+        num_counted = self.reported.num_prefills - self._num_prefilled + _num_prefills(self._unreported.values())
+        num_own = _num_prefills(self._additions.values())
+        # Own requests that only `num_requests` counts may be prompts that are computed, their first token on its way.
+        return max(0, num_counted, min(num_own, num_counted + self.num_requests - self._num_counted))
 
     @property
     def num_receiving(self) -> int:
@@ -148,6 +146,12 @@ class LoadEstimate:
         """Free blocks after all commands that have been sent."""
         num_taken = sum(addition.num_blocks for addition in self._unreported.values())
         return max(0, self.reported.num_free_blocks - num_taken)
+
+    @property
+    def _num_counted(self) -> int:
+        """Requests that the last report counts and that have not ended, and those that it does not include yet."""
+        num_reported = self.reported.num_running + self.reported.num_waiting - self._num_ended
+        return num_reported + len(self._unreported)
 
     def snapshot(self, description: WorkerDescription, role: WorkerRole) -> WorkerSnapshot:
         """Return the worker's snapshot for policies. `description` must not change during the life of the estimate."""
@@ -186,6 +190,10 @@ class LoadEstimate:
 
 def _num_tokens(additions: Iterable[Addition]) -> int:
     return sum(addition.num_tokens for addition in additions)
+
+
+def _num_prefills(additions: Iterable[Addition]) -> int:
+    return sum(addition.is_prefill for addition in additions)
 
 
 @dataclass(frozen=True, slots=True)

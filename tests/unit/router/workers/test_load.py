@@ -63,10 +63,15 @@ def test_a_prompt_for_another_worker_counts_no_longer_once_it_has_ended() -> Non
     assert (load.num_requests, load.num_prefills) == (3, 2)
     load.report(WorkerLoad(num_running=2, num_prefills=1), taken=[])
     assert (load.num_requests, load.num_prefills) == (2, 1)
-    load.report(WorkerLoad(num_running=1), taken=[])  # computed, and its first token is on its way
-    assert load.num_prefills == 1
+    load.report(WorkerLoad(), taken=[])  # computed, and its first token is on its way
+    assert (load.num_requests, load.num_prefills) == (1, 1)
+    load.report(WorkerLoad(num_running=3), taken=[])  # those of other routers, which decode
+    assert (load.num_requests, load.num_prefills) == (3, 0)
+    load.report(WorkerLoad(num_running=1, num_prefills=1), taken=[])
+    load.add(3, 100)
+    assert (load.num_requests, load.num_prefills) == (2, 1)
     load.remove(2)
-    assert load.num_prefills == 0
+    assert (load.num_requests, load.num_prefills) == (1, 0)
 
 
 def test_a_request_whose_kv_is_received_counts_as_such_until_its_first_token_or_its_end() -> None:
