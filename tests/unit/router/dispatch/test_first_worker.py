@@ -73,6 +73,17 @@ async def test_a_request_that_the_last_worker_hands_off_waits_for_the_first_one(
         assert (await request).json()["usage"]["completion_tokens"] == 12
 
 
+async def test_a_draining_router_does_not_hold_a_request_that_the_last_worker_handed_off() -> None:
+    worker = ScriptedWorker()
+    worker.refusal = GIVEN_AWAY
+    async with running_router(worker, cold_start_timeout_s=60.0, failover_timeout_s=0.0) as router:
+        request = post(router)
+        await wait_held(router)
+        router.stopping.set()
+        answer = await asyncio.wait_for(request, 10)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
 @pytest.mark.parametrize("cold_start_timeout_s", [None, 0.05])
 async def test_the_wait_for_the_first_worker_is_bounded(cold_start_timeout_s: float | None) -> None:
     worker = ScriptedWorker()
