@@ -177,7 +177,8 @@ class Dispatcher:
 
         In a deployment that scales to zero, new and handed-off ones wait for the first worker, like those in the queue.
         """
-        deadline_s = asyncio.get_running_loop().time() + (self._limits.timeout_s if progress.may_wait else 0.0)
+        now_s = asyncio.get_running_loop().time
+        deadline_s = now_s() + (self._limits.timeout_s if progress.may_wait else 0.0)
         while True:
             cluster = self._cluster(progress)
             try:
@@ -185,7 +186,10 @@ class Dispatcher:
                 plan = self._continued(self._policy(progress.routed, cluster), generation, progress)
                 break
             except (NoWorker, ImpossiblePlan) as error:
+                failed_s = now_s()
                 if progress.is_blameless and self._first_worker.is_missing and await self._first_worker.wait():
+                    deadline_s += now_s() - failed_s
+                    progress.hold(now_s() - failed_s)
                     continue
                 if isinstance(error, ImpossiblePlan) and not progress.may_wait:
                     if isinstance(error, NoPrefiller) and self._pool.expects_prefiller(
@@ -193,7 +197,7 @@ class Dispatcher:
                     ):
                         raise NoWorker(f"{error} now") from error
                     raise  # a lost worker may come back, but an unknown one will not
-                left_s = deadline_s - asyncio.get_running_loop().time()
+                left_s = deadline_s - now_s()
                 if left_s <= 0 and isinstance(error, ImpossiblePlan):  # the request is valid: a worker had accepted it
                     raise progress.failure or NoWorker(str(error)) from error
                 if left_s <= 0 and (progress.losses.num_lost or progress.excluded):

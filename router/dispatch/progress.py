@@ -53,6 +53,11 @@ class Progress:
         self.moved_s = asyncio.get_running_loop().time()
         self.busy.clear()
 
+    def hold(self, held_s: float) -> None:
+        """Leave the time for which it waited for a first worker out of the time since it was moved."""
+        if self.moved_s is not None:
+            self.moved_s += held_s
+
     async def back_off(self) -> None:
         """Wait, longer each time. Workers that were full may have room afterwards."""
         if self.backoff is None:

@@ -6,12 +6,18 @@ from typing import Any
 import httpx
 import pytest
 
+from baton.engine.errors import QueueFull
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.pipeline import Pipeline
-from tests.unit.router.running_router import RunningRouter, running_router, wait_workers
+from baton.rpc.status import code_number
+from tests.unit.router.running_router import RunningRouter, running_router, until, wait_workers
 from tests.unit.router.scripted_worker import ScriptedWorker
 
+BUSY = RequestDelta(
+    finish_reason=common_pb2.FINISH_REASON_ERROR,
+    error=common_pb2.RequestError(code=code_number(QueueFull("")), message="the queue is full"),
+)
 GIVEN_AWAY = RequestDelta(finish_reason=common_pb2.FINISH_REASON_HANDED_OFF)
 BODY: dict[str, Any] = {"prompt": "The cat sat on the mat", "max_tokens": 12, "seed": 9}
 
@@ -70,6 +76,21 @@ async def test_a_request_that_the_last_worker_hands_off_waits_for_the_first_one(
         worker.refusal = None
         await leave(router, worker)
         come_back(worker)
+        assert (await request).json()["usage"]["completion_tokens"] == 12
+
+
+async def test_a_request_may_still_wait_for_room_at_the_first_worker() -> None:
+    worker = ScriptedWorker()
+    worker.refusal = GIVEN_AWAY
+    async with running_router(worker, cold_start_timeout_s=60.0, failover_timeout_s=0.5) as router:
+        request = post(router)
+        await wait_held(router)
+        await leave(router, worker)
+        await asyncio.sleep(0.6)  # longer than it may wait for room
+        worker.refusal = BUSY
+        come_back(worker)
+        await until(lambda: len(worker.commands) > 1)
+        worker.refusal = None
         assert (await request).json()["usage"]["completion_tokens"] == 12
 
 
