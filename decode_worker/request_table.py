@@ -93,15 +93,18 @@ class RequestTable:
         return entry.recalled
 
     def abort_named(self, request_id: str, session: RouterSession) -> None:
-        """Abort the request that the session's router calls `request_id`; no-op if it has ended."""
+        """Abort the request that the session's router calls `request_id`; if it was handed off, release its KV."""
         entry = self._by_name.get(RequestName(session.session_id, request_id))
         if entry is not None:
             self.abort(entry)
+        else:
+            self._drain.handed_off.release(request_id)
 
     def abort_session(self, session: RouterSession) -> None:
-        """Abort every request of a router's session."""
+        """Abort every request of a router's session, and release the KV of those that were handed off."""
         for entry in [entry for entry in self._requests.values() if entry.session is session]:
             self.abort(entry)
+        self._drain.handed_off.release_session(session.session_id)
 
     def abort_all(self) -> None:
         """Abort every request."""
@@ -112,6 +115,7 @@ class RequestTable:
         """Hand off every request: routers continue them on other workers, with the output so far."""
         for entry in list(self._requests.values()):
             self.abort(entry)
+            self._drain.handed_off.add(entry.command.request_id, entry.session.session_id)
             entry.say_handed_off()
 
     def tell(self, step: StepOutput) -> None:

@@ -715,7 +715,7 @@ class RouterMessage(_message.Message):
 
     @_builtins.property
     def abort(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbortCommand]:
-        """cancel requests, including those of this message"""
+        """cancel requests, including those of this message; of a request that was"""
 
     def __init__(
         self,
@@ -847,22 +847,26 @@ class PeerWorker(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    HANDED_OFF_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """worker id"""
     address: _builtins.str
     """host:port of its gRPC server"""
     incarnation: _builtins.str
     """expected incarnation"""
+    handed_off: _builtins.str
+    """of a prefix source: id of the router's request that it handed off, and whose KV is pulled;"""
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         address: _builtins.str = ...,
         incarnation: _builtins.str = ...,
+        handed_off: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "handed_off", b"handed_off", "incarnation", b"incarnation", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1477,6 +1481,7 @@ class LeaseRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     NUM_RANKS_FIELD_NUMBER: _builtins.int
+    HANDED_OFF_FIELD_NUMBER: _builtins.int
     block_hashes: _builtins.bytes
     """16-byte chained hashes, in order; of the first `KVPool.num_blocks` at most"""
     incarnation: _builtins.str
@@ -1485,6 +1490,8 @@ class LeaseRequest(_message.Message):
     """KVPool.fingerprint of the caller"""
     num_ranks: _builtins.int
     """ranks of the caller, which share a block's parts; 0 means 1"""
+    handed_off: _builtins.str
+    """as in PeerWorker: a draining worker does not wait for another pull of its KV"""
     def __init__(
         self,
         *,
@@ -1492,10 +1499,11 @@ class LeaseRequest(_message.Message):
         incarnation: _builtins.str = ...,
         fingerprint: _builtins.str = ...,
         num_ranks: _builtins.int = ...,
+        handed_off: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "num_ranks", b"num_ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "fingerprint", b"fingerprint", "handed_off", b"handed_off", "incarnation", b"incarnation", "num_ranks", b"num_ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

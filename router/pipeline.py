@@ -23,6 +23,7 @@ from baton.engine.grammar.grammar import Grammar
 from baton.router.admission.deadline import items_within, result_within
 from baton.router.admission.turns import Turns
 from baton.router.dispatch.dispatcher import Dispatcher
+from baton.router.dispatch.first_worker import FirstWorker
 from baton.router.errors import FieldError, NoWorker
 from baton.router.generation import ChatPrompt, CompletionDelta, Generation, GenerationRequest, cached_tokens
 from baton.router.limits import CONTEXT_LENGTH_EXCEEDED, context_error, text_length_error
@@ -51,12 +52,14 @@ class Pipeline:
         pool: WorkerPool,
         dispatcher: Dispatcher,
         metrics: RouterMetrics,
+        first_worker: FirstWorker,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._pool = pool
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self._first_worker = first_worker
         self._grammar_turns = Turns()
         self.recall = Recall(pool, metrics)
 
@@ -81,7 +84,7 @@ class Pipeline:
 
     async def _prepare(self, request: GenerationRequest) -> Generation:
         field = prompt_field(request.prompt)
-        if self._pool.max_model_len() is None:
+        if not await self._first_worker.wait():
             raise NoWorker("no decode worker is ready")
         client = request.context.fairness_key
         prompt = await self._rendered(request.prompt, client)
@@ -89,6 +92,7 @@ class Pipeline:
         if not token_ids:
             raise FieldError(field, "the prompt is empty; at least one token is needed")
         seed = secrets.randbits(63) if request.seed is None else request.seed % (1 << 64)
+        await self._first_worker.wait()
         max_tokens = self._fit(len(token_ids), request)
         sampling = replace(request.sampling, seed=seed, max_tokens=max_tokens)
         if sampling.min_tokens > max_tokens and request.max_tokens is None:

@@ -14,6 +14,7 @@ from baton.router.admission.shared_places import SharedPlaces
 from baton.router.config import RouterConfig
 from baton.router.dispatch.dispatcher import Dispatcher, FailoverLimits
 from baton.router.dispatch.embedder import Embedder
+from baton.router.dispatch.first_worker import FirstWorker
 from baton.router.errors import NoWorker
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.metrics.plan_series import PlanSeries
@@ -51,6 +52,12 @@ class ServedModel:
     embedder: Embedder
     reporter: PoolsReporter
     plan: PlanSeries
+    first_worker: FirstWorker
+
+    def begin_drain(self) -> None:
+        """Hold no request for a first worker any more: other routers can hold them for longer."""
+        self.first_worker.end()
+        self.admission.begin_drain()
 
     @property
     def name(self) -> str:
@@ -97,10 +104,13 @@ class ModelMaker:
         metrics.registry.register(plan)
         targets = _targets(config)
         policy = make_policy(config.policy, config.local_prefill_below, targets)
-        admission = self._admission(pool, metrics)
+        cold_start_s = config.cold_start_timeout_s
+        wait_s = None if cold_start_s is None else max(config.failover_timeout_s, cold_start_s)
+        first_worker = FirstWorker(pool, wait_s)
+        admission = self._admission(pool, metrics, first_worker)
         metrics.inflight.set_function(lambda: admission.num_inflight)
         limits = FailoverLimits(config.failover_attempts, config.failover_timeout_s)
-        dispatcher = Dispatcher(pool, policy, limits, metrics)
+        dispatcher = Dispatcher(pool, policy, limits, metrics, first_worker)
         return ServedModel(
             info=info,
             tokenizer=tokenizer,
@@ -109,13 +119,14 @@ class ModelMaker:
             policy=policy,
             admission=admission,
             metrics=metrics,
-            pipeline=Pipeline(info, tokenizer, pool, dispatcher, metrics),
+            pipeline=Pipeline(info, tokenizer, pool, dispatcher, metrics, first_worker),
             embedder=Embedder(pool, CostModel(targets=targets), limits, metrics),
-            reporter=PoolsReporter(router_id, pool, admission, metrics),
+            reporter=PoolsReporter(router_id, pool, admission, metrics, first_worker),
             plan=plan,
+            first_worker=first_worker,
         )
 
-    def _admission(self, pool: WorkerPool, metrics: RouterMetrics) -> Admission:
+    def _admission(self, pool: WorkerPool, metrics: RouterMetrics, first_worker: FirstWorker) -> Admission:
         config, cold_start_s = self.config, self.config.cold_start_timeout_s
         limits = AdmissionLimits(
             max_inflight=config.max_model_inflight,
@@ -125,7 +136,7 @@ class ModelMaker:
             waits_for_worker=cold_start_s is not None,
         )
         arrivals = Arrivals(config.traffic_window_s)
-        own_metrics = AdmissionMetrics(metrics.registry, metrics.model_name)
+        own_metrics = AdmissionMetrics(metrics.registry, metrics.model_name, lambda: first_worker.num_waiting)
         return Admission(limits, pool, own_metrics, arrivals, places=self.places)
 
 

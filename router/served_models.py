@@ -66,6 +66,11 @@ class ServedModels:
             if not any(model.admission.num_inflight or model.admission.num_waiting for model in self):
                 return True  # otherwise a model that was idle first has got a request since then
 
+    def begin_drain(self) -> None:
+        """Hold no request for a first worker any more; serve those that have one."""
+        for model in self:
+            model.begin_drain()
+
     def end(self, error: Draining) -> None:
         """Reject new requests, and fail every request at the workers with the error."""
         for model in self:

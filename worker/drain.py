@@ -3,7 +3,8 @@
 1. New requests are refused; routers and the registry see the worker as draining.
 2. Running requests have a timeout to finish.
 3. Requests that have not finished by then are handed off: routers send them to other workers, which pull their KV
-   from this one.
+   from this one. It waits until each pull has begun, or until the router releases the request: its client has left, or
+   its next worker does not need the KV (`HandOffs`).
 4. Once no peer reads its KV any more, the worker is drained. It may end, or take requests again (`undo`).
 """
 
@@ -13,7 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 
-HAND_OFF_S = 2.0  # at most, after the hand-off for other workers to begin pulling KV
+from baton.worker.hand_offs import HandOffs
+
+HAND_OFF_S = 2.0  # maximum wait after the hand-off for other workers to begin pulling KV
 PULL_S = 30.0  # time after that for them to finish
 
 
@@ -33,9 +36,8 @@ class Drain:
     """The drain state of one worker and the count of its requests."""
 
     def __init__(self) -> None:
+        self.handed_off = HandOffs()
         self._num_requests = 0
-        self._num_begun = 0  # requests that have ever begun
-        self._begun = asyncio.Event()  # set by each of them
         self._state = DrainState.SERVING
         self._change = asyncio.Event()  # set when the state changes, then replaced
         self._is_final = False
@@ -46,6 +48,7 @@ class Drain:
         self._end_s = math.inf  # deadline of running requests, by the event loop's clock
         self._deadline_changed = asyncio.Event()
         self._drain_task: asyncio.Task[int] | None = None  # shared by all callers of `run`
+        self._successor: Drain | None = None  # of the worker's next life
 
     @property
     def state(self) -> DrainState:
@@ -62,8 +65,21 @@ class Drain:
         """Requests that have begun and not ended."""
         return self._num_requests
 
+    def succeed(self) -> "Drain":
+        """Return the drain of the worker's next life, which also counts what this one counts, now and later.
+
+        These are reads of KV by peers: the pool outlives the change.
+        """
+        self._successor = Drain()
+        for _ in range(self._num_requests):
+            self._successor.enter()
+        return self._successor
+
     def listen(self, hand_off: Callable[[], None]) -> None:
-        """Register `hand_off`, which must hand off every request; it is called when the drain's timeout expires."""
+        """Register `hand_off`, which is called when the drain's timeout expires.
+
+        It must hand off every request, and add each whose KV may be pulled to `handed_off`.
+        """
         self._hand_offs.append(hand_off)
 
     def watch(self, on_end: Callable[[], None]) -> None:
@@ -85,6 +101,7 @@ class Drain:
         if self._drain_task is not None:
             self._drain_task.cancel()  # no-op once it has ended; an expired deadline hands nothing off any more
         self._drain_task, self._end_s = None, math.inf
+        self.handed_off.clear()
         self._enter_state(DrainState.SERVING)
 
     async def wait_change(self, state: DrainState) -> DrainState:
@@ -96,9 +113,9 @@ class Drain:
     def enter(self) -> None:
         """Count a new request."""
         self._num_requests += 1
-        self._num_begun += 1
-        self._begun.set()
         self._idle.clear()
+        if self._successor is not None:
+            self._successor.enter()
 
     def leave(self) -> None:
         """Count the end of a request, and call the watchers."""
@@ -108,6 +125,8 @@ class Drain:
             self._idle.set()
         for on_end in self._watchers:
             on_end()
+        if self._successor is not None:
+            self._successor.leave()
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -169,14 +188,12 @@ class Drain:
         num_requests = self._num_requests
         if not self._hand_offs:
             return num_requests  # prompts of decode workers, which ask another worker or compute them themselves
-        last = self._num_begun + num_requests  # as each may be pulled once
         for hand_off in self._hand_offs:
             hand_off()
         with suppress(TimeoutError):
             async with asyncio.timeout(HAND_OFF_S):
-                while self._num_begun < last:
-                    self._begun.clear()
-                    await self._begun.wait()
+                await self.handed_off.wait_released()
+        self.handed_off.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(PULL_S):
                 await self.wait_idle()

@@ -24,7 +24,7 @@ from baton.rpc.pooling import pooling_to_proto
 from baton.rpc.reflection import enable_reflection
 from baton.settings.names import Role
 from baton.worker.base import WorkerIdentity
-from baton.worker.drain import Drain, DrainConflict, DrainState
+from baton.worker.drain import DrainConflict, DrainState
 from baton.worker.kv.source import KVSourceService
 from baton.worker.registration import member_of, registered
 from baton.worker.role import ROLE_SERVICES, ROLES, RoleBuilders, WorkerCore, WorkerServices
@@ -176,14 +176,16 @@ class Lives:
     def _follow(self, former: Life, role: Role) -> None:
         """Begin the life after `former`. Raises RoleConflict if it has the former role."""
         error: Exception | None = None
-        core = replace(former.core, config=replace(former.core.config, role=role), drain=Drain())
+        core = replace(former.core, config=replace(former.core.config, role=role), drain=former.core.drain.succeed())
         try:
             self.current = self._begin(core, uuid.uuid4().hex)
         except Exception as failure:  # whatever is wrong with the role, the worker had served its former one
             logger.exception("%s cannot serve the role %s", core.config.worker_id, role)
             error = failure
             core.host.forget_listeners()
-            self.current = self._begin(replace(core, config=former.core.config, drain=Drain()), uuid.uuid4().hex)
+            self.current = self._begin(
+                replace(core, config=former.core.config, drain=former.core.drain.succeed()), uuid.uuid4().hex
+            )
         former.service.close()
         former.has_ended.set()
         self.start()

@@ -19,17 +19,37 @@ class PoolDecision:
     reason: str
 
     @classmethod
-    def of(cls, old: int, new: int, size: SizeState, need: Need, band: Band, now_s: float) -> "PoolDecision":
-        """Make the decision with its reason: the change, or the pending change and how long it has been needed."""
+    def of(
+        cls, old: int, new: int, before: SizeState, size: SizeState, need: Need, band: Band, now_s: float
+    ) -> "PoolDecision":
+        """Make the decision with its reason: the change, and a pending one or what holds the pool at its size.
+
+        `old` and `new`: granted sizes. `before` and `size`: the wanted ones.
+        """
         text = f"stays {new}" if new == old else f"{old} -> {new}"
         if new < size.wanted:
             text += f", waits for GPUs for {size.wanted}"
-        if size.above is not None:
-            text += f", {band.least} needed for {now_s - size.above.since_s:.0f} s"
-        elif size.below is not None:
-            pressure = " with the other pool's need" if band.is_pressed else ""
-            text += f", {band.most} would be enough{pressure} for {now_s - size.below.since_s:.0f} s"
+        text += _pending(before, size, need, band, now_s)
         return cls(new, size.wanted, need.least, need.factor, f"{text}: {need.why}")
+
+
+def _pending(before: SizeState, size: SizeState, need: Need, band: Band, now_s: float) -> str:
+    """Return what is needed if that is not the wanted size, and why the pool does not follow yet."""
+    if size.above is not None:
+        return f", {band.least} needed for {now_s - size.above.since_s:.0f} s"
+    if size.below is not None:
+        lasted_s = now_s - size.below.since_s
+        pressure = " with the other pool's need" if band.is_pressed else ""
+        turn = ", but it grew too recently" if lasted_s >= band.shrink_delay_s else ""
+        return f", {band.most} would be enough{pressure} for {lasted_s:.0f} s{turn}"
+    if size.wanted != before.wanted:
+        return ""  # its delays begin with the next snapshot
+    if need.least < size.wanted:
+        return f", {need.least} needed and {size.wanted - need.least} kept as a margin"
+    if need.least > size.wanted:
+        held = "it shrank too recently" if band.least > size.wanted else "there are not enough GPUs for both pools"
+        return f", {need.least} needed, but {held}"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

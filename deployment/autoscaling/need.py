@@ -30,9 +30,9 @@ class Need:
     prompt_token_s: float = 0.0  # prompt tokens times seconds until the first token, if the pool has `least` replicas
 
     @classmethod
-    def unknown(cls, size: int, fault: str) -> "Need":
-        """Return a need for the current size."""
-        return cls(size, size, size, 0, fault)
+    def unknown(cls, size: int, fault: str, factor: float) -> "Need":
+        """Return a need for the current size, with the correction up to now."""
+        return cls(size, size, size, 0, fault, factor=factor)
 
     def within(self, least: int, most: int) -> "Need":
         """Return the need clamped to the limits."""

@@ -102,14 +102,14 @@ def _needs(
         prefill = prefill_need(snapshot, settings, factors.prefill, most.prefill, model.prefill if model else None)
         prefill = prefill.within(least.prefill, most.prefill)
     else:
-        prefill = Need.unknown(sizes.prefill.wanted, faults.prefill)
+        prefill = Need.unknown(sizes.prefill.wanted, faults.prefill, factors.prefill)
     if faults.decode is None:
         decode = decode_need(
             snapshot, settings, factors.decode, most.decode, prefill.prompt_token_s, model.decode if model else None
         )
         decode = decode.within(least.decode, most.decode)
     else:
-        decode = Need.unknown(sizes.decode.wanted, faults.decode)
+        decode = Need.unknown(sizes.decode.wanted, faults.decode, factors.decode)
     return ByPool(prefill, decode)
 
 
@@ -237,7 +237,10 @@ def _local_limit(snapshot: PoolsSnapshot, state: ScalingState, dt_s: float) -> L
 def _kept(state: ScalingState | None, settings: ScalingSettings, fault: str) -> Decision:
     """Return the previous sizes, or the minimum if there are none."""
     grants = Grants(settings.limits.map(lambda limits: limits.min_replicas)) if state is None else state.grants
-    kept = grants.sizes.map(lambda size: PoolDecision(size, size, size, 1.0, f"stays {size}: {fault}"))
+    factors = ByPool(1.0, 1.0) if state is None else state.corrections.map(lambda each: each.factor)
+    kept = grants.sizes.zip(factors).map(
+        lambda pool: PoolDecision(pool[0], pool[0], pool[0], pool[1], f"stays {pool[0]}: {fault}")
+    )
     return Decision(
         kept.prefill, kept.decode, settings.budget_gpus, grants.flips, 0.0 if state is None else state.local_share
     )
@@ -246,9 +249,11 @@ def _kept(state: ScalingState | None, settings: ScalingSettings, fault: str) -> 
 def _asleep(state: ScalingState, settings: ScalingSettings) -> tuple[Decision, ScalingState]:
     """Empty both pools: neither can serve without the other."""
     reason = f"no request for {settings.idle_s:g} s"
-    nothing = PoolDecision(0, 0, 0, 1.0, reason)
+    nothing = state.corrections.map(lambda each: PoolDecision(0, 0, 0, each.factor, reason))
     sizes = ByPool(SizeState(0), SizeState(0))
-    return Decision(nothing, nothing, settings.budget_gpus), replace(state, sizes=sizes, grants=Grants(ByPool(0, 0)))
+    return Decision(nothing.prefill, nothing.decode, settings.budget_gpus), replace(
+        state, sizes=sizes, grants=Grants(ByPool(0, 0))
+    )
 
 
 def _decision(
@@ -257,12 +262,14 @@ def _decision(
     parts = zip(
         before.grants.sizes.both(),
         after.grants.sizes.both(),
+        before.sizes.both(),
         after.sizes.both(),
         needs.both(),
         band.both(),
         strict=True,
     )
     prefill, decode = [
-        PoolDecision.of(old, new, size, need, each, after.updated_s) for old, new, size, need, each in parts
+        PoolDecision.of(old, new, former, size, need, each, after.updated_s)
+        for old, new, former, size, need, each in parts
     ]
     return Decision(prefill, decode, believed_gpus, after.grants.flips, after.local_share)

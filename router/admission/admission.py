@@ -18,9 +18,9 @@ Each model of a router has its own admission, which shares the router's places w
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 
 from baton.engine.errors import InvalidRequest
 from baton.router.admission.deadline import exceeded
@@ -94,13 +94,32 @@ class Admission:
         tickets = self._queue.tickets()
         return self._clock() - min(each.since_s for each in tickets) if tickets else 0.0
 
-    def admit(self, num_completions: int, context: RequestContext, generates: bool = True) -> "Admitted":
+    @asynccontextmanager
+    async def admit(self, num_completions: int, context: RequestContext, generates: bool = True) -> AsyncIterator[None]:
         """Return a context manager that waits for the request's turn and holds room for its completions.
 
         `num_completions`: at most `max_inflight`. `generates`: it needs decode workers, and the time in the context is
         a sample of their speed. Entering it raises Draining, Overloaded, DeadlineExceeded or NoWorker.
         """
-        return Admitted(self, num_completions, context, generates)
+        arrival: Arrival | None = None
+        if generates and not context.is_deferred and not self.draining:
+            arrival = self.arrivals.add(num_completions)
+        admitted_s = await self.enter(num_completions, context, generates)
+        try:
+            yield
+        except InvalidRequest:
+            generates = False
+            if arrival is not None:
+                self.arrivals.remove(arrival)
+            raise
+        finally:
+            self.leave(num_completions, admitted_s, generates, context.is_deferred)
+
+    def begin_drain(self) -> None:
+        """Let no request wait for a first worker any more: refuse those that do, and fail new ones at once."""
+        now_s = self._clock()
+        self._limit.begin_drain(now_s)
+        self._fail_without_worker(now_s)
 
     async def enter(self, num_completions: int, context: RequestContext, generates: bool) -> float:
         """Wait for the request's turn and return the time of its admission; see `admit`."""
@@ -311,8 +330,8 @@ class Admission:
 
     def _fail_without_worker(self, now_s: float) -> None:
         """Fail the requests that have waited for too long while there was no worker for them."""
-        timeout_s = self.limits.no_worker_timeout_s
-        lacking = [kind for kind in (True, False) if self._limit.no_worker_s(now_s, kind) >= timeout_s]
+        timeout_s = self._limit.no_worker_timeout_s
+        lacking = [kind for kind in (True, False) if self._limit.lacks_worker(now_s, kind)]
         for ticket in self._queue.tickets() if lacking else ():
             if ticket.generates in lacking and now_s - ticket.since_s >= timeout_s:
                 kind = "decode worker" if ticket.generates else "worker"
@@ -323,28 +342,3 @@ class Admission:
         for ticket in self._queue.tickets():
             self._fail(ticket, error, reason)
         self.serve(self._clock())
-
-
-class Admitted:
-    """A request's room among the completions in flight."""
-
-    def __init__(self, admission: Admission, num_completions: int, context: RequestContext, generates: bool) -> None:
-        self._admission = admission
-        self._generates = generates
-        self._num_completions = num_completions
-        self._context = context
-        self._admitted_s = 0.0
-        self._arrival: Arrival | None = None
-
-    async def __aenter__(self) -> None:
-        if self._generates and not self._context.is_deferred and not self._admission.draining:
-            self._arrival = self._admission.arrivals.add(self._num_completions)
-        self._admitted_s = await self._admission.enter(self._num_completions, self._context, self._generates)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        generated = self._generates and not isinstance(error, InvalidRequest)
-        if self._arrival is not None and not generated:
-            self._admission.arrivals.remove(self._arrival)
-        self._admission.leave(self._num_completions, self._admitted_s, generated, self._context.is_deferred)

@@ -90,6 +90,10 @@ class Capacity(Protocol):
         """Return the same for the prefill workers that make embeddings."""
         ...
 
+    def has_decoder(self, fingerprint: str) -> bool:
+        """Return whether a decode worker with this fingerprint is ready; with any, if it is empty."""
+        ...
+
     async def wait_change(self, timeout_s: float) -> None:
         """Wait until a worker joins or leaves, or for the timeout. Raises Unavailable once the router ends."""
         ...
@@ -120,6 +124,7 @@ class InflightLimit:
 
     def __init__(self, limits: AdmissionLimits, capacity: Capacity) -> None:
         self.max_inflight = limits.max_inflight  # upper bound, whatever the workers' capacity
+        self.no_worker_timeout_s = limits.no_worker_timeout_s
         self._waits_for_worker = limits.waits_for_worker
         self._capacity = capacity
         self._generating, self._others = _Workers(), _Workers()
@@ -132,7 +137,8 @@ class InflightLimit:
         and, without a worker, fail at once. It is 0 instead if requests that generate wait for the first decode worker.
         `generates`: of such requests. `max_margin`: maximum completions beyond the workers' capacity.
         """
-        if now_s - self._refreshed_s > REFRESH_INTERVAL_S:
+        has_lost_all = self._generating.num_seqs != 0 and not self._capacity.has_decoder("")
+        if now_s - self._refreshed_s > REFRESH_INTERVAL_S or has_lost_all:
             self.refresh(now_s)
         num_seqs = self._needed(generates).num_seqs
         if not num_seqs:
@@ -157,10 +163,16 @@ class InflightLimit:
         """Return whether some worker for a request was ready at the last refresh; `generates`: as for `at`."""
         return self._needed(generates).num_seqs != 0
 
-    def no_worker_s(self, now_s: float, generates: bool) -> float:
-        """Return the seconds for which no worker for a request has been ready."""
+    def lacks_worker(self, now_s: float, generates: bool) -> bool:
+        """Return whether no worker for a request has been ready for `no_worker_timeout_s`."""
         since_s = self._needed(generates).missing_since_s
-        return 0.0 if since_s is None else now_s - since_s
+        return since_s is not None and now_s - since_s >= self.no_worker_timeout_s
+
+    def begin_drain(self, now_s: float) -> None:
+        """Hold no request for a first worker any more: other routers can hold it for longer."""
+        if self._waits_for_worker:
+            self._waits_for_worker, self.no_worker_timeout_s = False, 0.0
+            self.refresh(now_s)
 
     async def wait_change(self) -> None:
         """Wait until a worker joins or leaves or a refresh is due. Raises Unavailable once the router ends."""

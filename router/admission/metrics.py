@@ -25,8 +25,10 @@ class Refusal(Enum):
 class AdmissionMetrics:
     """Metrics of the router's queue."""
 
-    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+    def __init__(self, registry: CollectorRegistry, model_name: str, num_held: Callable[[], int] = lambda: 0) -> None:
+        """`num_held`: completions that have left the queue, and wait for a first worker."""
         self._registry = registry
+        self._num_held = num_held
         self._model_name = model_name
         refusals = Counter(
             f"{PREFIX}router_refusals", "Requests not served, by reason.", ["model_name", "reason"], registry=registry
@@ -44,7 +46,11 @@ class AdmissionMetrics:
     def watch(self, num_waiting: Callable[[], int], capacity: Callable[[], int]) -> None:
         """Export the queue's length and the router's capacity, both in completions, from these callbacks."""
         for name, text, read in (
-            ("router_waiting", "Completions in the router's queue.", num_waiting),
+            (
+                "router_waiting",
+                "Completions in the router's queue, or waiting for a first worker.",
+                lambda: num_waiting() + self._num_held(),
+            ),
             ("router_capacity", "Completions that may be in flight before further ones wait.", capacity),
         ):
             gauge = Gauge(f"{PREFIX}{name}", text, ["model_name"], registry=self._registry)

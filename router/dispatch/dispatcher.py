@@ -5,12 +5,14 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from baton.engine.errors import QueueFull
 from baton.protos.worker_pb2 import RequestDelta
-from baton.router.dispatch.attempt import AttemptTimes, Losses, RetryBudget, make_command, take_failure
+from baton.router.dispatch.attempt import AttemptTimes, RetryBudget, make_command, take_failure
+from baton.router.dispatch.first_worker import FirstWorker
+from baton.router.dispatch.progress import Holder, Progress
 from baton.router.errors import Draining, HandedOff, NoWorker, ShortOfRanks, WorkerLost
 from baton.router.generation import Generation
 from baton.router.metrics.metrics import RouterMetrics
@@ -26,13 +28,10 @@ from baton.router.policy.estimates import OutputLength, ReuseShare
 from baton.router.policy.policy import Policy
 from baton.router.workers.load import LoadShare
 from baton.router.workers.pool import WorkerPool
-from baton.rpc.backoff import Backoff
 from baton.rpc.status import Unavailable
 
 logger = logging.getLogger(__name__)
 
-FIRST_BACKOFF_S = 0.05  # before the next attempt of a completion that was moved and found all workers full
-LAST_BACKOFF_S = 0.5
 MAX_REST_TOKENS = 64  # maximum uncached tokens that a decode worker computes itself after it pulled a prefix
 
 
@@ -44,47 +43,19 @@ class FailoverLimits:
     timeout_s: float  # maximum wait for a worker before each retry
 
 
-@dataclass(slots=True)
-class _Progress:
-    """Progress of one completion over all its attempts."""
-
-    token_ids: list[int]  # prompt and output so far
-    num_prompt_logprobs: int = 0  # positions that were yielded
-    attempt: int = 0  # earlier attempts
-    num_failures: int = 0  # earlier attempts that count as failures
-    losses: Losses = field(default_factory=Losses)  # the failures that were losses of workers
-    fingerprint: str = ""  # of the worker that generated the output so far: a different model must not continue it
-    excluded: set[str] = field(default_factory=set)  # incarnations that failed it
-    busy: set[str] = field(default_factory=set)  # incarnations that refused it and may still be full
-    last_holder: str = ""  # incarnation that handed it off last, and has its KV
-    moved_s: float | None = None  # event loop time of the last `move`; None: no worker has accepted the request
-    backoff: Backoff | None = None  # None: has not waited for room yet
-    failure: Exception | None = None  # error of the last attempt
-    routed: RoutedRequest = field(default_factory=lambda: RoutedRequest(1))  # last input of the policy
-
-    @property
-    def may_wait(self) -> bool:
-        """Whether it waits for a worker if there is none."""
-        return self.attempt > 0 or self.moved_s is not None
-
-    def move(self) -> None:
-        """Record that it needs a worker after one has accepted its request. Full workers may have room now."""
-        self.moved_s = asyncio.get_running_loop().time()
-        self.busy.clear()
-
-    async def back_off(self) -> None:
-        """Wait, longer each time. Workers that were full may have room afterwards."""
-        if self.backoff is None:
-            self.backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
-        await self.backoff.wait()
-        self.busy.clear()
-
-
 class Dispatcher:
     """Sends completions to workers by a policy, and retries failed ones."""
 
-    def __init__(self, pool: WorkerPool, policy: Policy, limits: FailoverLimits, metrics: RouterMetrics) -> None:
+    def __init__(
+        self,
+        pool: WorkerPool,
+        policy: Policy,
+        limits: FailoverLimits,
+        metrics: RouterMetrics,
+        first_worker: FirstWorker,
+    ) -> None:
         self._pool = pool
+        self._first_worker = first_worker
         self._policy = policy
         self._limits = limits
         self._metrics = metrics
@@ -103,7 +74,7 @@ class Dispatcher:
 
         Raises NoWorker, Draining, QueueFull, InvalidRequest (also for impossible hints), or the worker's error.
         """
-        progress = _Progress(list(generation.token_ids))
+        progress = Progress(list(generation.token_ids))
         self._budget.note_request()
         if index > 0:
             progress.move()  # it starts while the first completion runs
@@ -113,6 +84,8 @@ class Dispatcher:
         try:
             while True:
                 plan = await self._choose(generation, index, progress, preferred)
+                if progress.holder is not None and not _pulls(plan, progress.holder):
+                    self._release(progress)
                 try:
                     async with aclosing(self._attempt(generation, index, plan, progress)) as deltas:
                         async for delta in deltas:
@@ -124,17 +97,17 @@ class Dispatcher:
                     await self._take_failure(progress, plan, error)
                     logger.warning("%s is retried: %s", generation.request.request_id, error)
         finally:
+            self._release(progress)
             if num_tokens := len(progress.token_ids) - len(generation.token_ids):
                 self._output_length.note(num_tokens)  # also if it was cancelled: clients stop reading at the end
 
-    async def _take_failure(self, progress: _Progress, plan: Plan, error: QueueFull | Unavailable) -> None:
+    async def _take_failure(self, progress: Progress, plan: Plan, error: QueueFull | Unavailable) -> None:
         """Wait until the completion may be retried. Raises the error if it must not be."""
         progress.attempt += 1
         progress.failure = error
         incarnation = plan.decode.incarnation
         if isinstance(error, HandedOff):
             self._pool.note_drain(incarnation)
-            progress.last_holder = incarnation
             progress.move()
             self._metrics.hand_offs.inc()
             return
@@ -154,7 +127,17 @@ class Dispatcher:
                 raise progress.losses.last_error(error, progress.num_failures) from error
         self._metrics.failovers.inc()
 
-    async def _wait_for_room(self, progress: _Progress, error: QueueFull) -> None:
+    def _release(self, progress: Progress) -> None:
+        """Have the worker that handed the completion off not wait for a pull of its KV."""
+        holder = progress.holder
+        if holder is None or holder.is_released:
+            return
+        holder.is_released = True
+        connection = self._pool.connection(holder.incarnation)
+        if connection is not None and connection.attach is not None:
+            connection.attach.release(holder.command_id)
+
+    async def _wait_for_room(self, progress: Progress, error: QueueFull) -> None:
         """Wait until a refused completion may be retried. Raises the error if it must not be.
 
         A completion waits until some worker has room if one had accepted it, or the first completion of its request. A
@@ -170,7 +153,7 @@ class Dispatcher:
                 raise error
             await progress.back_off()
 
-    def _has_plan(self, progress: _Progress) -> bool:
+    def _has_plan(self, progress: Progress) -> bool:
         """Return whether its hints and the remaining workers allow another plan now."""
         try:
             find_candidates(progress.routed, self._cluster(progress))
@@ -178,20 +161,24 @@ class Dispatcher:
             return False
         return True
 
-    def _may_move(self, progress: _Progress) -> bool:
+    def _may_move(self, progress: Progress) -> bool:
         """Return whether another worker could continue it now. Cheap if no worker is ready, as for a whole group."""
         return self._pool.has_decoder(progress.fingerprint) and self._has_plan(progress)
 
-    def _cluster(self, progress: _Progress) -> ClusterSnapshot:
+    def _cluster(self, progress: Progress) -> ClusterSnapshot:
         """Return the workers that the completion may be sent to."""
         cluster = self._pool.snapshot()
         if progress.attempt or progress.fingerprint:
             cluster = cluster.without(frozenset(progress.excluded | progress.busy), progress.fingerprint)
         return cluster
 
-    async def _choose(self, generation: Generation, index: int, progress: _Progress, preferred: str | None) -> Plan:
-        """Return the plan. Retries and completions after the first wait for a worker; a new request fails at once."""
-        deadline_s = asyncio.get_running_loop().time() + (self._limits.timeout_s if progress.may_wait else 0.0)
+    async def _choose(self, generation: Generation, index: int, progress: Progress, preferred: str | None) -> Plan:
+        """Return the plan. Retries and completions after the first wait for a worker; a new request fails at once.
+
+        In a deployment that scales to zero, new and handed-off ones wait for the first worker, like those in the queue.
+        """
+        now_s = asyncio.get_running_loop().time
+        deadline_s = now_s() + (self._limits.timeout_s if progress.may_wait else 0.0)
         while True:
             cluster = self._cluster(progress)
             try:
@@ -199,13 +186,18 @@ class Dispatcher:
                 plan = self._continued(self._policy(progress.routed, cluster), generation, progress)
                 break
             except (NoWorker, ImpossiblePlan) as error:
+                failed_s = now_s()
+                if progress.is_blameless and self._first_worker.is_missing and await self._first_worker.wait():
+                    deadline_s += now_s() - failed_s
+                    progress.hold(now_s() - failed_s)
+                    continue
                 if isinstance(error, ImpossiblePlan) and not progress.may_wait:
                     if isinstance(error, NoPrefiller) and self._pool.expects_prefiller(
                         error.fingerprints, progress.routed.num_tokens
                     ):
                         raise NoWorker(f"{error} now") from error
                     raise  # a lost worker may come back, but an unknown one will not
-                left_s = deadline_s - asyncio.get_running_loop().time()
+                left_s = deadline_s - now_s()
                 if left_s <= 0 and isinstance(error, ImpossiblePlan):  # the request is valid: a worker had accepted it
                     raise progress.failure or NoWorker(str(error)) from error
                 if left_s <= 0 and (progress.losses.num_lost or progress.excluded):
@@ -222,10 +214,10 @@ class Dispatcher:
         logger.debug("%s: %s", generation.request.request_id, plan.reason)
         return plan
 
-    def _continued(self, plan: Plan, generation: Generation, progress: _Progress) -> Plan:
+    def _continued(self, plan: Plan, generation: Generation, progress: Progress) -> Plan:
         """Return the plan. If a worker handed the completion off, the plan pulls the KV from that worker."""
         hashes = partial(generation.hashes.extended, progress.token_ids)
-        source = self._pool.source(progress.last_holder, hashes) if progress.last_holder else None
+        source = self._pool.source(progress.holder.incarnation, hashes) if progress.holder is not None else None
         if source is None or generation.sampling.prompt_logprobs is not None:
             return plan
         if source.worker.kv_fingerprint != plan.decode.kv_fingerprint:
@@ -242,7 +234,7 @@ class Dispatcher:
         self,
         generation: Generation,
         index: int,
-        progress: _Progress,
+        progress: Progress,
         cluster: ClusterSnapshot,
         preferred: str | None,
     ) -> RoutedRequest:
@@ -265,7 +257,7 @@ class Dispatcher:
         )
 
     async def _attempt(
-        self, generation: Generation, index: int, plan: Plan, progress: _Progress
+        self, generation: Generation, index: int, plan: Plan, progress: Progress
     ) -> AsyncGenerator[RequestDelta, None]:
         """Yield the deltas of one attempt until the completion finishes. Raises WorkerLost, or the worker's error."""
         decode = self._pool.connection(plan.decode.incarnation)
@@ -275,19 +267,22 @@ class Dispatcher:
         await attach.room()
         command = make_command(generation, index, plan, progress.token_ids, progress.attempt)
         command.number = next(self._numbers)
+        if progress.holder is not None and _pulls(plan, progress.holder):
+            command.prefix_source.handed_off = progress.holder.command_id
+        mailbox = attach.submit(
+            command,
+            generation.request.patient,
+            partial(self._note_generated, generation),
+            partial(self._may_move, progress),
+        )
         share = self._account(command.number, plan, progress.routed)
         times = AttemptTimes(self._metrics.traffic, plan, is_first=not progress.attempt)
         num_skipped = progress.num_prompt_logprobs
         try:
-            mailbox = attach.submit(
-                command,
-                generation.request.patient,
-                partial(self._note_generated, generation),
-                partial(self._may_move, progress),
-            )
             while True:
                 delta = await mailbox.get()
                 if delta.token_ids:
+                    self._release(progress)  # the KV was pulled, or computed again
                     share.computed()
                     times.tokens(delta)
                     progress.token_ids.extend(delta.token_ids)
@@ -299,6 +294,9 @@ class Dispatcher:
                     del delta.prompt_logprobs[:num_old]
                     progress.num_prompt_logprobs += len(delta.prompt_logprobs)
                 failure = take_failure(delta, plan.decode)
+                if isinstance(failure, HandedOff):
+                    self._release(progress)
+                    progress.holder = Holder(plan.decode.incarnation, command.request_id)
                 if delta.finish_reason and failure is None:
                     self._expect(generation, plan, progress.token_ids)
                 if delta.token_ids or delta.prompt_logprobs or delta.finish_reason:
@@ -309,6 +307,8 @@ class Dispatcher:
                     return
         finally:
             attach.abort(command.request_id)
+            if mailbox.is_handed_off:
+                attach.release(command.request_id)
             share.remove()
             times.ended()
 
@@ -335,3 +335,8 @@ class Dispatcher:
         share = LoadShare(number, decode.load if decode else None, prefill.load if prefill else None)
         share.add(plan, routed)
         return share
+
+
+def _pulls(plan: Plan, holder: Holder) -> bool:
+    """Return whether the plan pulls the KV from the worker that handed the completion off."""
+    return plan.prefix_source is not None and plan.prefix_source.incarnation == holder.incarnation

@@ -15,6 +15,7 @@ from baton.membership.registry.router_report import (
     known,
 )
 from baton.router.admission.admission import Admission
+from baton.router.dispatch.first_worker import FirstWorker
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.policy.cluster import WorkerRole
 from baton.router.workers.connection import ROLES, WorkerConnection
@@ -32,11 +33,19 @@ ROLE_NAMES: dict[WorkerRole, Role] = {
 class PoolsReporter:
     """Makes the reports. They contain aggregates only, nothing about single requests."""
 
-    def __init__(self, router_id: str, pool: WorkerPool, admission: Admission, metrics: RouterMetrics) -> None:
+    def __init__(
+        self,
+        router_id: str,
+        pool: WorkerPool,
+        admission: Admission,
+        metrics: RouterMetrics,
+        first_worker: FirstWorker,
+    ) -> None:
         self._router_id = router_id
         self._pool = pool
         self._admission = admission
         self._metrics = metrics
+        self._first_worker = first_worker
 
     async def run(self) -> None:
         """Keep a current report in the registry until cancelled."""
@@ -69,7 +78,7 @@ class PoolsReporter:
             output_tokens=lengths.output,
             asked_tokens=lengths.asked,
             num_generated_tokens=lengths.num_generated,
-            num_waiting=self._admission.num_waiting,
+            num_waiting=self._admission.num_waiting + self._first_worker.num_waiting,
             oldest_wait_s=self._admission.oldest_wait_s,
         )
 

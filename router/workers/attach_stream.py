@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from grpc.aio import Channel, StreamStreamCall
 
 from baton.engine.errors import InvalidRequest
+from baton.protos import common_pb2
 from baton.protos.worker_pb2 import AbortCommand, GenerateCommand, Hello, RequestDelta, RouterMessage, WorkerMessage
 from baton.protos.worker_pb2_grpc import DecodeStub
 from baton.router.errors import WorkerLost
@@ -67,6 +68,11 @@ class Mailbox:
             raise self._error
         self._opened = self._opened or bool(delta.token_ids)
         return delta
+
+    @property
+    def is_handed_off(self) -> bool:
+        """Whether an unread delta hands the request off."""
+        return self._pending is not None and self._pending.finish_reason == common_pb2.FINISH_REASON_HANDED_OFF
 
     @property
     def _waits(self) -> bool:
@@ -143,7 +149,12 @@ class AttachStream:
     def abort(self, command_id: str) -> None:
         """Cancel a request if it has not ended. Its mailbox gets no more deltas."""
         if self._mailboxes.pop(command_id, None) is not None and self._lost is None:
-            self._last_message(len(command_id)).abort.append(AbortCommand(request_id=command_id))
+            self._send_abort(command_id)
+
+    def release(self, command_id: str) -> None:
+        """Report that the worker need not wait for a pull of the KV of a request that it has handed off."""
+        if self._lost is None:
+            self._send_abort(command_id)
 
     async def run(self, channel: Channel, hello: Hello) -> None:
         """Run the stream until it ends, always with an error: AioRpcError or WorkerLost."""
@@ -178,6 +189,9 @@ class AttachStream:
         for mailbox in list(self._mailboxes.values()):
             if mailbox.may_move():
                 mailbox.fail(error)
+
+    def _send_abort(self, command_id: str) -> None:
+        self._last_message(len(command_id)).abort.append(AbortCommand(request_id=command_id))
 
     def _last_message(self, num_bytes: int) -> RouterMessage:
         """Return the last unsent message, or a new one if `num_bytes` more would exceed the message limit.

@@ -40,7 +40,7 @@ class Addition:
     num_tokens: int  # to compute before its first token; 0 after the first token
     num_blocks: int
     is_prefill: bool  # computed for another worker, which decodes
-    is_received: bool  # decoded here, and computed by another worker
+    is_received: bool  # decoded here, and computed by another worker; False after the first token
 
 
 class LoadEstimate:
@@ -57,7 +57,10 @@ class LoadEstimate:
         self._unreported: dict[int, Addition] = {}  # additions that no report includes yet
         self._recent = RecentRequests()
         self._prompt_share = PromptShare()
-        self._num_ended = 0  # this router's requests that the last report counts and that have ended since
+        # This router's requests that the last report counts and that have since
+        self._num_ended = 0  # ended
+        self._num_prefilled = 0  # ended as prompts for other workers
+        self._num_received = 0  # got their first token from another worker, or ended without it
         self._is_exact = False  # whether the last report named the commands that it includes
         self._snapshot: WorkerSnapshot | None = None  # cached until a change
 
@@ -71,7 +74,7 @@ class LoadEstimate:
         if now_s is not None:
             self._prompt_share.note(load.num_prefilled_tokens, load.prefill_tokens_per_s, now_s)
         self._is_exact = taken is not None
-        self._num_ended = 0
+        self._num_ended = self._num_prefilled = self._num_received = 0
         for number in list(self._unreported) if taken is None else taken:
             self._unreported.pop(number, None)
         self._snapshot = None
@@ -92,15 +95,21 @@ class LoadEstimate:
     def computed(self, number: int) -> None:
         """Record a request's first token: only decoding is left."""
         addition = self._additions.get(number)
-        if addition is not None and addition.num_tokens:
-            addition.num_tokens = 0
+        if addition is not None and (addition.num_tokens or addition.is_received):
+            self._num_received += addition.is_received and number not in self._unreported
+            addition.num_tokens, addition.is_received = 0, False
             self._snapshot = None
 
     def remove(self, number: int) -> None:
         """Remove a request that has ended at the worker."""
-        if self._additions.pop(number, None) is not None:
-            self._num_ended += self._unreported.pop(number, None) is None
-            self._snapshot = None
+        addition = self._additions.pop(number, None)
+        if addition is None:
+            return
+        if self._unreported.pop(number, None) is None:
+            self._num_ended += 1
+            self._num_prefilled += addition.is_prefill
+            self._num_received += addition.is_received
+        self._snapshot = None
 
     @property
     def num_own_requests(self) -> int:
@@ -110,18 +119,21 @@ class LoadEstimate:
     @property
     def num_requests(self) -> int:
         """Requests running and waiting at the worker."""
-        num_reported = self.reported.num_running + self.reported.num_waiting - self._num_ended
-        return max(num_reported + len(self._unreported), len(self._additions))
+        return max(self._num_counted, len(self._additions))
 
     @property
     def num_prefills(self) -> int:
         """Requests at the worker whose prompts it computes for other workers."""
-        return self.reported.num_prefills + sum(addition.is_prefill for addition in self._unreported.values())
+        num_counted = self.reported.num_prefills - self._num_prefilled + _num_prefills(self._unreported.values())
+        num_own = _num_prefills(self._additions.values())
+        # Own requests that only `num_requests` counts may be prompts that are computed, their first token on its way.
+        return max(0, num_counted, min(num_own, num_counted + self.num_requests - self._num_counted))
 
     @property
     def num_receiving(self) -> int:
         """Requests at the worker whose prompts other workers compute for it."""
-        return self.reported.num_receiving + sum(addition.is_received for addition in self._unreported.values())
+        num_reported = max(0, self.reported.num_receiving - self._num_received)
+        return num_reported + sum(addition.is_received for addition in self._unreported.values())
 
     @property
     def num_queued_tokens(self) -> int:
@@ -134,6 +146,12 @@ class LoadEstimate:
         """Free blocks after all commands that have been sent."""
         num_taken = sum(addition.num_blocks for addition in self._unreported.values())
         return max(0, self.reported.num_free_blocks - num_taken)
+
+    @property
+    def _num_counted(self) -> int:
+        """Requests that the last report counts and that have not ended, and those that it does not include yet."""
+        num_reported = self.reported.num_running + self.reported.num_waiting - self._num_ended
+        return num_reported + len(self._unreported)
 
     def snapshot(self, description: WorkerDescription, role: WorkerRole) -> WorkerSnapshot:
         """Return the worker's snapshot for policies. `description` must not change during the life of the estimate."""
@@ -172,6 +190,10 @@ class LoadEstimate:
 
 def _num_tokens(additions: Iterable[Addition]) -> int:
     return sum(addition.num_tokens for addition in additions)
+
+
+def _num_prefills(additions: Iterable[Addition]) -> int:
+    return sum(addition.is_prefill for addition in additions)
 
 
 @dataclass(frozen=True, slots=True)

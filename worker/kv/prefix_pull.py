@@ -53,6 +53,7 @@ class PrefixPull:
             incarnation=self._source.incarnation,
             fingerprint=self._host.fingerprint,
             num_ranks=self._host.ranks.size,
+            handed_off=self._source.handed_off,
         )
         call: LeaseCall = worker_pb2_grpc.KVSourceStub(channels.get(self._source.address)).Lease(lease)
         try:

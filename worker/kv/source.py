@@ -106,6 +106,7 @@ class KVSourceService(worker_pb2_grpc.KVSourceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"block_hashes: {error}")
         announcements = await announcements_for(context, self._host, request.num_ranks)
         with self._drain.request():
+            self._drain.handed_off.release(request.handed_off)  # from now on, the drain waits for the lease
             pinning = self._host.call(lambda engine: engine.blocks.pin(hashes))
             try:
                 pin = await asyncio.shield(pinning)

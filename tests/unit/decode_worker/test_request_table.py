@@ -1,5 +1,6 @@
 """A decode worker's requests: each ends once, and each command's number is reported once, in every case."""
 
+import asyncio
 import itertools
 
 from baton.decode_worker.decode_request import DecodeRequest
@@ -124,8 +125,15 @@ async def test_a_handed_off_request_is_aborted_and_reported() -> None:
     made = Table()
     for number, name in enumerate("ab"):
         assert made.table.enter(made.entry(name, number))
-    assert await made.drain.run(0) == 2
+    draining = asyncio.ensure_future(made.drain.run(0))
+    await asyncio.wait((draining,), timeout=0.05)
     assert len(made.aborted) == 2
+    made.table.abort_named("a", made.session)  # its router does not need the KV
+    made.table.abort_named("c", made.session)
+    await asyncio.wait((draining,), timeout=0.05)
+    assert not draining.done()
+    made.table.abort_session(made.session)
+    assert await asyncio.wait_for(draining, 1) == 2
     assert made.drain.num_requests == 0
     reasons = {event.request_id: event.finish_reason for event in await made.events()}
     assert reasons == dict.fromkeys("ab", common_pb2.FINISH_REASON_HANDED_OFF)

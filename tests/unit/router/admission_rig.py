@@ -31,6 +31,10 @@ class Workers:
     def num_embedding_seqs(self) -> int | None:
         return self.num_embedding
 
+    def has_decoder(self, fingerprint: str) -> bool:
+        assert not fingerprint
+        return self.num != 0
+
     async def wait_change(self, timeout_s: float) -> None:
         if self.ended is not None:
             raise self.ended

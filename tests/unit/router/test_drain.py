@@ -54,6 +54,24 @@ async def test_connected_clients_are_served_and_new_connections_go_elsewhere() -
         assert (await late).headers["connection"] == "close"
 
 
+async def test_a_draining_router_holds_no_request_for_the_first_worker() -> None:
+    limits = httpx.Limits(max_connections=1)
+    async with (
+        running_router(cold_start_timeout_s=60.0) as router,
+        httpx.AsyncClient(base_url=router.url, timeout=20, limits=limits, trust_env=False, verify=False) as client,
+    ):
+        assert (await client.get("/health")).status_code == 200
+        waiting = asyncio.create_task(router.http.post("/v1/completions", json=BODY))
+        async with asyncio.timeout(20):
+            while (await router.http.get("/pools")).json()["traffic"]["num_waiting"] != 1:
+                await asyncio.sleep(0.005)
+        router.stopping.set()
+        late = await client.post("/v1/completions", json=BODY)  # over the connection that it has
+        for answer in (await waiting, late):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"]["message"] == "no decode worker is ready"
+
+
 async def events(router: RunningRouter) -> list[bytes]:
     """Return the data of a streamed completion."""
     async with router.http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as answer:

@@ -9,6 +9,7 @@ import pytest
 
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL, RequestDelta
+from baton.router.workers.attach_stream import Mailbox
 from tests.unit.router.running_router import RunningRouter, running_router, until, wait_cached, wait_workers
 from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker, position_logprobs, scripted
 
@@ -167,10 +168,65 @@ async def test_a_handed_off_request_continues_elsewhere_with_its_kv(has_kv: bool
         [command] = staying.commands
         assert command.token_ids == [*tokens, expected["choices"][0]["token_ids"][0]]
         assert command.prefix_source.incarnation == (leaving.incarnation if has_kv else "")
+        handed_off = leaving.commands[0].request_id
+        assert command.prefix_source.handed_off == (handed_off if has_kv else "")
+        await until(lambda: leaving.aborted == [handed_off])  # it need not wait for a pull
         assert not command.HasField("prefill")
         text = (await router.http.get("/metrics")).text
         plan = "local_with_source" if has_kv else "local"
         assert f'requests_by_plan_total{{model_name="bundled_model",plan="{plan}"}}' in text
+
+
+async def test_the_kv_of_a_handed_off_request_is_released_when_its_client_leaves() -> None:
+    leaving = ScriptedWorker("decode-0")
+    leaving.go_on.clear()
+    async with running_router(leaving, failover_timeout_s=60.0) as router:
+        request = asyncio.create_task(complete(router))
+        await until(lambda: bool(leaving.commands))
+        leaving.draining = leaving.gives_away = True
+        leaving.news()
+        leaving.go_on.set()
+        async with asyncio.timeout(20):
+            line = 'baton:requests_handed_off_total{model_name="bundled_model"} 1.0'
+            while line not in (await router.http.get("/metrics")).text:
+                await asyncio.sleep(0.005)
+        assert not leaving.aborted  # another worker may come, and pull it
+        request.cancel()
+        await until(lambda: leaving.aborted == [leaving.commands[0].request_id])
+
+
+async def test_the_kv_of_a_request_that_ends_with_the_last_tokens_of_its_worker_is_released() -> None:
+    leaving = ScriptedWorker("decode-0")
+    async with running_router(leaving) as router:
+        [choice] = (await complete(router))["choices"]
+        leaving.refusal = RequestDelta(token_ids=choice["token_ids"], finish_reason=common_pb2.FINISH_REASON_HANDED_OFF)
+        [stopped] = (await complete(router, stop=choice["text"][2]))["choices"]
+        assert stopped["finish_reason"] == "stop"
+        await until(lambda: leaving.aborted == [leaving.commands[-1].request_id])
+
+
+async def test_the_kv_of_a_request_whose_client_leaves_before_its_hand_off_is_read_is_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leaving = ScriptedWorker("decode-0")
+    leaving.go_on.clear()
+    leaving.gives_away = True
+    boxes, get, forever = list[Mailbox](), Mailbox.get, asyncio.Event()
+
+    async def get_first(box: Mailbox) -> RequestDelta:
+        if box in boxes:
+            await forever.wait()  # its client does not read
+        boxes.append(box)
+        return await get(box)
+
+    monkeypatch.setattr(Mailbox, "get", get_first)
+    async with running_router(leaving) as router:
+        request = asyncio.create_task(complete(router))
+        await until(lambda: bool(boxes))
+        leaving.go_on.set()
+        await until(lambda: boxes[0].is_handed_off)
+        request.cancel()
+        await until(lambda: leaving.aborted == [leaving.commands[0].request_id])
 
 
 async def test_hand_offs_do_not_count_as_failures() -> None:

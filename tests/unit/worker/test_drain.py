@@ -50,17 +50,40 @@ async def test_late_requests_are_handed_off_and_readers_of_their_kv_awaited(
     pulls: list[asyncio.Task[None]] = []
 
     def hand_off() -> None:
-        drain.leave()
+        for request_id in ("pulled", "cancelled"):
+            drain.leave()
+            drain.handed_off.add(request_id, "session")
+        drain.handed_off.add("lost", "other session")
         pulls.append(asyncio.ensure_future(pull()))  # the next worker reads its KV from this one
 
     drain.listen(hand_off)
     drain.enter()
+    drain.enter()
     draining = asyncio.ensure_future(drain.run(0.01))
-    await asyncio.wait((draining,), timeout=0.2)
-    assert pulls
-    assert not draining.done()
+    async with asyncio.timeout(10):
+        while not pulls:
+            await asyncio.sleep(0.001)
+    drain.handed_off.release("pulled")
+    drain.handed_off.release("cancelled")
     read.set()
-    assert await draining == 1
+    await asyncio.wait((draining,), timeout=0.05)
+    assert not draining.done()  # one may still be pulled
+    drain.handed_off.release_session("other session")
+    assert await asyncio.wait_for(draining, 10) == 2
+
+
+async def test_a_drain_waits_a_bounded_time_for_pulls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baton.worker.drain, "HAND_OFF_S", 0.01)
+    drain = Drain()
+
+    def hand_off() -> None:
+        drain.leave()
+        drain.handed_off.add("of a router that never releases it", "session")
+
+    drain.listen(hand_off)
+    drain.enter()
+    assert await asyncio.wait_for(drain.run(0), 10) == 1
+    await asyncio.wait_for(drain.handed_off.wait_released(), 10)
 
 
 async def test_a_worker_without_hand_offs_ends_without_delay() -> None:
@@ -75,6 +98,7 @@ async def test_a_later_caller_shares_the_drain_and_may_shorten_it(monkeypatch: p
 
     def hand_off() -> None:
         given.append("all")
+        drain.handed_off.add("request", "session")
         drain.leave()
 
     drain.listen(hand_off)
@@ -149,8 +173,10 @@ async def test_undraining_during_the_hand_off_cancels_the_drain() -> None:
     drain.enter()
     draining = asyncio.ensure_future(drain.run(0))
     await handed_off.wait()
+    drain.handed_off.add("request", "session")
     drain.leave()
     drain.undo()
+    await asyncio.wait_for(drain.handed_off.wait_released(), 10)
     with pytest.raises(DrainConflict):
         await draining
     assert drain.state is DrainState.SERVING
@@ -173,3 +199,28 @@ async def test_a_drained_worker_ends_after_the_reads_that_peers_have_begun() -> 
         await asyncio.wait((ending,), timeout=0.2)
         assert not ending.done()
     assert await asyncio.wait_for(ending, 5) == 0
+
+
+async def test_the_drain_of_a_workers_next_life_waits_for_the_reads_of_the_former_one() -> None:
+    former = Drain()
+    former.enter()
+    former.enter()
+    unused = former.succeed()  # the role could not be served
+    third = former.succeed().succeed()
+    former.leave()
+    draining = asyncio.ensure_future(third.run(60, final=True))
+    await asyncio.wait((draining,), timeout=0.05)
+    assert not draining.done()
+    former.leave()
+    assert await asyncio.wait_for(draining, 10) == 0
+    assert (former.num_requests, unused.num_requests) == (0, 2)
+
+
+async def test_a_late_read_of_a_former_life_is_awaited_like_the_others() -> None:
+    former = Drain()
+    following = former.succeed()
+    with former.request():  # its call had begun before the change
+        draining = asyncio.ensure_future(following.run(60, final=True))
+        await asyncio.wait((draining,), timeout=0.05)
+        assert not draining.done()
+    assert await asyncio.wait_for(draining, 10) == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+import baton.worker.drain
 from baton.deployment.local.any_role_worker import BUILDERS
 from baton.doctor.known_peers import KnownPeers
 from baton.engine.config import EngineConfig
@@ -154,6 +155,19 @@ async def test_a_drained_worker_serves_again_in_the_new_role(model: Path) -> Non
         update = await served.worker.Watch(worker_pb2.WatchRequest()).read()
         assert not update.draining
         assert (await served.describe()).role == BOTH
+
+
+async def test_a_second_life_is_drained_once_peers_have_read_what_they_leased_in_the_first(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baton.worker.drain, "PULL_S", 0.01)
+    async with served_lives(model) as served:
+        async with served.lease():
+            await served.change(PREFILL, timeout_s=0.01)
+            draining = asyncio.ensure_future(served.lives.current.core.drain.run(TIMEOUT_S, final=True))
+            await asyncio.wait((draining,), timeout=0.05)
+            assert not draining.done()
+        assert await draining == 0
 
 
 async def test_a_worker_whose_new_services_cannot_be_built_serves_its_former_role(model: Path) -> None:

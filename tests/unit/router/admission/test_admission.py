@@ -62,7 +62,7 @@ async def test_requests_wait_for_the_first_worker_each_for_its_own_time() -> Non
     rig.now_s = 1000  # there has been no worker for long
     first = rig.send("first")
     await settle()
-    assert (rig.order, rig.admission.num_waiting) == ([], 1)
+    assert (rig.order, rig.admission.num_waiting, rig.metric("router_waiting")) == ([], 1, 1)
     rig.now_s = 1030
     second = rig.send("second")
     await settle()
@@ -75,6 +75,48 @@ async def test_requests_wait_for_the_first_worker_each_for_its_own_time() -> Non
     rig.end("second")
     await second
     assert rig.refusals() == {"no_worker": 1}
+
+
+async def test_a_request_right_after_the_last_worker_has_left_waits_for_the_first_one() -> None:
+    rig = Rig(max_inflight=100, workers=Workers(4), no_worker_timeout_s=60.0, waits_for_worker=True)
+    before = rig.send("before")
+    await settle()
+    rig.workers.become(0)
+    after = rig.send("after")
+    await settle()
+    assert (rig.order, rig.admission.num_waiting) == (["before"], 1)
+    rig.workers.become(1)
+    await until(lambda: rig.order == ["before", "after"])
+    rig.end("before", "after")
+    await asyncio.gather(before, after)
+
+
+async def test_a_draining_router_holds_no_request_for_the_first_worker() -> None:
+    rig = Rig(workers=Workers(0), no_worker_timeout_s=600.0, waits_for_worker=True)
+    waiting = rig.send("waiting")
+    await settle()
+    rig.admission.begin_drain()
+    with pytest.raises(NoWorker, match="no decode worker is ready"):
+        await waiting
+    late = rig.send("late")  # fails behind its admission, like any without a worker
+    await settle()
+    assert (rig.order, rig.admission.num_waiting) == (["late"], 0)
+    rig.end("late")
+    await late
+    assert rig.refusals() == {"no_worker": 1}
+
+
+@pytest.mark.parametrize("waits_for_worker", [True, False])
+async def test_a_draining_router_serves_the_requests_that_wait_while_there_are_workers(waits_for_worker: bool) -> None:
+    rig = Rig(max_inflight=1, workers=Workers(1), no_worker_timeout_s=600.0, waits_for_worker=waits_for_worker)
+    tasks = [rig.send("first"), rig.send("second")]
+    await settle()
+    rig.admission.begin_drain()
+    await settle()
+    assert (rig.order, rig.admission.num_waiting) == (["first"], 1)
+    rig.end("first", "second")
+    await asyncio.gather(*tasks)
+    assert rig.order == ["first", "second"]
 
 
 async def test_other_requests_do_not_wait_for_the_first_decode_worker() -> None:

@@ -54,6 +54,48 @@ def test_requests_whose_prompts_come_from_other_workers_are_counted_separately()
     assert load.num_receiving == 1
 
 
+def test_a_prompt_for_another_worker_counts_no_longer_once_it_has_ended() -> None:
+    load = LoadEstimate()
+    for number in (1, 2):
+        load.add(number, 100, is_prefill=True)
+    load.report(WorkerLoad(num_running=4, num_prefills=3), taken=[1, 2])  # one of them another router's
+    load.remove(1)
+    assert (load.num_requests, load.num_prefills) == (3, 2)
+    load.report(WorkerLoad(num_running=2, num_prefills=1), taken=[])
+    assert (load.num_requests, load.num_prefills) == (2, 1)
+    load.report(WorkerLoad(), taken=[])  # computed, and its first token is on its way
+    assert (load.num_requests, load.num_prefills) == (1, 1)
+    load.report(WorkerLoad(num_running=3), taken=[])  # those of other routers, which decode
+    assert (load.num_requests, load.num_prefills) == (3, 0)
+    load.report(WorkerLoad(num_running=1, num_prefills=1), taken=[])
+    load.add(3, 100)
+    assert (load.num_requests, load.num_prefills) == (2, 1)
+    load.remove(2)
+    assert (load.num_requests, load.num_prefills) == (1, 0)
+
+
+def test_a_request_whose_kv_is_received_counts_as_such_until_its_first_token_or_its_end() -> None:
+    load = LoadEstimate()
+    for number in (1, 2):
+        load.add(number, 0, is_received=True)
+    load.report(WorkerLoad(num_running=1, num_waiting=3, num_receiving=3), taken=[1, 2])  # one is another router's
+    load.add(3, 0, is_received=True)
+    assert load.num_receiving == 4
+    load.computed(1)
+    assert (load.num_requests, load.num_receiving) == (5, 3)  # it decodes
+    load.computed(1)
+    load.remove(1)
+    assert (load.num_requests, load.num_receiving) == (4, 3)
+    load.remove(2)  # cancelled before its first token
+    assert (load.num_requests, load.num_receiving) == (3, 2)
+    load.computed(3)  # before any report has it
+    assert (load.num_requests, load.num_receiving) == (3, 1)
+    load.report(WorkerLoad(num_running=2, num_waiting=1, num_receiving=1), taken=[3])
+    assert (load.num_requests, load.num_receiving) == (3, 1)
+    load.remove(3)
+    assert load.num_receiving == 1
+
+
 def test_an_ended_request_frees_its_place_before_the_next_report() -> None:
     load = LoadEstimate()
     load.add(1, 100)

@@ -115,6 +115,28 @@ async def test_a_prefix_is_pulled_from_a_third_worker() -> None:
         assert prefill.simulated.core.counters.prefilled_tokens == 50
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_a_pull_of_a_handed_off_requests_kv_is_the_one_that_a_drain_waits_for(is_remote: bool) -> None:
+    async with served("prefill", "decode", "both") as (prefill, decode, third):
+        async with client_of(third) as client:
+            await client.generate(PROMPT, sampling(1))
+        handed_off = third.simulated.drain.handed_off
+        for request_id in ("pulled", "other"):
+            handed_off.add(request_id, "session")
+        source = await third.remote.peer()
+        source.handed_off = "pulled"
+        async with client_of(decode) as client:
+            peer = await prefill.remote.peer() if is_remote else None
+            generation = await client.submit([*PROMPT, 1], sampling(4), peer, source)
+            await generation.ended.wait()
+        assert generation.served_by.prefix_pulled_tokens == 200
+        waiting = asyncio.ensure_future(handed_off.wait_released())
+        await asyncio.wait((waiting,), timeout=0.05)
+        assert not waiting.done()
+        handed_off.release("other")
+        await asyncio.wait_for(waiting, 10)
+
+
 async def test_a_wrong_prefix_source_only_costs_time() -> None:
     async with served("prefill", "decode") as (prefill, decode), client_of(decode) as client:
         stale_peer = worker_pb2.PeerWorker(worker_id="x", address=decode.remote.address, incarnation="an earlier life")
