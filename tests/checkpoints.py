@@ -306,7 +306,7 @@ def make_checkpoint(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        _randomise(model)
+        randomise(model)
     model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
     if tokenizer is not None:
         wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
@@ -314,11 +314,11 @@ def make_checkpoint(
     return directory
 
 
-def _randomise(model: torch.nn.Module) -> None:
+def randomise(model: torch.nn.Module) -> None:
     """Gives values to what starts as ones or zeros; matrices are random already."""
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if name.endswith("norm.weight"):
+            if name.endswith(("norm.weight", ".norm1.weight", ".norm2.weight", ".ln_q.weight")):
                 tensor.uniform_(0.5, 1.5)
             elif name.endswith("sinks"):
                 tensor.uniform_(-1, 3)

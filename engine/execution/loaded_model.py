@@ -34,6 +34,7 @@ from baton.engine.models.causal_lm import CausalLM
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.pooling.config import PoolingConfig
+from baton.engine.vision.encoder import VisionEncoder
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class LoadedModel:
     cores: tuple[int, ...]  # cores that loaded the model and must compute it; empty: any
     generates: bool  # False for an embedding checkpoint without an output layer
     pooling: PoolingConfig | None = None  # None: the model makes no embeddings
+    vision: VisionEncoder | None = None  # None: the model takes no images
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -180,6 +182,7 @@ def _load(
         origin,
         cores,
         generates=model.has_head,
+        vision=model.vision,
     )
 
 
