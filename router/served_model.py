@@ -14,6 +14,8 @@ from baton.router.config import RouterConfig
 from baton.router.dispatch.dispatcher import Dispatcher, FailoverLimits
 from baton.router.dispatch.embedder import Embedder
 from baton.router.errors import NoWorker
+from baton.router.images.base import PromptImages
+from baton.router.images.factory import make_prompt_images
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.metrics.plan_series import PlanSeries
 from baton.router.metrics.pool_series import PoolSeries
@@ -41,6 +43,7 @@ class ServedModel:
 
     info: ModelInfo
     tokenizer: Tokenizer
+    images: PromptImages
     output_format: OutputFormat  # of chat completions
     pool: WorkerPool
     policy: Policy
@@ -84,6 +87,7 @@ class ModelMaker:
         directory = str(checkpoint_directory(Path(options.directory), with_tokenizer=options.tokenizer is None))
         tokenizer = Tokenizer(options.tokenizer or directory)
         info = read_model_info(directory, options.name, options.hf_overrides)
+        images = make_prompt_images(info, Path(directory), config)
         router_id = f"router-{uuid.uuid4().hex[:12]}"  # of its own: each model has its own report in the registry
         registry = open_registry(config.registry, config.workers)
         interval_ms = config.watch_interval_ms
@@ -102,12 +106,13 @@ class ModelMaker:
         return ServedModel(
             info=info,
             tokenizer=tokenizer,
+            images=images,
             output_format=find_output_format(options, tokenizer),
             pool=pool,
             policy=policy,
             admission=admission,
             metrics=metrics,
-            pipeline=Pipeline(info, tokenizer, pool, dispatcher, metrics),
+            pipeline=Pipeline(info, tokenizer, images, pool, dispatcher, metrics),
             embedder=Embedder(pool, CostModel(targets=targets), limits, metrics),
             reporter=PoolsReporter(router_id, pool, admission, metrics),
             plan=plan,

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 
 CHANNELS = 3  # red, green, blue
+# Of the channels after the division by 255; CLIP's (arXiv 2103.00020), with which Qwen2.5-VL was trained.
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

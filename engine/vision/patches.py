@@ -3,12 +3,8 @@
 import torch
 from torch import Tensor
 
-from baton.engine.vision.config import CHANNELS, VisionConfig
+from baton.engine.vision.config import CHANNELS, MEAN, STD, VisionConfig
 from baton.engine.vision.image import Image
-
-# Of red, green and blue after the division by 255; CLIP's (arXiv 2103.00020), with which Qwen2.5-VL was trained.
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def patches_of(image: Image, config: VisionConfig, device: torch.device) -> Tensor:
