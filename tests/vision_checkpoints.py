@@ -1,5 +1,6 @@
 """A tiny random Qwen2.5-VL, saved by transformers, and prompts with images for it."""
 
+import json
 import random
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -130,3 +131,28 @@ class VisionOracle:
         )
         found: list[int] = output[0, len(tokens) :].tolist()
         return found
+
+
+BUNDLED = Path(__file__).parents[1] / "baton" / "bundled_model"
+MAX_PIXELS = 40 * TOKEN_SIZE**2
+MARKS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
+TEMPLATE = """{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'image' -%}{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
+{%- else -%}{{- part['text'] -}}{%- endif -%}
+{%- endfor -%}{%- endif -%}{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
+
+
+def make_served_vision_model(directory: Path) -> Path:
+    """Save a model that a router can serve: with the bundled tokenizer, a chat template and a processor."""
+    tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    tokenizer.add_special_tokens(list(MARKS))
+    placeholder, start, end = map(tokenizer.token_to_id, MARKS)
+    make_vision_checkpoint(directory, tokenizer=tokenizer, ids=(placeholder, start, end))
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    (directory / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 3136, "max_pixels": MAX_PIXELS}))
+    return directory

@@ -1,0 +1,154 @@
+"""Chat requests with images: transformers' tokens after a handover, from the cache, and on the next worker."""
+
+import base64
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import pytest_asyncio
+from PIL import Image as Pillow
+
+from baton.engine.vision.image import Image
+from baton.router.images.decoding import resized_image
+from baton.router.images.limits import ImageLimits
+from baton.router.images.processor import ProcessorConfig
+from baton.router.images.source import ImageSource
+from tests.integration.resuming_client import CHAT
+from tests.integration.router_process import router_process, wait_workers
+from tests.integration.worker_process import WorkerProcess, worker_processes
+from tests.vision_checkpoints import MAX_PIXELS, VisionOracle, make_served_vision_model
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LENGTH = 24
+FLAGS = ("--dtype=float32", "--max-num-batched-tokens=24", "--max-num-seqs=8")
+
+
+class Cluster:
+    """A router with a prefill worker and two decode workers."""
+
+    def __init__(self, client: httpx.AsyncClient, workers: list[WorkerProcess], oracle: VisionOracle) -> None:
+        self.client = client
+        self.workers = workers
+        self.oracle = oracle
+
+    async def chat(self, *parts: str | bytes, **options: Any) -> httpx.Response:
+        """Send a message of texts and images, each the bytes of a file."""
+        return await self.client.post(CHAT, json=body(*parts, **options))
+
+    def expected(self, tokens: list[int], *files: bytes) -> list[int]:
+        """The oracle's continuation of a prompt that has these images."""
+        assert self.oracle.config.vision is not None
+        placeholder, images, start = self.oracle.config.vision.placeholder_id, list[Image](), 0
+        limits, processor = ImageLimits(9, 1 << 20, 1 << 20), ProcessorConfig(28, 3136, MAX_PIXELS)
+        for file in files:
+            start = tokens.index(placeholder, start)
+            images.append(resized_image(file, ImageSource("", ""), limits, processor).at(start))
+            start = images[-1].end
+        assert tokens.count(placeholder) == sum(image.num_tokens for image in images)
+        return self.oracle.greedy(tokens, images, LENGTH)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    directory = tmp_path_factory.mktemp("images")
+    model = make_served_vision_model(directory / "model")
+    roles = (("prefill", *FLAGS), ("decode", *FLAGS), ("decode", *FLAGS))
+    async with worker_processes(model, directory, *roles) as workers:  # type: ignore[arg-type]
+        addresses = ",".join(worker.address for worker in workers)
+        flags = (f"--model={model}", "--port=0", f"--workers={addresses}", "--local-prefill-below=0")
+        async with router_process(directory, *flags) as router, router.client() as client:
+            await wait_workers(client, len(workers))
+            yield Cluster(client, workers, VisionOracle(model))
+
+
+def picture(width: int, height: int, seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Pillow.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def part(given: str | bytes) -> dict[str, Any]:
+    if isinstance(given, str):
+        return {"type": "text", "text": given}
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(given).decode()}"}}
+
+
+def body(*parts: str | bytes, **options: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": list(map(part, parts))}]
+    fixed = {"temperature": 0, "max_tokens": LENGTH, "ignore_eos": True, "return_token_ids": True}
+    return {"messages": messages, **fixed, **options}
+
+
+async def test_a_handed_over_image_gives_the_oracles_tokens(cluster: Cluster) -> None:
+    outputs = []
+    for files in ([picture(150, 90, 1)], [picture(150, 90, 2)], [picture(60, 200, 3), picture(80, 80, 4)]):
+        response = await cluster.chat("What is in ", *files, "? Say it in one word.")
+        assert response.status_code == 200, response.text
+        found = response.json()
+        prompt, tokens = found["prompt_token_ids"], found["choices"][0]["token_ids"]
+        assert tokens == cluster.expected(prompt, *files)
+        assert int(response.headers["x-baton-handed-over-tokens"]) > 0
+        assert found["usage"]["prompt_tokens"] == len(prompt)
+        outputs.append(tokens)
+    assert outputs[0] != outputs[1]
+
+
+async def test_only_the_same_image_is_found_in_the_cache(cluster: Cluster) -> None:
+    first, other = picture(250, 140, 5), picture(250, 140, 6)
+    responses = [await cluster.chat("Look at this: ", file, " and describe it.") for file in (first, first, other)]
+    outputs = [response.json()["choices"][0]["token_ids"] for response in responses]
+    cached = [int(response.headers["x-baton-cached-tokens"]) for response in responses]
+    assert outputs[0] == outputs[1] != outputs[2]
+    assert cached[1] >= 48 > cached[2]
+    assert outputs[2] == cluster.expected(responses[2].json()["prompt_token_ids"], other)
+
+
+async def test_tokenize_counts_placeholders(cluster: Cluster) -> None:
+    messages = body("What is ", picture(150, 90, 1))["messages"]
+    tokens = (await cluster.client.post("/tokenize", json={"messages": messages})).json()["tokens"]
+    assert cluster.oracle.config.vision is not None
+    assert tokens.count(cluster.oracle.config.vision.placeholder_id) == 5 * 3
+
+
+async def test_bad_images_are_refused(cluster: Cluster) -> None:
+    for parts, options, message in (
+        (("What?", b"nothing"), {}, "messages[0].content[1].image_url cannot be decoded"),
+        ((*[picture(60, 60, 1)] * 9,), {}, "the messages have 9 images, over the limit of 8"),
+        (("<|image_pad|>", picture(60, 60, 1)), {}, "the prompt has 2 placeholders for 1 images"),
+    ):
+        response = await cluster.chat(*parts, **options)
+        assert response.status_code == 400
+        assert message in response.json()["error"]["message"]
+    unknown = [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]
+    response = await cluster.client.post(CHAT, json={"messages": unknown})
+    assert response.status_code == 400
+    assert "only text and image_url are supported" in response.json()["error"]["message"]
+
+
+async def test_a_killed_decode_workers_request_goes_on_elsewhere(cluster: Cluster) -> None:
+    file = picture(200, 120, 7)
+    options = {"stream": True, "max_tokens": 400}
+    tokens: list[int] = []
+    prompt: list[int] = []
+    async with cluster.client.stream("POST", CHAT, json=body("Tell a long story of ", file, **options)) as response:
+        name = response.headers["x-baton-decode"]
+        victims = [worker for worker in cluster.workers if (await worker.describe()).worker_id == name]
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = httpx.Response(200, text=line.removeprefix("data: ")).json()
+            assert "error" not in event, event
+            prompt += event.get("prompt_token_ids") or []
+            tokens += event["choices"][0].get("token_ids") or []
+            if len(tokens) > 3 and victims:
+                victims.pop().child.kill()
+    assert not victims
+    assert len(tokens) == 400
+    assert tokens[:LENGTH] == cluster.expected(prompt, file)
+    whole = (await cluster.chat("Tell a long story of ", file, max_tokens=400)).json()
+    assert tokens == whole["choices"][0]["token_ids"]
