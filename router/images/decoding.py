@@ -18,9 +18,7 @@ WHITE = (255, 255, 255, 255)
 BOMBS = (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning)
 
 
-def resized_image(
-    content: bytes, source: ImageSource, limits: ImageLimits, processor: ProcessorConfig
-) -> ResizedImage:
+def resized_image(content: bytes, source: ImageSource, limits: ImageLimits, processor: ProcessorConfig) -> ResizedImage:
     """Decode an image and resize it as transformers' processor does.
 
     The first frame of an animation is used, orientation by EXIF applied, and transparency put on white. The number of

@@ -24,5 +24,6 @@ def images_per_prompt(text: JsonText) -> int:
     given = parsed_json(text)
     count = given.get(IMAGE)
     if given.keys() != {IMAGE} or isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise OptionError(f'limit_mm_per_prompt: {json.dumps(given)} must be a number of images, such as {{"image": 4}}')
+        example = '{"image": 4}'
+        raise OptionError(f"limit_mm_per_prompt: {json.dumps(given)} must be a number of images, such as {example}")
     return count

@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from dataclasses import dataclass, field
+import dataclasses
 
 from baton.router.errors import FieldError
 
@@ -11,12 +11,12 @@ BASE64 = ";base64"
 HINT = "data:image/png;base64,... of a PNG, JPEG, WebP or GIF image"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class ImageSource:
     """The URL of an image, and the request's field that has it."""
 
     field: str  # such as messages[0].content[1].image_url
-    url: str = field(repr=False)  # may be megabytes
+    url: str = dataclasses.field(repr=False)  # may be megabytes
 
 
 def data_url_bytes(source: ImageSource, max_bytes: int) -> bytes:

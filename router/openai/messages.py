@@ -73,7 +73,8 @@ class ChatPart(ContentPart):
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                *({"required": [name], "properties": {name: {"type": "string"}}} for name in ("text", "refusal")),
+                {"required": ["text"], "properties": {"text": {"type": "string"}}},
+                {"required": ["refusal"], "properties": {"refusal": {"type": "string"}}},
                 {"required": [IMAGE], "properties": {"type": {"const": IMAGE}, IMAGE: {"not": {"type": "null"}}}},
             ]
         }
@@ -153,7 +154,8 @@ Messages = Annotated[Sequence[ChatMessage | PlainMessage], PlainOrChecked()]
 def template_messages(messages: Sequence[ChatMessage | PlainMessage]) -> Sequence[Mapping[str, object]]:
     """Return the messages with each content as one text and the arguments of tool calls as objects.
 
-    A content with an image is a list of parts, as templates for images expect it. Raises FieldError for an empty list, a part without text, or the result of an unknown call.
+    A content with an image is a list of parts, as templates for images expect it. Raises FieldError for an empty list,
+    a part without text, or the result of an unknown call.
     """
     if not messages:
         raise FieldError("messages", "messages is empty; at least one message is needed")

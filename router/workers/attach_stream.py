@@ -134,8 +134,8 @@ class AttachStream:
         num_bytes += sum(len(image.pixels) for image in command.images)
         if num_bytes > MAX_COMMAND_BYTES:
             raise InvalidRequest(
-                f"the prompt's {len(command.token_ids)} tokens, its images and the sampling options take up to {num_bytes} bytes, "
-                f"over the limit of {MAX_COMMAND_BYTES} for a request to a worker"
+                f"the prompt's {len(command.token_ids)} tokens with its images and the sampling options take up to "
+                f"{num_bytes} bytes, over the limit of {MAX_COMMAND_BYTES} for a request to a worker"
             )
         mailbox = self._mailboxes[command.request_id] = Mailbox(patient, note_tokens, may_move)
         self._last_message(num_bytes).generate.append(command)

@@ -2,8 +2,8 @@
 
 import base64
 import io
+import re
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -148,6 +148,7 @@ async def test_a_killed_decode_workers_request_goes_on_elsewhere(cluster: Cluste
             if len(tokens) > 3 and victims:
                 victims.pop().child.kill()
     assert not victims
+    assert re.search(r"baton:failovers_total\{.*\} 1", (await cluster.client.get("/metrics")).text)
     assert len(tokens) == 400
     assert tokens[:LENGTH] == cluster.expected(prompt, file)
     whole = (await cluster.chat("Tell a long story of ", file, max_tokens=400)).json()
