@@ -105,6 +105,11 @@ class RouterConfig:
     )
     max_image_bytes: int = option(20 << 20, "Largest file of an image.", minimum=1024)
     max_image_pixels: int = option(50_000_000, "Maximum pixels of an image before it is resized.", minimum=1024)
+    allowed_media_domains: tuple[str, ...] = option(
+        (),
+        "Hosts from which the router fetches images by http or https, separated by commas: names, and addresses, which "
+        "must be listed themselves if they are private. Default: none, images are data URLs.",
+    )
     body_timeout_s: float = option(
         60.0,
         "Maximum seconds to receive an HTTP request, plus one for each 16 KiB of it; slower ones get 408.",

@@ -37,8 +37,8 @@ class PromptImages(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """End all threads after their current jobs."""
+    async def close(self) -> None:
+        """End all threads after their current jobs, and all connections."""
         ...
 
 
@@ -59,5 +59,5 @@ class NoImages:
         """Return the tokens."""
         return token_ids, ()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Return at once."""

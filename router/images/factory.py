@@ -21,7 +21,9 @@ def make_prompt_images(info: ModelInfo, directory: Path, config: RouterConfig) -
     processor = read_processor_config(directory, info.vision)
     if not PILLOW.is_installed:
         return NoImages(PILLOW.missing("reading it"))
+    from baton.router.images.fetch import ImageFetcher
     from baton.router.images.reader import ImageReader
 
     limits = ImageLimits(images_per_prompt(config.limit_mm_per_prompt), config.max_image_bytes, config.max_image_pixels)
-    return ImageReader(processor, limits, info.vision.placeholder_id)
+    fetcher = ImageFetcher(config.allowed_media_domains) if config.allowed_media_domains else None
+    return ImageReader(processor, limits, info.vision.placeholder_id, fetcher)

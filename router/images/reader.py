@@ -9,6 +9,7 @@ from baton.router.admission.turns import Turns
 from baton.router.errors import FieldError
 from baton.router.images.base import ResizedImage
 from baton.router.images.decoding import resized_image
+from baton.router.images.fetch import ImageFetcher
 from baton.router.images.limits import MAX_PIXEL_BYTES, ImageLimits
 from baton.router.images.processor import ProcessorConfig
 from baton.router.images.source import DATA, HINT, ImageSource, data_url_bytes
@@ -19,17 +20,26 @@ NUM_THREADS = 2
 class ImageReader:
     """Reads images and puts them into prompts."""
 
-    def __init__(self, processor: ProcessorConfig, limits: ImageLimits, placeholder_id: int) -> None:
-        """placeholder_id: token that the chat template has in place of an image."""
+    def __init__(
+        self,
+        processor: ProcessorConfig,
+        limits: ImageLimits,
+        placeholder_id: int,
+        fetcher: ImageFetcher | None = None,
+    ) -> None:
+        """placeholder_id: token that the chat template has in place of an image; fetcher: None for data URLs only."""
         self._processor = processor
         self._limits = limits
         self._placeholder_id = placeholder_id
+        self._fetcher = fetcher
         self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="images")
         self._turns = Turns(NUM_THREADS)
 
-    def close(self) -> None:
-        """End the threads after their current jobs."""
+    async def close(self) -> None:
+        """End the threads after their current jobs, and all connections."""
         self._threads.shutdown()
+        if self._fetcher is not None:
+            await self._fetcher.close()
 
     async def read(self, sources: Sequence[ImageSource], client: str) -> list[ResizedImage]:
         """Return the resized images. Raises FieldError that names the field of an image and what is wrong with it."""
@@ -70,12 +80,16 @@ class ImageReader:
         return expanded + token_ids[behind:], tuple(placed)
 
     async def _read(self, source: ImageSource, client: str) -> ResizedImage:
-        if not source.url.startswith(DATA):
-            raise FieldError(source.field, f"{source.field} must be {HINT}; other URLs are not fetched")
+        fetched = None if source.url.startswith(DATA) else await self._fetched(source)
 
         def work() -> ResizedImage:
-            content = data_url_bytes(source, self._limits.max_bytes)
+            content = data_url_bytes(source, self._limits.max_bytes) if fetched is None else fetched
             return resized_image(content, source, self._limits, self._processor)
 
         async with self._turns.turn(client):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def _fetched(self, source: ImageSource) -> bytes:
+        if self._fetcher is None:
+            raise FieldError(source.field, f"{source.field} must be {HINT}; this server fetches no other URLs")
+        return await self._fetcher.fetch(source, self._limits.max_bytes)

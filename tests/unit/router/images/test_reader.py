@@ -2,9 +2,10 @@
 
 import base64
 import io
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 from PIL import Image as Pillow
 
 from baton.router.errors import FieldError
@@ -20,11 +21,11 @@ PLACEHOLDER = 99
 LIMITS = ImageLimits(max_images=2, max_bytes=2000, max_pixels=1_000_000)
 
 
-@pytest.fixture
-def reader() -> Iterator[ImageReader]:
+@pytest_asyncio.fixture
+async def reader() -> AsyncIterator[ImageReader]:
     made = ImageReader(ProcessorConfig(28, 3136, 100_000), LIMITS, PLACEHOLDER)
     yield made
-    made.close()
+    await made.close()
 
 
 def data_url(width: int = 56, height: int = 84) -> str:
@@ -55,8 +56,8 @@ async def test_other_numbers_of_placeholders_are_refused(reader: ImageReader, to
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("https://example.org/a.png", "must be data:image/png;base64,.* other URLs are not fetched"),
-        ("file:///etc/passwd", "other URLs are not fetched"),
+        ("https://example.org/a.png", "must be data:image/png;base64,.* fetches no other URLs"),
+        ("file:///etc/passwd", "fetches no other URLs"),
         ("data:image/png,abc", "must be data:image/png;base64"),
         ("data:image/png;base64", "must be data:image/png;base64"),
         ("data:image/png;base64,!!!!", "is not valid base64"),
