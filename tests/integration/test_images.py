@@ -4,6 +4,7 @@ import base64
 import io
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -12,18 +13,22 @@ import pytest
 import pytest_asyncio
 from PIL import Image as Pillow
 
+from baton.engine.sampling.params import SamplingParams
 from baton.engine.vision.image import Image
+from baton.protos import worker_pb2
 from baton.router.images.decoding import resized_image
 from baton.router.images.limits import ImageLimits
 from baton.router.images.processor import ProcessorConfig
 from baton.router.images.source import ImageSource
+from tests.integration.decode_client import decode_client
 from tests.integration.resuming_client import CHAT
 from tests.integration.router_process import router_process, wait_workers
 from tests.integration.worker_process import WorkerProcess, worker_processes
-from tests.vision_checkpoints import MAX_PIXELS, VisionOracle, make_served_vision_model
+from tests.vision_checkpoints import MAX_PIXELS, VisionOracle, make_served_vision_model, random_image
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LENGTH = 24
+GREEDY = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
 FLAGS = ("--dtype=float32", "--max-num-batched-tokens=24", "--max-num-seqs=8")
 
 
@@ -106,6 +111,45 @@ async def test_only_the_same_image_is_found_in_the_cache(cluster: Cluster) -> No
     assert outputs[0] == outputs[1] != outputs[2]
     assert cached[1] >= 48 > cached[2]
     assert outputs[2] == cluster.expected(responses[2].json()["prompt_token_ids"], other)
+
+
+def prompt_with(cluster: Cluster, seed: int) -> tuple[list[int], Image]:
+    """Tokens with an image, and the image."""
+    vision = cluster.oracle.config.vision
+    assert vision is not None
+    image = random_image(4, 5, seed, start=20)
+    return [*range(100, 120), *[vision.placeholder_id] * image.num_tokens, *range(200, 230)], image
+
+
+async def test_the_kv_of_an_image_is_pulled_from_another_worker(cluster: Cluster) -> None:
+    tokens, image = prompt_with(cluster, 11)
+    expected = cluster.oracle.greedy(tokens, [image], LENGTH)
+    _, first, second = cluster.workers
+    async with decode_client(first) as here, decode_client(second) as there:
+        computed = await here.submit(tokens, GREEDY, images=[image])
+        await computed.ended.wait()
+        pulled = await there.submit(tokens, GREEDY, prefix_source=await first.peer(), images=[image])
+        await pulled.ended.wait()
+    assert computed.token_ids == pulled.token_ids == expected
+    assert pulled.served_by.prefix_pulled_tokens > image.end
+
+
+async def test_a_decode_worker_computes_an_image_if_its_prefill_worker_is_gone(cluster: Cluster) -> None:
+    tokens, image = prompt_with(cluster, 12)
+    gone = worker_pb2.PeerWorker(worker_id="gone", address="127.0.0.1:1", incarnation="gone")
+    async with decode_client(cluster.workers[1]) as client:
+        generation = await client.submit(tokens, GREEDY, prefill=gone, images=[image])
+        await generation.ended.wait()
+    assert generation.token_ids == cluster.oracle.greedy(tokens, [image], LENGTH)
+
+
+async def test_images_that_do_not_fit_their_tokens_are_refused(cluster: Cluster) -> None:
+    tokens, image = prompt_with(cluster, 13)
+    async with decode_client(cluster.workers[1]) as client:
+        generation = await client.submit(tokens, GREEDY, images=[replace(image, start=21)])
+        await generation.ended.wait()
+    assert generation.error is not None
+    assert "not all of them are the placeholder" in generation.error.message
 
 
 async def test_tokenize_counts_placeholders(cluster: Cluster) -> None:
