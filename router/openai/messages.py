@@ -85,6 +85,18 @@ class ChatPart(ContentPart):
     uuid: str | None = None  # vLLM's key of its cache, which has no use here
 
 
+class NamedPart(ChatPart):
+    """A part that was made of another API's request, with the name of its image's field there."""
+
+    field_name: str
+
+    @classmethod
+    def of_image(cls, url: str, field_name: str) -> "NamedPart":
+        """Return an image; nothing is validated."""
+        image = ImageUrl.model_construct(url=url)
+        return cls.model_construct(type=IMAGE, image_url=image, field_name=field_name)
+
+
 class ChatMessage(RequestBody):
     """One message; additional fields are passed to the template unchanged."""
 
@@ -200,7 +212,8 @@ def image_sources(messages: Sequence[ChatMessage | PlainMessage]) -> list[ImageS
 def _source(part: ChatPart, where: str) -> ImageSource:
     if part.image_url is None:
         raise FieldError(where, f"{where} has no image_url")
-    return ImageSource(f"{where}.image_url", part.image_url.url)
+    name = part.field_name if isinstance(part, NamedPart) else f"{where}.image_url"
+    return ImageSource(name, part.image_url.url)
 
 
 def _parts(message: ChatMessage, place: int) -> list[dict[str, str]]:
