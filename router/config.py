@@ -6,7 +6,7 @@ from typing import Literal
 from baton.router.admission.shared_places import reserved_places
 from baton.router.auth.api_key import hidden
 from baton.router.config_checks import check_https, check_origins
-from baton.router.images.limits import images_per_prompt
+from baton.router.images.limits import images_per_prompt, resized_bounds
 from baton.router.model_options import (
     MODEL_FORM,
     REASONING_PARSERS,
@@ -102,6 +102,10 @@ class RouterConfig:
     )
     limit_mm_per_prompt: JsonText = option(
         JsonText('{"image": 8}'), 'Maximum images of one request, as in vLLM: {"image": 4}.'
+    )
+    mm_processor_kwargs: JsonText | None = option(
+        None,
+        'Bounds on resized images in place of the checkpoint\'s, as in vLLM: {"max_pixels": 1003520}. Default: none.',
     )
     max_image_bytes: int = option(20 << 20, "Largest file of an image.", minimum=1024)
     max_image_pixels: int = option(50_000_000, "Maximum pixels of an image before it is resized.", minimum=1024)
@@ -265,6 +269,7 @@ class RouterConfig:
             raise OptionError(f"heartbeat_timeout_s: must be 0 or at least {MIN_HEARTBEAT_TIMEOUT_S:g}")
         self.promised_s()
         images_per_prompt(self.limit_mm_per_prompt)
+        resized_bounds(self.mm_processor_kwargs)
         self._check_models()
         check_origins(self.cors_origins)
         check_https(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs)

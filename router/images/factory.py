@@ -5,7 +5,7 @@ from pathlib import Path
 from baton.extras import PILLOW
 from baton.router.config import RouterConfig
 from baton.router.images.base import NoImages, PromptImages
-from baton.router.images.limits import ImageLimits, images_per_prompt
+from baton.router.images.limits import ImageLimits, images_per_prompt, resized_bounds
 from baton.router.images.processor import read_processor_config
 from baton.router.model_info import ModelInfo
 
@@ -18,7 +18,7 @@ def make_prompt_images(info: ModelInfo, directory: Path, config: RouterConfig) -
     """
     if info.vision is None:
         return NoImages(f"the model {info.name} takes no images")
-    processor = read_processor_config(directory, info.vision)
+    processor = read_processor_config(directory, info.vision, resized_bounds(config.mm_processor_kwargs))
     if not PILLOW.is_installed:
         return NoImages(PILLOW.missing("reading it"))
     from baton.router.images.fetch import ImageFetcher

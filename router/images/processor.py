@@ -1,7 +1,7 @@
 """The size to which a model's images are resized: Qwen2-VL's processor, which Qwen2.5-VL uses too. No torch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from baton.engine.vision.config import MEAN, STD, VisionConfig
 FILE, NEW_FILE = "preprocessor_config.json", "processor_config.json"
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 28 * 28 * 1280  # defaults
 MAX_ASPECT = 200
+NO_BOUNDS: Mapping[str, int] = {}
 BICUBIC = 3  # Pillow's number
 
 
@@ -42,10 +43,13 @@ class ProcessorConfig:
         return rows * unit, columns * unit
 
 
-def read_processor_config(directory: Path, vision: VisionConfig) -> ProcessorConfig:
+def read_processor_config(
+    directory: Path, vision: VisionConfig, bounds: Mapping[str, int] = NO_BOUNDS
+) -> ProcessorConfig:
     """Read a model's preprocessor_config.json, or what transformers 5 writes; without either, the defaults.
 
-    Raises InvalidCheckpoint, and UnsupportedModel for options that would make other pixels.
+    bounds: `min_pixels` and `max_pixels` that replace the file's. Raises InvalidCheckpoint, and UnsupportedModel for
+    options that would make other pixels.
     """
     config = JsonObject({}, str(directory / FILE))
     if (directory / FILE).exists():
@@ -67,8 +71,8 @@ def read_processor_config(directory: Path, vision: VisionConfig) -> ProcessorCon
     _check_numbers(config, "image_mean", MEAN)
     _check_numbers(config, "image_std", STD)
     size = config.inner("size")
-    smallest = config.size("min_pixels", size.size("shortest_edge", MIN_PIXELS))
-    largest = config.size("max_pixels", size.size("longest_edge", MAX_PIXELS))
+    smallest = bounds.get("min_pixels", config.size("min_pixels", size.size("shortest_edge", MIN_PIXELS)))
+    largest = bounds.get("max_pixels", config.size("max_pixels", size.size("longest_edge", MAX_PIXELS)))
     if largest < max(smallest, vision.token_size**2):
         raise UnsupportedModel(f"{config.source}: max_pixels {largest} is below min_pixels {smallest}, or a token")
     return ProcessorConfig(vision.token_size, smallest, largest)

@@ -129,3 +129,4 @@ def test_bounds_are_read_from_all_forms_of_the_file(tmp_path: Path) -> None:
     new = {"image_processor": {"size": {"shortest_edge": 4000, "longest_edge": 7000}}}
     (tmp_path / "processor_config.json").write_text(json.dumps(new))
     assert read_processor_config(tmp_path, VISION).max_pixels == 7000
+    assert read_processor_config(tmp_path, VISION, {"max_pixels": 6000}) == ProcessorConfig(28, 4000, 6000)

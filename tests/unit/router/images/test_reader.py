@@ -11,7 +11,7 @@ from PIL import Image as Pillow
 from baton.router.errors import FieldError
 from baton.router.images import reader as reader_module
 from baton.router.images.base import NoImages
-from baton.router.images.limits import ImageLimits, images_per_prompt
+from baton.router.images.limits import ImageLimits, images_per_prompt, resized_bounds
 from baton.router.images.processor import ProcessorConfig
 from baton.router.images.reader import ImageReader
 from baton.router.images.source import ImageSource
@@ -96,3 +96,11 @@ def test_the_option_is_a_number_of_images() -> None:
     for text in ("{}", '{"image": -1}', '{"image": true}', '{"video": 1}', '{"image": 1, "video": 1}'):
         with pytest.raises(OptionError, match="must be a number of images, such as"):
             images_per_prompt(JsonText(text))
+
+
+def test_bounds_of_resized_images_are_pixels() -> None:
+    assert resized_bounds(None) == {}
+    assert resized_bounds(JsonText('{"max_pixels": 5000}')) == {"max_pixels": 5000}
+    for text in ('{"max_pixels": 0}', '{"max_pixels": "1"}', '{"fps": 2}'):
+        with pytest.raises(OptionError, match="must be a number of min_pixels or max_pixels"):
+            resized_bounds(JsonText(text))
