@@ -68,7 +68,7 @@ class ModelRunner:
         rows = self._logits_rows(scheduled)
         batch = self._batch(scheduled, rows)
         if self.images is not None:
-            step = self.images.of(scheduled, self.pool.device)
+            step = self.images.of(scheduled, batch.positions, self.pool.device)
             batch = replace(batch, rotary_positions=step.positions, images=step.images)
         if previous is not None:
             batch = replace(batch, sampled_ids=_sampled_inputs(previous.token_ids, scheduled))

@@ -46,6 +46,11 @@ def hash_marks(images: Sequence[Image], block_size: int) -> Mapping[int, bytes]:
     return marks
 
 
+def saved_behind(images: Sequence[Image], start: int) -> int:
+    """Return how far the index of a text token is ahead of its rotary position, by the images in front of it."""
+    return sum(image.num_saved_positions for image in images if image.end <= start)
+
+
 def rotary_positions(images: Sequence[Image], start: int, end: int) -> np.ndarray:
     """Return the positions [3, end - start] int64 of a range of tokens in time, rows and columns (M-RoPE).
 

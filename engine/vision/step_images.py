@@ -12,7 +12,7 @@ from baton.engine.request import Request
 from baton.engine.scheduling.schedule import ScheduledRequest
 from baton.engine.vision.embedding_cache import EmbeddingCache
 from baton.engine.vision.encoder import VisionEncoder
-from baton.engine.vision.image import Image, rotary_positions
+from baton.engine.vision.image import Image, rotary_positions, saved_behind
 from baton.engine.vision.image_tokens import ImageTokens
 
 CACHE_BYTES = 256 << 20
@@ -33,32 +33,33 @@ class StepImages:
         self.encoder = encoder
         self._cache = EmbeddingCache(cache_bytes)
 
-    def of(self, scheduled: Sequence[ScheduledRequest], device: torch.device) -> StepPositions:
-        """Return the positions of a step's tokens, and the embeddings of those of images on `device`."""
-        ranges = [range(item.start, item.start + item.num_new_tokens) for item in scheduled]
-        positions = np.concatenate(
-            [
-                rotary_positions(item.request.images, each.start, each.stop)
-                for item, each in zip(scheduled, ranges, strict=True)
-            ],
-            axis=1,
-        )
+    def of(self, scheduled: Sequence[ScheduledRequest], positions: Tensor, device: torch.device) -> StepPositions:
+        """Return the rotary positions of a step's tokens, and the embeddings of those of images on `device`.
+
+        positions: [num_tokens] int64 on the CPU, indices of the tokens in their requests.
+        """
+        lengths = [item.num_new_tokens for item in scheduled]
+        shifts = [saved_behind(item.request.images, item.start) for item in scheduled]
+        text = positions.numpy() - np.repeat(shifts, lengths)
+        axes = np.tile(text, (3, 1))
         rows: list[np.ndarray] = []
         vectors: list[Tensor] = []
-        start = 0
-        for item, each in zip(scheduled, ranges, strict=True):
+        begin = 0
+        for item, length in zip(scheduled, lengths, strict=True):
+            start, end = item.start, item.start + length
+            if item.request.images and start < item.request.images[-1].end:
+                axes[:, begin : begin + length] = rotary_positions(item.request.images, start, end)
             for image in item.request.images:
-                first, last = max(each.start, image.start), min(each.stop, image.end)
+                first, last = max(start, image.start), min(end, image.end)
                 if first < last:
-                    rows.append(np.arange(first, last) - each.start + start)
+                    rows.append(np.arange(first, last) - start + begin)
                     vectors.append(self._embeddings(item.request, image)[first - image.start : last - image.start])
-            start += len(each)
-        images = None
-        if rows:
-            places = to_device_async(torch.from_numpy(np.concatenate(rows)), device)
-            axes = to_device_async(torch.from_numpy(positions), device)
-            images = ImageTokens(places, torch.cat(vectors), axes)
-        return StepPositions(torch.from_numpy(positions[0].copy()), images)
+            begin += length
+        if not rows:
+            return StepPositions(torch.from_numpy(axes[0].copy()), None)
+        places = to_device_async(torch.from_numpy(np.concatenate(rows)), device)
+        images = ImageTokens(places, torch.cat(vectors), to_device_async(torch.from_numpy(axes), device))
+        return StepPositions(torch.from_numpy(axes[0].copy()), images)
 
     def _embeddings(self, request: Request, image: Image) -> Tensor:
         return self._cache.get((request.cache_salt, image.digest), lambda: self.encoder.encode(image))

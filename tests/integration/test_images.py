@@ -159,6 +159,27 @@ async def test_tokenize_counts_placeholders(cluster: Cluster) -> None:
     assert tokens.count(cluster.oracle.config.vision.placeholder_id) == 5 * 3
 
 
+async def test_other_apis_give_the_same_text(cluster: Cluster) -> None:
+    file = picture(90, 90, 8)
+    data = base64.b64encode(file).decode()
+    chat = (await cluster.chat("What is ", file)).json()
+    fixed = {"temperature": 0, "ignore_eos": True}
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    content: list[dict[str, Any]] = [{"type": "text", "text": "What is "}, {"type": "image", "source": source}]
+    message = {"messages": [{"role": "user", "content": content}], "max_tokens": LENGTH, **fixed}
+    anthropic = (await cluster.client.post("/v1/messages", json=message)).json()
+    parts = [
+        {"type": "input_text", "text": "What is "},
+        {"type": "input_image", "image_url": f"data:image/png;base64,{data}"},
+    ]
+    items = {"input": [{"role": "user", "content": parts}], "max_output_tokens": LENGTH, **fixed}
+    response = (await cluster.client.post("/v1/responses", json=items)).json()
+    text = chat["choices"][0]["message"]["content"]
+    assert anthropic["content"] == [{"type": "text", "text": text}]
+    assert response["output"][0]["content"][0]["text"] == text
+    assert anthropic["usage"]["input_tokens"] + anthropic["usage"].get("cache_read_input_tokens", 0) > 9
+
+
 async def test_bad_images_are_refused(cluster: Cluster) -> None:
     for parts, options, message in (
         (("What?", b"nothing"), {}, "messages[0].content[1].image_url cannot be decoded"),
