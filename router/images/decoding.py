@@ -30,9 +30,11 @@ def resized_image(content: bytes, source: ImageSource, limits: ImageLimits, proc
             if width * height > limits.max_pixels:
                 raise _too_many_pixels(source, f"{width} x {height}", limits)
             rgb = _as_rgb(ImageOps.exif_transpose(opened))
+    except FieldError:
+        raise
     except BOMBS as error:
         raise _too_many_pixels(source, "too many", limits) from error
-    except (OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError) as error:  # of Pillow's decoders
+    except Exception as error:  # decoders may fail on a damaged file in any way
         text = f"{source.field} cannot be decoded, but must be {HINT}"
         raise FieldError(source.field, text) from error
     try:

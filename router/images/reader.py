@@ -9,7 +9,7 @@ from baton.router.admission.turns import Turns
 from baton.router.errors import FieldError
 from baton.router.images.base import ResizedImage
 from baton.router.images.decoding import resized_image
-from baton.router.images.fetch import ImageFetcher
+from baton.router.images.fetch import MAX_CONNECTIONS, ImageFetcher
 from baton.router.images.limits import MAX_PIXEL_BYTES, ImageLimits
 from baton.router.images.processor import ProcessorConfig
 from baton.router.images.source import DATA, HINT, ImageSource, data_url_bytes
@@ -34,6 +34,7 @@ class ImageReader:
         self._fetcher = fetcher
         self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="images")
         self._turns = Turns(NUM_THREADS)
+        self._fetch_turns = Turns(MAX_CONNECTIONS)  # held until the image is decoded: bounds the bytes in memory
 
     async def close(self) -> None:
         """End the threads after their current jobs, and all connections."""
@@ -80,16 +81,18 @@ class ImageReader:
         return expanded + token_ids[behind:], tuple(placed)
 
     async def _read(self, source: ImageSource, client: str) -> ResizedImage:
-        fetched = None if source.url.startswith(DATA) else await self._fetched(source)
+        if source.url.startswith(DATA):
+            return await self._decoded(source, None, client)
+        if self._fetcher is None:
+            raise FieldError(source.field, f"{source.field} must be {HINT}; this server fetches no other URLs")
+        async with self._fetch_turns.turn(client):
+            content = await self._fetcher.fetch(source, self._limits.max_bytes)
+            return await self._decoded(source, content, client)
 
+    async def _decoded(self, source: ImageSource, fetched: bytes | None, client: str) -> ResizedImage:
         def work() -> ResizedImage:
             content = data_url_bytes(source, self._limits.max_bytes) if fetched is None else fetched
             return resized_image(content, source, self._limits, self._processor)
 
         async with self._turns.turn(client):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-    async def _fetched(self, source: ImageSource) -> bytes:
-        if self._fetcher is None:
-            raise FieldError(source.field, f"{source.field} must be {HINT}; this server fetches no other URLs")
-        return await self._fetcher.fetch(source, self._limits.max_bytes)

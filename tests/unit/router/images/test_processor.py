@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,21 @@ def test_images_that_cannot_be_used_are_refused(content: bytes, message: str, tm
     with pytest.raises(FieldError, match=message) as refused:
         resized_image(content, SOURCE, LIMITS, processor_of(tmp_path))
     assert refused.value.field == SOURCE.field
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
+def test_damaged_files_are_refused_however_they_are_damaged(kind: str, tmp_path: Path) -> None:
+    draw, processor = random.Random(kind), processor_of(tmp_path)
+    whole, refusals = encoded(noise(40, 40), kind), set()
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for _ in range(draw.randrange(1, 6)):
+            damaged[draw.randrange(min(len(damaged), draw.choice((40, 400, 10_000))))] = draw.randrange(256)
+        try:
+            resized_image(bytes(damaged), SOURCE, LIMITS, processor)
+        except FieldError as error:
+            refusals.add(str(error)[:60])
+    assert refusals
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from baton.router.images.processor import ProcessorConfig
 from baton.router.images.reader import ImageReader
 from baton.router.images.source import ImageSource
 from baton.settings.values import JsonText, OptionError
+from tests.unit.router.images.test_fetch import server_and_fetcher
 
 PLACEHOLDER = 99
 LIMITS = ImageLimits(max_images=2, max_bytes=2000, max_pixels=1_000_000)
@@ -104,3 +105,12 @@ def test_bounds_of_resized_images_are_pixels() -> None:
     for text in ('{"max_pixels": 0}', '{"max_pixels": "1"}', '{"fps": 2}'):
         with pytest.raises(OptionError, match="must be a number of min_pixels or max_pixels"):
             resized_bounds(JsonText(text))
+
+
+async def test_an_image_is_fetched_and_decoded() -> None:
+    async with server_and_fetcher("127.0.0.1") as (server, fetcher):
+        reader = ImageReader(ProcessorConfig(28, 3136, 100_000), LIMITS, PLACEHOLDER, fetcher)
+        server.respond("/a.png", 200, base64.b64decode(data_url().partition(",")[2]))
+        [image] = await reader.read([server.source("/a.png")], "")
+        assert (image.rows, image.columns) == (3, 2)
+        await reader.close()
