@@ -54,4 +54,5 @@ KUBERNETES = OptionalPackage(
 )
 FLASHINFER = OptionalPackage("flashinfer", "flashinfer-python", "gpu", "attention kernels for NVIDIA GPUs")
 XGRAMMAR = OptionalPackage("xgrammar", "xgrammar", "grammar", "structured output")
-OPTIONAL_PACKAGES = (NIXL, RAY, VALKEY, KUBERNETES, FLASHINFER, XGRAMMAR)
+PILLOW = OptionalPackage("PIL", "pillow", "images", "images in prompts")
+OPTIONAL_PACKAGES = (NIXL, RAY, VALKEY, KUBERNETES, FLASHINFER, XGRAMMAR, PILLOW)

@@ -10,7 +10,7 @@ from baton.engine.outputs import RequestOutput
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.scheduling.schedule import Received
 from baton.protos import common_pb2, worker_pb2
-from baton.rpc.requests import logprobs_to_proto, sampling_from_proto
+from baton.rpc.requests import image_from_proto, image_to_proto, logprobs_to_proto, sampling_from_proto
 
 ENGINE_IDS = "decode/"  # prefix of this service's request ids in the engine, which other services may share
 FINISH_REASONS = {
@@ -61,6 +61,8 @@ class DecodeRequest:
         The number makes the engine id unique: two routers may choose one request id, and a router may reuse the id of
         an aborted request while blocks of that request are still being filled.
         """
+        images = tuple(map(image_from_proto, command.images))
+        command.ClearField("images")  # now the request's: their pixels would otherwise be held twice
         return cls(
             request=Request(
                 request_id=RequestId(f"{ENGINE_IDS}{number}/{command.request_id}"),
@@ -68,6 +70,7 @@ class DecodeRequest:
                 num_prompt_tokens=command.num_prompt_tokens,
                 sampling=sampling_from_proto(command.sampling),
                 cache_salt=command.cache_salt,
+                images=images,
                 tenant=command.tenant,
                 priority=command.priority,
                 receives_kv=receives_kv(command),
@@ -106,6 +109,7 @@ class DecodeRequest:
             router_id=self.session.router_id,
             number=command.number,
             num_ranks=num_ranks,
+            images=map(image_to_proto, self.request.images),
         )
 
     def note_origins(self, announced: frozenset[KVOrigin] = NO_ORIGINS) -> None:

@@ -7,6 +7,7 @@ from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.engine.rope import RopeConfig, yarn_mscale
+from baton.engine.vision.config import VisionConfig
 from baton.settings.options import described, option
 from baton.settings.values import JsonText, OptionError
 
@@ -263,6 +264,7 @@ class ModelConfig:
     has_layer_scalars: bool = False  # each layer's output is multiplied by a number
     num_nextn_predict_layers: int = 0  # multi-token prediction layers after the last layer; in the files, not loaded
     eos_token_ids: frozenset[int] = frozenset()
+    vision: VisionConfig | None = None  # encoder of images; None: the model takes no images
     stored_quantization: StoredQuantization | None = None  # how the files store FP8 matrices; None: they have none
 
     @property

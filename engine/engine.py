@@ -32,6 +32,8 @@ from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest, StepResult
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.scheduling.step_rates import StepTimes, StepWork
+from baton.engine.vision.image import check_images
+from baton.engine.vision.step_images import StepImages
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +83,10 @@ class Engine:
         self.grammars = GrammarMasks(GrammarCompiler(make_backend, make_trial, vocab_size), eos_token_ids)
         sampler = Sampler(vocab_size, eos_token_ids)
         pooler = Pooler(self.pooling) if self.pooling is not None else None
-        self.runner = ModelRunner(model, self.pool, config.block_size, sampler, self.grammars, pooler, loaded.groups)
+        images = StepImages(loaded.vision) if loaded.vision is not None else None
+        self.runner = ModelRunner(
+            model, self.pool, config.block_size, sampler, self.grammars, pooler, loaded.groups, images
+        )
         self.blocks = BlockManager(
             len(self.pool), config.block_size, config.enable_prefix_caching, loaded.groups, config.step_tokens
         )
@@ -164,6 +169,7 @@ class Engine:
         vocab_size = self.model_config.vocab_size
         if not all(0 <= token_id < vocab_size for token_id in request.token_ids):
             raise InvalidRequest(f"a prompt token id is out of range; valid ids are 0 to {vocab_size - 1}")
+        check_images(request.images, request.token_ids, request.num_prompt_tokens, self.model_config.vision)
         if request.pooling is not None:
             self._enter_pooled(request, request.pooling)
         elif not self.generates:

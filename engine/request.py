@@ -8,6 +8,7 @@ from baton.engine.kv.block_hash import BlockHash
 from baton.engine.kv.origin import NO_ORIGINS, KVOrigin
 from baton.engine.pooling.config import PoolingParams
 from baton.engine.sampling.params import SamplingParams
+from baton.engine.vision.image import Image
 
 RequestId = NewType("RequestId", str)
 BlockId = NewType("BlockId", int)
@@ -42,6 +43,7 @@ class Request:
     num_prompt_tokens: int
     sampling: SamplingParams
     cache_salt: str = ""
+    images: tuple[Image, ...] = ()  # in the prompt, in the order of their tokens; kept for recomputation
     tenant: str = ""  # its requests share bounds on the engine's threads
     priority: int = 0  # lower is served earlier
     receives_kv: bool = False  # the prompt is prefilled remotely and its KV will be received

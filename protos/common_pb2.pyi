@@ -295,6 +295,44 @@ class Choices(_message.Message):
 Global___Choices: _TypeAlias = Choices  # noqa: Y015
 
 @_typing.final
+class Image(_message.Message):
+    """An image of a prompt, resized to the size that the model wants."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    PIXELS_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """index of its first placeholder token in the prompt"""
+    rows: _builtins.int
+    """placeholder tokens of a column"""
+    columns: _builtins.int
+    """placeholder tokens of a row; the tokens follow each other row by row"""
+    digest: _builtins.bytes
+    """16 bytes, cryptographic, of size and pixels; part of the block's hash in which it starts"""
+    pixels: _builtins.bytes
+    """red, green and blue of each pixel, a byte each, row by row"""
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        columns: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+        pixels: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "digest", b"digest", "pixels", b"pixels", "rows", b"rows", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Image: _TypeAlias = Image  # noqa: Y015
+
+@_typing.final
 class TokenLogprob(_message.Message):
     """A token and its logprob at one position."""
 

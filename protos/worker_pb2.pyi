@@ -774,6 +774,7 @@ class GenerateCommand(_message.Message):
     PREFILL_FALLBACKS_FIELD_NUMBER: _builtins.int
     RESUME_KEY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique among the router's requests that have not ended"""
     num_prompt_tokens: _builtins.int
@@ -814,6 +815,12 @@ class GenerateCommand(_message.Message):
     def prefill_fallbacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerWorker]:
         """asked in this order for the missing rest if `prefill` fails; in the"""
 
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Image]:
+        """anonymous clients
+        of the prompt, in the order of their tokens
+        """
+
     def __init__(
         self,
         *,
@@ -829,10 +836,11 @@ class GenerateCommand(_message.Message):
         prefill_fallbacks: _abc.Iterable[Global___PeerWorker] | None = ...,
         resume_key: _builtins.bytes = ...,
         tenant: _builtins.str = ...,
+        images: _abc.Iterable[_common_pb2.Image] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill", "prefix_source", b"prefix_source", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefill", b"prefill", "prefill_fallbacks", b"prefill_fallbacks", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "resume_key", b"resume_key", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "images", b"images", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefill", b"prefill", "prefill_fallbacks", b"prefill_fallbacks", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "resume_key", b"resume_key", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1076,6 +1084,7 @@ class PrefillRequest(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     NUM_RANKS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique among the caller's requests"""
     num_prompt_tokens: _builtins.int
@@ -1110,6 +1119,10 @@ class PrefillRequest(_message.Message):
     def prefix_source(self) -> Global___PeerWorker:
         """pull the prefix from here if it has more of it"""
 
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Image]:
+        """as in GenerateCommand"""
+
     def __init__(
         self,
         *,
@@ -1127,10 +1140,11 @@ class PrefillRequest(_message.Message):
         number: _builtins.int = ...,
         num_ranks: _builtins.int = ...,
         tenant: _builtins.str = ...,
+        images: _abc.Iterable[_common_pb2.Image] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefix_source", b"prefix_source", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_ranks", b"num_ranks", "number", b"number", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "fingerprint", b"fingerprint", "images", b"images", "incarnation", b"incarnation", "num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_ranks", b"num_ranks", "number", b"number", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -115,6 +115,7 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
         service = await asyncio.to_thread(make_service, config)
         for model in service.models:
             stack.callback(model.tokenizer.close)
+            stack.push_async_callback(model.images.close)
         if service.files is not None:
             stack.callback(service.files.disk.close)
         if service.response_store is not None:

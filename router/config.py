@@ -5,6 +5,8 @@ from typing import Literal
 
 from baton.router.admission.shared_places import reserved_places
 from baton.router.auth.api_key import hidden
+from baton.router.config_checks import check_https, check_origins
+from baton.router.images.limits import images_per_prompt, resized_bounds
 from baton.router.model_options import (
     MODEL_FORM,
     REASONING_PARSERS,
@@ -13,7 +15,7 @@ from baton.router.model_options import (
     directory_name,
     read_model_options,
 )
-from baton.settings.names import is_loopback, is_origin, is_worker_address
+from baton.settings.names import is_loopback, is_worker_address
 from baton.settings.options import PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.slo import parse_slo
@@ -97,6 +99,20 @@ class RouterConfig:
     )
     max_client_body_bytes_in_flight: int = option(
         128 << 20, "The same for one API key; without keys, for one IPv4 address or IPv6 /64 network.", minimum=1024
+    )
+    limit_mm_per_prompt: JsonText = option(
+        JsonText('{"image": 8}'), 'Maximum images of one request, as in vLLM: {"image": 4}.'
+    )
+    mm_processor_kwargs: JsonText | None = option(
+        None,
+        'Bounds on resized images in place of the checkpoint\'s, as in vLLM: {"max_pixels": 1003520}. Default: none.',
+    )
+    max_image_bytes: int = option(20 << 20, "Largest file of an image.", minimum=1024)
+    max_image_pixels: int = option(50_000_000, "Maximum pixels of an image before it is resized.", minimum=1024)
+    allowed_media_domains: tuple[str, ...] = option(
+        (),
+        "Hosts from which the router fetches images by http or https, separated by commas: names, and addresses, which "
+        "must be listed themselves if they are private. Default: none, images are data URLs.",
     )
     body_timeout_s: float = option(
         60.0,
@@ -252,9 +268,11 @@ class RouterConfig:
         if 0 < self.heartbeat_timeout_s < MIN_HEARTBEAT_TIMEOUT_S:
             raise OptionError(f"heartbeat_timeout_s: must be 0 or at least {MIN_HEARTBEAT_TIMEOUT_S:g}")
         self.promised_s()
+        images_per_prompt(self.limit_mm_per_prompt)
+        resized_bounds(self.mm_processor_kwargs)
         self._check_models()
-        self._check_origins()
-        self._check_https()
+        check_origins(self.cors_origins)
+        check_https(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs)
 
     def _check_models(self) -> None:
         """Raise OptionError for models that cannot be read, or of which two have the same name."""
@@ -269,13 +287,6 @@ class RouterConfig:
         if not self._num_reserved:
             raise OptionError(f"max_inflight: must be at least {2 * len(names)} with {len(names)} models")
 
-    def _check_origins(self) -> None:
-        """Raise OptionError for an origin that no browser sends: it would have no effect."""
-        for origin in self.cors_origins:
-            if origin not in ("*", "null") and not is_origin(origin):
-                text = "must be * or scheme://host[:port], without a path and the scheme's default port"
-                raise OptionError(f"cors_origins: {origin!r} {text}")
-
     def promised_s(self) -> dict[str, float]:
         """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError."""
         if self.target_ttft_ms is not None and self.target_tpot_ms is not None:
@@ -289,15 +300,6 @@ class RouterConfig:
         if len(limits) < 2:
             raise OptionError(f"slo: {self.slo} must have both ttft and tpot, such as ttft=1s,tpot=50ms")
         return limits
-
-    def _check_https(self) -> None:
-        """Raise OptionError for HTTPS options that would have no effect because another one is missing."""
-        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
-            raise OptionError("ssl_certfile: ssl_certfile and ssl_keyfile must be given together")
-        if (self.ssl_ca_certs is None) != (self.ssl_cert_reqs == 0):
-            raise OptionError("ssl_ca_certs: ssl_ca_certs and an ssl_cert_reqs of 1 or 2 must be given together")
-        if self.ssl_ca_certs is not None and self.ssl_certfile is None:
-            raise OptionError("ssl_ca_certs: requires ssl_certfile and ssl_keyfile")
 
     @property
     def scheme(self) -> str:

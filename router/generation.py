@@ -6,8 +6,10 @@ from hashlib import blake2b
 
 from baton.engine.kv.block_hash import HASH_BYTES, BlockHash, pack_hashes, root_hash
 from baton.engine.sampling.params import SamplingParams
+from baton.engine.vision.image import Image, hash_marks
 from baton.protos import common_pb2
 from baton.protos.common_pb2 import PositionLogprobs, ServedBy
+from baton.router.images.source import ImageSource
 from baton.router.output.parts import PartsReader, text_of
 from baton.router.output.rules import OutputRules
 from baton.router.parsing.base import OutputPart
@@ -23,21 +25,22 @@ LOGPROB_BYTES = 100  # approximate size of one candidate in memory, about that o
 class PromptHashes:
     """Block hashes of one prompt, computed once per block size for all of its completions and attempts."""
 
-    def __init__(self, token_ids: Sequence[int], cache_salt: str) -> None:
+    def __init__(self, token_ids: Sequence[int], cache_salt: str, images: Sequence[Image] = ()) -> None:
         self._token_ids = token_ids
+        self._images = images
         self._root = root_hash(cache_salt)
         self._hashes: dict[int, bytes] = {}
 
     def extended(self, token_ids: Sequence[int], block_size: int) -> bytes:
         """Return the concatenated hashes of the full blocks of `token_ids`, the prompt and its output so far."""
-        hashes = self._hashes.get(block_size)
+        hashes, marks = self._hashes.get(block_size), hash_marks(self._images, block_size)
         if hashes is None:
-            hashes = self._hashes[block_size] = pack_hashes(self._root, self._token_ids, block_size)
+            hashes = self._hashes[block_size] = pack_hashes(self._root, self._token_ids, block_size, 0, marks)
         num_known = len(hashes) // HASH_BYTES
         if num_known == len(token_ids) // block_size:
             return hashes
         parent = BlockHash(hashes[-HASH_BYTES:]) if hashes else self._root
-        return hashes + pack_hashes(parent, token_ids, block_size, num_known * block_size)
+        return hashes + pack_hashes(parent, token_ids, block_size, num_known * block_size, marks)
 
 
 class SamplingMessage:
@@ -68,6 +71,7 @@ class ChatPrompt:
     continue_final_message: bool = False
     template_options: Mapping[str, object] = field(default_factory=dict)
     tools: Sequence[Mapping[str, object]] = ()
+    images: Sequence[ImageSource] = ()  # in the order in which the messages show them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +118,10 @@ class Generation:
     """A request with a tokenised prompt and known limits."""
 
     request: GenerationRequest
-    token_ids: list[int]  # of the prompt
+    token_ids: list[int]  # of the prompt, with the placeholders of its images
     sampling: SamplingParams  # seed and max_tokens are set
     starts: tuple[CompletionStart, ...] = ()  # one per completion of a resumed request; empty: a new request
+    images: tuple[Image, ...] = ()  # of the prompt, sent with every command
     is_reasoning_open: bool | None = None  # at the end of the prompt; None: the prompt does not say
     generated: TokenCount = field(default_factory=TokenCount, repr=False, compare=False)  # of all completions
     hashes: PromptHashes = field(init=False)
@@ -124,7 +129,12 @@ class Generation:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stops", tuple(map(StopString, self.request.stop)))
-        object.__setattr__(self, "hashes", PromptHashes(self.token_ids, self.request.cache_salt))
+        object.__setattr__(self, "hashes", PromptHashes(self.token_ids, self.request.cache_salt, self.images))
+
+    @property
+    def num_pixel_bytes(self) -> int:
+        """Bytes of the images' pixels."""
+        return sum(len(image.pixels) for image in self.images)
 
     def parts_reader(self) -> PartsReader | None:
         """Return a reader for the parts of one completion; None if the output is text."""

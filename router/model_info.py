@@ -6,6 +6,7 @@ from pathlib import Path
 
 from baton.engine.checkpoint.model_config import read_generation_defaults, read_model_config
 from baton.engine.sampling.params import SamplingParams
+from baton.engine.vision.config import VisionConfig
 from baton.settings.values import JsonText, parsed_json
 
 
@@ -19,6 +20,7 @@ class ModelInfo:
     sampling_defaults: SamplingParams  # from generation_config.json, otherwise the usual defaults
     default_max_tokens: int | None  # from generation_config.json
     created_s: int  # Unix time at which this router started to serve it
+    vision: VisionConfig | None = None  # None: it takes no images
 
 
 def read_model_info(directory: str, name: str, hf_overrides: JsonText | None = None) -> ModelInfo:
@@ -35,4 +37,7 @@ def read_model_info(directory: str, name: str, hf_overrides: JsonText | None = N
     )
     dtype = "float32"  # any: the router computes nothing
     config = read_model_config(path, dtype, overrides=parsed_json(hf_overrides))
-    return ModelInfo(name, config.vocab_size, config.max_model_len, defaults, given.max_new_tokens, int(time.time()))
+    created_s = int(time.time())
+    return ModelInfo(
+        name, config.vocab_size, config.max_model_len, defaults, given.max_new_tokens, created_s, config.vision
+    )

@@ -2,7 +2,7 @@
 
 0. Admit it, possibly after a wait in the queue (`Admission`). The front end holds the admission until the last token
    is generated.
-1. Render the chat template and tokenise the prompt, off the event loop.
+1. Read and resize the images, render the chat template and tokenise the prompt, off the event loop.
 2. Check that prompt and output fit the context, make and validate the grammar, and draw a seed if the request has none.
 3. Choose workers by their prefix caches and load, and send the first completion (`Dispatcher`).
 4. Stream its output: detokenise it, cut it at stop strings and find its parts, such as tool calls (`CompletionOutput`).
@@ -26,6 +26,7 @@ from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.first_worker import FirstWorker
 from baton.router.errors import FieldError, NoWorker
 from baton.router.generation import ChatPrompt, CompletionDelta, Generation, GenerationRequest, cached_tokens
+from baton.router.images.base import PromptImages, ResizedImage
 from baton.router.limits import CONTEXT_LENGTH_EXCEEDED, context_error, text_length_error
 from baton.router.metrics.metrics import CompletionMeter, RouterMetrics
 from baton.router.model_info import ModelInfo
@@ -49,6 +50,7 @@ class Pipeline:
         self,
         model: ModelInfo,
         tokenizer: Tokenizer,
+        images: PromptImages,
         pool: WorkerPool,
         dispatcher: Dispatcher,
         metrics: RouterMetrics,
@@ -56,6 +58,7 @@ class Pipeline:
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
+        self._images = images
         self._pool = pool
         self._dispatcher = dispatcher
         self._metrics = metrics
@@ -87,8 +90,10 @@ class Pipeline:
         if not await self._first_worker.wait():
             raise NoWorker("no decode worker is ready")
         client = request.context.fairness_key
+        resized = await self._resized(request.prompt, client)
         prompt = await self._rendered(request.prompt, client)
         token_ids = await self.tokenize(prompt, request.add_special_tokens, request.cache_salt, client, field)
+        token_ids, images = self._images.place(token_ids, resized) if resized else (token_ids, ())
         if not token_ids:
             raise FieldError(field, "the prompt is empty; at least one token is needed")
         seed = secrets.randbits(63) if request.seed is None else request.seed % (1 << 64)
@@ -108,7 +113,7 @@ class Pipeline:
         sampling.validate(self._model.vocab_size)
         self._metrics.request_started(max_tokens, request.n)
         request = replace(request, prompt=())  # frees the prompt: it may be megabytes
-        return Generation(request, token_ids, sampling, is_reasoning_open=is_open)
+        return Generation(request, token_ids, sampling, images=images, is_reasoning_open=is_open)
 
     async def _grammar(
         self, rules: OutputRules, given: Grammar | None, is_open: bool | None, client: str
@@ -125,6 +130,10 @@ class Pipeline:
             return work()
         async with self._grammar_turns.turn(client):
             return await asyncio.to_thread(work)
+
+    async def _resized(self, prompt: str | Sequence[int] | ChatPrompt, client: str) -> Sequence[ResizedImage]:
+        """Return the images of messages, resized. Raises FieldError."""
+        return await self._images.read(prompt.images, client) if isinstance(prompt, ChatPrompt) else ()
 
     async def _rendered(self, prompt: str | Sequence[int] | ChatPrompt, client: str) -> str | Sequence[int]:
         """Return a prompt with the chat template applied to messages."""
@@ -152,12 +161,14 @@ class Pipeline:
         Raises FieldError if it cannot fit the context or has token ids outside of the vocabulary.
         """
         field = field or prompt_field(prompt)
+        resized = await self._resized(prompt, client)
         prompt = await self._rendered(prompt, client)
         if isinstance(prompt, str):
             max_chars = self.context_len() * self._tokenizer.max_token_chars
             if len(prompt) > max_chars:
                 raise text_length_error(field, self.context_len(), len(prompt), max_chars)
-            return await self._tokenizer.encode(prompt, add_special_tokens, cache_salt, client)
+            token_ids = await self._tokenizer.encode(prompt, add_special_tokens, cache_salt, client)
+            return self._images.place(token_ids, resized)[0] if resized else token_ids
         token_ids = list(prompt)
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._model.vocab_size):
             raise FieldError(field, f"the prompt has a token id outside 0 to {self._model.vocab_size - 1}")

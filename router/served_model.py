@@ -16,6 +16,8 @@ from baton.router.dispatch.dispatcher import Dispatcher, FailoverLimits
 from baton.router.dispatch.embedder import Embedder
 from baton.router.dispatch.first_worker import FirstWorker
 from baton.router.errors import NoWorker
+from baton.router.images.base import PromptImages
+from baton.router.images.factory import make_prompt_images
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.metrics.plan_series import PlanSeries
 from baton.router.metrics.pool_series import PoolSeries
@@ -43,6 +45,7 @@ class ServedModel:
 
     info: ModelInfo
     tokenizer: Tokenizer
+    images: PromptImages
     output_format: OutputFormat  # of chat completions
     pool: WorkerPool
     policy: Policy
@@ -93,6 +96,7 @@ class ModelMaker:
         tokenizer = Tokenizer(options.tokenizer or directory)
         vocabulary = vocabulary_digest(Path(options.tokenizer or directory))
         info = read_model_info(directory, options.name, options.hf_overrides)
+        images = make_prompt_images(info, Path(directory), config)
         router_id = f"router-{uuid.uuid4().hex[:12]}"  # of its own: each model has its own report in the registry
         registry = open_registry(config.registry, config.workers)
         interval_ms = config.watch_interval_ms
@@ -114,12 +118,13 @@ class ModelMaker:
         return ServedModel(
             info=info,
             tokenizer=tokenizer,
+            images=images,
             output_format=find_output_format(options, tokenizer),
             pool=pool,
             policy=policy,
             admission=admission,
             metrics=metrics,
-            pipeline=Pipeline(info, tokenizer, pool, dispatcher, metrics, first_worker),
+            pipeline=Pipeline(info, tokenizer, images, pool, dispatcher, metrics, first_worker),
             embedder=Embedder(pool, CostModel(targets=targets), limits, metrics),
             reporter=PoolsReporter(router_id, pool, admission, metrics, first_worker),
             plan=plan,

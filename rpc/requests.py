@@ -7,6 +7,7 @@ from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.outputs import PositionLogprobs, TokenLogprob
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from baton.engine.vision.image import Image
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import PrefillRequest
 
@@ -104,6 +105,18 @@ def _token_to_proto(logprob: TokenLogprob) -> common_pb2.TokenLogprob:
     return common_pb2.TokenLogprob(token_id=logprob.token_id, logprob=logprob.logprob, rank=logprob.rank)
 
 
+def image_from_proto(proto: common_pb2.Image) -> Image:
+    """Return a message's image, which is not validated."""
+    return Image(proto.start, proto.rows, proto.columns, proto.digest, proto.pixels)
+
+
+def image_to_proto(image: Image) -> common_pb2.Image:
+    """Return the message of an image."""
+    return common_pb2.Image(
+        start=image.start, rows=image.rows, columns=image.columns, digest=image.digest, pixels=image.pixels
+    )
+
+
 def engine_request(message: PrefillRequest, request_id: RequestId) -> Request:
     """Return the engine's request: compute the message's tokens and sample one more."""
     sampling = sampling_from_proto(message.sampling)
@@ -114,6 +127,7 @@ def engine_request(message: PrefillRequest, request_id: RequestId) -> Request:
         num_prompt_tokens=message.num_prompt_tokens,
         sampling=replace(sampling, max_tokens=num_tokens, min_tokens=min(sampling.min_tokens, num_tokens)),
         cache_salt=message.cache_salt,
+        images=tuple(map(image_from_proto, message.images)),
         tenant=message.tenant,
         priority=message.priority,
         # Prompt logprobs are a by-product of computing the prompt, so no prefix may be pulled.

@@ -31,7 +31,7 @@ def make_checkpoint(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        _randomise(model)
+        randomise(model)
     model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
     if tokenizer is not None:
         wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
@@ -39,15 +39,14 @@ def make_checkpoint(
     return directory
 
 
-def _randomise(model: Any) -> None:
+def randomise(model: torch.nn.Module) -> None:
     """Gives values to what starts as ones or zeros; matrices are random already."""
+    norms = ("norm.weight", "layernorm_1.weight", "layernorm_2.weight", ".norm1.weight", ".norm2.weight", ".ln_q.weight")
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if name.endswith("q_norm.weight") and model.config.model_type == "gemma4_text":
+            if name.endswith("q_norm.weight") and getattr(model.config, "model_type", "") == "gemma4_text":
                 tensor.uniform_(0.1, 0.4)  # its scores are not scaled; sharp ones multiply rounding errors
-            elif name.endswith(
-                ("norm.weight", "layernorm_1.weight", "layernorm_2.weight", "router.scale", "expert_scale")
-            ):
+            elif name.endswith((*norms, "router.scale", "expert_scale")):
                 tensor.uniform_(0.5, 1.5)
             elif name.endswith("layer_scalar"):
                 tensor.uniform_(0.6, 1.1)

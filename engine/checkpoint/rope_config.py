@@ -6,6 +6,7 @@ from baton.engine.rope import RopeConfig
 
 KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 SHORT, LONG = "short_factor", "long_factor"
+M_ROPE = "mrope"  # default in text: only images have other positions (Qwen2-VL)
 OLD_LONGROPE = ("su", "yarn")  # names of longrope in the first Phi-3 checkpoints
 MIN_THETA = 1.001  # above 1, so that angles shrink from pair to pair
 PARTIAL, MIN_PARTIAL = "partial_rotary_factor", 0.01
@@ -33,6 +34,8 @@ def read_rope(
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind in OLD_LONGROPE and SHORT in scaling:
         kind = "longrope"
+    if kind == M_ROPE:
+        kind = "default"
     if kind not in KINDS:
         raise UnsupportedModel(f"{config.source}: rope type {shown(kind)} is not supported, only {', '.join(KINDS)}")
     if scaling.has_inner:

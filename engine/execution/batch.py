@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.execution.device import to_device_async
+from baton.engine.vision.image_tokens import ImageTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,9 @@ class Batch:
     is_replayed: bool = False  # its tensors are reused in place at every step (CUDA graph replay)
     pooled: tuple[range, ...] = ()  # tokens whose final hidden states are summed, by sum; not sent to other ranks
     sampled_ids: Tensor | None = None  # on the device; replaces token_ids while the host does not know them yet
+    # [num_tokens] int64: positions in the rotary embedding, if images make them differ from `positions`
+    rotary_positions: Tensor | None = None
+    images: ImageTokens | None = None  # on the model's device; not sent to other ranks, like the field above
     other_groups: tuple[GroupBlocks, ...] = ()  # `slot_mapping` and `block_tables` are those of the first KV group
 
     @property
@@ -77,11 +81,12 @@ class Batch:
             self.query_starts,
             self.context_lens,
             self.logits_indices,
+            *(() if self.rotary_positions is None else (self.rotary_positions,)),
         )
 
     def with_tensors(self, tensors: Sequence[Tensor], is_replayed: bool = False) -> "Batch":
         """Return a copy with `tensors` in place of those of `device_tensors`, in the same order."""
-        token_ids, positions, slot_mapping, query_starts, context_lens, logits_indices = tensors
+        token_ids, positions, slot_mapping, query_starts, context_lens, logits_indices, *more = tensors
         return replace(
             self,
             token_ids=token_ids,
@@ -91,6 +96,7 @@ class Batch:
             context_lens=context_lens,
             logits_indices=logits_indices,
             is_replayed=is_replayed,
+            rotary_positions=more[0] if more else None,
         )
 
 

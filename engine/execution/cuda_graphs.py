@@ -118,11 +118,12 @@ class GraphedModel:
 
     def _is_recorded(self, batch: Batch) -> bool:
         """Return whether the batch is a pure decode with logits of all sequences, of a captured size."""
-        is_decode = batch.num_decodes == batch.num_seqs == len(batch.logits_indices)
+        is_decode = batch.images is None and batch.num_decodes == batch.num_seqs == len(batch.logits_indices)
         return is_decode and batch.num_seqs <= self._largest and not self._attention.num_shared_blocks(batch)
 
     def _record(self, size: int, pool: Tensor, recorder: Recorder) -> RecordedStep:
-        batch = _padded(NO_DECODES, size)
+        rotary = None if self._model.vision is None else _NOTHING
+        batch = _padded(replace(NO_DECODES, rotary_positions=rotary), size)
         numbers = torch.cat(batch.device_tensors()).to(pool.device)
         tensors = numbers.split_with_sizes([len(tensor) for tensor in batch.device_tensors()])
         batch = batch.with_tensors(tensors, is_replayed=True)
@@ -178,6 +179,7 @@ def _padded(batch: Batch, size: int) -> Batch:
         batch,
         token_ids=zero_padded(batch.token_ids),
         positions=zero_padded(batch.positions),
+        rotary_positions=None if batch.rotary_positions is None else zero_padded(batch.rotary_positions),
         slot_mapping=zero_padded(batch.slot_mapping),
         query_starts=torch.arange(size + 1),
         context_lens=F.pad(batch.context_lens, (0, more), value=1),

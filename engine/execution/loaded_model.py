@@ -35,6 +35,7 @@ from baton.engine.models.causal_lm import CausalLM
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.pooling.config import PoolingConfig
+from baton.engine.vision.encoder import VisionEncoder
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class LoadedModel:
     cores: tuple[int, ...]  # cores that loaded the model and must compute it; empty: any
     generates: bool  # False for an embedding checkpoint without an output layer
     pooling: PoolingConfig | None = None  # None: the model makes no embeddings
+    vision: VisionEncoder | None = None  # None: the model takes no images
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -183,6 +185,7 @@ def _load(
         vocabulary_digest(Path(config.tokenizer_directory)),
         cores,
         generates=model.has_head,
+        vision=model.vision,
     )
 
 

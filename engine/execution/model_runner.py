@@ -18,6 +18,7 @@ from baton.engine.pooling.pooler import Pooler, sums_on_host
 from baton.engine.request import NULL_BLOCK
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.schedule import ScheduledRequest, StepResult
+from baton.engine.vision.step_images import StepImages
 
 
 @dataclass(slots=True)
@@ -41,8 +42,10 @@ class ModelRunner:
         grammars: GrammarMasks | None = None,
         pooler: Pooler | None = None,
         groups: KVGroups | None = None,
+        images: StepImages | None = None,
     ) -> None:
-        """grammars: masks of the requests' grammars, and pooler: of pooled requests; None if no request has one.
+        """grammars: masks of the requests' grammars, pooler: of pooled requests, images: of prompts; None if no request
+        has one.
 
         groups: default is one, which attends to the whole context.
         """
@@ -53,6 +56,7 @@ class ModelRunner:
         self.grammars = grammars
         self.pooler = pooler
         self.groups = groups or KVGroups(block_size)
+        self.images = images
 
     def run(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult]:
         """Compute the scheduled tokens' KV and sample for requests that have caught up; results in the same order."""
@@ -63,6 +67,9 @@ class ModelRunner:
         """Launch a step without waiting for its results; `previous`, if given, samples its input tokens."""
         rows = self._logits_rows(scheduled)
         batch = self._batch(scheduled, rows)
+        if self.images is not None:
+            step = self.images.of(scheduled, batch.positions, self.pool.device)
+            batch = replace(batch, rotary_positions=step.positions, images=step.images)
         if previous is not None:
             batch = replace(batch, sampled_ids=_sampled_inputs(previous.token_ids, scheduled))
         sampling = [item.request for item in scheduled if item.samples]

@@ -20,6 +20,7 @@ from baton.engine.families.olmo import OLMO2, OLMO3
 from baton.engine.families.olmoe import OLMOE
 from baton.engine.families.phi3 import PHI3
 from baton.engine.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
+from baton.engine.families.qwen_vl import QWEN2_5_VL
 from baton.engine.families.seed_oss import SEED_OSS
 from baton.engine.families.smollm3 import SMOLLM3
 
@@ -34,6 +35,7 @@ FAMILIES = (
         MIXTRAL,
         QWEN2,
         QWEN2_MOE,
+        QWEN2_5_VL,
         QWEN3,
         QWEN3_MOE,
         DEEPSEEK_V2,

@@ -1,6 +1,6 @@
 """Content hashes of KV blocks: a full block's hash covers its tokens and, through its parent, the whole prefix."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import NewType
 
@@ -26,14 +26,37 @@ def root_hash(cache_salt: str = "", adapter: str = "") -> BlockHash:
     return BlockHash(digest.digest())
 
 
-def pack_hashes(parent: BlockHash, token_ids: Sequence[int], block_size: int, start: int = 0) -> bytes:
+NO_MARKS: Mapping[int, bytes] = {}
+
+
+def pack_hashes(
+    parent: BlockHash,
+    token_ids: Sequence[int],
+    block_size: int,
+    start: int = 0,
+    marks: Mapping[int, bytes] = NO_MARKS,
+) -> bytes:
     """Return the concatenated hashes of the full blocks of `token_ids` from token `start` on.
 
-    `parent` is the hash of the block before them. A block's hash is BLAKE2b (RFC 7693) of its parent's hash and its
+    `parent` is the hash of the block before them. `marks` are what the hashes of some blocks, by their index, cover in
+    addition to the tokens; see `hash_marks`. A block's hash is BLAKE2b (RFC 7693) of its parent's hash and its
     tokens as little-endian 32-bit integers. It is cryptographic, since a collision would give one prompt the KV of
     another. Raises OverflowError for a token id that takes more than 32 bits.
     """
-    return chain_hashes(parent, token_ids, block_size, start)
+    first, num_blocks = start // block_size, len(token_ids) // block_size
+    packed = b""
+    for block in sorted(block for block in marks if first <= block < num_blocks):
+        at = block * block_size
+        packed += chain_hashes(parent, token_ids[:at], block_size, start)
+        parent = _marked(BlockHash(packed[-HASH_BYTES:]) if packed else parent, marks[block])
+        packed += chain_hashes(parent, token_ids[: at + block_size], block_size, at)
+        parent, start = BlockHash(packed[-HASH_BYTES:]), at + block_size
+    return packed + chain_hashes(parent, token_ids, block_size, start)
+
+
+def _marked(parent: BlockHash, mark: bytes) -> BlockHash:
+    """Return the parent hash of a block with a mark."""
+    return BlockHash(blake2b(parent + mark, digest_size=HASH_BYTES, person=b"baton-kv-mark").digest())
 
 
 def split_hashes(packed: bytes) -> list[BlockHash]:
@@ -43,10 +66,16 @@ def split_hashes(packed: bytes) -> list[BlockHash]:
     return [BlockHash(packed[start : start + HASH_BYTES]) for start in range(0, len(packed), HASH_BYTES)]
 
 
-def extend_hashes(hashes: list[BlockHash], token_ids: Sequence[int], block_size: int, root: BlockHash) -> None:
-    """Append to `hashes` the hashes of the full blocks of `token_ids` that it lacks."""
+def extend_hashes(
+    hashes: list[BlockHash],
+    token_ids: Sequence[int],
+    block_size: int,
+    root: BlockHash,
+    marks: Mapping[int, bytes] = NO_MARKS,
+) -> None:
+    """Append to `hashes` the hashes of the full blocks of `token_ids` that it lacks; `marks`: see `pack_hashes`."""
     parent = hashes[-1] if hashes else root
-    hashes += split_hashes(pack_hashes(parent, token_ids, block_size, len(hashes) * block_size))
+    hashes += split_hashes(pack_hashes(parent, token_ids, block_size, len(hashes) * block_size, marks))
 
 
 def hash_blocks(token_ids: Sequence[int], block_size: int, cache_salt: str = "", adapter: str = "") -> list[BlockHash]:

@@ -17,6 +17,7 @@ from baton.engine.kv.groups import KVGroups, held
 from baton.engine.kv.origin import NO_ORIGINS, KVOrigin
 from baton.engine.kv.prefix_cache import PrefixCache
 from baton.engine.request import NULL_BLOCK, BlockId, Request, RequestId
+from baton.engine.vision.image import hash_marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,4 +304,5 @@ class BlockManager:
 
     def _extend_hashes(self, request: Request) -> None:
         root = root_hash(request.cache_salt)
-        extend_hashes(request.block_hashes, request.token_ids, self.block_size, root)
+        marks = hash_marks(request.images, self.block_size)
+        extend_hashes(request.block_hashes, request.token_ids, self.block_size, root, marks)

@@ -1,6 +1,7 @@
 """Rotary position embedding (arXiv 2104.09864) and its scalings."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +27,17 @@ class RotaryEmbedding:
         return Rotation(
             self.table, positions, self.config.interleaved, 1 + self.config.query_scaling_beta * times.log1p()
         )
+
+    def at_axes(self, positions: Tensor, sections: Sequence[int]) -> Rotation:
+        """Return the rotation of tokens with a position for each axis (M-RoPE, arXiv 2409.12191, section 2.1).
+
+        positions: [num_axes, num_tokens]; sections: numbers of rotated pairs that follow each axis. The rotation has a
+        table of its own with a row for each token, so that backends rotate as usual.
+        """
+        axes = torch.repeat_interleave(torch.tensor(sections)).repeat(2).to(positions.device)  # [rotary_dim]
+        columns = torch.arange(len(axes), device=positions.device)
+        table = self.table[positions[axes].T, columns].contiguous()  # kernels read rows
+        return Rotation(table, torch.arange(len(table), device=positions.device), self.config.interleaved)
 
 
 def inverse_frequencies(config: RopeConfig) -> Tensor:

@@ -16,6 +16,8 @@ from baton.engine.layers.moe import MoE
 from baton.engine.layers.norm import RMSNorm
 from baton.engine.layers.rotary import RotaryEmbedding
 from baton.engine.models.decoder_layer import DecoderLayer
+from baton.engine.ops.base import Rotation
+from baton.engine.vision.encoder import VisionEncoder
 
 
 class MissingHead:
@@ -47,9 +49,10 @@ class CausalLM:
         logits_divisor: float = 1.0,
         logits_soft_cap: float | None = None,
         layer_inputs: LayerInputs | None = None,
+        vision: VisionEncoder | None = None,
     ) -> None:
         """rotary: of each layer; kv_places: places of the layers' KV in the blocks of their KV groups; logits_soft_cap:
-        bound on the logits, by cap * tanh(logit / cap).
+        bound on the logits, by cap * tanh(logit / cap); vision: encoder of images, None if the model takes none.
         """
         self.embedding = embedding
         self.layers = layers
@@ -61,6 +64,7 @@ class CausalLM:
         self.logits_divisor = logits_divisor
         self.logits_soft_cap = logits_soft_cap
         self.layer_inputs = layer_inputs
+        self.vision = vision
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
@@ -98,13 +102,20 @@ class CausalLM:
     def _residuals(self, batch: Batch, pool: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the residual stream after the last layer and the addend for it, both [num_tokens, hidden]."""
         x = self.embedding(batch.token_ids)  # [num_tokens, hidden]
+        if batch.images is not None:
+            x = x.index_copy(0, batch.images.rows, batch.images.vectors)
         addend = None
-        rotations = {rotary: rotary.at(batch.positions) for rotary in dict.fromkeys(self.rotary)}
+        rotations = {rotary: self._rotation(rotary, batch) for rotary in dict.fromkeys(self.rotary)}
         given = self.layer_inputs
         inputs = [None] * len(self.layers) if given is None else given(batch.token_ids, x)
         for layer, rotary, place, own in zip(self.layers, self.rotary, self.kv_places, inputs, strict=True):
             x, addend = layer(x, addend, rotations[rotary], KVCacheLayout.layer_cache(pool, place), batch, own)
         return x, addend
+
+    def _rotation(self, rotary: RotaryEmbedding, batch: Batch) -> Rotation:
+        if batch.images is not None and self.vision is not None:
+            return rotary.at_axes(batch.images.positions, self.vision.config.rotary_sections)
+        return rotary.at(batch.positions if batch.rotary_positions is None else batch.rotary_positions)
 
     def _logits(self, x: Tensor, addend: Tensor | None, wanted: Tensor) -> Tensor:
         logits = self.head(self._normed(x, addend, wanted)).float()

@@ -23,6 +23,7 @@ from baton.engine.layers.rotary import RotaryEmbedding
 from baton.engine.models.causal_lm import CausalLM, MissingHead
 from baton.engine.models.decoder_layer import Attention, DecoderLayer, FeedForward
 from baton.engine.parallel.tensor_parallel import TensorRanks
+from baton.engine.vision.encoder import load_encoder
 
 HEAD = "lm_head.weight"
 
@@ -83,6 +84,7 @@ class ModelLoader:
             config.logits_divisor,
             config.logits_soft_cap,
             layer_inputs,
+            load_encoder(weights, config.vision, config.hidden_size) if config.vision is not None else None,
         )
 
     def _rotary(self) -> list[RotaryEmbedding]:

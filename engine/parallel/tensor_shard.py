@@ -51,7 +51,9 @@ class TensorShard:
         return 1 if config.mla is not None else min(wanted or self.size, *_kv_counts(config).values())
 
     def check(self, config: ModelConfig) -> None:
-        """Raise UnsupportedModel, naming all sizes that cannot be divided."""
+        """Raise UnsupportedModel, naming all sizes that cannot be divided; models with images have one rank."""
+        if config.vision is not None and self.size > 1:
+            raise UnsupportedModel(f"tensor_parallel is not supported with {config.architecture}: leave it at 1")
         counts = {"num_attention_heads": config.num_heads, "vocab_size": config.vocab_size}
         is_parallel = config.moe is not None and config.moe.is_parallel
         if is_parallel or not all(map(config.is_sparse, range(config.num_layers))):

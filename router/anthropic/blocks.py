@@ -25,6 +25,59 @@ class TextBlock(RequestBody):
     citations: list[object] | None = None  # in an earlier response that the client sends back
 
 
+def _tag(value: object) -> str | None:
+    return f"<{value.get('type')}>" if isinstance(value, dict) else None
+
+
+def _of_kinds(*known: str) -> Callable[[object], object]:
+    """Return a validator that rejects objects of any other type by its name."""
+
+    def check(value: object) -> object:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(kind, str):
+            raise PydanticCustomError("block", "must be an object with a type: {known}", {"known": ", ".join(known)})
+        if kind not in known:
+            text = "{kind} blocks are not supported here, only {known}"
+            raise PydanticCustomError("block_type", text, {"kind": kind[:MAX_KIND_CHARS], "known": ", ".join(known)})
+        return value
+
+    return check
+
+
+class Base64Source(RequestBody):
+    """Bytes of an image."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/png", "image/jpeg", "image/webp", "image/gif"]
+    data: str
+
+
+class UrlSource(RequestBody):
+    """Where an image is."""
+
+    type: Literal["url"]
+    url: str
+
+
+class ImageBlock(RequestBody):
+    """An image, for models that take images."""
+
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64Source, Tag("<base64>")] | Annotated[UrlSource, Tag("<url>")],
+        Discriminator(_tag),
+        BeforeValidator(_of_kinds("base64", "url")),
+    ]
+    cache_control: CacheControl | None = None
+
+    @property
+    def url(self) -> str:
+        """The image's URL, a data URL if the request has its bytes."""
+        if isinstance(self.source, UrlSource):
+            return self.source.url
+        return f"data:{self.source.media_type};base64,{self.source.data}"
+
+
 class ThinkingBlock(RequestBody):
     """Reasoning of an earlier response. Any signature is accepted."""
 
@@ -52,21 +105,6 @@ class ToolUseBlock(RequestBody):
     toolset_name: None = None
 
 
-def _of_kinds(*known: str) -> Callable[[object], object]:
-    """Return a validator that rejects objects of any other type by its name."""
-
-    def check(value: object) -> object:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if not isinstance(kind, str):
-            raise PydanticCustomError("block", "must be an object with a type: {known}", {"known": ", ".join(known)})
-        if kind not in known:
-            text = "{kind} blocks are not supported here, only {known}"
-            raise PydanticCustomError("block_type", text, {"kind": kind[:MAX_KIND_CHARS], "known": ", ".join(known)})
-        return value
-
-    return check
-
-
 def _as_block(text: str) -> list[object]:
     return [{"type": "text", "text": text}]
 
@@ -90,23 +128,20 @@ class ToolResultBlock(RequestBody):
     toolset_name: None = None
 
 
-Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
-
-
-def _tag(value: object) -> str | None:
-    return f"<{value.get('type')}>" if isinstance(value, dict) else None
+Block = TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 Blocks = Annotated[
     list[
         Annotated[
             Annotated[TextBlock, Tag("<text>")]
+            | Annotated[ImageBlock, Tag("<image>")]
             | Annotated[ThinkingBlock, Tag("<thinking>")]
             | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
             | Annotated[ToolUseBlock, Tag("<tool_use>")]
             | Annotated[ToolResultBlock, Tag("<tool_result>")],
             Discriminator(_tag),
-            BeforeValidator(_of_kinds("text", "thinking", "redacted_thinking", "tool_use", "tool_result")),
+            BeforeValidator(_of_kinds("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result")),
         ]
     ],
     Field(fail_fast=True),

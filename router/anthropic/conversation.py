@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from baton.router.anthropic.blocks import (
+    ImageBlock,
     Message,
     RedactedThinkingBlock,
     TextBlock,
@@ -16,6 +17,7 @@ from baton.router.anthropic.blocks import (
     ToolUseBlock,
 )
 from baton.router.errors import FieldError
+from baton.router.openai.messages import ChatMessage, ChatPart, NamedPart
 
 BILLING = "x-anthropic-billing-header:"  # differs in each request of Claude Code, so no prompt would be cached
 ERROR = "Error: "  # in front of a result that is an error, as chat templates have no field for it
@@ -27,10 +29,17 @@ class _Turn:
 
     role: str
     texts: list[str] = field(default_factory=list)
+    parts: list[ChatPart] = field(default_factory=list)  # the texts, and images between them
     thoughts: list[str] = field(default_factory=list)
     calls: list[Mapping[str, object]] = field(default_factory=list)
 
-    def shown(self) -> Mapping[str, object]:
+    def add_text(self, text: str) -> None:
+        self.texts.append(text)
+        self.parts.append(ChatPart.model_construct(type="text", text=text))
+
+    def shown(self) -> ChatMessage | Mapping[str, object]:
+        if len(self.parts) > len(self.texts):  # only users have images
+            return ChatMessage.model_construct(role=self.role, content=self.parts)
         message: dict[str, object] = {"role": self.role, "content": "\n".join(self.texts)}
         if self.thoughts:
             message["reasoning"] = message["reasoning_content"] = "\n".join(self.thoughts)
@@ -44,12 +53,12 @@ class Conversation:
 
     def __init__(self, system: Sequence[TextBlock]) -> None:
         """`system`: the system prompt; empty: there is none."""
-        self._messages: list[Mapping[str, object]] = []  # complete ones
+        self._messages: list[ChatMessage | Mapping[str, object]] = []  # complete ones
         self._turn: _Turn | None = None  # the last one, if its role may continue
         self._called: dict[str, str] = {}  # names of the called tools by the calls' ids
         texts = [each.text for each in system if not each.text.startswith(BILLING)]
-        if texts:
-            self._begin("system").texts += texts
+        for text in texts:
+            self._begin("system").add_text(text)
 
     def add(self, message: Message, place: int) -> None:
         """Add the message at `place` of the request.
@@ -62,7 +71,9 @@ class Conversation:
             where = f"messages[{place}].content[{number}]"
             match block:
                 case TextBlock(text=text):
-                    self._begin(message.role).texts.append(text)
+                    self._begin(message.role).add_text(text)
+                case ImageBlock() if message.role == "user":
+                    self._begin("user").parts.append(NamedPart.of_image(block.url, f"{where}.source"))
                 case ToolResultBlock() if message.role == "user":
                     self._add_result(block, where)
                 case ToolUseBlock() if message.role == "assistant":
@@ -74,8 +85,8 @@ class Conversation:
                 case _:
                     raise FieldError(where, f"{where}: {block.type} blocks do not belong in {message.role} messages")
 
-    def messages(self) -> list[Mapping[str, object]]:
-        """Return the messages."""
+    def messages(self) -> list[ChatMessage | Mapping[str, object]]:
+        """Return the messages; those with images have parts."""
         self._end_turn()
         return self._messages
 

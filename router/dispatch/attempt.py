@@ -9,6 +9,7 @@ from baton.router.errors import HandedOff, RequestLost, WorkerLost
 from baton.router.generation import Generation
 from baton.router.metrics.traffic import Traffic
 from baton.router.policy.cluster import Plan, WorkerRole, WorkerSnapshot
+from baton.rpc.requests import image_to_proto
 from baton.rpc.status import Unavailable, error_from_code
 
 RETRY_SHARE = 0.2  # retries per request
@@ -106,6 +107,7 @@ def make_command(generation: Generation, index: int, plan: Plan, token_ids: list
         prefix_source=None if plan.prefix_source is None else _peer(plan.prefix_source),
         prefill_fallbacks=map(_peer, plan.prefill_fallbacks),
         resume_key=generation.resume_key(index),
+        images=map(image_to_proto, generation.images),
     )
     request.sampling_message.write(generation.completion_sampling(index), command.sampling)
     return command

@@ -15,7 +15,7 @@ from baton.router.http.exchange import Exchange
 from baton.router.http.headers import read_context, resumable
 from baton.router.openai.chat_shape import ChatOptions, ChatShape
 from baton.router.openai.fields import STREAM_RULE, TRUE, Count, GenerationFields
-from baton.router.openai.messages import Messages, TemplateOptions, template_messages
+from baton.router.openai.messages import Messages, TemplateOptions, image_sources, template_messages
 from baton.router.openai.request_body import BOOLEAN, WHOLE, unless
 from baton.router.openai.response import ResponseShape, command_id, send_completions
 from baton.router.openai.tools import ToolChoice, Tools, tool_use
@@ -79,6 +79,7 @@ class ChatRequest(GenerationFields):
             continue_final_message=self.continue_final_message,
             template_options={**self._effort(template), **self.chat_template_kwargs},
             tools=tools.shown,
+            images=image_sources(self.messages),
         )
 
     def _effort(self, template: ChatTemplate) -> dict[str, object]:
@@ -133,7 +134,7 @@ class ChatApi:
             request = resumable(_request(model, body, context, exchange), exchange.resumption)
             generation = await model.pipeline.prepare(request)
             body.messages, body.tools = (), ()
-            exchange.forget_body()
+            exchange.forget_body(generation.num_pixel_bytes)
             await send_completions(exchange, model.pipeline, [generation], body, make_shape(generation))
 
 

@@ -16,6 +16,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
 from baton.router.errors import FieldError
+from baton.router.images.source import ImageSource
 from baton.router.limits import MAX_TEMPLATE_OPTIONS
 from baton.router.openai.request_body import AtMost, OrText, RequestBody
 from baton.router.openai.tool_messages import CallId, KnownCalls, ToolCalls, check_arguments
@@ -25,6 +26,7 @@ MAX_PARTS = 8_192  # messages, and the parts of their contents, of one conversat
 
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 TextType = Literal["text", "input_text", "output_text", "refusal"]
+IMAGE = "image_url"
 ROLES: frozenset[str] = frozenset(get_args(Role))
 TEXT_TYPES: frozenset[str] = frozenset(get_args(TextType))
 
@@ -32,6 +34,12 @@ TEXT_TYPES: frozenset[str] = frozenset(get_args(TextType))
 def _text_only(kind: object) -> object:
     if isinstance(kind, str) and kind not in TEXT_TYPES:
         raise PydanticCustomError("text_only", "only text is supported")
+    return kind
+
+
+def _text_or_image(kind: object) -> object:
+    if isinstance(kind, str) and kind not in TEXT_TYPES and kind != IMAGE:
+        raise PydanticCustomError("text_or_image", "only text and image_url are supported")
     return kind
 
 
@@ -52,6 +60,43 @@ class ContentPart(RequestBody):
     prompt_cache_breakpoint: dict[str, object] | None = None
 
 
+class ImageUrl(RequestBody):
+    """Where an image is; `detail` is ignored, as the size follows from the image and the model."""
+
+    url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class ChatPart(ContentPart):
+    """A text, or an image."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["text"], "properties": {"text": {"type": "string"}}},
+                {"required": ["refusal"], "properties": {"refusal": {"type": "string"}}},
+                {"required": [IMAGE], "properties": {"type": {"const": IMAGE}, IMAGE: {"not": {"type": "null"}}}},
+            ]
+        }
+    )
+
+    type: Annotated[TextType | Literal["image_url"], BeforeValidator(_text_or_image)]  # type: ignore[assignment]
+    image_url: Annotated[ImageUrl, OrText(lambda url: {"url": url}, dict)] | None = None
+    uuid: str | None = None  # vLLM's key of its cache, which has no use here
+
+
+class NamedPart(ChatPart):
+    """A part that was made of another API's request, with the name of its image's field there."""
+
+    field_name: str
+
+    @classmethod
+    def of_image(cls, url: str, field_name: str) -> "NamedPart":
+        """Return an image; nothing is validated."""
+        image = ImageUrl.model_construct(url=url)
+        return cls.model_construct(type=IMAGE, image_url=image, field_name=field_name)
+
+
 class ChatMessage(RequestBody):
     """One message; additional fields are passed to the template unchanged."""
 
@@ -59,7 +104,7 @@ class ChatMessage(RequestBody):
 
     role: Role
     content: Annotated[
-        list[Annotated[ContentPart, OrText(lambda text: {"type": "text", "text": text}, dict)]],
+        list[Annotated[ChatPart, OrText(lambda text: {"type": "text", "text": text}, dict)]],
         Field(fail_fast=True),
         OrText(lambda text: [text]),
     ] = Field(default_factory=list)
@@ -121,7 +166,8 @@ Messages = Annotated[Sequence[ChatMessage | PlainMessage], PlainOrChecked()]
 def template_messages(messages: Sequence[ChatMessage | PlainMessage]) -> Sequence[Mapping[str, object]]:
     """Return the messages with each content as one text and the arguments of tool calls as objects.
 
-    Raises FieldError for an empty list, a part without text, or the result of an unknown call.
+    A content with an image is a list of parts, as templates for images expect it. Raises FieldError for an empty list,
+    a part without text, or the result of an unknown call.
     """
     if not messages:
         raise FieldError("messages", "messages is empty; at least one message is needed")
@@ -134,7 +180,9 @@ def template_messages(messages: Sequence[ChatMessage | PlainMessage]) -> Sequenc
 
 def _template_message(message: ChatMessage, place: int, known: KnownCalls) -> Mapping[str, object]:
     extra = message.model_extra or {}
-    shown = {**extra, "role": message.role, "content": _text(message, place)}
+    has_image = any(part.type == IMAGE for part in message.content)
+    content = _parts(message, place) if has_image else _text(message, place)
+    shown: dict[str, object] = {**extra, "role": message.role, "content": content}
     if not message.content and isinstance(refusal := extra.get(REFUSAL), str):  # as a response has it
         shown["content"] = refusal
     if message.tool_calls:
@@ -150,12 +198,39 @@ def _template_message(message: ChatMessage, place: int, known: KnownCalls) -> Ma
     return shown
 
 
+def image_sources(messages: Sequence[ChatMessage | PlainMessage]) -> list[ImageSource]:
+    """Return the images of the messages, in order. Raises FieldError for a part of that type without an image."""
+    return [
+        _source(part, f"messages[{place}].content[{index}]")
+        for place, message in enumerate(messages)
+        if isinstance(message, ChatMessage)
+        for index, part in enumerate(message.content)
+        if part.type == IMAGE
+    ]
+
+
+def _source(part: ChatPart, where: str) -> ImageSource:
+    if part.image_url is None:
+        raise FieldError(where, f"{where} has no image_url")
+    name = part.field_name if isinstance(part, NamedPart) else f"{where}.image_url"
+    return ImageSource(name, part.image_url.url)
+
+
+def _parts(message: ChatMessage, place: int) -> list[dict[str, str]]:
+    """Return the parts of a content with an image; the template puts the model's placeholder for it."""
+    return [
+        {"type": "image"} if part.type == IMAGE else {"type": "text", "text": _part_text(part, place, index)}
+        for index, part in enumerate(message.content)
+    ]
+
+
 def _text(message: ChatMessage, place: int) -> str:
-    texts: list[str] = []
-    for index, part in enumerate(message.content):
-        text = part.refusal if part.text is None else part.text
-        if text is None:
-            where = f"messages[{place}].content[{index}]"
-            raise FieldError(where, f"{where} has no text")
-        texts.append(text)
-    return "\n".join(texts)
+    return "\n".join(_part_text(part, place, index) for index, part in enumerate(message.content))
+
+
+def _part_text(part: ChatPart, place: int, index: int) -> str:
+    text = part.refusal if part.text is None else part.text
+    if text is None:
+        where = f"messages[{place}].content[{index}]"
+        raise FieldError(where, f"{where} has no text")
+    return text

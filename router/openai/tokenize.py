@@ -12,7 +12,7 @@ from baton.router.generation import ChatPrompt
 from baton.router.http.exchange import Exchange
 from baton.router.http.headers import read_context
 from baton.router.inline_work import InlineWork
-from baton.router.openai.messages import Messages, TemplateOptions, template_messages
+from baton.router.openai.messages import Messages, TemplateOptions, image_sources, template_messages
 from baton.router.openai.prompts import TOKEN_IDS_SCHEMA, read_token_ids
 from baton.router.openai.request_body import RequestBody
 from baton.router.openai.tools import Tools, tool_use
@@ -52,6 +52,7 @@ class TokenizeRequest(RequestBody):
                 continue_final_message=self.continue_final_message,
                 template_options=self.chat_template_kwargs,
                 tools=tool_use(self.tools, None, is_parallel=True).shown,
+                images=image_sources(self.messages),
             )
         if self.prompt is None:
             raise InvalidRequest("prompt or messages is required")

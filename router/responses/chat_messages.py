@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 
 from baton.router.responses.field_names import MessageNames
 from baton.router.responses.items import (
+    INPUT_IMAGE,
     FunctionCallItem,
     FunctionOutputItem,
     InputItem,
     Json,
     MessageItem,
+    MessagePart,
     ReasoningItem,
     TextPart,
 )
@@ -86,7 +88,13 @@ class ChatMessages:
 def _parts(parts: Sequence[TextPart]) -> str | list[Json]:
     if len(parts) == 1 and parts[0].text is not None:
         return parts[0].text
-    return [part.model_dump(include={"type", "text", "refusal"}, exclude_none=True) for part in parts]
+    return list(map(_part, parts))
+
+
+def _part(part: TextPart) -> Json:
+    if isinstance(part, MessagePart) and part.type == INPUT_IMAGE:
+        return {"type": "image_url", "image_url": part.image_url}
+    return part.model_dump(include={"type", "text", "refusal"}, exclude_none=True)
 
 
 def _reasoning(item: ReasoningItem) -> str:

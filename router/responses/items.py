@@ -3,13 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidatorFunctionWrapHandler
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidatorFunctionWrapHandler,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
 from baton.router.openai.ignored_fields import Label
-from baton.router.openai.messages import MAX_PARTS, ContentPart
+from baton.router.openai.messages import MAX_PARTS, TEXT_TYPES, ContentPart, TextType
 from baton.router.openai.request_body import OrText, RequestBody
 from baton.router.openai.tool_messages import CallId
 
@@ -24,9 +32,43 @@ class TextPart(ContentPart):
     parsed: object | None = None  # added by OpenAI's client
 
 
+INPUT_IMAGE = "input_image"
 Parts = Annotated[
     list[TextPart], Field(fail_fast=True), OrText(lambda text: [{"type": "text", "text": text}])
 ]  # stored with the type that the item's role has
+
+
+def _text_or_image(kind: object) -> object:
+    if isinstance(kind, str) and kind not in TEXT_TYPES and kind != INPUT_IMAGE:
+        raise PydanticCustomError("text_or_image", "only text and input_image are supported")
+    return kind
+
+
+class MessagePart(TextPart):
+    """One part of a message: a text, or an image as a URL. `detail` is ignored."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["text"], "properties": {"text": {"type": "string"}}},
+                {"required": ["refusal"], "properties": {"refusal": {"type": "string"}}},
+                {
+                    "required": ["image_url"],
+                    "properties": {"type": {"const": INPUT_IMAGE}, "image_url": {"type": "string"}},
+                },
+            ]
+        }
+    )
+
+    type: Annotated[TextType | Literal["input_image"], BeforeValidator(_text_or_image)]  # type: ignore[assignment]
+    image_url: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    file_id: None = None
+
+
+MessageParts = Annotated[
+    list[MessagePart], Field(fail_fast=True), OrText(lambda text: [{"type": "text", "text": text}])
+]
 
 
 class MessageItem(RequestBody):
@@ -34,7 +76,7 @@ class MessageItem(RequestBody):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Parts
+    content: MessageParts
     id: Label | None = None
     status: Status | None = None
     phase: Label | None = None
@@ -189,6 +231,8 @@ def stored_item(item: InputItem, item_id: str) -> Json:
 
 
 def _stored_part(part: TextPart, is_output: bool) -> Json:
+    if isinstance(part, MessagePart) and part.type == INPUT_IMAGE:
+        return {"type": INPUT_IMAGE, "image_url": part.image_url, "detail": part.detail or "auto"}
     if part.text is None:
         return {"type": "refusal", "refusal": part.refusal or ""}
     if is_output:

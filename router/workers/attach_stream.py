@@ -84,7 +84,7 @@ class Mailbox:
             self._waiter.set_result(None)
 
 
-MAX_COMMAND_BYTES = MAX_REQUEST_BYTES // 2  # decode workers forward most of a command to prefill workers
+MAX_COMMAND_BYTES = MAX_REQUEST_BYTES * 7 // 8  # decode workers forward most of a command to prefill workers
 MAX_UNSENT_BYTES = 16 << 20  # while more bytes are unsent, further requests wait before they make their commands
 TOKEN_BYTES = 5  # maximum size of a token id as a varint
 COMMAND_BYTES = 1 << 10  # approximate size of the names and addresses in a command
@@ -137,10 +137,11 @@ class AttachStream:
         if self._lost is not None:
             raise self._lost
         num_bytes = len(command.token_ids) * TOKEN_BYTES + command.sampling.ByteSize() + COMMAND_BYTES
+        num_bytes += sum(len(image.pixels) for image in command.images)
         if num_bytes > MAX_COMMAND_BYTES:
             raise InvalidRequest(
-                f"the prompt's {len(command.token_ids)} tokens and the sampling options take up to {num_bytes} bytes, "
-                f"over the limit of {MAX_COMMAND_BYTES} for a request to a worker"
+                f"the prompt's {len(command.token_ids)} tokens with its images and the sampling options take up to "
+                f"{num_bytes} bytes, over the limit of {MAX_COMMAND_BYTES} for a request to a worker"
             )
         mailbox = self._mailboxes[command.request_id] = Mailbox(patient, note_tokens, may_move)
         self._last_message(num_bytes).generate.append(command)

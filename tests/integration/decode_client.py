@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from baton.engine.sampling.params import SamplingParams
+from baton.engine.vision.image import Image
 from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
-from baton.rpc.requests import sampling_to_proto
+from baton.rpc.requests import image_to_proto, sampling_to_proto
 from tests.integration.worker_process import WorkerProcess
 
 
@@ -76,6 +77,7 @@ class DecodeClient:
         num_prompt_tokens: int | None = None,
         cache_salt: str = "",
         fallbacks: Sequence[worker_pb2.PeerWorker] = (),
+        images: Sequence[Image] = (),
     ) -> Generation:
         """Send a request."""
         generation = Generation(f"r{next(self._numbers)}")
@@ -89,6 +91,7 @@ class DecodeClient:
             prefill=prefill,
             prefix_source=prefix_source,
             prefill_fallbacks=fallbacks,
+            images=map(image_to_proto, images),
         )
         await self._write(worker_pb2.RouterMessage(generate=[command]))
         return generation

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Modules that import an optional package at their top and only run with it.
 NEED_EXTRA = {
+    "PIL": "router/images/decoding.py",
     "ray": "deployment/ray/",
     "triton": "kvtransfer/checksum/word_sums_triton.py",
     "xgrammar": "engine/grammar/xgrammar_backend.py",
@@ -83,12 +84,12 @@ def test_contributing_names_existing_targets_and_files() -> None:
 
 def test_every_optional_package_has_an_extra_and_is_not_a_base_dependency() -> None:
     extras = {name: list(map(Requirement, texts)) for name, texts in PROJECT["optional-dependencies"].items()}
-    assert {"nixl", "ray", "kubernetes", "grammar", "gpu", "cluster", "dev"} == extras.keys()
+    assert {"nixl", "ray", "kubernetes", "grammar", "images", "gpu", "cluster", "dev"} == extras.keys()
     for package in OPTIONAL_PACKAGES:
         assert package.distribution in {each.name for each in extras[package.extra]}
         assert package.distribution not in base()
     [own] = [each for each in extras["cluster"] if each.name == PROJECT["name"]]
-    assert own.extras == {"nixl", "ray", "kubernetes", "grammar"}
+    assert own.extras == {"nixl", "ray", "kubernetes", "grammar", "images"}
 
 
 def generated(pattern: str) -> Version:

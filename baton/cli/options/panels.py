@@ -41,6 +41,7 @@ PANELS = {
         *("api_key", "api_keys_file"),
         *("protect_operations", "cors_origins", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"),
         *("max_body_bytes", "max_body_bytes_in_flight", "max_client_body_bytes_in_flight", "body_timeout_s"),
+        *("limit_mm_per_prompt", "mm_processor_kwargs", "max_image_bytes", "max_image_pixels", "allowed_media_domains"),
         *("max_choices", "max_stop", "default_timeout_s", "tool_call_parser", "reasoning_parser"),
         *("response_store_ttl_s", "response_store_bytes", "files_dir", "files_bytes", "batch_inflight"),
         *("max_request_unread_bytes", "max_key_unread_bytes", "max_unread_bytes"),

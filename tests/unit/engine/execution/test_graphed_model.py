@@ -6,6 +6,7 @@ the static tensors are stale, as they would be in a graph.
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from baton.engine.attention.heads import AttentionHeads
 from baton.engine.config import ModelConfig
 from baton.engine.execution.cuda_graphs import GraphedModel, Replay, recorded_sizes
 from baton.engine.models.causal_lm import CausalLM
+from baton.engine.vision.image_tokens import ImageTokens
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.flashinfer_emulation import EMULATION
+from tests.vision_checkpoints import make_vision_checkpoint
 
 MAX_BLOCKS = 8
 
@@ -100,6 +103,30 @@ def test_replays_equal_eager_steps(directory: Path) -> None:
         if len(running) > 5:
             running.remove(draw.choice(running))
     assert recorder.num_replays == decodes > 10
+
+
+def test_replays_read_the_positions_behind_images(tmp_path: Path) -> None:
+    directory = make_vision_checkpoint(tmp_path / "model")
+    graphed, recorder = graphed_model(directory, [1, 2, 4])
+    eager = eager_model(directory)
+    draw = random.Random(2)
+    step = {"a": tokens(draw, 9), "b": tokens(draw, 20), "c": tokens(draw, 3)}
+    found = []
+    for paged in (graphed, eager):
+        paged.step(step)
+        batch = paged.batch(list(step), [[5], [6], [7]])
+        shifted = replace(batch, rotary_positions=batch.positions - 2)
+        found.append(paged.model.forward(shifted, paged.pool).clone())
+    torch.testing.assert_close(found[0], found[1])
+    assert recorder.num_replays == 1
+
+
+def test_a_step_with_an_image_is_not_replayed(tmp_path: Path) -> None:
+    graphed, recorder = graphed_model(make_vision_checkpoint(tmp_path / "model"), [1])
+    batch = graphed.batch(["a"], [[5]])
+    images = ImageTokens(torch.zeros(1, dtype=torch.int64), torch.zeros(1, 64), batch.positions.expand(3, 1))
+    graphed.model.forward(replace(batch, rotary_positions=batch.positions, images=images), graphed.pool)
+    assert recorder.num_replays == 0
 
 
 def test_recorded_sizes_are_close_to_each_other() -> None:

@@ -27,6 +27,13 @@ from tests.unit.router.anthropic.conversion import (
     tool,
 )
 
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+
+
+def said(*blocks: Any) -> list[Any]:
+    return [{"role": "user", "content": list(blocks)}]
+
+
 AS_CHAT: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_tokens": 0}, {"max_tokens": 0, "stream": False, "stream_options": None}),
     ({"temperature": 2, "top_p": 0.5, "top_k": 3}, {"temperature": 2, "top_p": 0.5, "top_k": 3}),
@@ -53,6 +60,20 @@ def test_a_stream_has_its_usage() -> None:
     options = converted(stream=True).stream_options
     assert options is not None
     assert options.include_usage
+
+
+def test_images_are_parts_under_their_own_names() -> None:
+    by_url = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
+    request = converted(system="Be brief.", messages=said(text("What is "), IMAGE, text("?"), by_url))
+    prompt = request.prompt(request.tool_use(), template_of(PLAIN))
+    assert [each["content"] for each in prompt.messages] == [
+        "Be brief.",
+        [{"type": "text", "text": "What is "}, {"type": "image"}, {"type": "text", "text": "?"}, {"type": "image"}],
+    ]
+    assert [(each.field, each.url) for each in prompt.images] == [
+        ("messages[0].content[1].source", "data:image/png;base64,"),
+        ("messages[0].content[3].source", "https://example.org/a.png"),
+    ]
 
 
 def test_tools_are_shown_to_the_model() -> None:
@@ -130,16 +151,11 @@ def test_every_field_of_the_client_may_be_null() -> None:
     assert converted(**{**nulls, "messages": HELLO, "max_tokens": 5}) == converted()
 
 
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 DEEP: dict[str, Any] = {"type": "string"}
 for _ in range(40):
     DEEP = {"type": "object", "properties": {"a": DEEP}}
 BLOCK, UNKNOWN = "messages[0].content[0]", "Unrecognized request argument supplied"
 TWO = [tool("f"), tool("g"), tool("f")]
-
-
-def said(*blocks: Any) -> list[Any]:
-    return [{"role": "user", "content": list(blocks)}]
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -154,7 +170,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user"}]}, "messages[0].content", "Field required"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "a string or a list"),
     ({"messages": [None]}, "messages[0]", "valid dictionary"),
-    ({"messages": said(IMAGE)}, BLOCK, "image blocks are not supported here"),
+    ({"messages": [*HELLO, {"role": "assistant", "content": [IMAGE]}]}, "messages[1].content[0]",
+     "image blocks do not belong in assistant messages"),
+    ({"messages": said({"type": "image", "source": {"type": "file"}})}, f"{BLOCK}.source", "only base64, url"),
+    ({"messages": said({"type": "image", "source": {"type": "base64", "media_type": "image/tiff", "data": ""}})},
+     f"{BLOCK}.source.media_type", "'image/png', 'image/jpeg', 'image/webp' or 'image/gif'"),
     ({"messages": said({"type": "document"})}, BLOCK, "document blocks are not supported here"),
     ({"messages": said("a")}, BLOCK, "must be an object with a type"),
     ({"messages": said({"text": "a"})}, BLOCK, "must be an object with a type"),

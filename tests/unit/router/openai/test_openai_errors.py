@@ -15,6 +15,9 @@ from tests.unit.router.scripted_worker import ScriptedWorker
 HELLO: Any = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 CONTENT, PART, KWARGS = "messages[0].content", "messages[0].content[0].type", "chat_template_kwargs"
+IMAGE: Any = {"type": "image_url", "image_url": "data:image/png;base64,"}
+NO_URL = {"type": "image_url"}
+IMAGE_FIELD = f"{CONTENT}[0].image_url"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -52,7 +55,10 @@ async def test_errors_name_what_is_wrong_with_a_request() -> None:
             (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, "below 4096", "logit_bias"),
             (CHAT, {"messages": HELLO, "min_tokens": 9, "max_tokens": 4}, "min_tokens is 9", "min_tokens"),
             (CHAT, {"messages": HELLO, "continue_final_message": True}, "not both", "continue_final_message"),
-            (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text", PART),
+            (CHAT, {"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "only text and image_url", PART),
+            (CHAT, {"messages": [{"role": "user", "content": [NO_URL]}]}, "has no image_url", f"{CONTENT}[0]"),
+            (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, "takes no images", IMAGE_FIELD),
+            ("/tokenize", {"messages": [{"role": "user", "content": [IMAGE]}]}, "takes no images", IMAGE_FIELD),
             (CHAT, {"messages": HELLO, "chat_template_kwargs": {"tokenize": 1}}, "must not set tokenize", KWARGS),
             (COMPLETIONS, {"prompt": ""}, "prompt is empty", "prompt"),
             (COMPLETIONS, {"prompt": []}, "prompt is empty", "prompt"),

@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 import pytest
+from pydantic import ValidationError
 
 from baton.engine.errors import InvalidRequest
 from baton.router.errors import FieldError, NoWorker
@@ -16,6 +17,7 @@ from baton.router.responses.field_names import FieldNames, MessageNames
 from baton.router.responses.items import STORED_ITEMS, stored_item
 from baton.router.responses.request import ResponseRequest, SharedFields
 from baton.router.responses.stored import StoredResponse
+from tests.unit.router.anthropic.conversion import PLAIN, template_of
 
 CALL = {"type": "function_call", "call_id": "call_1", "name": "clock", "arguments": '{"zone": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "noon"}
@@ -77,6 +79,40 @@ def test_parts_of_a_function_output_and_a_refusal() -> None:
     assert shown([CALL, OUTPUT | {"output": parts}])[1]["content"] == "no\non"
     refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
     assert shown([refusal]) == [{"role": "assistant", "content": "No."}]
+
+
+IMAGE_PARTS = [
+    {"type": "input_text", "text": "What is "},
+    {"type": "input_image", "image_url": "data:x", "detail": "low"},
+]
+
+
+def test_images_are_parts_of_messages() -> None:
+    chat, names = converted(input=[{"role": "user", "content": IMAGE_PARTS}])
+    prompt = chat.prompt(chat.tool_use(), template_of(PLAIN))
+    assert prompt.messages == [{"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "image"}]}]
+    [image] = prompt.images
+    assert (image.url, names.translate(image.field)) == ("data:x", "input[0].content[1].image_url")
+
+
+def test_a_stored_image_is_the_same() -> None:
+    [item] = STORED_ITEMS.validate_python([{"role": "user", "content": IMAGE_PARTS}])
+    stored = stored_item(item, "msg_1")
+    assert stored["content"] == IMAGE_PARTS
+    assert shown([stored]) == shown([{"role": "user", "content": IMAGE_PARTS}])
+
+
+@pytest.mark.parametrize("part", [{"type": "input_file"}, {"type": "input_image", "file_id": "file-1"}])
+def test_files_are_refused(part: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        converted(input=[{"role": "user", "content": [part]}])
+
+
+def test_an_image_without_a_url_is_refused_by_its_name() -> None:
+    chat, names = converted(input=[{"role": "user", "content": [{"type": "input_image"}]}])
+    with pytest.raises(FieldError, match="has no image_url") as refused:
+        chat.prompt(chat.tool_use(), template_of(PLAIN))
+    assert names.translate(refused.value.field) == "input[0].content[0]"
 
 
 def test_an_earlier_response_has_its_items_and_not_its_instructions() -> None:

@@ -1,0 +1,24 @@
+"""Checks of a router's options that depend on each other, or on their text."""
+
+from collections.abc import Iterable
+
+from baton.settings.names import is_origin
+from baton.settings.values import OptionError
+
+
+def check_origins(cors_origins: Iterable[str]) -> None:
+    """Raise OptionError for an origin that no browser sends: it would have no effect."""
+    for origin in cors_origins:
+        if origin not in ("*", "null") and not is_origin(origin):
+            text = "must be * or scheme://host[:port], without a path and the scheme's default port"
+            raise OptionError(f"cors_origins: {origin!r} {text}")
+
+
+def check_https(certfile: str | None, keyfile: str | None, ca_certs: str | None, cert_reqs: int) -> None:
+    """Raise OptionError for HTTPS options that would have no effect because another one is missing."""
+    if (certfile is None) != (keyfile is None):
+        raise OptionError("ssl_certfile: ssl_certfile and ssl_keyfile must be given together")
+    if (ca_certs is None) != (cert_reqs == 0):
+        raise OptionError("ssl_ca_certs: ssl_ca_certs and an ssl_cert_reqs of 1 or 2 must be given together")
+    if ca_certs is not None and certfile is None:
+        raise OptionError("ssl_ca_certs: requires ssl_certfile and ssl_keyfile")
