@@ -281,6 +281,23 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "qwen3-next": (
+        "Qwen3NextConfig",
+        _ATTENTION
+        | {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "initializer_range": 0.08,  # norms have a weight of 1.5 to 2.5
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 24,
+        },
+    ),
     "minimax-m2": ("MiniMaxM2Config", _ATTENTION | _EXPERTS | {"rotary_dim": 8}),
 }
 
@@ -320,6 +337,14 @@ def _randomise(model: torch.nn.Module) -> None:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith("norm.weight"):
                 tensor.uniform_(0.5, 1.5)
+            elif name.endswith("conv1d.weight"):
+                tensor.normal_(std=0.6)
+            elif name.endswith(
+                "A_log"
+            ):  # with faster decays outputs are near zero, where their norms are ill-conditioned
+                tensor.uniform_(-5, -2)
+            elif name.endswith("dt_bias"):
+                tensor.uniform_(-1, 1)
             elif name.endswith("sinks"):
                 tensor.uniform_(-1, 3)
             elif name.endswith("correction_bias"):

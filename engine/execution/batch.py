@@ -18,6 +18,15 @@ class GroupBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class StateBlocks:
+    """Blocks of the recurrent state of a batch's sequences before and after a step; on the CPU."""
+
+    sources: Tensor  # [num_seqs, num_state_blocks] int64
+    targets: Tensor  # the same; equal to `sources` if the state is updated in place
+    new_rows: list[int]  # sequences that begin with this step: their state is zero, whatever the sources hold
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Flattened tokens of several sequences; sequences with one new token (decodes) come first.
 
@@ -39,6 +48,7 @@ class Batch:
     pooled: tuple[range, ...] = ()  # tokens whose final hidden states are summed, by sum; not sent to other ranks
     sampled_ids: Tensor | None = None  # on the device; replaces token_ids while the host does not know them yet
     other_groups: tuple[GroupBlocks, ...] = ()  # `slot_mapping` and `block_tables` are those of the first KV group
+    states: StateBlocks | None = None  # of recurrent layers; None: the model has none; not sent to other ranks
 
     @property
     def num_tokens(self) -> int:

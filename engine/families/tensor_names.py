@@ -42,4 +42,5 @@ class TensorNames:
     qkv: str | None = None  # one tensor with queries, keys and values in this order; None: three tensors
     mlp: str = "mlp"  # of layers with a dense MLP
     gate_up: str | None = None  # one tensor with gate and up of the dense MLP; None: two tensors
+    by_key_head: bool = False  # two tensors have all projections of a delta net's input, by key head; False: four
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)  # alternatives; a checkpoint has the router of one of them

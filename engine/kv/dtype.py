@@ -67,5 +67,5 @@ def kv_bytes_per_token(model: ModelConfig, kv_dtype: str = "auto") -> int:
     """
     dtype = kv_cache_dtype(model, kv_dtype)
     if model.mla is not None:
-        return model.num_layers * row_bytes(model.mla.latent_dim, dtype)
-    return model.num_layers * 2 * model.num_kv_heads * row_bytes(model.head_dim, dtype)
+        return len(model.kv_layers) * row_bytes(model.mla.latent_dim, dtype)
+    return len(model.kv_layers) * 2 * model.num_kv_heads * row_bytes(model.head_dim, dtype)

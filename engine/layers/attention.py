@@ -34,13 +34,15 @@ class GroupedQueryAttention:
         kind: AttentionKind = PLAIN,
         rotates: bool = True,
     ) -> None:
-        """config: with this rank's heads only; norms: of queries and keys; scales: of FP8 KV.
+        """config: with this rank's heads only; qkv: also to the logits of the output gate, if there is one; norms: of
+        queries and keys; scales: of FP8 KV.
 
         kind: of the layer's attention; rotates: False for a layer without a rotary embedding.
         """
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
+        self.counts = [self.num_heads + self.num_kv_heads, self.num_kv_heads, self.num_heads * config.has_output_gate]
         self.qkv = qkv
         self.output = output
         self.head_norms = norms if isinstance(norms, HeadNorms) else None
@@ -52,8 +54,8 @@ class GroupedQueryAttention:
 
     def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
         """Return the attention output for x [num_tokens, hidden], in the same shape; layer_cache: see the backend."""
-        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
-        qk, v = heads.split_with_sizes([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
+        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, sum(counts), head_dim]
+        qk, v, gates = heads.split_with_sizes(self.counts, dim=1)
         ops = ops_for(x.device)
         if self.joint_norms is not None:
             qk = self.joint_norms(qk)
@@ -65,6 +67,8 @@ class GroupedQueryAttention:
         if rotation.query_scale is not None:
             q = (q * rotation.query_scale[:, None, None]).to(q.dtype)  # the factor itself is not rounded
         attended = self.backend.forward(q, k, v, layer_cache, batch, self.scales, self.kind)
+        if gates.shape[1]:
+            attended = attended * gates.sigmoid()
         return self.output(attended.flatten(1))
 
 
@@ -113,12 +117,40 @@ def _load_qkv(weights: Weights, prefix: str, names: TensorNames, config: ModelCo
     head_dim, hidden, bias = config.head_dim, config.hidden_size, config.qkv_bias
     counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     sizes, rows = [count * head_dim for count in counts], [shard.of(count, head_dim) for count in counts]
+    if config.has_output_gate:
+        return _load_gated_qkv(weights, prefix, config, shard)
     if names.qkv is None:
         each = [f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
         return load_fused(weights, each, hidden, sizes, bias=bias, rows=rows)
     firsts = (0, sizes[0], sizes[0] + sizes[1])
     rows = [slice(first + part.start, first + part.stop) for first, part in zip(firsts, rows, strict=True)]
     return load_slices(weights, f"{prefix}.{names.qkv}", hidden, sum(sizes), rows, bias=bias)
+
+
+def _load_gated_qkv(weights: Weights, prefix: str, config: ModelConfig, shard: TensorShard) -> Linear:
+    """Load the projections to this rank's queries, keys, values and logits of output gates.
+
+    `q_proj` has the rows of each head's query and gate after each other.
+    """
+    head_dim, heads = config.head_dim, range(config.num_heads)[shard.of(config.num_heads)]
+    queries, gates = (
+        [slice((2 * head + place) * head_dim, (2 * head + place + 1) * head_dim) for head in heads] for place in (0, 1)
+    )
+    kv = shard.of(config.num_kv_heads, head_dim)
+    parts = [
+        *(("q_proj", 2 * config.num_heads, rows) for rows in queries),
+        *((name, config.num_kv_heads, kv) for name in ("k_proj", "v_proj")),
+        *(("q_proj", 2 * config.num_heads, rows) for rows in gates),
+    ]
+    names, counts, rows = zip(*parts, strict=True)
+    return load_fused(
+        weights,
+        [f"{prefix}.{name}" for name in names],
+        config.hidden_size,
+        [count * head_dim for count in counts],
+        bias=config.qkv_bias,
+        rows=rows,
+    )
 
 
 def _load_norms(

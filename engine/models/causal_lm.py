@@ -42,12 +42,12 @@ class CausalLM:
         head: Projection,
         rotary: Sequence[RotaryEmbedding],
         backend: AttentionBackend,
-        kv_places: Sequence[int],
+        kv_places: Sequence[int | None],
         logits_divisor: float = 1.0,
         logits_soft_cap: float | None = None,
     ) -> None:
-        """rotary: of each layer; kv_places: places of the layers in the blocks of their KV groups; logits_soft_cap:
-        bound on the logits, by cap * tanh(logit / cap).
+        """rotary: of each layer; kv_places: places of the layers in the blocks of their KV groups, None for a
+        recurrent layer, which gets the whole pool; logits_soft_cap: bound on the logits, by cap * tanh(logit / cap).
         """
         self.embedding = embedding
         self.layers = layers
@@ -98,7 +98,8 @@ class CausalLM:
         addend = None
         rotations = {rotary: rotary.at(batch.positions) for rotary in dict.fromkeys(self.rotary)}
         for layer, rotary, place in zip(self.layers, self.rotary, self.kv_places, strict=True):
-            x, addend = layer(x, addend, rotations[rotary], KVCacheLayout.layer_cache(pool, place), batch)
+            cache = pool if place is None else KVCacheLayout.layer_cache(pool, place)
+            x, addend = layer(x, addend, rotations[rotary], cache, batch)
         return x, addend
 
     def _logits(self, x: Tensor, addend: Tensor | None, wanted: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from tests.paged_model import PagedModel
 
 THOROUGH = (  # with parts that no other has
     *("llama3", "qwen2-yarn", "qwen3", "mixtral", "qwen3-moe-mixed", "deepseek-v2", "deepseek-v3", "phi4-mini"),
-    *("granite", "olmo2", "olmo3", "gemma2", "gemma3", "llama4", "gpt-oss", "minimax-m2"),
+    *("granite", "olmo2", "olmo3", "gemma2", "gemma3", "llama4", "gpt-oss", "minimax-m2", "qwen3-next"),
 )
 thoroughly = pytest.mark.parametrize("checkpoint", slow_except(ARCHITECTURES, THOROUGH), indirect=True)
 ATOL = 1e-4  # logits have a standard deviation of about 1.2
