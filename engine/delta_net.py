@@ -1,6 +1,7 @@
 """Sizes of gated delta nets (arXiv 2412.06464): plain data, no torch."""
 
 from dataclasses import dataclass
+from math import prod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,11 @@ class DeltaNetConfig:
     def conv_width(self) -> int:
         """Channels of the convolution: all queries, keys and values."""
         return 2 * self.keys_width + self.values_width
+
+    @property
+    def state_size(self) -> int:
+        """Numbers in a layer's state."""
+        return sum(map(prod, self.state_shapes))
 
     @property
     def state_shapes(self) -> tuple[tuple[int, int], tuple[int, int, int]]:

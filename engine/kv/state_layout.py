@@ -5,13 +5,11 @@ larger than one; otherwise a block has the states of several layers.
 """
 
 from dataclasses import dataclass
-from math import prod
 
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.delta_net import DeltaNetConfig
 from baton.engine.errors import UnsupportedModel
-
-ITEM_BYTES = 4  # of a float32
+from baton.engine.kv.dtype import STATE_ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +32,7 @@ class StateLayout:
     @classmethod
     def of(cls, net: DeltaNetConfig, block_bytes: int, checkpoint_tokens: int) -> "StateLayout":
         """Return the layout of a model's state in blocks of `block_bytes` bytes, a multiple of 4."""
-        layer_size = sum(map(prod, net.state_shapes))
-        return cls(len(net.layers), layer_size, block_bytes // ITEM_BYTES, checkpoint_tokens)
+        return cls(len(net.layers), net.state_size, block_bytes // STATE_ITEM_BYTES, checkpoint_tokens)
 
     @property
     def blocks_per_layer(self) -> int:

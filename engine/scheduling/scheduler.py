@@ -186,7 +186,9 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return
-        num_tokens = received.num_tokens if received.sampled else min(received.num_tokens, request.num_tokens - 1)
+        num_tokens = received.num_tokens
+        if received.sampled is None and num_tokens == request.num_tokens:  # the last must be computed here, to sample
+            num_tokens = 0 if self.blocks.groups.states is not None else num_tokens - 1  # there is no state before it
         request.status = RequestStatus.RUNNING
         request.receives_kv = False
         request.num_prompt_logprobs += received.num_prompt_logprobs

@@ -31,7 +31,7 @@ OTHER_ARCHITECTURES = (
         "seed-oss",
     ),
     *("ernie", "ernie-moe", "minimax-m2", "olmoe", "glm4-moe-lite"),
-    *("gemma2", "gemma3", "gpt-oss", "olmo3", "llama4"),
+    *("gemma2", "gemma3", "gpt-oss", "olmo3", "llama4", "qwen3-next"),
     *("qwen3-moe", "llama2", "mistral", "qwen2", "qwen3", "mixtral", "deepseek-v2"),
 )
 
