@@ -1,4 +1,4 @@
-"""Qwen3-Next: gated delta nets (arXiv 2412.06464) in most layers, attention with an output gate in the others."""
+"""Qwen3-Next and Qwen3.5: gated delta nets (arXiv 2412.06464) in most layers, gated attention in the others."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.config import ModelConfig
 from baton.engine.delta_net import DeltaNetConfig
 from baton.engine.errors import InvalidCheckpoint
-from baton.engine.families.base import Family
+from baton.engine.families.base import LANGUAGE_MODEL, Family
 from baton.engine.families.options import LAYER_TYPES, unsupported
 from baton.engine.families.qwen import read_shared_experts
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
@@ -15,6 +15,8 @@ DELTA_NET, ATTENTION = "linear_attention", "full_attention"
 
 
 def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
+    if not config.boolean("attn_output_gate", True):
+        raise unsupported(config, shared.architecture, "attn_output_gate False")
     bias = config.boolean("attention_bias", False)
     return replace(
         shared,
@@ -59,21 +61,37 @@ def _read_layers(config: JsonObject, shared: ModelConfig) -> tuple[int, ...]:
     return found
 
 
+NETS = {
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "norm_topk_prob": True,
+}
+SHARED_EXPERT = ExpertNames(shared="shared_expert")
+
 QWEN3_NEXT = Family(
     title="Qwen3-Next",
     architectures=("Qwen3NextForCausalLM",),
     read=_read,
     reads=frozenset({"attention_bias", "layer_types", "partial_rotary_factor"}),
-    names=TensorNames(experts=(ExpertNames(shared="shared_expert"),), by_key_head=True),
+    names=TensorNames(experts=(SHARED_EXPERT,), by_key_head=True),
     head_dim=256,
     partial_rotary_factor=0.25,
-    defaults={
-        "norm_topk_prob": True,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-    },
+    defaults=NETS,
     unused=("mtp.",),
+)
+QWEN3_5 = replace(
+    QWEN3_NEXT,
+    title="Qwen3.5 (text)",
+    architectures=(
+        *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+        *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+    ),
+    names=TensorNames(experts=(SHARED_EXPERT,)),
+    has_text_config=True,
+    prefixes=LANGUAGE_MODEL,
+    defaults={**NETS, "intermediate_size": 0, "num_experts": 0},  # either is given
+    unused=("mtp.", "visual.", "model.visual."),
 )

@@ -210,12 +210,12 @@ class BlockManager:
     def _advance_state(self, request: Request, states: StateLayout) -> None:
         """Store the state in the prefix cache if this is a checkpoint, and let the next step write to new blocks.
 
-        Otherwise, or if no blocks are free, the next step updates it in place.
+        Otherwise the next step updates it in place; also if few blocks would be left for the steps of other requests.
         """
         self.cache.release(request.checkpoint_blocks)
         request.checkpoint_blocks = []
         is_due = self.cache.enabled and request.num_computed_tokens % states.checkpoint_tokens == 0
-        if not is_due or self.cache.pool.num_free < states.num_blocks:
+        if not is_due or self.cache.pool.num_free < 2 * states.num_blocks:
             return
         block_hash = request.block_hashes[request.num_computed_tokens // self.block_size - 1]
         if self.cache.store_checkpoint(block_hash, request.state_blocks):

@@ -31,7 +31,12 @@ class StateLayout:
 
     @classmethod
     def of(cls, net: DeltaNetConfig, block_bytes: int, checkpoint_tokens: int) -> "StateLayout":
-        """Return the layout of a model's state in blocks of `block_bytes` bytes, a multiple of 4."""
+        """Return the layout of a model's state in blocks of `block_bytes` bytes. Raises UnsupportedModel."""
+        if block_bytes % STATE_ITEM_BYTES:
+            raise UnsupportedModel(
+                f"recurrent state is in float32, but KV blocks have {block_bytes} bytes, no multiple of 4: set a "
+                "block_size that is a multiple of 4"
+            )
         return cls(len(net.layers), net.state_size, block_bytes // STATE_ITEM_BYTES, checkpoint_tokens)
 
     @property

@@ -154,12 +154,13 @@ def test_a_hit_ends_at_a_checkpoint_that_is_not_copied() -> None:
     assert again.current_state == again.state_blocks
 
 
-def test_a_checkpoint_is_left_out_if_no_block_is_free() -> None:
-    blocks = BlockManager(1 + 3 + 2 + 2, BLOCK_SIZE, True, GROUPS)  # the KV of 8 tokens, a state, and too little more
+@pytest.mark.parametrize(("num_more", "num_cached"), [(6, 8), (5, 0)])
+def test_a_checkpoint_is_left_out_if_few_blocks_are_free(num_more: int, num_cached: int) -> None:
+    blocks = BlockManager(1 + STATE_BLOCKS + 2 + num_more, BLOCK_SIZE, True, GROUPS)  # a state and the KV of 8 tokens
     request = computed(blocks, list(range(8)))
-    assert request.current_state == request.state_blocks
+    assert (request.current_state == request.state_blocks) == (num_cached == 0)
     blocks.free(request)
-    assert blocks.num_cached_tokens(make_request(list(range(12)))) == 0
+    assert blocks.num_cached_tokens(make_request(list(range(12)))) == num_cached
 
 
 def test_a_checkpoint_is_evicted_as_a_whole() -> None:
