@@ -36,7 +36,7 @@ class LayerStates:
         """Return views of the parts of states [num_seqs, size], each [num_seqs, *shape]."""
         sizes = [prod(shape) for shape in self._shapes]
         parts = states[:, : sum(sizes)].split_with_sizes(sizes, dim=1)
-        return [part.unflatten(1, shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        return [part.view(len(states), *shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def _columns(self, pool: Tensor) -> Tensor:
         return pool.view(len(pool), -1).view(torch.float32)[:, self._place.columns]

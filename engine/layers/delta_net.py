@@ -52,22 +52,22 @@ class GatedDeltaNet:
         self.output = output
         self.states = states
 
-    def __call__(self, x: Tensor, rotation: Rotation, pool: Tensor, batch: Batch) -> Tensor:
-        """Return the output for x [num_tokens, hidden], in the same shape; pool: the whole KV pool."""
+    def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
+        """Return the output for x [num_tokens, hidden], in the same shape; layer_cache: the whole KV pool."""
         config = self.config
         assert batch.states is not None, "the batch of a recurrent model has the blocks of its states"
         mixed, gates = self.inputs.mixed(x).split_with_sizes([config.conv_width, config.values_width], dim=1)
         rates, steps = self.inputs.rates(x).float().chunk(2, dim=1)
         rates, decays = rates.sigmoid(), self.decay_rates * F.softplus(steps + self.decay_bias)
-        states = self.states.read(pool, batch.states)
+        states = self.states.read(layer_cache, batch.states)
         inputs, matrices = self.states.tensors(states)
         outputs, end = [], 0
         for rows, length in _runs(batch):
             start, end = end, end + (rows.stop - rows.start) * length
             tokens = slice(start, end)
-            convolved = self._convolve(mixed[tokens].unflatten(0, (-1, length)), inputs[rows])
+            convolved = self._convolve(mixed[tokens].view(-1, length, config.conv_width), inputs[rows])
             outputs.append(self._apply(convolved, decays[tokens], rates[tokens], matrices[rows]))
-        self.states.write(pool, batch.states, states)
+        self.states.write(layer_cache, batch.states, states)
         heads = torch.cat(outputs).to(x.dtype)  # [num_tokens, num_value_heads, value_dim]
         gated = self.norm(heads).float() * F.silu(gates.float()).view_as(heads)
         return self.output(gated.to(x.dtype).flatten(1))
@@ -94,12 +94,12 @@ class GatedDeltaNet:
         config = self.config
         widths = [config.keys_width, config.keys_width, config.values_width]
         q, k, v = mixed.float().split_with_sizes(widths, dim=1)
-        q, k = (self._normed(each.unflatten(1, (-1, config.key_dim))) for each in (q, k))
-        q, v = q * config.key_dim**-0.5, v.unflatten(1, (-1, config.value_dim))
+        q, k = (self._normed(each.view(len(mixed), -1, config.key_dim)) for each in (q, k))
+        q, v = q * config.key_dim**-0.5, v.view(len(mixed), -1, config.value_dim)
         if len(mixed) == len(matrices):
             return step_rule(q, k, v, decays, rates, matrices)
-        by_head = [each.transpose(0, 1).contiguous() for each in (q, k, v, decays, rates)]
-        return chunk_rule(*by_head, matrices[0]).transpose(0, 1)
+        q, k, v, decays, rates = (each.transpose(0, 1).contiguous() for each in (q, k, v, decays, rates))
+        return chunk_rule(q, k, v, decays, rates, matrices[0]).transpose(0, 1)
 
     def _normed(self, heads: Tensor) -> Tensor:
         """Return heads [num_tokens, num_key_heads, key_dim] of length 1, once for each value head that they serve."""

@@ -49,7 +49,7 @@ def test_layers_and_sizes(tmp_path: Path, change: dict[str, Any], layers: tuple[
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"layer_types": ["full_attention"] * 7 + ["mamba"]}, "layer type mamba is not supported with Qwen3Next"),
+        ({"layer_types": ["full_attention"] * 7 + ["mamba"]}, "layer type 'mamba' is not supported with Qwen3Next"),
         ({"layer_types": ["linear_attention"] * 8}, "only linear_attention in all layers is not supported"),
         ({"layer_types": ["full_attention"] * 8}, "only full_attention in all layers is not supported"),
         ({"attn_output_gate": False}, "attn_output_gate False is not supported"),
