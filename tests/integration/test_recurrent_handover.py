@@ -4,14 +4,22 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
+import httpx
 import pytest
 
 from baton.protos import worker_pb2
+from baton.protos.worker_pb2_grpc import WorkerStub
+from benchmarks.server import served
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.one_engine import GREEDY, NUM_BATCHED_TOKENS, Colocated, random_prompts
+from tests.integration.oracle import Oracle
 from tests.integration.scripted_prefill import Prefilled, scripted_prefill
+from tests.integration.test_architectures import any_tokenizer
+from tests.integration.test_stopped_worker import tokens_of
 from tests.integration.worker_process import worker_processes
+from tests.integration.workers_view import wait_all_ready, workers
 from tests.marks import slow_case
 
 COMMON = (
@@ -85,3 +93,36 @@ async def test_a_part_of_a_handover_without_the_state_is_not_used(model: Path, t
     assert generation.served_by.decode_cached_tokens == 64
     assert generation.served_by.handed_over_tokens == 0
     assert (load.handover_failures, load.checksum_failures) == (1, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
+async def test_a_drained_decode_workers_request_migrates_with_its_state(transport: str, tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3-next", tmp_path / "model", tokenizer=any_tokenizer(), max_position_embeddings=1024)
+    [prompt] = random_prompts(6, 150)
+    body = {
+        "prompt": prompt,
+        "max_tokens": 400,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    flags = ("--prefill=1", "--decode=2", "--dtype=float32", f"--transport={transport}", "--state-checkpoint-tokens=32")
+    async with (
+        served(str(model), *flags) as url,
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, verify=False) as client,
+    ):
+        await wait_all_ready(url)
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            tokens = tokens_of(response)
+            seen = [await anext(tokens) for _ in range(40)]
+            leaving = response.headers["x-baton-decode"]
+            addresses = {worker["worker_id"]: worker["address"] for worker in await workers(url)}
+            async with grpc.aio.insecure_channel(addresses[leaving]) as channel:
+                await WorkerStub(channel).Drain(worker_pb2.DrainRequest(timeout_s=0.05))
+            seen += [token async for token in tokens]
+        [staying] = [each for each in await workers(url) if each["role"] == "decode" and each["worker_id"] != leaving]
+    assert seen == Oracle(model).greedy(prompt, 400)
+    assert int(staying["load"]["handover_bytes"]) > 0  # it pulled the KV and a checkpoint of the state
+    assert int(staying["load"]["num_prefilled_tokens"]) < len(prompt)

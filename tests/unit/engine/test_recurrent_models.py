@@ -18,6 +18,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduling.schedule import StepResult
 from baton.settings.values import OptionError
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.paged_model import PagedModel
 
 NUM_TOKENS = 24
 CHECKPOINT_TOKENS = 32
@@ -177,6 +178,17 @@ def test_states_are_stored_in_kv_blocks_of_any_type(model: Path, dtype: str, kv_
             add(engine, name, prompt)
             tokens.append(drain(engine)[name])
     assert tokens == tokens[:1] * 4
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rounded_weights_give_similar_logits(model: Path, quantization: str) -> None:
+    if quantization == "int8" and not torch.cpu._is_vnni_supported():
+        pytest.skip("products in int8 need VNNI")
+    prompt = {"s": random_tokens(60)}
+    usual = PagedModel(model, dtype="bfloat16").step(prompt)["s"]
+    found = PagedModel(model, dtype="bfloat16", quantization=quantization).step(prompt)["s"]
+    similarity = torch.nn.functional.cosine_similarity(found.flatten(), usual.flatten(), dim=0)
+    assert similarity > {"int8": 0.97, "int4": 0.7}[quantization]
 
 
 def test_steps_are_not_launched_ahead(model: Path) -> None:
