@@ -127,8 +127,10 @@ class Handover:
         self._limits = limits
         self._num_tokens = request.num_tokens
         self._order = host.kv_groups.transfer_order(request.num_tokens)
-        self._blocks = self._order.blocks(request.block_tables)
-        self._num_known = known.num_tokens // host.config.block_size  # blocks of each KV group
+        self._blocks = self._order.blocks(request.block_tables, state=request.state_blocks)
+        # An earlier recurrent state, which comes last, is not received twice: this prefill worker may not finish.
+        num_known_tokens = request.num_computed_tokens if self._order.num_state_blocks else known.num_tokens
+        self._num_known = num_known_tokens // host.config.block_size  # blocks of each KV group
         self._num_known_blocks = self._order.num_before(self._num_known)
         self._num_announced = self._num_expected = self._num_known_blocks
         self._receiver: KVReceive | None = None

@@ -114,7 +114,8 @@ class RemotePrefill:
         self._limits = limits
         self._workers = PrefillWorkers(incoming.entry)
         request = incoming.entry.request
-        self._blocks = host.kv_groups.transfer_order(request.num_tokens).blocks(request.block_tables)
+        order = host.kv_groups.transfer_order(request.num_tokens)
+        self._blocks = order.blocks(request.block_tables, state=request.state_blocks)
         self._received = Received(request.num_computed_tokens)
         self._handover: Handover | None = None
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
+from baton.engine.delta_net import DeltaNetConfig
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.engine.rope import RopeConfig, yarn_mscale
 from baton.engine.vision.config import VisionConfig
@@ -14,6 +15,7 @@ from baton.settings.values import JsonText, OptionError
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]  # of a gated MLP
 TOKENIZER = "tokenizer.json"
 DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
+CHECKPOINT_TOKENS = 512  # default of state_checkpoint_tokens
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "int4", "fp8", "fp8_e4m3")
 
 
@@ -86,6 +88,12 @@ class EngineConfig:
         "On CPUs, keep layers with a sliding window or attention in chunks in KV blocks of their own, which are freed "
         "behind the window. Equal for all workers that hand KV over to each other.",
     )
+    state_checkpoint_tokens: int | None = option(
+        None,
+        "Tokens between checkpoints of recurrent state, a multiple of block_size: a prefix is found in the cache up to "
+        "its last checkpoint. For models with recurrent layers, such as Qwen3-Next. Default: 512, in whole blocks.",
+        minimum=1,
+    )
     kv_shards: int | None = option(
         None,
         "Shards of a KV block; equal for all workers that hand KV over to each other: the largest number of "
@@ -125,6 +133,11 @@ class EngineConfig:
                 "allow_mixed_quantization: the scales of fp8 KV are part of a checkpoint and may differ; set another "
                 "kv_cache_dtype"
             )
+        if self.state_checkpoint_tokens is not None and self.state_checkpoint_tokens % self.block_size:
+            raise OptionError(
+                f"state_checkpoint_tokens is {self.state_checkpoint_tokens}, but must be a multiple of block_size "
+                f"({self.block_size})"
+            )
         if self.device == "auto":
             object.__setattr__(self, "device", visible_gpus().auto_device)
 
@@ -142,6 +155,11 @@ class EngineConfig:
     def step_tokens(self) -> int:
         """Token budget of a step. It bounds the prefill that a handover cannot overlap, and the ITL of decodes."""
         return self.max_num_batched_tokens or (256 if self.is_on_cpu else 8192)
+
+    @property
+    def checkpoint_tokens(self) -> int:
+        """Tokens between checkpoints of recurrent state: a multiple of the block size."""
+        return self.state_checkpoint_tokens or -(-CHECKPOINT_TOKENS // self.block_size) * self.block_size
 
     @property
     def batch_seqs(self) -> int:
@@ -247,6 +265,8 @@ class ModelConfig:
     logits_divisor: float = 1.0
     moe: MoEConfig | None = None
     mla: MLAConfig | None = None
+    delta_net: DeltaNetConfig | None = None  # of the layers without attention
+    has_output_gate: bool = False  # attention's output is multiplied by a sigmoid, of which queries have the logits
     activation: Activation = "silu"  # of dense MLPs
     norm_offset: float = 0.0  # added to the weights of all norms
     spans: tuple[AttentionSpan, ...] = ()  # of each layer's attention; none: all layers attend to the whole context
@@ -294,13 +314,8 @@ class ModelConfig:
 
     def kv_layer(self, layer: int) -> int:
         """Return the layer whose KV a layer attends to: itself, or the last one with its span that is not shared."""
-        own = range(self.num_kv_layers)
+        own = range(self.num_layers - self.num_kv_shared_layers)
         return layer if layer in own else max(each for each in own if self.span(each) == self.span(layer))
-
-    @property
-    def num_kv_layers(self) -> int:
-        """Number of layers that write KV; the first ones."""
-        return self.num_layers - self.num_kv_shared_layers
 
     @property
     def block_heads(self) -> KVHeads:
@@ -313,6 +328,12 @@ class ModelConfig:
         """Longest context unless an option sets it: LongRoPE's original one, since its longer ones are less exact."""
         original = self.rope.original_max_position_embeddings
         return min(original, self.max_model_len) if self.rope.kind == "longrope" else self.max_model_len
+
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """Layers that write KV: those with attention that do not share the KV of another."""
+        recurrent = self.delta_net.layers if self.delta_net is not None else ()
+        return tuple(layer for layer in range(self.num_layers - self.num_kv_shared_layers) if layer not in recurrent)
 
     def is_sparse(self, layer: int) -> bool:
         """Return whether a layer's MLP is a mixture of experts."""

@@ -208,6 +208,8 @@ class Engine:
         """Whether a step may be launched before the tokens of the previous step are known."""
         wanted = self.config.async_scheduling
         is_single_rank = self.lockstep is None and self.tensor is None
+        if self.groups.states is not None:  # a request that ends, unknown to a step ahead, must not change its state
+            return False
         return is_single_rank and (self.pool.device.type != "cpu" if wanted is None else wanted)
 
     def launch(

@@ -53,6 +53,8 @@ class Request:
     computes_all: bool = False  # the pooling needs hidden states of all tokens, so cached KV is not enough
     block_table: list[BlockId] = field(default_factory=list)  # of the first KV group
     other_tables: list[list[BlockId]] = field(default_factory=list)  # of the other KV groups
+    state_blocks: list[BlockId] = field(default_factory=list)  # where steps write the recurrent state
+    checkpoint_blocks: list[BlockId] = field(default_factory=list)  # cached state that the next step reads, if any
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks; grows as blocks fill
     num_computed_tokens: int = 0  # tokens whose KV is in the block table
     kv_origins: frozenset[KVOrigin] = NO_ORIGINS  # other models that computed some of its KV
@@ -69,9 +71,29 @@ class Request:
         return [self.block_table, *self.other_tables]
 
     @property
+    def current_state(self) -> list[BlockId]:
+        """The blocks of the recurrent state after the computed tokens."""
+        return self.checkpoint_blocks or self.state_blocks
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and output tokens known so far."""
         return len(self.token_ids)
+
+    @property
+    def num_tokens_to_compute(self) -> int:
+        """Tokens that this engine must still compute; those that were cached on its arrival count as computed."""
+        if self.status is RequestStatus.FINISHED or self.receives_kv:
+            return 0
+        expects_cached = self.status is RequestStatus.WAITING and self.num_preemptions == 0
+        return self.num_tokens - (self.num_cached_tokens if expects_cached else self.num_computed_tokens)
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether cached KV is not enough: a pooling needs all hidden states, prompt logprobs need logits."""
+        reports_prompt = self.sampling.prompt_logprobs is not None
+        is_due = reports_prompt and self.num_prompt_logprobs < self.num_prompt_tokens - 1
+        return is_due or self.computes_all
 
     @property
     def num_output_tokens(self) -> int:

@@ -14,7 +14,7 @@ However the call ends, its request is aborted in the engine, which frees everyth
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ import grpc
 from baton.engine.errors import EngineEnded, EngineError
 from baton.engine.kv.groups import KVGroups
 from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
-from baton.engine.request import FinishReason, Request, RequestId
+from baton.engine.request import BlockId, FinishReason, Request, RequestId
 from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import TransferError
 from baton.process.progress import HEARTBEAT_S
@@ -106,9 +106,10 @@ class PrefillJob:
             if step.output.error is not None:
                 raise step.output.error
             sampled, num_ready = step.output.sampled, step.output.num_computed_tokens // groups.block_size
+            state: Sequence[BlockId] = ()
             if sampled is not None:
-                is_last, num_ready = True, order.end
-            blocks = order.blocks(self.request.block_tables, num_announced, num_ready)
+                is_last, num_ready, state = True, order.end, self.request.current_state
+            blocks = order.blocks(self.request.block_tables, num_announced, num_ready, state)
             yield worker_pb2.PrefillEvent(
                 blocks=announcements.announce(
                     order.num_before(num_announced), blocks, step.computed_at_s, self.request.kv_origins

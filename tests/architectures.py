@@ -68,6 +68,22 @@ _GRANITE = {
     "logits_scaling": 1.5,
 }
 
+_DELTA_NETS = _ATTENTION | {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "initializer_range": 0.05,  # norms have a weight of 1.5 to 2.5
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+_SHARED_EXPERT = {
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+}
+
 # What each name stands for: the class of transformers' config, and its options.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("LlamaConfig", _ATTENTION | {"num_key_value_heads": 4}),
@@ -325,6 +341,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
                 "rope_theta": 150000.0,
             },
         },
+    ),
+    "qwen3-next": ("Qwen3NextConfig", _DELTA_NETS | _SHARED_EXPERT | {"mlp_only_layers": [1, 2]}),
+    "qwen3.5": ("Qwen3_5TextConfig", _DELTA_NETS | {"attention_bias": True}),
+    "qwen3.5-moe": (
+        "Qwen3_5MoeTextConfig",
+        _DELTA_NETS | _SHARED_EXPERT | {"layer_types": [*["linear_attention", "full_attention"] * 2]},
     ),
     "minimax-m2": ("MiniMaxM2Config", _ATTENTION | _EXPERTS | {"rotary_dim": 8}),
 }

@@ -41,7 +41,7 @@ def make_checkpoint(
 
 def randomise(model: torch.nn.Module) -> None:
     """Gives values to what starts as ones or zeros; matrices are random already."""
-    norms = ("norm.weight", "layernorm_1.weight", "layernorm_2.weight", ".norm1.weight", ".norm2.weight", ".ln_q.weight")
+    norms = ("norm.weight", "layernorm_1.weight", "layernorm_2.weight", "norm1.weight", "norm2.weight", "ln_q.weight")
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith("q_norm.weight") and getattr(model.config, "model_type", "") == "gemma4_text":
@@ -50,6 +50,14 @@ def randomise(model: torch.nn.Module) -> None:
                 tensor.uniform_(0.5, 1.5)
             elif name.endswith("layer_scalar"):
                 tensor.uniform_(0.6, 1.1)
+            elif name.endswith("conv1d.weight"):
+                tensor.normal_(std=0.6)
+            elif name.endswith(
+                "A_log"
+            ):  # with faster decays outputs are near zero, where their norms are ill-conditioned
+                tensor.uniform_(-5, -2)
+            elif name.endswith("dt_bias"):
+                tensor.uniform_(-1, 1)
             elif name.endswith("sinks"):
                 tensor.uniform_(-1, 3)
             elif name.endswith("correction_bias"):

@@ -11,8 +11,8 @@ from baton.engine.attention import int4_rows, int8_rows
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.factory import attention_for
 from baton.engine.checkpoint.model_config import read_model_config
-from baton.engine.config import ModelConfig
-from baton.engine.execution.batch import Batch, GroupBlocks
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.execution.batch import Batch, GroupBlocks, StateBlocks
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.models import Model, load_model
@@ -44,17 +44,22 @@ class PagedModel:
             attention = attention_of(self.config, block_size)
         else:
             attention = attention_for(self.config, block_size, CPU, kv_dtype)
-        self.model: Model = load_model(directory, self.config, CPU, attention, quantization=quantization)
-        self.layout = KVCacheLayout.of(self.config, block_size, kv_dtype=kv_dtype)
+        engine = EngineConfig(model=str(directory), device="cpu", block_size=block_size)
+        self.groups = KVGroups.of(engine, self.config)
+        self.layout = KVCacheLayout.of(self.config, block_size, kv_dtype=kv_dtype, groups=self.groups)
+        self.groups = self.groups.with_states(engine, self.config, self.layout.block_bytes)
+        self.model: Model = load_model(
+            directory, self.config, CPU, attention, quantization=quantization, groups=self.groups
+        )
         generator = torch.Generator().manual_seed(seed)
-        leavings = KVCacheLayout.of(self.config, block_size).pool_shape(160)
+        leavings = KVCacheLayout.of(self.config, block_size, groups=self.groups).pool_shape(160)
         rows = torch.empty(leavings).normal_(generator=generator).mul_(5)
         encoders = {torch.int8: int8_rows.encode, int4_rows.DTYPE: int4_rows.encode}
         encode = encoders.get(self.layout.dtype)
         self.pool = encode(rows) if encode is not None else rows.to(self.layout.dtype)
         self._free = random.Random(seed).sample(range(1, 160), 159)
-        self.groups = KVGroups(block_size)
         self._tables: dict[str, list[list[int]]] = {}  # of each group
+        self._states: dict[str, list[int]] = {}  # blocks of the recurrent state
         self._computed: dict[str, int] = {}
 
     def step(self, new_tokens: Mapping[str, list[int]]) -> dict[str, Tensor]:
@@ -83,6 +88,8 @@ class PagedModel:
         for name, length in zip(names, context_lens, strict=True):
             for table in self._tables.setdefault(name, [[] for _ in self.groups.spans]):
                 table += [self._free.pop() for _ in range(-(-length // size) - len(table))]
+            if name not in self._states:
+                self._states[name] = [self._free.pop() for _ in range(self.groups.num_state_blocks)]
             self._computed[name] = length
         positions = [torch.arange(s, c) for s, c in zip(starts, context_lens, strict=True)]
         first, *others = [self._blocks(group, names, positions) for group in range(self.groups.num_groups)]
@@ -99,7 +106,14 @@ class PagedModel:
             context_lens_list=context_lens,
             num_decodes=query_lens.count(1),
             other_groups=tuple(others),
+            states=self._state_blocks(names, starts),
         )
+
+    def _state_blocks(self, names: list[str], starts: list[int]) -> StateBlocks | None:
+        if self.groups.states is None:
+            return None
+        blocks = torch.tensor([self._states[name] for name in names])
+        return StateBlocks(blocks, blocks, [row for row, start in enumerate(starts) if start == 0])
 
     def _blocks(self, group: int, names: list[str], positions: list[Tensor]) -> GroupBlocks:
         """Slots of the sequences' new tokens, and their block tables, in a group."""

@@ -19,6 +19,15 @@ class GroupBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class StateBlocks:
+    """Blocks of the recurrent state of a batch's sequences before and after a step; on the CPU."""
+
+    sources: Tensor  # [num_seqs, num_state_blocks] int64
+    targets: Tensor  # the same; equal to `sources` if the state is updated in place
+    new_rows: list[int]  # sequences that begin with this step: their state is zero, whatever the sources hold
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Flattened tokens of several sequences; sequences with one new token (decodes) come first.
 
@@ -43,6 +52,7 @@ class Batch:
     rotary_positions: Tensor | None = None
     images: ImageTokens | None = None  # on the model's device; not sent to other ranks, like the field above
     other_groups: tuple[GroupBlocks, ...] = ()  # `slot_mapping` and `block_tables` are those of the first KV group
+    states: StateBlocks | None = None  # of recurrent layers; None: the model has none; not sent to other ranks
 
     @property
     def num_tokens(self) -> int:

@@ -29,6 +29,7 @@ from baton.engine.kv.fingerprint import compatibility_fingerprint, mixed_fingerp
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.kv.origin import KVOrigin, check_mixable, quantization_name
+from baton.engine.kv.state_layout import check_recurrent
 from baton.engine.layers.fp8_weight import products_of
 from baton.engine.models import Model, load_model
 from baton.engine.models.causal_lm import CausalLM
@@ -114,12 +115,14 @@ def _load(
 ) -> LoadedModel:
     directory, device = Path(config.model), torch.device(config.device)
     shard.check(whole)
+    check_recurrent(config, whole, shard.size, is_expert_parallel=group is not None)
     num_parts = shard.kv_parts(whole, config.kv_shards)
     groups = KVGroups.of(config, whole)
     try:
         layout = KVCacheLayout.of(whole, config.block_size, num_parts, shard.size, config.kv_cache_dtype, groups)
     except ValueError as error:
         raise UnsupportedModel(f"kv_shards: {error}") from error
+    groups = groups.with_states(config, whole, layout.block_bytes)
     size, is_measured = _size_beforehand(config, whole, layout, groups, group)
     products = config.quantization or products_of(whole.stored_quantization, whole.dtype, device)
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.execution.batch import Batch, GroupBlocks
+from baton.engine.execution.batch import Batch, GroupBlocks, StateBlocks
 from baton.engine.execution.device import to_device_async
 from baton.engine.execution.in_flight_step import HostCopy, LaunchedStep
 from baton.engine.grammar.masks import GrammarMasks
@@ -70,6 +70,8 @@ class ModelRunner:
         if self.images is not None:
             step = self.images.of(scheduled, batch.positions, self.pool.device)
             batch = replace(batch, rotary_positions=step.positions, images=step.images)
+        if batch.states is not None:
+            self._clear_new_blocks(scheduled)
         if previous is not None:
             batch = replace(batch, sampled_ids=_sampled_inputs(previous.token_ids, scheduled))
         sampling = [item.request for item in scheduled if item.samples]
@@ -170,7 +172,26 @@ class ModelRunner:
             context_lens_list=context_lens,
             num_decodes=sum(query_len == 1 for query_len in query_lens),
             other_groups=tuple(others),
+            states=self._states(scheduled) if self.groups.states is not None else None,
         )
+
+    def _states(self, scheduled: Sequence[ScheduledRequest]) -> StateBlocks:
+        requests = [item.request for item in scheduled]
+        return StateBlocks(
+            torch.tensor([request.current_state for request in requests]),
+            torch.tensor([request.state_blocks for request in requests]),
+            [row for row, item in enumerate(scheduled) if item.start == 0],
+        )
+
+    def _clear_new_blocks(self, scheduled: Sequence[ScheduledRequest]) -> None:
+        """Clear the blocks in which sequences end, if the step begins them: they may have held recurrent state.
+
+        Attention multiplies unused slots by zero, and a state may be NaN if it is read as KV.
+        """
+        lasts = [(item, (item.start + item.num_new_tokens - 1) // self.block_size) for item in scheduled]
+        new = [item.request.block_table[last] for item, last in lasts if item.start <= last * self.block_size]
+        if new:
+            self.pool.view(torch.uint8).index_fill_(0, torch.tensor(new), 0)
 
     def _block_tables(self, scheduled: Sequence[ScheduledRequest], max_blocks: int) -> np.ndarray:
         """Return the block tables [num_groups, num_seqs, max_blocks], with null blocks behind the windows."""

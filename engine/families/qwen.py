@@ -38,11 +38,15 @@ def _read_qwen3_moe(config: JsonObject, shared: ModelConfig) -> ModelConfig:
 
 def _read_qwen2_moe(config: JsonObject, shared: ModelConfig) -> ModelConfig:
     qkv_bias = config.boolean("qkv_bias", True)
-    dense = replace(_read_qwen2(config, shared), qkv_bias=qkv_bias)
+    return replace(_read_qwen2(config, shared), qkv_bias=qkv_bias, moe=read_shared_experts(config, shared))
+
+
+def read_shared_experts(config: JsonObject, shared: ModelConfig) -> MoEConfig | None:
+    """Return experts of which one serves all tokens, with a gate; None without experts."""
     if not read_num_experts(config):
-        return dense
+        return None
     shared_size = config.size("shared_expert_intermediate_size")
-    return replace(dense, moe=replace(_read_experts(config, shared), shared_size=shared_size, has_shared_gate=True))
+    return replace(_read_experts(config, shared), shared_size=shared_size, has_shared_gate=True)
 
 
 def _read_experts(config: JsonObject, shared: ModelConfig) -> MoEConfig:

@@ -45,11 +45,12 @@ class TensorNames:
     qkv: str | None = None  # one tensor with queries, keys and values in this order; None: three tensors
     mlp: str = "mlp"  # of layers with a dense MLP
     gate_up: str | None = None  # one tensor with gate and up of the dense MLP; None: two tensors
+    by_key_head: bool = False  # two tensors have all projections of a delta net's input, by key head; False: four
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)  # alternatives; a checkpoint has the router of one of them
 
 
 def replaced_kv(config: ModelConfig) -> tuple[str, ...]:
     """Return beginnings of the names of tensors for KV in layers that share another layer's, which do not need them."""
-    shared = range(config.num_kv_layers, config.num_layers)
+    shared = range(config.num_layers - config.num_kv_shared_layers, config.num_layers)
     parts = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
     return tuple(f"model.layers.{layer}.self_attn.{part}" for layer in shared for part in parts)

@@ -1,9 +1,10 @@
 """Block tables of requests, and all other holds on blocks.
 
 A running or receiving request holds its block tables: one for each KV group. Of a group with a window, blocks behind
-the window are given back as the request advances, and blocks for a long prompt are allocated step by step. A remote
-prefill that fills the blocks of a receiving request holds them too, until `end_fill`. A finished request may keep its
-tables. A pin holds cached blocks for a reader. A waiting request holds nothing.
+the window are given back as the request advances, and blocks for a long prompt are allocated step by step. The request
+also holds the blocks of its recurrent state, if the model has one, and the checkpoint that its next step reads. A
+remote prefill that fills the blocks of a receiving request holds them too, until `end_fill`. A finished request may
+keep its tables. A pin holds cached blocks for a reader. A waiting request holds nothing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from baton.engine.kv.block_pool import BlockPool
 from baton.engine.kv.groups import KVGroups, held
 from baton.engine.kv.origin import NO_ORIGINS, KVOrigin
 from baton.engine.kv.prefix_cache import PrefixCache
+from baton.engine.kv.state_layout import StateLayout
 from baton.engine.request import NULL_BLOCK, BlockId, Request, RequestId
 from baton.engine.vision.image import hash_marks
 
@@ -76,15 +78,17 @@ class BlockManager:
         always left to compute.
         """
         tables = self._cached(request) if reads_cache else self.cache.match_groups([])
-        cached = [block for table in tables for block in held(table)]
         num_known = len(tables[0])
-        new = self._blocks_to_take(request, num_known)
-        if sum(map(len, new)) + reserve * len(tables) > self.cache.num_free_outside(cached):
+        checkpoint = self._checkpoint(request.block_hashes[:num_known])
+        cached = [*(block for table in tables for block in held(table)), *checkpoint]
+        new, num_state = self._blocks_to_take(request, num_known), self.groups.num_state_blocks
+        if sum(map(len, new)) + num_state + reserve * len(tables) > self.cache.num_free_outside(cached):
             return False
         self.cache.pool.hold(cached)
         for table, indices in zip(tables, new, strict=True):
             table += [NULL_BLOCK] * (indices.start - num_known) + self._allocate(len(indices))
         request.block_table, *request.other_tables = tables
+        request.checkpoint_blocks, request.state_blocks = checkpoint, self._allocate(num_state)
         request.kv_origins |= self.origins(cached)
         request.num_computed_tokens = num_known * self.block_size
         return True
@@ -168,11 +172,13 @@ class BlockManager:
         """Release all blocks of the request's block tables."""
         for table in reversed(request.block_tables):
             self.cache.release(held(table))
+        self.cache.release([*request.state_blocks, *request.checkpoint_blocks])
         request.block_table, request.other_tables = [], []
+        request.state_blocks, request.checkpoint_blocks = [], []
 
     def advance(self, request: Request, num_computed_tokens: int) -> None:
         """Set the number of computed tokens, store blocks that became full in the prefix cache, and give back blocks
-        to which no later token attends.
+        to which no later token attends. At a checkpoint, the recurrent state is stored too.
 
         If the parent of the first full block, perhaps stored by another request, has been evicted, this request's own
         blocks are stored from the first evicted one on.
@@ -192,6 +198,30 @@ class BlockManager:
                 self.cache.store(request.block_table[index], hashes[index], parent, [table[index] for table in others])
         if self.groups.has_windows:
             self._give_back(request, before, num_computed_tokens)
+        if self.groups.states is not None and num_computed_tokens > before:
+            self._advance_state(request, self.groups.states)
+
+    def until_checkpoint(self, request: Request, num_tokens: int) -> int:
+        """Return how many of the next `num_tokens` tokens of a request a step may compute: up to a checkpoint."""
+        states = self.groups.states
+        if states is None or not self.cache.enabled:
+            return num_tokens
+        return min(num_tokens, states.checkpoint_tokens - request.num_computed_tokens % states.checkpoint_tokens)
+
+    def _advance_state(self, request: Request, states: StateLayout) -> None:
+        """Store the state in the prefix cache if this is a checkpoint, and let the next step write to new blocks.
+
+        Otherwise the next step updates it in place; also if few blocks would be left for the steps of other requests.
+        """
+        self.cache.release(request.checkpoint_blocks)
+        request.checkpoint_blocks = []
+        is_due = self.cache.enabled and request.num_computed_tokens % states.checkpoint_tokens == 0
+        if not is_due or self.cache.pool.num_free < 2 * states.num_blocks:
+            return
+        block_hash = request.block_hashes[request.num_computed_tokens // self.block_size - 1]
+        if self.cache.store_checkpoint(block_hash, request.state_blocks):
+            request.checkpoint_blocks = request.state_blocks
+            request.state_blocks = self._allocate(states.num_blocks)
 
     def receive(self, request: Request, num_tokens: int) -> None:
         """Advance a request to `num_tokens` tokens whose KV was received instead of computed.
@@ -223,7 +253,7 @@ class BlockManager:
         """Start a remote fill: it holds the request's blocks after the computed tokens, in addition to the request."""
         assert not self.is_filling(request.request_id)
         first = request.num_computed_tokens // self.block_size
-        blocks = [block for table in request.block_tables for block in held(table[first:])]
+        blocks = [block for table in request.block_tables for block in held(table[first:])] + request.state_blocks
         self.cache.pool.hold(blocks)
         self._fills[request.request_id] = blocks
 
@@ -246,7 +276,8 @@ class BlockManager:
         """Hold the longest cached prefix of `hashes` for a reader."""
         tables = self.cache.match_groups(hashes)
         num_blocks = len(tables[0])
-        blocks = self.groups.transfer_order(num_blocks * self.block_size).blocks(tables)
+        state = self._checkpoint(hashes[:num_blocks])
+        blocks = self.groups.transfer_order(num_blocks * self.block_size).blocks(tables, state=state)
         self.cache.pool.hold(blocks)
         self._num_pins += 1
         self._pins[self._num_pins] = blocks
@@ -258,7 +289,9 @@ class BlockManager:
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Assert that every block has exactly its expected holders."""
+        requests = list(requests)
         holders = [block for request in requests for table in request.block_tables for block in held(table)]
+        holders += [block for request in requests for block in (*request.state_blocks, *request.checkpoint_blocks)]
         for blocks in (*self._fills.values(), *self._pins.values()):
             holders += blocks
         self.cache.pool.check_integrity(holders)
@@ -295,6 +328,10 @@ class BlockManager:
         if self.groups.has_windows:
             return self.cache.match_groups([])
         return [list(takewhile(lambda block: block not in self._origins, tables[0]))]
+
+    def _checkpoint(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
+        """Return the blocks of the cached state after a prefix that `match_groups` found; none without states."""
+        return self.cache.checkpoints.at(hashes[-1]) if hashes and self.groups.states is not None else []
 
     def _usable_hashes(self, request: Request) -> list[BlockHash]:
         if not self.cache.enabled:

@@ -29,10 +29,12 @@ class PoolSize:
 
         Raises EngineError if that is less than two blocks, or too little for the configured max_model_len. A request
         needs a block of each group for the same tokens: those behind a window are given back only once the tokens
-        that attend to them are computed.
+        that attend to them are computed. It also needs two recurrent states: a checkpoint that a step reads, and the
+        state that the step writes.
         """
-        num_blocks = num_blocks_in(kv_bytes, layout, groups.num_groups)
-        num_places = (num_blocks - 1) // groups.num_groups
+        num_states = 2 * groups.num_state_blocks
+        num_blocks = num_blocks_in(kv_bytes, layout, groups.num_groups + num_states)
+        num_places = (num_blocks - 1 - num_states) // groups.num_groups
         return cls(num_blocks, context_length(config, model, num_places, kv_bytes))
 
 
@@ -43,12 +45,12 @@ def configured_kv_bytes(config: EngineConfig) -> int | None:
     return config.kv_cache_memory_bytes
 
 
-def num_blocks_in(kv_bytes: int, layout: KVCacheLayout, num_groups: int = 1) -> int:
+def num_blocks_in(kv_bytes: int, layout: KVCacheLayout, num_needed: int = 1) -> int:
     """Return how many blocks fit into `kv_bytes` bytes.
 
-    Raises EngineError if there are not one for padding and one for each KV group.
+    Raises EngineError if there are not one for padding and `num_needed` more, which the shortest request takes.
     """
-    num_blocks, least = kv_bytes // layout.block_bytes, 1 + num_groups
+    num_blocks, least = kv_bytes // layout.block_bytes, 1 + num_needed
     if num_blocks < least:
         raise EngineError(
             f"kv_cache_memory_bytes is {kv_bytes}, but must be at least "

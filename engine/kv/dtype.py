@@ -10,6 +10,7 @@ from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import UnsupportedModel
 
 SCALE_BYTES = 4
+STATE_ITEM_BYTES = 4  # recurrent state is in float32
 _FP8_NAMES = ("fp8", "fp8_e4m3")
 _ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "int4": 1, "fp8": 1}
 
@@ -67,7 +68,11 @@ def default_kv_bytes(free_bytes: int, num_workers: int, model: ModelConfig, engi
     """Return a worker's share of the free memory, capped at what a full batch of the longest requests needs."""
     share_bytes = min(max(int(free_bytes * FREE_MEMORY_SHARE) // num_workers, MIN_BYTES), MAX_BYTES)
     max_tokens = engine.batch_seqs * min(engine.max_model_len or model.default_model_len, model.max_model_len)
-    return min(share_bytes, max(max_tokens * kv_bytes_per_token(model, engine.kv_cache_dtype), MIN_BYTES))
+    net = model.delta_net
+    state_bytes = STATE_ITEM_BYTES * len(net.layers) * net.state_size if net is not None else 0
+    needed_bytes = max_tokens * kv_bytes_per_token(model, engine.kv_cache_dtype)
+    needed_bytes += 2 * engine.batch_seqs * state_bytes  # a live state each, and a checkpoint
+    return min(share_bytes, max(needed_bytes, MIN_BYTES))
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_dtype: str = "auto") -> int:
@@ -77,5 +82,5 @@ def kv_bytes_per_token(model: ModelConfig, kv_dtype: str = "auto") -> int:
     """
     dtype = kv_cache_dtype(model, kv_dtype)
     if model.mla is not None:
-        return model.num_layers * row_bytes(model.mla.row_dim, dtype)
-    return model.num_kv_layers * 2 * model.block_heads.count * row_bytes(model.block_heads.width, dtype)
+        return len(model.kv_layers) * row_bytes(model.mla.row_dim, dtype)
+    return len(model.kv_layers) * 2 * model.block_heads.count * row_bytes(model.block_heads.width, dtype)

@@ -6,10 +6,11 @@ are given back (as in vLLM's hybrid KV cache manager).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.kv.state_layout import StateLayout
 from baton.engine.request import NULL_BLOCK, BlockId
 
 MAX_GROUPS = 16  # each has block tables and a plan in every step
@@ -31,6 +32,7 @@ class KVGroups:
     block_size: int
     spans: tuple[AttentionSpan, ...] = (FULL,)
     layers: tuple[tuple[int, ...], ...] = ((),)  # of each group; () in the only group: all
+    states: StateLayout | None = None  # of the recurrent layers, which are in no group; None: there are none
 
     @classmethod
     def of(cls, config: EngineConfig, model: ModelConfig) -> "KVGroups":
@@ -39,10 +41,12 @@ class KVGroups:
         One group, which keeps all its blocks, if no layer has a window, the engine does not support groups on its
         device, they are disabled, or the layers cannot be divided into equal groups without much padding.
         """
+        if model.delta_net is not None:
+            return cls(config.block_size, layers=(model.kv_layers,))
         if not (config.hybrid_kv_cache and config.is_on_cpu and model.spans):
             return cls(config.block_size)
         kinds: dict[AttentionSpan, list[int]] = {}
-        for layer in range(model.num_kv_layers):
+        for layer in model.kv_layers:
             span = model.span(layer)
             is_whole = span.size is None or span.size >= model.max_model_len
             kinds.setdefault(FULL if is_whole else span, []).append(layer)
@@ -52,9 +56,20 @@ class KVGroups:
             for span, layers in sorted(kinds.items(), key=lambda kind: -(kind[0].size or model.max_model_len))
             for first in range(0, len(layers), size)
         ]
-        if len(groups) > MAX_GROUPS or len(groups) * size > (1 + MAX_PADDING) * model.num_kv_layers:
+        if len(groups) > MAX_GROUPS or len(groups) * size > (1 + MAX_PADDING) * len(model.kv_layers):
             return cls(config.block_size)
         return cls(config.block_size, tuple(span for span, _ in groups), tuple(layers for _, layers in groups))
+
+    def with_states(self, config: EngineConfig, model: ModelConfig, block_bytes: int) -> "KVGroups":
+        """Return the groups with the layout of a model's recurrent state in blocks of `block_bytes` bytes, if any."""
+        if model.delta_net is None:
+            return self
+        return replace(self, states=StateLayout.of(model.delta_net, block_bytes, config.checkpoint_tokens))
+
+    @property
+    def num_state_blocks(self) -> int:
+        """Number of blocks of a request's recurrent state."""
+        return self.states.num_blocks if self.states is not None else 0
 
     @property
     def num_groups(self) -> int:
@@ -68,7 +83,7 @@ class KVGroups:
 
     def layers_per_block(self, model: ModelConfig) -> int:
         """Return how many layers a block holds; some groups have fewer."""
-        return max(map(len, self.layers)) or model.num_kv_layers
+        return max(map(len, self.layers)) or len(model.kv_layers)
 
     def place(self, layer: int) -> KVPlace:
         """Return the place of the KV that a layer writes."""
@@ -83,36 +98,46 @@ class KVGroups:
 
     def transfer_order(self, num_tokens: int) -> "TransferOrder":
         """Return the order in which the blocks of a prefix of `num_tokens` tokens are transferred."""
-        return TransferOrder(tuple(self.first_blocks(num_tokens)), -(-num_tokens // self.block_size))
+        num_state_blocks = self.num_state_blocks if num_tokens else 0
+        return TransferOrder(tuple(self.first_blocks(num_tokens)), -(-num_tokens // self.block_size), num_state_blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class TransferOrder:
-    """Blocks of a prefix that later tokens attend to, in the order of their tokens and then of their groups.
+    """Blocks of a prefix that later tokens attend to, in the order of their tokens and then of their groups, and after
+    them those of the recurrent state at its end.
 
     Both ends of a transfer derive it from the number of tokens, so a block's number in it names its group and tokens.
     """
 
     first_blocks: tuple[int, ...]  # of each group: index in its block table
     end: int  # index after the last block
+    num_state_blocks: int = 0
 
     @property
     def num_blocks(self) -> int:
         """Number of blocks."""
-        return self.num_before(self.end)
+        return self.num_before(self.end) + self.num_state_blocks
 
     def num_before(self, index: int) -> int:
         """Return how many blocks have an index below `index` in their block tables."""
         return sum(max(0, min(index, self.end) - first) for first in self.first_blocks)
 
-    def blocks(self, tables: Sequence[Sequence[BlockId]], start: int = 0, end: int | None = None) -> list[BlockId]:
+    def blocks(
+        self,
+        tables: Sequence[Sequence[BlockId]],
+        start: int = 0,
+        end: int | None = None,
+        state: Sequence[BlockId] = (),
+    ) -> list[BlockId]:
         """Return the blocks with indices from `start` up to, excluding, `end` (default: the last block's, included).
 
-        tables: the block table of each group. Returns none if several tables have been freed in the meantime.
+        tables: the block table of each group; state: the blocks of the recurrent state at the end of the prefix, which
+        are appended. Returns none if several tables have been freed in the meantime.
         """
         end = self.end if end is None else min(end, self.end)
         if len(tables) == 1:
-            return list(tables[0][max(start, self.first_blocks[0]) : end])
+            return [*tables[0][max(start, self.first_blocks[0]) : end], *state]
         if len(tables) != len(self.first_blocks) or min(map(len, tables)) < end:
             return []
         by_group = list(zip(tables, self.first_blocks, strict=True))
@@ -121,12 +146,12 @@ class TransferOrder:
     def num_usable(self, num_blocks: int, num_known: int) -> int:
         """Return the end of the prefix that can be used after the first `num_blocks` blocks have arrived.
 
-        num_known: end of the prefix that was there before. A shorter prefix would need blocks of its own windows, which
-        are not transferred.
+        num_known: end of the prefix that was there before. A shorter prefix would need blocks of its own windows, or a
+        recurrent state of its own, which are not transferred.
         """
         if num_blocks >= self.num_blocks:
             return max(num_known, self.end)
-        if any(self.first_blocks):
+        if any(self.first_blocks) or self.num_state_blocks:
             return num_known
         return max(num_known, num_blocks // len(self.first_blocks))
 

@@ -72,7 +72,7 @@ class KVCacheLayout:
         """
         named = kv_cache_dtype(config, kv_dtype)
         dtype = torch_dtype(named)
-        num_layers = groups.layers_per_block(config) if groups is not None else config.num_kv_layers
+        num_layers = groups.layers_per_block(config) if groups is not None else len(config.kv_layers)
         if config.mla is not None:
             row = row_items(config.mla.row_dim, named)
             return cls(block_size, (num_layers, block_size, row), dtype, 1)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.kv.block_hash import BlockHash
 from baton.engine.kv.block_pool import BlockPool
+from baton.engine.kv.checkpoints import StateCheckpoints
 from baton.engine.kv.groups import KVGroups, held
 from baton.engine.request import NULL_BLOCK, BlockId
 
@@ -40,6 +41,7 @@ class PrefixCache:
         self._restarts = {
             span.size for span in groups.spans if span.size is not None and (span.is_chunked or span.size == 1)
         }
+        self.checkpoints = StateCheckpoints()
         self._blocks: dict[BlockHash, BlockId] = {}  # of the first group
         self._others: dict[BlockHash, list[BlockId]] = {}  # of the other groups; the null block: not cached
         self._hashes: dict[BlockId, BlockHash] = {}
@@ -68,6 +70,8 @@ class PrefixCache:
             if block is None:
                 break
             blocks.append(block)
+        if self.groups.states is not None:
+            return [blocks[: self.checkpoints.last(hashes[: len(blocks)])]]
         if not self.groups.has_windows:
             return [blocks]
         length = self._num_in_all_groups(hashes, len(blocks))
@@ -117,6 +121,8 @@ class PrefixCache:
         """Allocate `count` free blocks, evicting their cached content."""
         blocks = self.pool.allocate(count)
         for block in blocks:
+            for other in self.checkpoints.evict_with(block):
+                self.pool.empty(other)
             block_hash = self._hashes.get(block)
             if block_hash is None:
                 continue
@@ -157,9 +163,16 @@ class PrefixCache:
         self._hashes[block] = block_hash
         self._note(block_hash, was_known=False)
 
+    def store_checkpoint(self, block_hash: BlockHash, blocks: list[BlockId]) -> bool:
+        """Store the recurrent state after all tokens of a hash, unless it is known or no block has that content.
+
+        Returns whether it is stored: nothing may be written to its blocks from then on.
+        """
+        return block_hash in self._blocks and self.checkpoints.store(block_hash, blocks)
+
     def release(self, blocks: Sequence[BlockId]) -> None:
         """Drop one holder of each block; pass a request's blocks in order."""
-        self.pool.release(blocks, [block in self._hashes for block in blocks])
+        self.pool.release(blocks, [block in self._hashes or block in self.checkpoints for block in blocks])
 
     def snapshot(self) -> list[BlockHash]:
         """Return all cached hashes; call `take_changes` first, or it will report them again."""
@@ -175,6 +188,7 @@ class PrefixCache:
 
     def check_integrity(self) -> None:
         """Assert that the maps are each other's inverse, and that the cache is closed under prefixes."""
+        self.checkpoints.check_integrity(self._blocks, self._hashes)
         expected = {block: block_hash for block_hash, block in self._blocks.items()}
         for block_hash, others in self._others.items():
             expected |= dict.fromkeys(held(others), block_hash)
@@ -199,6 +213,8 @@ class PrefixCache:
             block_hash = lost.pop()
             for block in (self._blocks.pop(block_hash), *held(self._others.pop(block_hash, ()))):
                 del self._hashes[block]
+                self.pool.empty(block)
+            for block in self.checkpoints.evict(block_hash):
                 self.pool.empty(block)
             self._parents.pop(block_hash, None)
             lost += self._children.pop(block_hash, ())

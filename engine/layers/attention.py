@@ -41,7 +41,8 @@ class GroupedQueryAttention:
         has_values: bool = True,
         value_norm: Norm = NO_NORM,
     ) -> None:
-        """config: with this rank's heads only; norms: of queries and keys; scales: of FP8 KV.
+        """config: with this rank's heads only; qkv: also to the logits of the output gate, if there is one; norms: of
+        queries and keys; scales: of FP8 KV.
 
         kind: of the layer's attention; rotates: False for a layer without a rotary embedding; has_keys: False for a
         layer that shares the KV of another; has_values: whether `qkv` has values, otherwise they are the plain keys.
@@ -51,6 +52,7 @@ class GroupedQueryAttention:
         self.num_values = self.num_kv_heads if has_values else 0
         self.value_norm = value_norm
         self.head_dim = config.head_dim
+        self.counts = [self.num_heads + self.num_kv_heads, self.num_values, self.num_heads * config.has_output_gate]
         self.qkv = qkv
         self.output = output
         self.head_norms = norms if isinstance(norms, HeadNorms) else None
@@ -62,8 +64,8 @@ class GroupedQueryAttention:
 
     def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
         """Return the attention output for x [num_tokens, hidden], in the same shape; layer_cache: see the backend."""
-        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
-        qk, v = heads.split_with_sizes([self.num_heads + self.num_kv_heads, self.num_values], dim=1)
+        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, sum(counts), head_dim]
+        qk, v, gates = heads.split_with_sizes(self.counts, dim=1)
         v = self.value_norm(v if self.num_values else qk[:, self.num_heads :])  # first: the rotation is in place
         ops = ops_for(x.device)
         if self.joint_norms is not None:
@@ -76,6 +78,8 @@ class GroupedQueryAttention:
         if rotation.query_scale is not None:
             q = (q * rotation.query_scale[:, None, None]).to(q.dtype)  # the factor itself is not rounded
         attended = self.backend.forward(q, k, v, layer_cache, batch, self.scales, self.kind)
+        if gates.shape[1]:
+            attended = attended * gates.sigmoid()
         return self.output(attended.flatten(1))
 
 
@@ -139,12 +143,40 @@ def _load_qkv(
     head_dim, hidden, bias = config.head_dim, config.hidden_size, config.qkv_bias
     counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     sizes, rows = [count * head_dim for count in counts], [shard.of(count, head_dim) for count in counts]
+    if config.has_output_gate:
+        return _load_gated_qkv(weights, prefix, config, shard)
     if names.qkv is None:
         each = [f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj")][:num_kinds]
         return load_fused(weights, each, hidden, sizes[:num_kinds], bias=bias, rows=rows[:num_kinds])
     firsts = (0, sizes[0], sizes[0] + sizes[1])
     rows = [slice(first + part.start, first + part.stop) for first, part in zip(firsts, rows, strict=True)]
     return load_slices(weights, f"{prefix}.{names.qkv}", hidden, sum(sizes), rows, bias=bias)
+
+
+def _load_gated_qkv(weights: Weights, prefix: str, config: ModelConfig, shard: TensorShard) -> Linear:
+    """Load the projections to this rank's queries, keys, values and logits of output gates.
+
+    `q_proj` has the rows of each head's query and gate after each other.
+    """
+    head_dim, heads = config.head_dim, range(config.num_heads)[shard.of(config.num_heads)]
+    queries, gates = (
+        [slice((2 * head + place) * head_dim, (2 * head + place + 1) * head_dim) for head in heads] for place in (0, 1)
+    )
+    kv = shard.of(config.num_kv_heads, head_dim)
+    parts = [
+        *(("q_proj", 2 * config.num_heads, rows) for rows in queries),
+        *((name, config.num_kv_heads, kv) for name in ("k_proj", "v_proj")),
+        *(("q_proj", 2 * config.num_heads, rows) for rows in gates),
+    ]
+    names, counts, rows = zip(*parts, strict=True)
+    return load_fused(
+        weights,
+        [f"{prefix}.{name}" for name in names],
+        config.hidden_size,
+        [count * head_dim for count in counts],
+        bias=config.qkv_bias,
+        rows=rows,
+    )
 
 
 def _load_norms(

@@ -45,14 +45,15 @@ class CausalLM:
         head: Projection,
         rotary: Sequence[RotaryEmbedding],
         backend: AttentionBackend,
-        kv_places: Sequence[int],
+        kv_places: Sequence[int | None],
         logits_divisor: float = 1.0,
         logits_soft_cap: float | None = None,
         layer_inputs: LayerInputs | None = None,
         vision: VisionEncoder | None = None,
     ) -> None:
-        """rotary: of each layer; kv_places: places of the layers' KV in the blocks of their KV groups; logits_soft_cap:
-        bound on the logits, by cap * tanh(logit / cap); vision: encoder of images, None if the model takes none.
+        """rotary: of each layer; kv_places: places of the layers' KV in the blocks of their KV groups, None for a
+        recurrent layer, which gets the whole pool; logits_soft_cap: bound on the logits, by cap * tanh(logit / cap);
+        vision: encoder of images, None if the model takes none.
         """
         self.embedding = embedding
         self.layers = layers
@@ -109,7 +110,8 @@ class CausalLM:
         given = self.layer_inputs
         inputs = [None] * len(self.layers) if given is None else given(batch.token_ids, x)
         for layer, rotary, place, own in zip(self.layers, self.rotary, self.kv_places, inputs, strict=True):
-            x, addend = layer(x, addend, rotations[rotary], KVCacheLayout.layer_cache(pool, place), batch, own)
+            cache = pool if place is None else KVCacheLayout.layer_cache(pool, place)
+            x, addend = layer(x, addend, rotations[rotary], cache, batch, own)
         return x, addend
 
     def _rotation(self, rotary: RotaryEmbedding, batch: Batch) -> Rotation:

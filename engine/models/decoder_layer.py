@@ -13,7 +13,7 @@ from baton.engine.ops.base import Rotation
 
 
 class Attention(Protocol):
-    """Attention of one layer."""
+    """Attention of one layer, or the recurrent net in its place."""
 
     def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
         """Return the attention output for x [num_tokens, hidden], in the same shape."""

@@ -9,7 +9,9 @@ from baton.engine.experts.group import ExpertGroup
 from baton.engine.families.registry import family_of
 from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.kv.groups import KVGroups
+from baton.engine.kv.layer_states import LayerStates
 from baton.engine.layers.attention import load_attention
+from baton.engine.layers.delta_net import load_delta_net
 from baton.engine.layers.embedding import Embedding, load_table
 from baton.engine.layers.grouped_weight import GroupedWeight
 from baton.engine.layers.latent_attention import load_latent_attention
@@ -53,8 +55,8 @@ class ModelLoader:
         self._backend = backend
         self._tensor = tensor
         self._group = group
-        groups = groups or KVGroups(block_size=1)
-        self._kv_places = [groups.place(config.kv_layer(layer)) for layer in range(config.num_layers)]
+        self._groups = groups or KVGroups(block_size=1)
+        self._recurrent = config.delta_net.layers if config.delta_net is not None else ()
         self._family = family_of(config.architecture)
         self._names = self._family.names
 
@@ -80,7 +82,10 @@ class ModelLoader:
             head,
             self._rotary(),
             self._backend,
-            [place.layer for place in self._kv_places],
+            [
+                None if layer in self._recurrent else self._groups.place(config.kv_layer(layer)).layer
+                for layer in range(config.num_layers)
+            ],
             config.logits_divisor,
             config.logits_soft_cap,
             layer_inputs,
@@ -115,6 +120,8 @@ class ModelLoader:
         )
 
     def _attention(self, index: int, prefix: str) -> Attention:
+        if index in self._recurrent:
+            return self._delta_net(index, prefix)
         name = f"{prefix}.self_attn"
         if self._config.mla is not None:
             return load_latent_attention(self._weights, name, self._config, self._backend, self._tensor)
@@ -126,7 +133,21 @@ class ModelLoader:
             self._backend,
             self._tensor,
             index,
-            self._kv_places[index].group,
+            self._groups.place(self._config.kv_layer(index)).group,
+        )
+
+    def _delta_net(self, index: int, prefix: str) -> Attention:
+        config, states = self._config.delta_net, self._groups.states
+        assert config is not None
+        assert states is not None, "groups without a layout of the recurrent state"
+        return load_delta_net(
+            self._weights,
+            f"{prefix}.linear_attn",
+            config,
+            self._config.hidden_size,
+            self._config.rms_norm_eps,
+            LayerStates(states.place(config.layers.index(index)), config.state_shapes),
+            by_key_head=self._names.by_key_head,
         )
 
     @property

@@ -27,7 +27,7 @@ def check_request(request: Request, blocks: BlockManager, max_model_len: int) ->
         if request.num_output_tokens >= request.sampling.max_tokens:
             raise InvalidRequest(f"the request has its {request.sampling.max_tokens} output tokens already")
         most = min(request.num_prompt_tokens + request.sampling.max_tokens, max_model_len)
-    needed, usable = blocks.num_blocks_for(most), blocks.num_usable
+    needed, usable = blocks.num_blocks_for(most) + 2 * blocks.groups.num_state_blocks, blocks.num_usable
     if needed > usable:
         raise InvalidRequest(
             f"prompt and output of up to {most} tokens need {needed} blocks of KV, but the pool has {usable}; "

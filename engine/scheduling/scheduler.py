@@ -75,7 +75,7 @@ class Scheduler:
 
         Excludes tokens of a waiting request that were in the prefix cache when it arrived, and remote prefills.
         """
-        return sum(map(_tokens_to_compute, self._requests.values()))
+        return sum(request.num_tokens_to_compute for request in self._requests.values())
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
@@ -84,7 +84,7 @@ class Scheduler:
             raise QueueFull(f"{len(self.waiting)} requests are waiting, the maximum; try again later")
         self._num_arrivals += 1
         request.arrival = self._num_arrivals
-        request.num_cached_tokens = 0 if self._computes_all(request) else self.blocks.num_cached_tokens(request)
+        request.num_cached_tokens = 0 if request.needs_whole_prompt else self.blocks.num_cached_tokens(request)
         self._requests[request.request_id] = request
         self.waiting.add(request)
 
@@ -127,6 +127,9 @@ class Scheduler:
                 continue
             end = item.start + item.num_new_tokens
             must_repeat = item.samples and result.sampled is None
+            if must_repeat and self.blocks.groups.states is not None:
+                outputs += self._restart(request)
+                continue
             self.blocks.advance(request, end - 1 if must_repeat else end)
             request.num_prompt_logprobs += len(result.prompt_logprobs)
             num_known = request.num_tokens
@@ -183,7 +186,9 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return
-        num_tokens = received.num_tokens if received.sampled else min(received.num_tokens, request.num_tokens - 1)
+        num_tokens = received.num_tokens
+        if received.sampled is None and num_tokens == request.num_tokens:  # the last must be computed here, to sample
+            num_tokens = 0 if self.blocks.groups.states is not None else num_tokens - 1  # there is no state before it
         request.status = RequestStatus.RUNNING
         request.receives_kv = False
         request.num_prompt_logprobs += received.num_prompt_logprobs
@@ -236,7 +241,8 @@ class Scheduler:
             wanted = missing if missing == 1 or self._may_sample(request) else missing - 1
             if missing > 1 and remaining.limit_for(request) > 0 and len(schedule.requests) < self.config.batch_seqs:
                 # Tokens that were received or forced may lack blocks, all of them if the mask behind them is late.
-                covered = self.blocks.cover(request, min(wanted, remaining.limit_for(request)))
+                most = self.blocks.until_checkpoint(request, min(wanted, remaining.limit_for(request)))
+                covered = self.blocks.cover(request, most)
                 if covered > 0:
                     schedule.requests.append(ScheduledRequest.of(request, remaining.take(request, covered)))
                 elif self.blocks.is_short(request):
@@ -265,6 +271,13 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         self.num_preemptions += 1
         self.waiting.add(request)
+
+    def _restart(self, request: Request) -> list[RequestOutput]:
+        """Preempt a request whose recurrent state includes a token too many; it fails if a peer may read its blocks."""
+        if request.keep_blocks:
+            return [self.fail(request, QueueFull("the mask of its grammar is late; try again"))]
+        self._preempt(request)
+        return []
 
     def _admit(self, schedule: Schedule, remaining: RemainingBudget) -> None:
         """Admit waiting requests in order, each with blocks for all its tokens, so that none starves.
@@ -299,25 +312,20 @@ class Scheduler:
                 if num_unready is not None:
                     num_unready += not is_ready
                 missing = request.num_tokens - request.num_computed_tokens
-                num_new_tokens = remaining.take(request, missing if is_ready else missing - 1)
+                wanted = self.blocks.until_checkpoint(request, missing if is_ready else missing - 1)
+                num_new_tokens = remaining.take(request, wanted)
                 if num_new_tokens:
                     schedule.requests.append(ScheduledRequest.of(request, num_new_tokens))
 
     def _take_blocks(self, request: Request) -> bool:
         reserve = len(self.running)  # each running request may soon need one more block
-        if not self.blocks.take(request, reserve, reads_cache=not self._computes_all(request)):
+        if not self.blocks.take(request, reserve, reads_cache=not request.needs_whole_prompt):
             return False
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed_tokens
             self.num_cached_tokens += request.num_cached_tokens
             self.num_looked_up_tokens += request.num_tokens
         return True
-
-    def _computes_all(self, request: Request) -> bool:
-        """Return whether cached KV is not enough: a pooling needs all hidden states, prompt logprobs need logits."""
-        reports_prompt = request.sampling.prompt_logprobs is not None
-        is_due = reports_prompt and request.num_prompt_logprobs < request.num_prompt_tokens - 1
-        return is_due or request.computes_all
 
     def _append(self, request: Request, token_ids: Sequence[int]) -> None:
         """Append new tokens, up to one that ends the request."""
@@ -340,10 +348,3 @@ class Scheduler:
         if not request.keep_blocks:
             self.blocks.free(request)
             del self._requests[request.request_id]
-
-
-def _tokens_to_compute(request: Request) -> int:
-    if request.status is RequestStatus.FINISHED or request.receives_kv:
-        return 0
-    expects_cached = request.status is RequestStatus.WAITING and request.num_preemptions == 0
-    return request.num_tokens - (request.num_cached_tokens if expects_cached else request.num_computed_tokens)

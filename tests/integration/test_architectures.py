@@ -32,7 +32,7 @@ OTHER_ARCHITECTURES = (
         "seed-oss",
     ),
     *("ernie", "ernie-moe", "minimax-m2", "olmoe", "glm4-moe-lite"),
-    *("gemma2", "gemma3", "gemma4", "gemma4-large", "gemma4-moe", "gpt-oss", "olmo3", "llama4"),
+    *("gemma2", "gemma3", "gemma4", "gemma4-large", "gemma4-moe", "gpt-oss", "olmo3", "llama4", "qwen3-next"),
     *("qwen3-moe", "llama2", "mistral", "qwen2", "qwen3", "mixtral", "deepseek-v2", "deepseek-v32"),
 )
 

@@ -30,6 +30,7 @@ class PrefixPull:
         self._deadline_s = deadline_s
         self._hashes = request.block_hashes[:num_full_blocks]
         self._tables = [table[:num_full_blocks] for table in request.block_tables]
+        self._state = list(request.state_blocks)
         self._num_known = request.num_computed_tokens // block_size  # blocks of each KV group
         self._order = host.kv_groups.transfer_order(0)  # of the leased prefix
         self._origins = ReceivedOrigins(host.origin, (), 0)
@@ -89,7 +90,8 @@ class PrefixPull:
                     raise PeerRefused(f"the peer leased {event.accepted.num_blocks} of {len(self._hashes)} blocks")
                 block_size = self._host.config.block_size
                 order = self._order = self._host.kv_groups.transfer_order(event.accepted.num_blocks * block_size)
-                blocks, num_known = order.blocks(self._tables), order.num_before(self._num_known)
+                blocks = order.blocks(self._tables, state=self._state)
+                num_known = order.num_before(self._num_known)
                 self._origins = ReceivedOrigins(self._host.origin, blocks, num_known)
                 self._receiver = await self._host.ranks.receive(
                     event.accepted.pools, blocks, num_known, self._deadline_s

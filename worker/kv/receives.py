@@ -38,7 +38,8 @@ class KVReceives:
         task = asyncio.create_task(filling)
         num_known = request.num_computed_tokens // self._host.config.block_size
         to_fill = [table[num_known:] for table in request.block_tables]
-        ending = asyncio.create_task(self._end(request, num_known, to_fill, task, outcome))
+        state = list(request.state_blocks)
+        ending = asyncio.create_task(self._end(request, num_known, to_fill, state, task, outcome))
         self._drain.enter()
         self._endings.add(ending)
         ending.add_done_callback(self._ended)
@@ -62,6 +63,7 @@ class KVReceives:
         request: Request,
         num_known: int,
         to_fill: Sequence[Sequence[BlockId]],
+        state: Sequence[BlockId],
         task: "asyncio.Task[None]",
         outcome: Callable[["asyncio.Task[None]"], Received],
     ) -> None:
@@ -69,7 +71,7 @@ class KVReceives:
         received = outcome(task)
         num_received = max(0, -(-received.num_tokens // self._host.config.block_size) - num_known)
         filled, wiped = ([block for table in to_fill for block in held(table[start:])] for start in (0, num_received))
-        await self._host.ranks.clear(filled, wiped)
+        await self._host.ranks.clear([*filled, *state], wiped)  # attention does not read states
         try:
             await self._host.call(lambda engine: engine.end_receive(request.request_id, received))
         except EngineEnded:

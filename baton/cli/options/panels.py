@@ -32,7 +32,7 @@ PANELS = {
     "KV cache": (
         *("gpu_memory_utilization", "kv_cache_memory_bytes", "prefill_kv_cache_memory_bytes"),
         *("decode_kv_cache_memory_bytes", "kv_cache_dtype", "block_size", "enable_prefix_caching"),
-        *("hybrid_kv_cache", "kv_shards", "allow_mixed_quantization"),
+        *("hybrid_kv_cache", "state_checkpoint_tokens", "kv_shards", "allow_mixed_quantization"),
     ),
     "KV transfer": ("transport", "kv_port", "transfer_deadline_s", "handover_timeout_s"),
     "Batching": ("max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "async_scheduling", "enforce_eager"),

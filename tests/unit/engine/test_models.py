@@ -40,6 +40,7 @@ THOROUGH = (  # with parts that no other has
         "llama4",
         "gpt-oss",
         "minimax-m2",
+        "qwen3-next",
     ),
 )
 thoroughly = pytest.mark.parametrize("checkpoint", slow_except(ARCHITECTURES, THOROUGH), indirect=True)

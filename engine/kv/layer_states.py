@@ -1,0 +1,42 @@
+"""States of one recurrent layer, copied from and to blocks of the KV pool."""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from baton.engine.execution.batch import StateBlocks
+from baton.engine.kv.state_layout import StatePlace
+
+
+class LayerStates:
+    """The place of a layer's state in the pool, and the shapes of the tensors that it consists of."""
+
+    def __init__(self, place: StatePlace, shapes: Sequence[tuple[int, ...]]) -> None:
+        self._place = place
+        self._shapes = shapes
+
+    def read(self, pool: Tensor, blocks: StateBlocks) -> Tensor:
+        """Return a copy of the states before a step, [num_seqs, size] float32; zeros for sequences that begin with it.
+
+        The size includes padding at the end. pool: the whole KV pool.
+        """
+        wanted = blocks.sources[:, self._place.blocks]
+        states = self._columns(pool).index_select(0, wanted.flatten()).view(len(wanted), -1)
+        states[blocks.new_rows] = 0
+        return states
+
+    def write(self, pool: Tensor, blocks: StateBlocks, states: Tensor) -> None:
+        """Store states after a step, in the shape that `read` returns."""
+        columns = self._columns(pool)
+        columns.index_copy_(0, blocks.targets[:, self._place.blocks].flatten(), states.view(-1, columns.shape[1]))
+
+    def tensors(self, states: Tensor) -> list[Tensor]:
+        """Return views of the parts of states [num_seqs, size], each [num_seqs, *shape]."""
+        sizes = [prod(shape) for shape in self._shapes]
+        parts = states[:, : sum(sizes)].split_with_sizes(sizes, dim=1)
+        return [part.view(len(states), *shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def _columns(self, pool: Tensor) -> Tensor:
+        return pool.view(len(pool), -1).view(torch.float32)[:, self._place.columns]

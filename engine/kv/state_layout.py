@@ -1,0 +1,79 @@
+"""Layout of recurrent state in blocks of the KV pool; no torch.
+
+The state of a request is stored in a fixed number of blocks, as float32. A layer's state fills whole blocks if it is
+larger than one; otherwise a block has the states of several layers.
+"""
+
+from dataclasses import dataclass
+
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.delta_net import DeltaNetConfig
+from baton.engine.errors import UnsupportedModel
+from baton.engine.kv.dtype import STATE_ITEM_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlace:
+    """Place of a layer's state: some of the state's blocks, and the same columns of each."""
+
+    blocks: slice
+    columns: slice
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """Division of a request's state into blocks, in float32 numbers, and the distance of checkpoints."""
+
+    num_layers: int
+    layer_size: int
+    block_size: int
+    checkpoint_tokens: int  # a checkpoint is stored after each multiple of these
+
+    @classmethod
+    def of(cls, net: DeltaNetConfig, block_bytes: int, checkpoint_tokens: int) -> "StateLayout":
+        """Return the layout of a model's state in blocks of `block_bytes` bytes. Raises UnsupportedModel."""
+        if block_bytes % STATE_ITEM_BYTES:
+            raise UnsupportedModel(
+                f"recurrent state is in float32, but KV blocks have {block_bytes} bytes, no multiple of 4: set a "
+                "block_size that is a multiple of 4"
+            )
+        return cls(len(net.layers), net.state_size, block_bytes // STATE_ITEM_BYTES, checkpoint_tokens)
+
+    @property
+    def blocks_per_layer(self) -> int:
+        """Number of blocks that a layer's state takes; 1 if it shares one."""
+        return -(-self.layer_size // self.block_size)
+
+    @property
+    def layers_per_block(self) -> int:
+        """Number of layers with state in a block."""
+        return max(1, self.block_size // self.layer_size)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks of a request's state."""
+        return -(-self.num_layers // self.layers_per_block) * self.blocks_per_layer
+
+    def place(self, index: int) -> StatePlace:
+        """Return the place of the state of the `index`-th layer with state."""
+        if self.layers_per_block == 1:
+            return StatePlace(
+                slice(index * self.blocks_per_layer, (index + 1) * self.blocks_per_layer), slice(0, self.block_size)
+            )
+        block, position = divmod(index, self.layers_per_block)
+        return StatePlace(slice(block, block + 1), slice(position * self.layer_size, (position + 1) * self.layer_size))
+
+
+def check_recurrent(config: EngineConfig, model: ModelConfig, num_ranks: int, *, is_expert_parallel: bool) -> None:
+    """Raise UnsupportedModel, naming the option, if a model with recurrent layers cannot be served as configured."""
+    if model.delta_net is None:
+        return
+    refused = {
+        "tensor_parallel": num_ranks > 1,
+        "expert_parallel": is_expert_parallel,
+        "allow_mixed_quantization": config.allow_mixed_quantization,
+        f"device {config.device}": not config.is_on_cpu,
+    }
+    for name, is_wanted in refused.items():
+        if is_wanted:
+            raise UnsupportedModel(f"{name} is not supported for the recurrent layers of {model.architecture}")

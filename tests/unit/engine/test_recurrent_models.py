@@ -1,0 +1,221 @@
+"""Models with recurrent state in an engine: tokens are transformers' in batches, after preemptions, from the cache."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.errors import QueueFull, UnsupportedModel
+from baton.engine.execution.loaded_model import load, zeros
+from baton.engine.kv.state_layout import check_recurrent
+from baton.engine.outputs import RequestOutput
+from baton.engine.request import FinishReason, Request, RequestId, RequestStatus
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduling.schedule import StepResult
+from baton.settings.values import OptionError
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.paged_model import PagedModel
+
+NUM_TOKENS = 24
+CHECKPOINT_TOKENS = 32
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("qwen3-next", tmp_path_factory.mktemp("recurrent") / "model")
+
+
+@pytest.fixture(scope="module")
+def oracle(model: Path) -> AutoModelForCausalLM:
+    return AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float32)
+
+
+def greedy_of(oracle: AutoModelForCausalLM, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    tokens = oracle.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=None
+    )
+    return tokens[0, len(prompt) :].tolist()
+
+
+def random_tokens(count: int, seed: int = 0) -> list[int]:
+    return random.Random(1000 * seed + count).choices(range(3, VOCAB_SIZE), k=count)
+
+
+def engine_of(model: Path, **options: object) -> Engine:
+    settings = {
+        "dtype": "float32",
+        "kv_cache_memory_bytes": 1 << 22,
+        "max_num_batched_tokens": 40,
+        "max_num_seqs": 8,
+        "state_checkpoint_tokens": CHECKPOINT_TOKENS,
+    }
+    return Engine(EngineConfig(model=str(model), device="cpu", **(settings | options)))
+
+
+def add(engine: Engine, name: str, prompt: list[int]) -> Request:
+    sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    request = Request(RequestId(name), [*prompt], len(prompt), sampling)
+    engine.add(request)
+    return request
+
+
+def drain(engine: Engine) -> dict[str, list[int]]:
+    """Run the engine until it has no work; return the tokens of each request."""
+    tokens: dict[str, list[int]] = {}
+    while engine.has_work:
+        for output in engine.run(engine.schedule()).outputs:
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        engine.check_integrity()
+    return tokens
+
+
+def test_tokens_equal_transformers_in_batches_and_from_the_cache(model: Path, oracle: AutoModelForCausalLM) -> None:
+    prompts = {f"p{count}": random_tokens(count) for count in (1, 31, 64, 65, 150)}
+    prompts["again"] = [*prompts["p150"][:130], *random_tokens(9)]
+    expected = {name: greedy_of(oracle, prompt) for name, prompt in prompts.items()}
+    for is_cached in (True, False):
+        engine = engine_of(model, enable_prefix_caching=is_cached)
+        for _ in range(2):
+            for name, prompt in prompts.items():
+                add(engine, name, prompt)
+            assert drain(engine) == expected
+        assert (engine.scheduler.num_cached_tokens > 0) == is_cached
+
+
+def test_a_hit_ends_at_the_last_checkpoint(model: Path, oracle: AutoModelForCausalLM) -> None:
+    engine, prompt = engine_of(model), random_tokens(150)
+    add(engine, "first", prompt)
+    drain(engine)
+    first, more = engine.stats().num_prefilled_tokens, random_tokens(20)
+    again = add(engine, "again", [*prompt, *more])
+    assert drain(engine) == {"again": greedy_of(oracle, [*prompt, *more])}
+    assert again.num_cached_tokens == 128
+    assert engine.stats().num_prefilled_tokens - first == 150 + 20 - 128
+
+
+def test_the_output_is_found_too(model: Path) -> None:
+    engine, prompt = engine_of(model), random_tokens(50)
+    add(engine, "first", prompt)
+    turn = [*prompt, *drain(engine)["first"], *random_tokens(9)]  # 50 + 24 tokens: a checkpoint after 64
+    again = add(engine, "again", turn)
+    drain(engine)
+    assert again.num_cached_tokens == 64
+
+
+def test_preempted_requests_go_on_with_the_same_tokens(model: Path, oracle: AutoModelForCausalLM) -> None:
+    prompts = {f"p{index}": random_tokens(40 + index, seed=1) for index in range(6)}
+    for is_cached in (True, False):
+        engine = engine_of(model, enable_prefix_caching=is_cached, block_size=8)
+        num_blocks = 28  # of which a request takes 9 for its KV, 6 for its state, and 6 for a checkpoint
+        engine = engine_of(
+            model,
+            enable_prefix_caching=is_cached,
+            block_size=8,
+            kv_cache_memory_bytes=num_blocks * engine.layout.block_bytes,
+        )
+        for name, prompt in prompts.items():
+            add(engine, name, prompt)
+        assert drain(engine) == {name: greedy_of(oracle, prompt) for name, prompt in prompts.items()}
+        assert engine.scheduler.num_preemptions > 0
+
+
+def run_with_a_late_mask(engine: Engine, position: int) -> list[RequestOutput]:
+    """Run steps until the token at `position` has been sampled once without a mask; return the outputs."""
+    outputs: list[RequestOutput] = []
+    while True:
+        [item] = engine.schedule().requests
+        [result] = engine.runner.run([item])
+        is_late = item.samples and item.start + item.num_new_tokens == position
+        outputs += engine.scheduler.update([item], [StepResult() if is_late else result])
+        engine.check_integrity()
+        if is_late:
+            return outputs
+
+
+@pytest.mark.parametrize("position", [70, 75])
+def test_a_token_that_is_sampled_again_does_not_advance_the_state_twice(
+    model: Path, oracle: AutoModelForCausalLM, position: int
+) -> None:
+    engine, prompt = engine_of(model), random_tokens(70)
+    request = add(engine, "late", prompt)
+    outputs = run_with_a_late_mask(engine, position)
+    assert (request.status, request.num_computed_tokens) == (RequestStatus.WAITING, 0)
+    early = [token for output in outputs for token in output.token_ids]
+    assert early + drain(engine)["late"] == greedy_of(oracle, prompt)
+    assert request.num_preemptions == 1
+
+
+def test_a_prompt_whose_blocks_are_read_fails_if_its_mask_is_late(model: Path) -> None:
+    engine, prompt = engine_of(model), random_tokens(70)
+    sampling = SamplingParams(temperature=0.0, max_tokens=1)
+    engine.add(Request(RequestId("late"), prompt, len(prompt), sampling, keep_blocks=True))
+    last = run_with_a_late_mask(engine, 70)[-1]
+    assert last.finish_reason is FinishReason.ERROR
+    assert isinstance(last.error, QueueFull)
+    assert engine.blocks.num_free == engine.blocks.num_usable
+
+
+def test_kv_in_a_block_that_held_a_state_is_not_spoiled(model: Path, oracle: AutoModelForCausalLM) -> None:
+    engine = engine_of(model)
+    engine.pool.view(torch.uint8).fill_(0xFF)  # NaN in every type; the null block must stay zero
+    engine.pool[0] = 0
+    prompt = random_tokens(70)
+    add(engine, "first", prompt)
+    assert drain(engine) == {"first": greedy_of(oracle, prompt)}
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [("float32", "int8"), ("bfloat16", "auto")])
+def test_states_are_stored_in_kv_blocks_of_any_type(model: Path, dtype: str, kv_dtype: str) -> None:
+    prompt, tokens = random_tokens(100), []
+    for is_cached in (True, False):
+        engine = engine_of(model, dtype=dtype, kv_cache_dtype=kv_dtype, enable_prefix_caching=is_cached)
+        for name in ("first", "again"):
+            add(engine, name, prompt)
+            tokens.append(drain(engine)[name])
+    assert tokens == tokens[:1] * 4
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rounded_weights_give_similar_logits(model: Path, quantization: str) -> None:
+    if quantization == "int8" and not torch.cpu._is_vnni_supported():
+        pytest.skip("products in int8 need VNNI")
+    prompt = {"s": random_tokens(60)}
+    usual = PagedModel(model, dtype="bfloat16").step(prompt)["s"]
+    found = PagedModel(model, dtype="bfloat16", quantization=quantization).step(prompt)["s"]
+    similarity = torch.nn.functional.cosine_similarity(found.flatten(), usual.flatten(), dim=0)
+    assert similarity > {"int8": 0.97, "int4": 0.7}[quantization]
+
+
+def test_steps_are_not_launched_ahead(model: Path) -> None:
+    assert not engine_of(model, async_scheduling=True).looks_ahead
+
+
+@pytest.mark.parametrize(
+    ("options", "num_ranks", "is_expert_parallel", "named"),
+    [
+        ({}, 2, False, "tensor_parallel"),
+        ({}, 1, True, "expert_parallel"),
+        ({"device": "cuda:0"}, 1, False, "device cuda:0"),
+        ({"allow_mixed_quantization": True}, 1, False, "allow_mixed_quantization"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(
+    model: Path, options: dict[str, object], num_ranks: int, is_expert_parallel: bool, named: str
+) -> None:
+    config = EngineConfig(model=str(model), **({"device": "cpu"} | options))
+    loaded = load(EngineConfig(model=str(model), device="cpu", kv_cache_memory_bytes=1 << 22), zeros)
+    with pytest.raises(UnsupportedModel, match=f"{named} is not supported for the recurrent layers of Qwen3NextFor"):
+        check_recurrent(config, loaded.config, num_ranks, is_expert_parallel=is_expert_parallel)
+
+
+def test_checkpoints_are_whole_blocks() -> None:
+    with pytest.raises(
+        OptionError, match=r"state_checkpoint_tokens is 40, but must be a multiple of block_size \(16\)"
+    ):
+        EngineConfig(model="any", device="cpu", state_checkpoint_tokens=40)
+    assert EngineConfig(model="any", device="cpu", block_size=24).checkpoint_tokens == 528
