@@ -25,9 +25,8 @@ OK, REDIRECTS = 200, (301, 302, 303, 307, 308)
 HEADERS = [("Accept", "image/*"), ("Accept-Encoding", "identity"), ("User-Agent", "baton")]
 SCHEMES = ("http", "https")
 # Addresses whose last 32 bits are an IPv4 address: IPv4-compatible, mapped and translated ones, and NAT64 (RFC 6052).
-WITH_IPV4 = tuple(
-    map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48"))
-)
+WITH_IPV4 = tuple(map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
+LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215; where the IPv4 address is, each network decides
 
 
 class ForbiddenAddress(Exception):
@@ -36,14 +35,14 @@ class ForbiddenAddress(Exception):
 
 def is_public(address: str) -> bool:
     """Return whether an IP address is one of the internet's; with an IPv4 address in it, whether that one is."""
-    found = ipaddress.ip_address(address)
+    found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv6Address):
+        if found.is_site_local or found in LOCAL_NAT64:
+            return False
         if found.sixtofour is not None:
             found = found.sixtofour
         elif any(found in network for network in WITH_IPV4):
             found = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
-        elif found.is_site_local:
-            return False
     return found.is_global and not found.is_multicast
 
 
