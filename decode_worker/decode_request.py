@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.decode_worker.service import RouterSession
+from baton.decode_worker.shared_images import SharedImages
 from baton.engine.kv.origin import NO_ORIGINS, KVOrigin, mixed_quantization
 from baton.engine.outputs import RequestOutput
 from baton.engine.request import FinishReason, Request, RequestId
@@ -55,14 +56,18 @@ class DecodeRequest:
         worker_id: str,
         number: int,
         origin: KVOrigin,
+        shared: SharedImages,
     ) -> "DecodeRequest":
         """Return the request that a command describes; `number` is unique among the worker's requests.
 
         The number makes the engine id unique: two routers may choose one request id, and a router may reuse the id of
         an aborted request while blocks of that request are still being filled.
         """
-        images = tuple(map(image_from_proto, command.images))
-        command.ClearField("images")  # now the request's: their pixels would otherwise be held twice
+        images = shared.of(map(image_from_proto, command.images))
+        if images:  # a copy without pixels: a message never frees a field, nor the message that it came with
+            command.ClearField("images")
+            whole, command = command, worker_pb2.GenerateCommand()
+            command.CopyFrom(whole)
         return cls(
             request=Request(
                 request_id=RequestId(f"{ENGINE_IDS}{number}/{command.request_id}"),

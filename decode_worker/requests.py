@@ -25,6 +25,7 @@ from baton.decode_worker.remembered import RememberedOutputs
 from baton.decode_worker.remote_prefill import HandoverReporter, RemotePrefill
 from baton.decode_worker.request_table import RequestTable
 from baton.decode_worker.service import RouterSession
+from baton.decode_worker.shared_images import SharedImages
 from baton.engine.outputs import StepOutput
 from baton.engine.scheduling.schedule import Received
 from baton.protos import worker_pb2
@@ -71,13 +72,15 @@ class DecodeRequests:
         )
         self._fills = KVReceives(host, drain)
         self._numbers = itertools.count(1)
+        self._images = SharedImages()
         host.listen(self._on_step)
 
     def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
         """Start a request; its deltas, errors included, go to the session."""
         if not self._takes_handovers:
             command.ClearField("prefill")
-        entry = DecodeRequest.of(command, session, self._worker_id, next(self._numbers), self._host.origin)
+        number, origin = next(self._numbers), self._host.origin
+        entry = DecodeRequest.of(command, session, self._worker_id, number, origin, self._images)
         if self._table.enter(entry):
             adding = self._host.call(lambda engine: engine.add(entry.request))
             adding.add_done_callback(partial(self._on_added, entry))

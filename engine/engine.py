@@ -135,9 +135,11 @@ class Engine:
     def resumed_s(self) -> float:
         """Monotonic time from which on the watchdog counts the current turn; may be read from any thread.
 
-        The turn may have begun earlier, when the multiplier was larger: it includes waits of any length for ranks.
+        The turn may have begun earlier, when the multiplier was larger: it includes waits of any length for ranks. On a
+        CPU, large images take minutes: each layer of their encoder counts anew.
         """
-        return self.lockstep.resumed_s if self.lockstep is not None else 0.0
+        waited_s = self.lockstep.resumed_s if self.lockstep is not None else 0.0
+        return waited_s if self.runner.images is None else max(waited_s, self.runner.images.encoder.progressed_s)
 
     @property
     def waits_for_ranks(self) -> bool:

@@ -2,8 +2,9 @@
 
 0. Admit it, possibly after a wait in the queue (`Admission`). The front end holds the admission until the last token
    is generated.
-1. Read and resize the images, render the chat template and tokenise the prompt, off the event loop.
-2. Check that prompt and output fit the context, make and validate the grammar, and draw a seed if the request has none.
+1. Render the chat template and tokenise the prompt, off the event loop.
+2. Check that prompt and output fit the context, make and validate the grammar, read and resize the images, and draw a
+   seed if the request has none.
 3. Choose workers by their prefix caches and load, and send the first completion (`Dispatcher`).
 4. Stream its output: detokenise it, cut it at stop strings and find its parts, such as tool calls (`CompletionOutput`).
 5. Once the prompt is in the decode worker's cache, send the other completions there.
@@ -20,13 +21,14 @@ from functools import partial
 from typing import TypeVar
 
 from baton.engine.grammar.grammar import Grammar
+from baton.engine.vision.image import Image
 from baton.router.admission.deadline import items_within, result_within
 from baton.router.admission.turns import Turns
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.first_worker import FirstWorker
 from baton.router.errors import FieldError, NoWorker
 from baton.router.generation import ChatPrompt, CompletionDelta, Generation, GenerationRequest, cached_tokens
-from baton.router.images.base import PromptImages, ResizedImage
+from baton.router.images.base import PromptImages
 from baton.router.limits import CONTEXT_LENGTH_EXCEEDED, context_error, text_length_error
 from baton.router.metrics.metrics import CompletionMeter, RouterMetrics
 from baton.router.model_info import ModelInfo
@@ -90,26 +92,27 @@ class Pipeline:
         if not await self._first_worker.wait():
             raise NoWorker("no decode worker is ready")
         client = request.context.fairness_key
-        resized = await self._resized(request.prompt, client)
         prompt = await self._rendered(request.prompt, client)
         token_ids = await self.tokenize(prompt, request.add_special_tokens, request.cache_salt, client, field)
-        token_ids, images = self._images.place(token_ids, resized) if resized else (token_ids, ())
         if not token_ids:
             raise FieldError(field, "the prompt is empty; at least one token is needed")
-        seed = secrets.randbits(63) if request.seed is None else request.seed % (1 << 64)
         await self._first_worker.wait()
         max_tokens = self._fit(len(token_ids), request)
-        sampling = replace(request.sampling, seed=seed, max_tokens=max_tokens)
-        if sampling.min_tokens > max_tokens and request.max_tokens is None:
-            text = f"min_tokens is {sampling.min_tokens}, but the context leaves {max_tokens} tokens"
-            raise FieldError("min_tokens", text, CONTEXT_LENGTH_EXCEEDED)
+        grammar = request.sampling.grammar
         is_open: bool | None = None
         if request.output_rules is not None and isinstance(prompt, str):
             is_open = request.output_rules.format.is_reasoning_open(prompt)
-            grammar = await self._grammar(request.output_rules, sampling.grammar, is_open, client)
-            sampling = replace(sampling, grammar=grammar)
-        elif sampling.grammar is not None:
-            await self._in_turn(sampling.grammar.validate, len(sampling.grammar.source), client)
+            grammar = await self._grammar(request.output_rules, grammar, is_open, client)
+        elif grammar is not None:
+            await self._in_turn(grammar.validate, len(grammar.source), client)
+        token_ids, images = await self._placed(token_ids, request.prompt, client)
+        if images:
+            max_tokens = self._fit(len(token_ids), request)
+        seed = secrets.randbits(63) if request.seed is None else request.seed % (1 << 64)
+        sampling = replace(request.sampling, seed=seed, max_tokens=max_tokens, grammar=grammar)
+        if sampling.min_tokens > max_tokens and request.max_tokens is None:
+            text = f"min_tokens is {sampling.min_tokens}, but the context leaves {max_tokens} tokens"
+            raise FieldError("min_tokens", text, CONTEXT_LENGTH_EXCEEDED)
         sampling.validate(self._model.vocab_size)
         self._metrics.request_started(max_tokens, request.n)
         request = replace(request, prompt=())  # frees the prompt: it may be megabytes
@@ -131,14 +134,22 @@ class Pipeline:
         async with self._grammar_turns.turn(client):
             return await asyncio.to_thread(work)
 
-    async def _resized(self, prompt: str | Sequence[int] | ChatPrompt, client: str) -> Sequence[ResizedImage]:
-        """Return the images of messages, resized. Raises FieldError."""
-        return await self._images.read(prompt.images, client) if isinstance(prompt, ChatPrompt) else ()
+    async def _placed(
+        self, token_ids: list[int], prompt: str | Sequence[int] | ChatPrompt, client: str
+    ) -> tuple[list[int], tuple[Image, ...]]:
+        """Return the tokens with the placeholders of all images of messages, and these images, resized.
+
+        It is the last work on a request, as pixels count in no budget until it ends. Raises FieldError.
+        """
+        if not isinstance(prompt, ChatPrompt) or not prompt.images:
+            return token_ids, ()
+        return self._images.place(token_ids, await self._images.read(prompt.images, client))
 
     async def _rendered(self, prompt: str | Sequence[int] | ChatPrompt, client: str) -> str | Sequence[int]:
-        """Return a prompt with the chat template applied to messages."""
+        """Return a prompt with the chat template applied to messages. Raises FieldError."""
         if not isinstance(prompt, ChatPrompt):
             return prompt
+        self._images.check(prompt.images)
         return await self._tokenizer.render(
             prompt.messages,
             prompt.add_generation_prompt,
@@ -161,15 +172,14 @@ class Pipeline:
         Raises FieldError if it cannot fit the context or has token ids outside of the vocabulary.
         """
         field = field or prompt_field(prompt)
-        resized = await self._resized(prompt, client)
-        prompt = await self._rendered(prompt, client)
-        if isinstance(prompt, str):
+        text = await self._rendered(prompt, client)
+        if isinstance(text, str):
             max_chars = self.context_len() * self._tokenizer.max_token_chars
-            if len(prompt) > max_chars:
-                raise text_length_error(field, self.context_len(), len(prompt), max_chars)
-            token_ids = await self._tokenizer.encode(prompt, add_special_tokens, cache_salt, client)
-            return self._images.place(token_ids, resized)[0] if resized else token_ids
-        token_ids = list(prompt)
+            if len(text) > max_chars:
+                raise text_length_error(field, self.context_len(), len(text), max_chars)
+            token_ids = await self._tokenizer.encode(text, add_special_tokens, cache_salt, client)
+            return (await self._placed(token_ids, prompt, client))[0]
+        token_ids = list(text)
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._model.vocab_size):
             raise FieldError(field, f"the prompt has a token id outside 0 to {self._model.vocab_size - 1}")
         return token_ids

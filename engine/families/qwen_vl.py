@@ -11,7 +11,7 @@ from baton.engine.families.qwen import QWEN2
 from baton.engine.vision.config import CHANNELS, VisionConfig
 
 NUM_AXES = 3  # time, row, column
-FULL_LAYERS = (7, 15, 23, 31)  # default
+FULL_LAYERS, DEFAULT_FULL_LAYERS = "fullatt_block_indexes", (7, 15, 23, 31)
 
 
 def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
@@ -32,7 +32,7 @@ def _read_vision(config: JsonObject, shared: ModelConfig) -> VisionConfig:
         merge_size=vision.size("spatial_merge_size", 2),
         temporal_patch_size=vision.size("temporal_patch_size", 2),
         window_size=vision.size("window_size", 112),
-        full_layers=frozenset(vision.integers("fullatt_block_indexes") or FULL_LAYERS),
+        full_layers=frozenset(vision.integers(FULL_LAYERS) if FULL_LAYERS in vision else DEFAULT_FULL_LAYERS),
         placeholder_id=config.size("image_token_id", 151655, minimum=0, maximum=shared.vocab_size - 1),
         rotary_sections=_read_sections(config, shared),
     )

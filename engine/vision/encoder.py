@@ -1,5 +1,6 @@
 """The vision encoder of Qwen2.5-VL (arXiv 2502.13923): patches attend within windows, in some layers to all."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,6 +73,7 @@ class VisionEncoder:
         self.embedding = embedding
         self.layers = layers
         self.merger = merger
+        self.progressed_s = 0.0  # monotonic time at which the last layer began; read by other threads
 
     @torch.inference_mode()
     def encode(self, image: Image) -> Tensor:
@@ -86,6 +88,7 @@ class VisionEncoder:
         whole = ((1, len(x)),)
         within = tuple((count, size * each) for count, size in windows.groups)
         for index, layer in enumerate(self.layers):
+            self.progressed_s = time.monotonic()
             x = layer(x, cos, sin, whole if index in config.full_layers else within)
         return torch.empty_like(merged := self.merger(x)).index_copy_(0, order, merged)
 

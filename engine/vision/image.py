@@ -11,7 +11,7 @@ from baton.engine.vision.config import VisionConfig
 DIGEST_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Image:
     """A resized image and its placeholder tokens, which follow each other row by row."""
 

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from baton.router.admission.body_budget import Upload
 from baton.router.auth.client import Client
+from baton.router.batches.held_bytes import HeldBytes
 from baton.router.errors import FieldError
 from baton.router.http.exchange import EventSource
 from baton.router.openai.errors import WORKER_LOST
@@ -17,8 +18,8 @@ NO_HEADERS: Mapping[str, str] = {}
 class LineExchange:
     """An `Exchange` without a connection."""
 
-    def __init__(self, client: Client, body: bytes) -> None:
-        """`body`: JSON."""
+    def __init__(self, client: Client, body: bytes, held: HeldBytes) -> None:
+        """`body`: JSON; `held`: counts what requests keep of their bodies."""
         self.request_id = uuid.uuid4().hex
         self.client = client
         self.resumption: Resumption | None = None
@@ -33,6 +34,8 @@ class LineExchange:
         self.retry_after_s = 0
         self.worker_lost = False  # workers failed while they ran the request
         self._body = body
+        self._held = held
+        self._num_kept = 0
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -49,8 +52,16 @@ class LineExchange:
         return self._body
 
     def forget_body(self, num_kept: int = 0) -> None:
-        """Free the body. Nothing counts here: few requests of batches run at once."""
+        """Free the body, and count the bytes that the request keeps until `end`. Raises Overloaded."""
         self._body = b""
+        if num_kept:
+            self._held.take(num_kept)
+            self._num_kept += num_kept
+
+    def end(self) -> None:
+        """Free what the request has kept."""
+        self._held.give_back(self._num_kept)
+        self._num_kept = 0
 
     def watch(self) -> AbstractAsyncContextManager[object]:
         """Return a context without effect: there is no client that could disconnect."""

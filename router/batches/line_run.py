@@ -8,6 +8,7 @@ import orjson
 
 from baton.router.auth.client import Client, Gate
 from baton.router.batches.exchange import LineExchange
+from baton.router.batches.held_bytes import HeldBytes
 from baton.router.errors import FieldError, KeyLimitReached
 from baton.router.http.body_route import BodyRoute
 from baton.router.openai.errors import error_body, error_response
@@ -22,13 +23,26 @@ class LineRunner:
         """`posts`: handlers by path."""
         self._gate = gate
         self._posts = posts
+        self._held = HeldBytes()
 
     def client(self, key_name: str | None) -> Client:
         """Return the client that created a batch, with the current limits of its key. Raises Unauthenticated."""
         return replace(self._gate.named(key_name), is_deferred=True)
 
-    async def run(self, endpoint: str, exchange: LineExchange, stream: bool) -> LineExchange:
-        """Return the exchange with the response, which may be an error. `stream`: whether the request asks for one."""
+    async def run(self, endpoint: str, client: Client, body: bytes, stream: bool) -> LineExchange:
+        """Return the exchange with the response, which may be an error.
+
+        `body`: JSON; `stream`: whether it asks for a stream.
+        """
+        exchange = LineExchange(client, body, self._held)
+        del body  # the exchange frees it
+        try:
+            await self._run(endpoint, exchange, stream)
+        finally:
+            exchange.end()
+        return exchange
+
+    async def _run(self, endpoint: str, exchange: LineExchange, stream: bool) -> None:
         try:
             exchange.client.begin()
             if stream:
@@ -41,4 +55,3 @@ class LineRunner:
             if not exchange.started:
                 text = "the request ended without a response"
                 await exchange.respond(500, orjson.dumps(error_body(text, "internal_server_error", None, 500)))
-        return exchange

@@ -258,7 +258,7 @@ class BatchRun:
         if tenant_of(client.key) != self._owned.tenant:
             text = f"The API key '{self._record.key_name}', which created the batch, belongs to another tenant now."
             raise BatchFailed(BatchError("invalid_api_key", text))
-        return self._parts.lines.run(self._record.endpoint, LineExchange(client, body), line.stream)
+        return self._parts.lines.run(self._record.endpoint, client, body, line.stream)
 
     async def _finish_line(self, line: Line, request: asyncio.Task[LineExchange], journal: Journal) -> None:
         """Write the result of a request, or make it pending again."""

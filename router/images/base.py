@@ -26,6 +26,10 @@ class ResizedImage:
 class PromptImages(Protocol):
     """Reads images and puts them into prompts."""
 
+    def check(self, sources: Sequence[ImageSource]) -> None:
+        """Raise FieldError for images that are refused unread."""
+        ...
+
     async def read(self, sources: Sequence[ImageSource], client: str) -> Sequence[ResizedImage]:
         """Return the resized images; `client`: takes turns. Raises FieldError that names the field of an image."""
         ...
@@ -49,10 +53,14 @@ class NoImages:
         """reason: of the refusal, a sentence without its full stop."""
         self._reason = reason
 
-    async def read(self, sources: Sequence[ImageSource], client: str) -> Sequence[ResizedImage]:
+    def check(self, sources: Sequence[ImageSource]) -> None:
         """Raise FieldError if there is an image."""
         if sources:
             raise FieldError(sources[0].field, f"{sources[0].field} is an image, but {self._reason}")
+
+    async def read(self, sources: Sequence[ImageSource], client: str) -> Sequence[ResizedImage]:
+        """Raise FieldError if there is an image."""
+        self.check(sources)
         return ()
 
     def place(self, token_ids: list[int], images: Sequence[ResizedImage]) -> tuple[list[int], tuple[Image, ...]]:

@@ -20,9 +20,13 @@ TIMEOUT_S = 10.0  # for all of an image
 MAX_REDIRECTS = 3
 MAX_CONNECTIONS = 16
 MAX_SHOWN_CHARS = 200
+MAX_URL_CHARS = 8192  # as most servers; urllib caches what it has parsed
 OK, REDIRECTS = 200, (301, 302, 303, 307, 308)
 HEADERS = [("Accept", "image/*"), ("Accept-Encoding", "identity"), ("User-Agent", "baton")]
 SCHEMES = ("http", "https")
+# Addresses whose last 32 bits are an IPv4 address: IPv4-compatible, mapped and translated ones, and NAT64 (RFC 6052).
+WITH_IPV4 = tuple(map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
+LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215; where the IPv4 address is, each network decides
 
 
 class ForbiddenAddress(Exception):
@@ -30,10 +34,16 @@ class ForbiddenAddress(Exception):
 
 
 def is_public(address: str) -> bool:
-    """Return whether an IP address is one of the internet's; with an IPv4 address in it, whether both are."""
-    found = ipaddress.ip_address(address)
-    inner = (found.ipv4_mapped or found.sixtofour) if isinstance(found, ipaddress.IPv6Address) else None
-    return all(each.is_global and not each.is_multicast for each in (found, inner) if each is not None)
+    """Return whether an IP address is one of the internet's; with an IPv4 address in it, whether that one is."""
+    found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address)
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.is_site_local or found in LOCAL_NAT64:
+            return False
+        if found.sixtofour is not None:
+            found = found.sixtofour
+        elif any(found in network for network in WITH_IPV4):
+            found = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+    return found.is_global and not found.is_multicast
 
 
 class CheckedNetwork(httpcore.AsyncNetworkBackend):
@@ -107,7 +117,7 @@ class ImageFetcher:
             self._check(source, url)
             async with self._pool.stream("GET", url, headers=HEADERS) as response:
                 if response.status in REDIRECTS:
-                    url = urljoin(url, _header(response, b"location"))
+                    url = _target(source, url, _header(response, b"location"))
                     continue
                 if response.status != OK:
                     raise _failed(source, f"the server responded with status {response.status}")
@@ -116,6 +126,8 @@ class ImageFetcher:
 
     def _check(self, source: ImageSource, url: str) -> None:
         """Raise FieldError unless the URL is one of an allowed host."""
+        if len(url) > MAX_URL_CHARS:
+            raise _failed(source, f"it has {len(url)} characters, over the limit of {MAX_URL_CHARS}")
         try:
             parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
@@ -136,6 +148,14 @@ async def _body(response: httpcore.Response, source: ImageSource, max_bytes: int
         if len(body) > max_bytes:
             raise too_large(source, len(body), max_bytes)
     return bytes(body)
+
+
+def _target(source: ImageSource, url: str, location: str) -> str:
+    """Return the URL to which a redirect leads. Raises FieldError."""
+    try:
+        return urljoin(url, location[: MAX_URL_CHARS + 1])
+    except ValueError as error:
+        raise _failed(source, "it redirects to no valid URL") from error
 
 
 def _header(response: httpcore.Response, name: bytes) -> str:

@@ -12,7 +12,7 @@ from baton.router.images.decoding import resized_image
 from baton.router.images.fetch import MAX_CONNECTIONS, ImageFetcher
 from baton.router.images.limits import MAX_PIXEL_BYTES, ImageLimits
 from baton.router.images.processor import ProcessorConfig
-from baton.router.images.source import DATA, HINT, ImageSource, data_url_bytes
+from baton.router.images.source import HINT, ImageSource, data_url_bytes
 
 NUM_THREADS = 2
 
@@ -34,7 +34,9 @@ class ImageReader:
         self._fetcher = fetcher
         self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="images")
         self._turns = Turns(NUM_THREADS)
-        self._fetch_turns = Turns(MAX_CONNECTIONS)  # held until the image is decoded: bounds the bytes in memory
+        # A request holds one of these until all its images are resized: bounds the pixels that no budget counts yet.
+        self._data_turns = Turns(NUM_THREADS)
+        self._fetch_turns = Turns(MAX_CONNECTIONS)  # of requests with other URLs than data URLs
 
     async def close(self) -> None:
         """End the threads after their current jobs, and all connections."""
@@ -42,12 +44,24 @@ class ImageReader:
         if self._fetcher is not None:
             await self._fetcher.close()
 
-    async def read(self, sources: Sequence[ImageSource], client: str) -> list[ResizedImage]:
-        """Return the resized images. Raises FieldError that names the field of an image and what is wrong with it."""
+    def check(self, sources: Sequence[ImageSource]) -> None:
+        """Raise FieldError for too many images, and for URLs that are not fetched."""
         if len(sources) > self._limits.max_images:
             raise FieldError(
                 "messages", f"the messages have {len(sources)} images, over the limit of {self._limits.max_images}"
             )
+        for source in sources:
+            if self._fetcher is None and not source.is_data:
+                raise FieldError(source.field, f"{source.field} must be {HINT}; this server fetches no other URLs")
+
+    async def read(self, sources: Sequence[ImageSource], client: str) -> list[ResizedImage]:
+        """Return the resized images. Raises FieldError that names the field of an image and what is wrong with it."""
+        self.check(sources)
+        turns = self._data_turns if all(source.is_data for source in sources) else self._fetch_turns
+        async with turns.turn(client):
+            return await self._read_all(sources, client)
+
+    async def _read_all(self, sources: Sequence[ImageSource], client: str) -> list[ResizedImage]:
         images: list[ResizedImage] = []
         num_bytes = 0
         for source in sources:
@@ -81,15 +95,10 @@ class ImageReader:
         return expanded + token_ids[behind:], tuple(placed)
 
     async def _read(self, source: ImageSource, client: str) -> ResizedImage:
-        if source.url.startswith(DATA):
-            return await self._decoded(source, None, client)
-        if self._fetcher is None:
-            raise FieldError(source.field, f"{source.field} must be {HINT}; this server fetches no other URLs")
-        async with self._fetch_turns.turn(client):
-            content = await self._fetcher.fetch(source, self._limits.max_bytes)
-            return await self._decoded(source, content, client)
+        fetched: bytes | None = None
+        if not source.is_data and self._fetcher is not None:
+            fetched = await self._fetcher.fetch(source, self._limits.max_bytes)
 
-    async def _decoded(self, source: ImageSource, fetched: bytes | None, client: str) -> ResizedImage:
         def work() -> ResizedImage:
             content = data_url_bytes(source, self._limits.max_bytes) if fetched is None else fetched
             return resized_image(content, source, self._limits, self._processor)

@@ -18,6 +18,11 @@ class ImageSource:
     field: str  # such as messages[0].content[1].image_url
     url: str = dataclasses.field(repr=False)  # may be megabytes
 
+    @property
+    def is_data(self) -> bool:
+        """Whether the URL has the image itself."""
+        return self.url.startswith(DATA)
+
 
 def data_url_bytes(source: ImageSource, max_bytes: int) -> bytes:
     """Return the bytes in a data URL (RFC 2397) in base64. Raises FieldError, also for more than `max_bytes`."""

@@ -131,8 +131,10 @@ class ChatApi:
             client.hold(num_completions),
             model.admission.admit(num_completions, context),
         ):
-            request = resumable(_request(model, body, context, exchange), exchange.resumption)
-            generation = await model.pipeline.prepare(request)
+            # The request has no name here: its prompt, which may be megabytes, would live as long as the name.
+            generation = await model.pipeline.prepare(
+                resumable(_request(model, body, context, exchange), exchange.resumption)
+            )
             body.messages, body.tools = (), ()
             exchange.forget_body(generation.num_pixel_bytes)
             await send_completions(exchange, model.pipeline, [generation], body, make_shape(generation))

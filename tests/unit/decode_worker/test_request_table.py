@@ -7,6 +7,7 @@ from baton.decode_worker.decode_request import DecodeRequest
 from baton.decode_worker.remembered import RememberedOutputs
 from baton.decode_worker.request_table import RequestTable
 from baton.decode_worker.service import RouterSession
+from baton.decode_worker.shared_images import SharedImages
 from baton.engine.errors import QueueFull
 from baton.engine.kv.origin import KVOrigin
 from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
@@ -36,9 +37,8 @@ class Table:
         command = worker_pb2.GenerateCommand(
             request_id=name, token_ids=[1, 5], num_prompt_tokens=1, number=number, resume_key=resume_key
         )
-        return DecodeRequest.of(
-            command, session or self.session, "decode-0", next(self._numbers), KVOrigin("bf16", "f")
-        )
+        number, origin = next(self._numbers), KVOrigin("bf16", "f")
+        return DecodeRequest.of(command, session or self.session, "decode-0", number, origin, SharedImages())
 
     async def events(self) -> list[worker_pb2.RequestDelta]:
         self.session.close()

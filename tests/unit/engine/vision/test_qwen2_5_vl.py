@@ -1,6 +1,8 @@
 """Qwen2.5-VL with images against transformers, in any chunking, with hits, preemption and async steps."""
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from baton.engine.errors import InvalidCheckpoint, InvalidRequest, UnsupportedMo
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from baton.engine.vision.encoder import VisionLayer
 from baton.engine.vision.image import Image
 from tests.vision_checkpoints import (
     VisionOracle,
@@ -80,6 +83,20 @@ def test_the_encoder_gives_the_oracles_embeddings(model: Path, oracle: VisionOra
         ours = engine.runner.images.encoder.encode(image)
         assert features.std() > 0.1
         torch.testing.assert_close(ours, features, atol=1e-4, rtol=0)
+
+
+def test_each_layer_of_the_encoder_restarts_the_watchdog(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, call, seen = engine_of(model), VisionLayer.__call__, list[float]()
+
+    def watched(self: VisionLayer, *given: Any) -> torch.Tensor:
+        seen.append(engine.resumed_s)
+        return call(self, *given)
+
+    monkeypatch.setattr(VisionLayer, "__call__", watched)
+    begun_s = time.monotonic()
+    run(engine, [request_of("smallest", PROMPTS["smallest"])])
+    assert len(seen) == 3
+    assert begun_s < seen[0] < seen[1] < seen[2]
 
 
 def test_prompt_logprobs_equal_the_oracles(model: Path, oracle: VisionOracle) -> None:

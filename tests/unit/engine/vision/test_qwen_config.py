@@ -63,6 +63,12 @@ def test_a_config_of_the_hub_is_read(tmp_path: Path) -> None:
     assert (vision.placeholder_id, vision.rotary_sections) == (151655, (16, 24, 24))
 
 
+def test_an_encoder_may_have_windows_only(tmp_path: Path) -> None:
+    config = read_model_config(written(tmp_path, vision_config=CONFIG["vision_config"] | {"fullatt_block_indexes": []}))
+    assert config.vision is not None
+    assert config.vision.full_layers == frozenset()
+
+
 @pytest.mark.parametrize(
     ("vision", "message"),
     [

@@ -83,6 +83,8 @@ async def test_a_name_that_leads_to_a_private_address_is_refused_unasked() -> No
         ("file:///etc/passwd", "must be http:// or https://"),
         ("http://example.org:no/", "it is no valid URL"),
         ("http://ex\u00e4mple.org/", "it is no valid URL"),
+        ("http://[", "it is no valid URL"),
+        ("http://example.org/" + "x" * 9000, "has 9019 characters, over the limit of 8192"),
     ],
 )
 async def test_urls_of_other_hosts_are_refused(url: str, message: str) -> None:
@@ -103,12 +105,16 @@ async def test_redirects_lead_to_allowed_hosts_only() -> None:
             await fetcher.fetch(server.source("/out"), 100)
         with pytest.raises(FieldError, match="more than 3 redirects"):
             await fetcher.fetch(server.source("/loop"), 100)
+        server.respond("/bad", 302, location="http://[")
+        with pytest.raises(FieldError, match="redirects to no valid URL"):
+            await fetcher.fetch(server.source("/bad"), 100)
 
 
 @pytest.mark.parametrize(
     "address",
     ["10.0.0.1", "127.0.0.1", "169.254.169.254", "100.64.0.1", "224.0.0.251", "::1", "fe80::1%eth0", "fd00::1",
-     "::ffff:10.0.0.1", "::ffff:169.254.169.254", "2002:7f00:1::", "0.0.0.0"],
+     "::ffff:10.0.0.1", "::ffff:169.254.169.254", "2002:7f00:1::", "0.0.0.0", "64:ff9b::a9fe:a9fe",
+     "64:ff9b:1::10.0.0.1", "::127.0.0.1", "::ffff:0:127.0.0.1", "fec0::1"],
 )  # fmt: skip
 def test_addresses_inside_a_network_are_not_public(address: str) -> None:
     assert not is_public(address)
@@ -117,6 +123,7 @@ def test_addresses_inside_a_network_are_not_public(address: str) -> None:
 def test_addresses_of_the_internet_are_public() -> None:
     assert is_public("93.184.215.14")
     assert is_public("2606:2800:21f:cb07:6820:80da:af6b:8b2c")
+    assert is_public("64:ff9b::93.184.215.14")
 
 
 async def test_bytes_time_and_status_are_bounded() -> None:

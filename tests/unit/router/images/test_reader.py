@@ -1,8 +1,10 @@
 """Reading of a request's images, and their places in its prompt."""
 
+import asyncio
 import base64
 import io
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -10,7 +12,8 @@ from PIL import Image as Pillow
 
 from baton.router.errors import FieldError
 from baton.router.images import reader as reader_module
-from baton.router.images.base import NoImages
+from baton.router.images.base import NoImages, ResizedImage
+from baton.router.images.decoding import resized_image
 from baton.router.images.limits import ImageLimits, images_per_prompt, resized_bounds
 from baton.router.images.processor import ProcessorConfig
 from baton.router.images.reader import ImageReader
@@ -82,6 +85,30 @@ async def test_pixels_of_a_request_are_bounded(reader: ImageReader, monkeypatch:
     await reader.read(sources(data_url()), "")
     with pytest.raises(FieldError, match="28224 bytes when resized, over the limit of 20000 for a request"):
         await reader.read(sources(data_url(), data_url()), "")
+
+
+async def test_only_as_many_requests_as_threads_hold_resized_images(
+    reader: ImageReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: dict[str, int] = {}
+    most = 0
+
+    def resized(content: bytes, source: ImageSource, *options: Any) -> ResizedImage:
+        nonlocal most
+        begun[source.field] = begun.get(source.field, 0) + 1
+        most = max(most, sum(count == 1 for count in begun.values()))
+        return resized_image(content, source, *options)
+
+    monkeypatch.setattr(reader_module, "resized_image", resized)
+    given = [[ImageSource(f"messages[{number}]", data_url())] * 2 for number in range(8)]
+    await asyncio.gather(*(reader.read(each, f"client{number % 3}") for number, each in enumerate(given)))
+    assert most == 2
+
+
+async def test_urls_are_refused_before_any_image_is_read(reader: ImageReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "resized_image", pytest.fail)
+    with pytest.raises(FieldError, match=r"content\[1\].image_url must be data:.*fetches no other URLs"):
+        await reader.read(sources(data_url(), "http://example.org/a.png"), "")
 
 
 async def test_models_without_images_refuse_them() -> None:

@@ -1,12 +1,14 @@
 """Chat completions through the real client, over real HTTP."""
 
 import asyncio
+import gc
 from typing import Any
 
 import orjson
 from openai.types.chat import ChatCompletionChunk
 
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
+from baton.router.generation import ChatPrompt
 from tests.unit.router.running_router import RunningRouter, running_router, until, wait_cached
 from tests.unit.router.scripted_worker import ScriptedWorker, scripted
 
@@ -238,3 +240,15 @@ async def test_events_are_lines_that_end_with_done() -> None:
         assert events[-2:] == ["data: [DONE]", ""]
         for event in events[:-2]:
             assert orjson.loads(event.removeprefix("data: "))["object"] == "chat.completion.chunk"
+
+
+async def test_no_prompt_is_in_memory_while_its_output_is_generated() -> None:
+    """It may be megabytes, of images for example, which count in no budget any more."""
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    async with running_router(worker) as router:
+        request = asyncio.create_task(complete(router, max_tokens=2))
+        await until(lambda: worker.num_pauses > 0)
+        assert not [each for each in gc.get_objects() if isinstance(each, ChatPrompt)]
+        worker.go_on.set()
+        await request
