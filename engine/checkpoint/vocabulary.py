@@ -29,8 +29,8 @@ def token_ids(tokenizer: Path) -> Mapping[str, object]:
 def vocabulary_digest(directory: Path) -> str:
     """Return a digest of the vocabulary in a tokenizer's directory; empty if it has none.
 
-    It leaves out the scores of Unigram pieces, and the placeholders, [PAD7] for the id 7, with which llama.cpp fills up a
-    vocabulary to the size of the embedding. Raises InvalidCheckpoint if tokenizer.json cannot be read.
+    It leaves out the scores of Unigram pieces, and placeholders such as [PAD7] for the id 7, with which llama.cpp fills
+    a vocabulary up to the size of the embedding. Raises InvalidCheckpoint if tokenizer.json cannot be read.
     """
     ids = dict(token_ids(directory / TOKENIZER))
     if isinstance(pieces := ids.get("pieces"), list):

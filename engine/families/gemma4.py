@@ -68,9 +68,9 @@ def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
 
 def _input_vocab_size(config: JsonObject, shared: ModelConfig) -> int:
     """Return the number of tokens that have inputs of the layers: all that the model has."""
-    size = config.size(INPUT_VOCAB_SIZE, 262144)
-    if size < shared.vocab_size:
-        raise unsupported(config, shared.architecture, f"{INPUT_VOCAB_SIZE} {size} below vocab_size {shared.vocab_size}")
+    size, num_tokens = config.size(INPUT_VOCAB_SIZE, 262144), shared.vocab_size
+    if size < num_tokens:
+        raise unsupported(config, shared.architecture, f"{INPUT_VOCAB_SIZE} {size} below vocab_size {num_tokens}")
     return size
 
 
