@@ -117,18 +117,23 @@ def parse_texts(value: object) -> tuple[str, ...]:
 
 
 def split_outside_braces(text: str, separator: str) -> list[str]:
-    """Return the parts of a text between separators, of one character, that are in no braces: JSON stays whole."""
-    parts, depth, is_quoted = [""], 0, False
-    for place, char in enumerate(text):
-        if depth and char == '"' and text[place - 1] != "\\":
-            is_quoted = not is_quoted
-        elif not is_quoted:
+    """Return the parts of a text between separators, of one character, that are in no braces: JSON stays whole.
+
+    If braces are not closed, they are characters like any other.
+    """
+    parts, depth, is_quoted, is_escaped = [""], 0, False, False
+    for char in text:
+        if is_quoted:
+            is_quoted, is_escaped = is_escaped or char != '"', char == "\\" and not is_escaped
+        elif char == '"' and depth:
+            is_quoted = True
+        else:
             depth = max(0, depth + (char == "{") - (char == "}"))
         if char == separator and not depth:
             parts.append("")
         else:
             parts[-1] += char
-    return parts
+    return text.split(separator) if depth else parts
 
 
 def parse_json(value: object) -> JsonText:

@@ -148,7 +148,7 @@ async def _retried(download_all: Callable[[], None], tries: int) -> None:
             download_all()
             return
         except click.ClickException as error:
-            if not left or _is_permanent(error.__cause__):
+            if not left or isinstance(error, click.UsageError) or _is_permanent(error.__cause__):
                 raise
             click.echo(f"{error.message}; tries left: {left}", err=True)
         await backoff.wait()

@@ -29,9 +29,14 @@ def token_ids(tokenizer: Path) -> Mapping[str, object]:
 def vocabulary_digest(directory: Path) -> str:
     """Return a digest of the vocabulary in a tokenizer's directory; empty if it has none.
 
-    Raises InvalidCheckpoint if tokenizer.json cannot be read.
+    It leaves out the scores of Unigram pieces, and placeholders such as [PAD7] for the id 7, with which llama.cpp fills
+    a vocabulary up to the size of the embedding. Raises InvalidCheckpoint if tokenizer.json cannot be read.
     """
-    ids = token_ids(directory / TOKENIZER)
-    if not ids:
+    ids = dict(token_ids(directory / TOKENIZER))
+    if isinstance(pieces := ids.get("pieces"), list):
+        del ids["pieces"]
+        ids = {str(piece[0]): place for place, piece in enumerate(pieces) if isinstance(piece, list) and piece} | ids
+    known = {token: token_id for token, token_id in ids.items() if token != f"[PAD{token_id}]"}
+    if not known:
         return ""
-    return hashlib.blake2b(json.dumps(ids, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=8).hexdigest()

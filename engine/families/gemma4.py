@@ -59,11 +59,19 @@ def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
         num_kv_shared_layers=num_shared,
         shared_intermediate_size=2 * shared.intermediate_size if is_shared_wide else None,
         layer_input_size=input_size,
-        layer_input_vocab_size=config.size(INPUT_VOCAB_SIZE, 262144) if input_size else 0,
+        layer_input_vocab_size=_input_vocab_size(config, shared) if input_size else 0,
         has_layer_scalars=True,
         moe=_read_experts(config) if config.boolean("enable_moe_block", False) else None,
         max_model_len=config.size("max_position_embeddings"),
     )
+
+
+def _input_vocab_size(config: JsonObject, shared: ModelConfig) -> int:
+    """Return the number of tokens that have inputs of the layers: all that the model has."""
+    size, num_tokens = config.size(INPUT_VOCAB_SIZE, 262144), shared.vocab_size
+    if size < num_tokens:
+        raise unsupported(config, shared.architecture, f"{INPUT_VOCAB_SIZE} {size} below vocab_size {num_tokens}")
+    return size
 
 
 def _read_experts(config: JsonObject) -> MoEConfig:
@@ -84,11 +92,12 @@ def _rotary_dim(shared: ModelConfig, head_dim: int) -> int:
 def _whole_heads(config: JsonObject, shared: ModelConfig, layers: list[int]) -> KVHeads:
     """Return the KV heads of layers that attend to the whole context.
 
-    transformers writes them in `per_layer_config`, by layer, and earlier checkpoints in `global_head_dim` and
-    `num_global_key_value_heads`. Raises UnsupportedModel if `per_layer_config` has other options or layers.
+    transformers writes them in `per_layer_config`, by layer, which is empty if they are those of all layers; earlier
+    checkpoints in `global_head_dim` and `num_global_key_value_heads`. Raises UnsupportedModel if `per_layer_config` has
+    other options or layers.
     """
-    given = config.inner("per_layer_config")
-    if given.values:
+    if "per_layer_config" in config:
+        given = config.inner("per_layer_config")
         found = {_heads_of(given.inner(str(layer)), shared) for layer in layers}
         others = {key for layer in given.values for key in given.inner(layer).values} - {"head_dim", _KV}
         if len(found) != 1 or others or set(given.values) - set(map(str, layers)):

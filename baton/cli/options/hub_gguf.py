@@ -32,7 +32,7 @@ class HubGguf:
         return None if match is None else cls(match["hub_id"], match["file"] or match["quantization"])
 
     def choose(self, names: Collection[str]) -> list[str]:
-        """Return those of a repository's files that the model is in, in order. Raises ClickException."""
+        """Return those of a repository's files that the model is in, in order. Raises UsageError."""
         models: dict[str, list[str]] = defaultdict(list)
         for name in sorted(names):
             path = PurePosixPath(name)
@@ -42,10 +42,10 @@ class HubGguf:
         if len(found) == 1:
             return models[found[0]]
         if not models:
-            raise click.ClickException(f"{self.hub_id} has no GGUF files; leave out {self.wanted!r}")
+            raise click.UsageError(f"{self.hub_id} has no GGUF files; leave out {self.wanted!r}")
         what = f"several GGUF models for {self.wanted}" if found else f"no GGUF model for {self.wanted}"
         shown = ", ".join((found or list(models))[:MAX_SHOWN])
-        raise click.ClickException(f"{self.hub_id} has {what}; name one of {shown}, as {self.hub_id}/NAME.gguf")
+        raise click.UsageError(f"{self.hub_id} has {what}; name one of {shown}, as {self.hub_id}/NAME.gguf")
 
     def _is_meant(self, model: str, files: Collection[str]) -> bool:
         """Whether one of a model's files is wanted by its path, or its name ends with the wanted quantization."""

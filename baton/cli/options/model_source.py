@@ -69,8 +69,7 @@ def servable(name: str) -> Iterator[None]:
 
 def _locate(model: str | None, revision: str | None = None) -> Located:
     """Find or download a model. Raises ClickException."""
-    gguf = HubGguf.read(model) if model is not None and not Path(model).exists() else None
-    if model is not None and gguf is not None:
+    if model is not None and (gguf := _hub_gguf(model)) is not None:
         file, commit = gguf.download(revision)
         return Located(file.absolute(), model, commit)
     if model is not None and is_hub_id(model) and not Path(model).exists():
@@ -88,12 +87,16 @@ def _locate(model: str | None, revision: str | None = None) -> Located:
     raise click.ClickException(f"{model} is neither a directory, a GGUF file nor a hub id such as Qwen/Qwen3-0.6B")
 
 
+def _hub_gguf(model: str) -> HubGguf | None:
+    return None if Path(model).exists() else HubGguf.read(model)
+
+
 def _locate_tokenizer(cluster: ClusterConfig) -> Path | None:
     """Find or download the tokenizer; None if it is the model's. Raises ClickException."""
     revision = cluster.tokenizer_revision
     tokenizer = cluster.tokenizer
     if tokenizer is None and revision is not None and cluster.model is not None:
-        gguf = HubGguf.read(cluster.model)
+        gguf = _hub_gguf(cluster.model)
         tokenizer = cluster.model if gguf is None else gguf.hub_id
     if tokenizer is not None and is_hub_id(tokenizer) and not Path(tokenizer).exists():
         return download(tokenizer, TOKENIZER_PATTERNS, revision=revision)

@@ -9,6 +9,8 @@ import re
 import shutil
 import struct
 import tempfile
+import time
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -27,6 +29,7 @@ VERSION = 1  # of what is written out; increment when it changes
 ROPE_FREQS = "rope_freqs.weight"
 MAX_FREQS = 1 << 12
 MADE = re.compile(rf".+-[0-9a-f]{{16}}(?:{NO_TOKENIZER})?")  # names of the directories
+KEPT_S = 7 * 24 * 3600  # directories of files that are gone or changed, since they were last asked for
 NO_STATE = "/"  # in no directory's name
 
 
@@ -41,7 +44,10 @@ def checkpoint_directory(model: Path, cache: Path | None = None, *, with_tokeniz
     parts = [path.absolute() for path in all_parts(model)]
     root = _default_cache() if cache is None else cache
     directory = root / f"{parts[0].stem}-{_state(parts)}{'' if with_tokenizer else NO_TOKENIZER}"
-    if not directory.is_dir():
+    if directory.is_dir():
+        with suppress(OSError):  # a cache that is only readable
+            os.utime(directory)
+    else:
         _make(directory, parts, with_tokenizer)
         _remove_stale(root)
     return directory
@@ -92,11 +98,18 @@ def _make(directory: Path, parts: list[Path], with_tokenizer: bool) -> None:
 
 
 def _remove_stale(root: Path) -> None:
-    """Remove the directories of files that are gone, or that have changed since."""
+    """Remove the directories of files that are gone, or that have changed since, if none was asked for in a week.
+
+    Until then a server may be using them, also one on another machine, which has the files in other places.
+    """
+    oldest = time.time() - KEPT_S
     for directory in root.iterdir():
         links = sorted(directory.glob(f"*{SUFFIX}")) if MADE.fullmatch(directory.name) else []
-        if links and any(map(_has_changed, links)) and _state_or_none(links) not in directory.name:
-            shutil.rmtree(directory, ignore_errors=True)
+        if not links or not any(map(_has_changed, links)) or _state_or_none(links) in directory.name:
+            continue
+        with suppress(FileNotFoundError):  # another process removes it too
+            if directory.stat().st_mtime < oldest:
+                shutil.rmtree(directory, ignore_errors=True)
 
 
 def _has_changed(link: Path) -> bool:
@@ -105,6 +118,8 @@ def _has_changed(link: Path) -> bool:
         return link.stat().st_mtime_ns > link.lstat().st_mtime_ns
     except FileNotFoundError:
         return True
+    except OSError:  # for example in a folder of another user
+        return False
 
 
 def _state_or_none(links: list[Path]) -> str:

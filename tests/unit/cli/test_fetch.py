@@ -110,6 +110,13 @@ def test_a_gguf_file_of_the_hub_is_fetched_alone(tmp_path: Path) -> None:
     assert names(tmp_path / "m") == {"Q4_K_M/small-Q4_K_M.gguf"}
 
 
+def test_a_quantization_that_is_not_there_is_not_tried_again(tmp_path: Path) -> None:
+    with hub() as server:
+        run = fetch_from(server, tmp_path, "a/b:Q2_K", str(tmp_path / "m"))
+    assert "no GGUF model for Q2_K" in " ".join(run.stderr.split())
+    assert "tries left" not in run.stderr
+
+
 def test_a_gguf_file_is_not_fetched_without_weights(tmp_path: Path) -> None:
     result = fetch("a/b:Q4_K_M", str(tmp_path / "m"), "--without-weights")
     assert result.exit_code == 2

@@ -91,6 +91,14 @@ def test_a_gguf_model_of_the_hub_is_its_first_file(
     assert downloads == [("a/b", TOKENIZER_PATTERNS, "t2")]
 
 
+def test_a_local_gguf_file_is_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "x.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(click.ClickException, match=r"not for a/b/x\.gguf$"):
+        _locate_tokenizer(ClusterConfig(model="a/b/x.gguf", tokenizer_revision="t"))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -345,6 +345,7 @@ GEMMA4 = LLAMA | {
         ({"global_head_dim": 32, "num_global_key_value_heads": 1}, (2, 32)),  # only with attention_k_eq_v
         ({"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}, (1, 32)),
         ({"per_layer_config": {"2": {"head_dim": 24, "num_key_value_heads": 4}}}, (4, 24)),
+        ({"per_layer_config": {}}, (2, 16)),  # as transformers writes it if all heads are alike
     ],
 )
 def test_gemma4s_layers_have_two_kinds_of_heads(
@@ -368,6 +369,7 @@ def test_gemma4s_layers_have_two_kinds_of_heads(
         ({"num_kv_shared_layers": 1}, "num_kv_shared_layers 1 leaves no layer of type full_attention"),
         ({"per_layer_config": {"1": {"head_dim": 32}}}, "per_layer_config other than"),
         ({"per_layer_config": {"2": {"hidden_size": 32}}}, "per_layer_config other than"),
+        ({"vocab_size_per_layer_input": 9}, "vocab_size_per_layer_input 9 below vocab_size"),
         ({"num_global_key_value_heads": 3, "attention_k_eq_v": True}, "4 heads do not divide into 3 global KV heads"),
     ],
 )

@@ -10,7 +10,7 @@ from baton.engine.execution.loaded_model import load, zeros
 from tests.checkpoints import make_checkpoint
 
 
-def write(directory: Path, vocab: dict[str, int], added: list[dict[str, Any]], **others: Any) -> Path:
+def write(directory: Path, vocab: dict[str, int] | list[list[Any]], added: list[dict[str, Any]], **others: Any) -> Path:
     directory.mkdir(exist_ok=True)
     described = {"model": {"type": "BPE", "vocab": vocab, "merges": []}, "added_tokens": added, **others}
     (directory / "tokenizer.json").write_text(json.dumps(described))
@@ -23,6 +23,17 @@ def test_a_digest_is_that_of_tokens_and_ids(tmp_path: Path) -> None:
     assert first == vocabulary_digest(write(tmp_path / "b", {"b": 1, "a": 0}, [end], normalizer=None))
     assert first != vocabulary_digest(write(tmp_path / "c", {"a": 1, "b": 0}, [end]))
     assert first != vocabulary_digest(write(tmp_path / "d", {"a": 0, "b": 1}, [{**end, "content": "<stop>"}]))
+
+
+def test_the_same_tokens_in_another_format_have_the_same_digest(tmp_path: Path) -> None:
+    vocab, end = {"a": 0, "b": 1}, {"id": 2, "content": "<end>"}
+    first = vocabulary_digest(write(tmp_path / "first", vocab, [end]))
+    padded = {**vocab, "<end>": 2, "[PAD3]": 3, "[PAD4]": 4}  # as in a GGUF file
+    assert vocabulary_digest(write(tmp_path / "padded", padded, [])) == first
+    assert vocabulary_digest(write(tmp_path / "named", {**vocab, "[PAD4]": 3}, [end])) != first
+    for score in (-1.5, -1.25):
+        pieces = [["a", score], ["b", -2.0]]
+        assert vocabulary_digest(write(tmp_path / str(score), pieces, [end])) == first
 
 
 def test_without_a_tokenizer_there_is_none(tmp_path: Path) -> None:

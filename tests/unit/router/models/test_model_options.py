@@ -23,6 +23,11 @@ from baton.settings.values import JsonText, OptionError, parsed_json
             '/b=c;hf_overrides={"a": [1, 2], "b": {"c": "x=y;}"}};tokenizer=/t',
             ModelOptions("/b", "c", None, None, "/t", JsonText('{"a": [1, 2], "b": {"c": "x=y;}"}}')),
         ),
+        (
+            r'/b;hf_overrides={"a": "\"}", "b": "\\"};tokenizer=/t',
+            ModelOptions("/b", "b", None, None, "/t", JsonText(r'{"a": "\"}", "b": "\\"}')),
+        ),
+        ("/{b;tokenizer=/t", ModelOptions("/{b", "{b", tokenizer="/t")),
         ("/b=c;reasoning_parser=none;tool_call_parser=none", ModelOptions("/b", "c", "none", "none")),
     ],
 )
@@ -39,6 +44,7 @@ def test_a_model_has_a_directory_and_maybe_a_name_and_parsers(text: str, options
         ("/b;tool_call_parser=hermes;tool_call_parser=none", "is not PATH"),
         ("/b;tool_call_parser=morse", "tool_call_parser must be one of .*, none"),
         ("/b;tokenizer=", "is not PATH"),
+        ('/b;hf_overrides={"a": 1', "hf_overrides must be a JSON object"),
         ("/b;hf_overrides=[1]", "hf_overrides must be a JSON object"),
         ("/other/a", "two models have the name a; give one of them another, as PATH=NAME"),
         ("/b,/c=b", "two models have the name b"),
