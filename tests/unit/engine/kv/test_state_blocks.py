@@ -42,7 +42,7 @@ class Rig:
         if not self.blocks.take(request, 0, reads_cache=True):
             return
         self.num_hits += request.num_computed_tokens > 0
-        assert request.num_computed_tokens % CHECKPOINT_TOKENS == 0
+        assert request.num_computed_tokens % BLOCK_SIZE == 0
         if request.receives_kv:
             self.blocks.begin_fill(request)
         (self.receiving if request.receives_kv else self.running).append(request)
@@ -182,16 +182,27 @@ def test_only_hashes_up_to_a_checkpoint_are_reported() -> None:
     tokens = list(range(30))
     request = make_request(tokens, receives_kv=True)
     assert blocks.take(request, 0, reads_cache=True)
-    blocks.receive(request, 22)  # a handover brings no checkpoint
+    blocks.receive(request, 18)  # a handover brings no checkpoint
     assert blocks.cache.take_changes() == CacheChanges()
-    blocks.advance(request, 24)
-    assert set(blocks.cache.take_changes().stored) == set(request.block_hashes[:6])
-    blocks.advance(request, 30)
+    assert blocks.until_checkpoint(request, 12) == 2
+    blocks.advance(request, 20)
+    assert set(blocks.cache.take_changes().stored) == set(request.block_hashes[:5])
+    assert blocks.until_checkpoint(request, 10) == 4
+    blocks.advance(request, 22)
     assert blocks.cache.take_changes() == CacheChanges()
     blocks.free(request)
     blocks.cache.allocate(blocks.cache.pool.num_free)
-    assert set(blocks.cache.take_changes().removed) == set(request.block_hashes[:6])
+    assert set(blocks.cache.take_changes().removed) == set(request.block_hashes[:5])
     blocks.cache.check_integrity()
+
+
+def test_a_pulled_state_is_a_checkpoint_wherever_it_ends() -> None:
+    blocks = BlockManager(100, BLOCK_SIZE, True, GROUPS)
+    request = make_request(list(range(30)), receives_kv=True)
+    assert blocks.take(request, 0, reads_cache=True)
+    blocks.receive(request, 20)
+    assert blocks.num_cached_tokens(make_request(list(range(30)))) == 20
+    assert blocks.until_checkpoint(request, 10) == 4
 
 
 def test_a_checkpoint_is_evicted_as_a_whole() -> None:
