@@ -55,6 +55,7 @@ class Request:
     other_tables: list[list[BlockId]] = field(default_factory=list)  # of the other KV groups
     state_blocks: list[BlockId] = field(default_factory=list)  # where steps write the recurrent state
     checkpoint_blocks: list[BlockId] = field(default_factory=list)  # cached state that the next step reads, if any
+    lacks_checkpoint: bool = False  # its KV was received, and no recurrent state is cached near its end
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks; grows as blocks fill
     num_computed_tokens: int = 0  # tokens whose KV is in the block table
     kv_origins: frozenset[KVOrigin] = NO_ORIGINS  # other models that computed some of its KV

@@ -174,7 +174,7 @@ class BlockManager:
             self.cache.release(held(table))
         self.cache.release([*request.state_blocks, *request.checkpoint_blocks])
         request.block_table, request.other_tables = [], []
-        request.state_blocks, request.checkpoint_blocks = [], []
+        request.state_blocks, request.checkpoint_blocks, request.lacks_checkpoint = [], [], False
 
     def advance(self, request: Request, num_computed_tokens: int) -> None:
         """Set the number of computed tokens, store blocks that became full in the prefix cache, and give back blocks
@@ -206,7 +206,8 @@ class BlockManager:
         states = self.groups.states
         if states is None or not self.cache.enabled:
             return num_tokens
-        return min(num_tokens, states.checkpoint_tokens - request.num_computed_tokens % states.checkpoint_tokens)
+        distance = self.block_size if request.lacks_checkpoint else states.checkpoint_tokens
+        return min(num_tokens, distance - request.num_computed_tokens % distance)
 
     def _advance_state(self, request: Request, states: StateLayout) -> None:
         """Store the state in the prefix cache if this is a checkpoint, and let the next step write to new blocks.
@@ -215,8 +216,11 @@ class BlockManager:
         """
         self.cache.release(request.checkpoint_blocks)
         request.checkpoint_blocks = []
-        is_due = self.cache.enabled and request.num_computed_tokens % states.checkpoint_tokens == 0
-        if not is_due or self.cache.pool.num_free < 2 * states.num_blocks:
+        distance = self.block_size if request.lacks_checkpoint else states.checkpoint_tokens
+        if not self.cache.enabled or request.num_computed_tokens % distance:
+            return
+        request.lacks_checkpoint = False
+        if self.cache.pool.num_free < 2 * states.num_blocks:
             return
         block_hash = request.block_hashes[request.num_computed_tokens // self.block_size - 1]
         if self.cache.store_checkpoint(block_hash, request.state_blocks):
@@ -226,6 +230,8 @@ class BlockManager:
     def receive(self, request: Request, num_tokens: int) -> None:
         """Advance a request to `num_tokens` tokens whose KV was received instead of computed.
 
+        A checkpoint of the recurrent state is due at the end, or else at that of the next full block.
+
         Blocks behind their windows were not received: they are given back before the others are stored in the prefix
         cache. Does nothing if a block of the windows is missing, since the transfer was for a longer prefix.
         """
@@ -234,6 +240,7 @@ class BlockManager:
             if any(NULL_BLOCK in table[first:end] for table, first in zip(request.block_tables, firsts, strict=True)):
                 return
             self._give_back(request, request.num_computed_tokens, num_tokens)
+        request.lacks_checkpoint = num_tokens > request.num_computed_tokens
         self.advance(request, num_tokens)
 
     def _give_back(self, request: Request, before: int, after: int) -> None:

@@ -1,6 +1,6 @@
 """Checkpoints of recurrent state in the prefix cache: the blocks of the state after all tokens of a hash."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, KeysView, Sequence
 
 from baton.engine.kv.block_hash import BlockHash
 from baton.engine.request import BlockId
@@ -39,9 +39,14 @@ class StateCheckpoints:
             del self._hashes[block]
         return blocks
 
-    def evict_with(self, block: BlockId) -> list[BlockId]:
-        """Remove the checkpoint that a block is part of, if any, and return its blocks."""
-        return self.evict(self._hashes[block]) if block in self._hashes else []
+    def hash_of(self, block: BlockId) -> BlockHash | None:
+        """Return the hash of the checkpoint that a block is part of, if any."""
+        return self._hashes.get(block)
+
+    @property
+    def hashes(self) -> KeysView[BlockHash]:
+        """The hashes with a checkpoint."""
+        return self._blocks.keys()
 
     def check_integrity(self, hashes: Container[BlockHash], kv_blocks: Container[BlockId]) -> None:
         """Assert that each block is in one place, and that each checkpoint's hash is among `hashes`."""

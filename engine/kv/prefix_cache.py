@@ -31,6 +31,8 @@ class PrefixCache:
 
     A hash may lack blocks of the other groups, whose windows need not reach back to it. It has none without a block of
     the first group. Only the first group's blocks are reported as changes: if others are missing, a hit is shorter.
+
+    With recurrent state a hit ends at a checkpoint, so only hashes up to the last checkpoint of a chain are reported.
     """
 
     def __init__(self, pool: BlockPool, enabled: bool = True, groups: KVGroups = ONE_GROUP) -> None:
@@ -42,6 +44,7 @@ class PrefixCache:
             span.size for span in groups.spans if span.size is not None and (span.is_chunked or span.size == 1)
         }
         self.checkpoints = StateCheckpoints()
+        self._reported: set[BlockHash] = set()  # with recurrent state: those with a checkpoint, or with one behind them
         self._blocks: dict[BlockHash, BlockId] = {}  # of the first group
         self._others: dict[BlockHash, list[BlockId]] = {}  # of the other groups; the null block: not cached
         self._hashes: dict[BlockId, BlockHash] = {}
@@ -121,8 +124,10 @@ class PrefixCache:
         """Allocate `count` free blocks, evicting their cached content."""
         blocks = self.pool.allocate(count)
         for block in blocks:
-            for other in self.checkpoints.evict_with(block):
-                self.pool.empty(other)
+            checkpoint = self.checkpoints.hash_of(block)
+            if checkpoint is not None:
+                self._evict_checkpoint(checkpoint)
+                self._withdraw(checkpoint)
             block_hash = self._hashes.get(block)
             if block_hash is None:
                 continue
@@ -161,22 +166,30 @@ class PrefixCache:
             self._children.setdefault(parent, set()).add(block_hash)
         self._blocks[block_hash] = block
         self._hashes[block] = block_hash
-        self._note(block_hash, was_known=False)
+        if self.groups.states is None:
+            self._note(block_hash, was_known=False)
 
     def store_checkpoint(self, block_hash: BlockHash, blocks: list[BlockId]) -> bool:
         """Store the recurrent state after all tokens of a hash, unless it is known or no block has that content.
 
         Returns whether it is stored: nothing may be written to its blocks from then on.
         """
-        return block_hash in self._blocks and self.checkpoints.store(block_hash, blocks)
+        if block_hash not in self._blocks or not self.checkpoints.store(block_hash, blocks):
+            return False
+        found: BlockHash | None = block_hash
+        while found is not None and found not in self._reported:
+            self._reported.add(found)
+            self._note(found, was_known=False)
+            found = self._parents.get(found)
+        return True
 
     def release(self, blocks: Sequence[BlockId]) -> None:
         """Drop one holder of each block; pass a request's blocks in order."""
         self.pool.release(blocks, [block in self._hashes or block in self.checkpoints for block in blocks])
 
     def snapshot(self) -> list[BlockHash]:
-        """Return all cached hashes; call `take_changes` first, or it will report them again."""
-        return list(self._blocks)
+        """Return all hashes that were reported; call `take_changes` first, or it will report them again."""
+        return list(self._blocks if self.groups.states is None else self._reported)
 
     def take_changes(self) -> CacheChanges:
         """Return the hashes stored and removed since the last call; changes that cancel out are left out."""
@@ -189,6 +202,13 @@ class PrefixCache:
     def check_integrity(self) -> None:
         """Assert that the maps are each other's inverse, and that the cache is closed under prefixes."""
         self.checkpoints.check_integrity(self._blocks, self._hashes)
+        reported: set[BlockHash] = set()
+        for block_hash in self.checkpoints.hashes:
+            found: BlockHash | None = block_hash
+            while found is not None and found not in reported:
+                reported.add(found)
+                found = self._parents.get(found)
+        assert self._reported == reported
         expected = {block: block_hash for block_hash, block in self._blocks.items()}
         for block_hash, others in self._others.items():
             expected |= dict.fromkeys(held(others), block_hash)
@@ -214,11 +234,30 @@ class PrefixCache:
             for block in (self._blocks.pop(block_hash), *held(self._others.pop(block_hash, ()))):
                 del self._hashes[block]
                 self.pool.empty(block)
-            for block in self.checkpoints.evict(block_hash):
-                self.pool.empty(block)
+            self._evict_checkpoint(block_hash)
             self._parents.pop(block_hash, None)
             lost += self._children.pop(block_hash, ())
+            if self.groups.states is None:
+                self._note(block_hash, was_known=True)
+            elif block_hash in self._reported:
+                self._reported.remove(block_hash)
+                self._note(block_hash, was_known=True)
+        self._withdraw(parent)
+
+    def _evict_checkpoint(self, block_hash: BlockHash) -> None:
+        for block in self.checkpoints.evict(block_hash):
+            self.pool.empty(block)
+
+    def _withdraw(self, block_hash: BlockHash | None) -> None:
+        """Report the removal of a hash and of those before it that have no checkpoint any more, nor one behind them."""
+        while (
+            block_hash in self._reported
+            and block_hash not in self.checkpoints.hashes
+            and self._reported.isdisjoint(self._children.get(block_hash, ()))
+        ):
+            self._reported.remove(block_hash)
             self._note(block_hash, was_known=True)
+            block_hash = self._parents.get(block_hash)
 
     def _note(self, block_hash: BlockHash, was_known: bool) -> None:
         if self._changed.pop(block_hash, was_known) is was_known:  # otherwise the two changes cancel out

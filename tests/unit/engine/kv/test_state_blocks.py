@@ -1,13 +1,15 @@
 """Blocks of recurrent state: a step reads the state of exactly the tokens before it, and a hit ends at a checkpoint."""
 
 import random
+from itertools import takewhile
 
 import pytest
 
 from baton.engine.delta_net import DeltaNetConfig
-from baton.engine.kv.block_hash import hash_blocks
+from baton.engine.kv.block_hash import BlockHash, hash_blocks
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.kv.groups import KVGroups
+from baton.engine.kv.prefix_cache import CacheChanges
 from baton.engine.kv.state_layout import StateLayout, StatePlace
 from baton.engine.request import BlockId, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
@@ -31,6 +33,7 @@ class Rig:
         self.receiving: list[Request] = []
         self.pins: list[int] = []
         self.num_hits = 0
+        self.index: set[BlockHash] = set()  # what a router knows
 
     def start(self) -> None:
         stem = [self.rng.randrange(2)] * 12 if self.rng.random() < 0.7 else []
@@ -39,7 +42,7 @@ class Rig:
         if not self.blocks.take(request, 0, reads_cache=True):
             return
         self.num_hits += request.num_computed_tokens > 0
-        assert request.num_computed_tokens % CHECKPOINT_TOKENS == 0
+        assert request.num_computed_tokens % BLOCK_SIZE == 0
         if request.receives_kv:
             self.blocks.begin_fill(request)
         (self.receiving if request.receives_kv else self.running).append(request)
@@ -115,6 +118,17 @@ class Rig:
         if len(self.receiving) > 2:
             self.end_receive(self.receiving[0])
         self.blocks.check_integrity([*self.running, *self.receiving])
+        self.check_index()
+
+    def check_index(self) -> None:
+        """Assert that a router expects the hits that there are."""
+        changes = self.blocks.cache.take_changes()
+        self.index = (self.index - set(changes.removed)) | set(changes.stored)
+        assert self.index == set(self.blocks.cache.snapshot())
+        for request in self.running:
+            hashes = hash_blocks(request.token_ids, BLOCK_SIZE)
+            known = list(takewhile(self.index.__contains__, hashes))
+            assert len(known) >= len(self.blocks.cache.match(hashes))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -161,6 +175,34 @@ def test_a_checkpoint_is_left_out_if_few_blocks_are_free(num_more: int, num_cach
     assert (request.current_state == request.state_blocks) == (num_cached == 0)
     blocks.free(request)
     assert blocks.num_cached_tokens(make_request(list(range(12)))) == num_cached
+
+
+def test_only_hashes_up_to_a_checkpoint_are_reported() -> None:
+    blocks = BlockManager(100, BLOCK_SIZE, True, GROUPS)
+    tokens = list(range(30))
+    request = make_request(tokens, receives_kv=True)
+    assert blocks.take(request, 0, reads_cache=True)
+    blocks.receive(request, 18)  # a handover brings no checkpoint
+    assert blocks.cache.take_changes() == CacheChanges()
+    assert blocks.until_checkpoint(request, 12) == 2
+    blocks.advance(request, 20)
+    assert set(blocks.cache.take_changes().stored) == set(request.block_hashes[:5])
+    assert blocks.until_checkpoint(request, 10) == 4
+    blocks.advance(request, 22)
+    assert blocks.cache.take_changes() == CacheChanges()
+    blocks.free(request)
+    blocks.cache.allocate(blocks.cache.pool.num_free)
+    assert set(blocks.cache.take_changes().removed) == set(request.block_hashes[:5])
+    blocks.cache.check_integrity()
+
+
+def test_a_pulled_state_is_a_checkpoint_wherever_it_ends() -> None:
+    blocks = BlockManager(100, BLOCK_SIZE, True, GROUPS)
+    request = make_request(list(range(30)), receives_kv=True)
+    assert blocks.take(request, 0, reads_cache=True)
+    blocks.receive(request, 20)
+    assert blocks.num_cached_tokens(make_request(list(range(30)))) == 20
+    assert blocks.until_checkpoint(request, 10) == 4
 
 
 def test_a_checkpoint_is_evicted_as_a_whole() -> None:
