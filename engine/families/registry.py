@@ -19,9 +19,9 @@ from baton.engine.families.mistral import MINISTRAL3, MISTRAL, MISTRAL3, MIXTRAL
 from baton.engine.families.olmo import OLMO2, OLMO3
 from baton.engine.families.olmoe import OLMOE
 from baton.engine.families.phi3 import PHI3
-from baton.engine.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
-from baton.engine.families.qwen3_next import QWEN3_5, QWEN3_NEXT
-from baton.engine.families.qwen_vl import QWEN2_5_VL
+from baton.engine.families.qwen.images import QWEN2_5_VL
+from baton.engine.families.qwen.recurrent import QWEN3_5, QWEN3_NEXT
+from baton.engine.families.qwen.text import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from baton.engine.families.seed_oss import SEED_OSS
 from baton.engine.families.smollm3 import SMOLLM3
 

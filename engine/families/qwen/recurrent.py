@@ -8,7 +8,7 @@ from baton.engine.delta_net import DeltaNetConfig
 from baton.engine.errors import InvalidCheckpoint
 from baton.engine.families.base import LANGUAGE_MODEL, Family
 from baton.engine.families.options import LAYER_TYPES, unsupported
-from baton.engine.families.qwen import read_shared_experts
+from baton.engine.families.qwen.text import read_shared_experts
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
 
 DELTA_NET, ATTENTION = "linear_attention", "full_attention"

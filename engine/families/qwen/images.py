@@ -7,7 +7,7 @@ from baton.engine.config import ModelConfig
 from baton.engine.errors import InvalidCheckpoint
 from baton.engine.families.base import LANGUAGE_MODEL, Family
 from baton.engine.families.options import unsupported
-from baton.engine.families.qwen import QWEN2
+from baton.engine.families.qwen.text import QWEN2
 from baton.engine.vision.config import CHANNELS, VisionConfig
 
 NUM_AXES = 3  # time, row, column

@@ -1,0 +1,1 @@
+"""The Qwen families: text, with recurrent state, with images."""
