@@ -11,6 +11,7 @@ from baton.engine.families.gemma import GEMMA3_TEXT, SANDWICH, read_cap, read_ge
 from baton.engine.families.options import LATER_TOKENS, unsupported
 from baton.engine.families.spans import SIZES, SLIDING, WHOLE, read_local_rope, read_spans
 from baton.engine.families.tensor_names import ExpertNames
+from baton.engine.rope import RopeConfig
 
 PERIOD = 6  # without layer_types, every sixth layer attends to the whole context, and so does the last one
 INPUT_SIZE, INPUT_VOCAB_SIZE = "hidden_size_per_layer_input", "vocab_size_per_layer_input"
@@ -52,8 +53,8 @@ def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
         spans=spans,
         attention_multiplier=1.0,
         logits_soft_cap=read_cap(config, "final_logit_softcapping", None),
-        rope=replace(shared.rope, rotary_dim=_rotary_dim(shared, heads.width)),
-        local_rope=read_local_rope(config, shared.head_dim, 1e4),
+        rope=_rope_of(shared.rope, shared.head_dim, heads.width),
+        local_rope=_rope_of(read_local_rope(config, shared.head_dim, 1e4), shared.head_dim, shared.head_dim),
         whole_heads=heads,
         keys_are_values=config.boolean("attention_k_eq_v", False),
         num_kv_shared_layers=num_shared,
@@ -84,9 +85,13 @@ def _read_experts(config: JsonObject) -> MoEConfig:
     )
 
 
-def _rotary_dim(shared: ModelConfig, head_dim: int) -> int:
-    """Return the rotary width in heads of another width than the one it was read for."""
-    return shared.rope.rotary_dim * head_dim // shared.head_dim
+def _rope_of(rope: RopeConfig, head_dim: int, other_dim: int) -> RopeConfig:
+    """Return an embedding that was read for heads of one width for those of another.
+
+    The default kind rotates whole heads, whatever `partial_rotary_factor` is.
+    """
+    rotary_dim = other_dim if rope.kind == "default" else rope.rotary_dim * other_dim // head_dim
+    return replace(rope, rotary_dim=rotary_dim)
 
 
 def _whole_heads(config: JsonObject, shared: ModelConfig, layers: list[int]) -> KVHeads:

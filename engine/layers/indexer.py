@@ -53,7 +53,7 @@ class Indexer:
 
         keys: [context, head_dim] fp32; positions: [num_queries], each at least `topk`, so that there are enough tokens.
         """
-        scores = (weights.unsqueeze(2) * (queries @ keys.T).relu_()).sum(1)  # [num_queries, context]
+        scores = (weights.unsqueeze(1) @ (queries @ keys.T).relu_()).squeeze(1)  # [num_queries, context]
         is_later = torch.arange(len(keys)) > positions.unsqueeze(1)
         return scores.masked_fill_(is_later, -torch.inf).topk(self.config.topk, dim=-1).indices
 

@@ -34,7 +34,7 @@ def objection_to(
     is_used = not is_named_otherwise or (is_fixed and len(models.names) == 1)
     if is_used and vocabulary and found.vocabulary not in ("", vocabulary):
         return Objection(
-            f"its tokenizer has other tokens than this router's (vocabulary {found.vocabulary[:MAX_SHOWN_CHARS]}, not "
-            f"{vocabulary}); start both with the same --tokenizer"
+            f"its tokenizer has other tokens than this router's (vocabulary "
+            f"{found.vocabulary[:MAX_SHOWN_CHARS]!r}, not {vocabulary!r}); start both with the same --tokenizer"
         )
     return Objection(f"it serves {found.model}, not {models}", is_used) if is_named_otherwise else None

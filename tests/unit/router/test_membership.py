@@ -158,7 +158,9 @@ async def test_a_worker_whose_tokenizer_differs_is_refused(model: str, caplog: p
         (worker,) = await started(stack, "decode-0")
         worker.model, worker.vocabulary = model, "theirs"
         pool = await stack.enter_async_context(running_pool(MemoryRegistry([worker.address]), vocabulary="ours"))
-        await until(lambda: bool(pool.connections) and "vocabulary theirs, not ours" in pool.connections[0].last_error)
+        await until(
+            lambda: bool(pool.connections) and "vocabulary 'theirs', not 'ours'" in pool.connections[0].last_error
+        )
         assert not ready(pool)
     assert caplog.text.count("is refused: its tokenizer has other tokens than this router's") == 1
 

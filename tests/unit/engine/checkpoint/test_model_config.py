@@ -359,6 +359,14 @@ def test_gemma4s_layers_have_two_kinds_of_heads(
     assert config.local_rope.rotary_dim == 16
 
 
+def test_gemma4s_default_rotary_embedding_is_never_partial(tmp_path: Path) -> None:
+    partial = {"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 1e4}
+    ropes = {"full_attention": partial, "sliding_attention": partial}
+    config = read_model_config(write(tmp_path, GEMMA4 | {"rope_parameters": ropes, "global_head_dim": 32}))
+    assert config.local_rope is not None
+    assert (config.rope.rotary_dim, config.local_rope.rotary_dim) == (32, 16)  # as in transformers
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
