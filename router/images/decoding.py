@@ -34,7 +34,8 @@ def resized_image(content: bytes, source: ImageSource, limits: ImageLimits, proc
             if opened.format not in ("PNG", "WEBP", "GIF") and content.count(SCAN) > MAX_SCANS:
                 text = f"{source.field} has {content.count(SCAN)} scans, over the limit of {MAX_SCANS} for an image"
                 raise FieldError(source.field, text)
-            rgb = _as_rgb(ImageOps.exif_transpose(opened))
+            ImageOps.exif_transpose(opened, in_place=True)
+            rgb = _as_rgb(opened)
     except FieldError:
         raise
     except BOMBS as error:
