@@ -5,7 +5,7 @@ from typing import Literal
 
 from baton.router.admission.shared_places import reserved_places
 from baton.router.auth.api_key import hidden
-from baton.router.config_checks import check_https, check_origins
+from baton.router.config_checks import check_https, check_media_domains, check_origins
 from baton.router.images.limits import images_per_prompt, resized_bounds
 from baton.router.model_options import (
     MODEL_FORM,
@@ -272,6 +272,7 @@ class RouterConfig:
         resized_bounds(self.mm_processor_kwargs)
         self._check_models()
         check_origins(self.cors_origins)
+        check_media_domains(self.allowed_media_domains)
         check_https(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs)
 
     def _check_models(self) -> None:

@@ -1,6 +1,8 @@
 """Checks of a router's options that depend on each other, or on their text."""
 
+import re
 from collections.abc import Iterable
+from ipaddress import ip_address
 
 from baton.settings.names import is_origin
 from baton.settings.values import OptionError
@@ -22,3 +24,21 @@ def check_https(certfile: str | None, keyfile: str | None, ca_certs: str | None,
         raise OptionError("ssl_ca_certs: ssl_ca_certs and an ssl_cert_reqs of 1 or 2 must be given together")
     if ca_certs is not None and certfile is None:
         raise OptionError("ssl_ca_certs: requires ssl_certfile and ssl_keyfile")
+
+
+HOST_NAME = re.compile(r"(?![0-9.]+$)[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*")
+
+
+def check_media_domains(allowed_media_domains: Iterable[str]) -> None:
+    """Raise OptionError for a host that no URL has: it would have no effect."""
+    for host in allowed_media_domains:
+        if HOST_NAME.fullmatch(host) is None and not _is_address(host):
+            text = "must be a name such as example.org, or an address such as 10.0.0.1 or ::1, without scheme and port"
+            raise OptionError(f"allowed_media_domains: {host!r} {text}")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return str(ip_address(host)) == host
+    except ValueError:
+        return False

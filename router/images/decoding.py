@@ -14,6 +14,8 @@ from baton.router.images.processor import ProcessorConfig
 from baton.router.images.source import HINT, ImageSource
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+# Scans of a JPEG file: each takes a pass over all pixels and may have only some bytes. Usual files have 1 or 10.
+SCAN, MAX_SCANS = b"\xff\xda", 100
 WHITE = (255, 255, 255, 255)
 BOMBS = (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning)
 
@@ -29,7 +31,11 @@ def resized_image(content: bytes, source: ImageSource, limits: ImageLimits, proc
             width, height = opened.size
             if width * height > limits.max_pixels:
                 raise _too_many_pixels(source, f"{width} x {height}", limits)
-            rgb = _as_rgb(ImageOps.exif_transpose(opened))
+            if opened.format not in ("PNG", "WEBP", "GIF") and content.count(SCAN) > MAX_SCANS:
+                text = f"{source.field} has {content.count(SCAN)} scans, over the limit of {MAX_SCANS} for an image"
+                raise FieldError(source.field, text)
+            ImageOps.exif_transpose(opened, in_place=True)
+            rgb = _as_rgb(opened)
     except FieldError:
         raise
     except BOMBS as error:

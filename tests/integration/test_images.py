@@ -184,6 +184,7 @@ async def test_bad_images_are_refused(cluster: Cluster) -> None:
     for parts, options, message in (
         (("What?", b"nothing"), {}, "messages[0].content[1].image_url cannot be decoded"),
         ((*[picture(60, 60, 1)] * 9,), {}, "the messages have 9 images, over the limit of 8"),
+        (("tick tock " * 400, b"nothing"), {}, "maximum context length is 1024"),  # images are read last
         (("<|image_pad|>", picture(60, 60, 1)), {}, "the prompt has 2 placeholders for 1 images"),
     ):
         response = await cluster.chat(*parts, **options)

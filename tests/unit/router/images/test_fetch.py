@@ -6,9 +6,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
 from baton.router.images.fetch import ImageFetcher, is_public
 from baton.router.images.source import ImageSource
+from baton.settings.values import OptionError
 
 LOCAL = "127.0.0.1"
 FIELD = "messages[0].content[0].image_url"
@@ -124,6 +126,14 @@ def test_addresses_of_the_internet_are_public() -> None:
     assert is_public("93.184.215.14")
     assert is_public("2606:2800:21f:cb07:6820:80da:af6b:8b2c")
     assert is_public("64:ff9b::93.184.215.14")
+
+
+def test_hosts_that_no_url_has_are_refused_as_options() -> None:
+    RouterConfig(model="m", workers=("w:1",), allowed_media_domains=("Example.org", "my_host", "10.0.0.1", "::1"))
+    for host in ("*.example.org", "https://example.org", "example.org:80", "example.org.", "[::1]", "0:0::1", "10.1"):
+        with pytest.raises(OptionError, match=r"must be a name such as example.org, or an address") as refused:
+            RouterConfig(model="m", workers=("w:1",), allowed_media_domains=(host,))
+        assert repr(host) in str(refused.value)
 
 
 async def test_bytes_time_and_status_are_bounded() -> None:

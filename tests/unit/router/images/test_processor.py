@@ -85,9 +85,22 @@ def test_digests_differ_by_pixels_and_shape(tmp_path: Path) -> None:
     assert len(digests) == 5
 
 
+def with_scans(count: int) -> bytes:
+    """A progressive JPEG file whose last scan is repeated."""
+    whole = encoded(noise(60, 60), "JPEG", progressive=True)
+    last = whole.rindex(b"\xff\xda")
+    more = count - whole.count(b"\xff\xda")
+    return whole[:last] + whole[last:-2] * (1 + more) + whole[-2:]
+
+
+def test_a_jpeg_with_many_scans_is_read(tmp_path: Path) -> None:
+    assert resized_image(with_scans(100), SOURCE, LIMITS, processor_of(tmp_path)).rows == 2
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (with_scans(101), "has 101 scans, over the limit of 100 for an image"),
         (b"no image", "image_url cannot be decoded, but must be data:image/png;base64"),
         (encoded(noise(60, 60))[:-300], "cannot be decoded"),
         (encoded(noise(60, 60), "BMP"), "cannot be decoded"),
