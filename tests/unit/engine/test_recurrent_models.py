@@ -206,6 +206,12 @@ def test_rounded_weights_give_similar_logits(model: Path, quantization: str) -> 
     assert similarity > {"int8": 0.97, "int4": 0.7}[quantization]
 
 
+def test_a_waiting_request_awaits_blocks_for_its_state(model: Path) -> None:
+    engine = engine_of(model)
+    add(engine, "waiting", random_tokens(33))
+    assert engine.stats().num_awaited_blocks == 3 + engine.groups.num_state_blocks
+
+
 def test_steps_are_not_launched_ahead(model: Path) -> None:
     assert not engine_of(model, async_scheduling=True).looks_ahead
 
