@@ -194,12 +194,14 @@ class ModelRunner:
             self.pool.view(torch.uint8).index_fill_(0, torch.tensor(new), 0)
 
     def _block_tables(self, scheduled: Sequence[ScheduledRequest], max_blocks: int) -> np.ndarray:
-        """Return the block tables [num_groups, num_seqs, max_blocks], with null blocks behind the windows."""
+        """Return the block tables [num_groups, num_seqs, max_blocks]; null blocks are behind the windows, and after the
+        step's tokens, since attention cannot multiply by zero what blocks of later ones may have held.
+        """
         tables = np.full((self.groups.num_groups, len(scheduled), max_blocks), NULL_BLOCK, dtype=np.int64)
         for row, item in enumerate(scheduled):
             firsts = self.groups.first_blocks(item.start)
+            end = -(-(item.start + item.num_new_tokens) // self.block_size)
             for group, (table, first) in enumerate(zip(item.request.block_tables, firsts, strict=True)):
-                end = min(len(table), max_blocks)
                 tables[group, row, first:end] = table[first:end]
         return tables
 

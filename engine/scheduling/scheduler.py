@@ -66,8 +66,9 @@ class Scheduler:
 
     @property
     def num_awaited_blocks(self) -> int:
-        """Blocks that the waiting requests need, apart from those that were cached when they arrived."""
-        return sum(self.blocks.num_blocks_for(each.num_tokens - each.num_cached_tokens) for each in self.waiting)
+        """Blocks that waiting requests need for KV and state, apart from those that were cached when they arrived."""
+        num_state, count = self.blocks.groups.num_state_blocks, self.blocks.num_blocks_for
+        return sum(count(each.num_tokens - each.num_cached_tokens) + num_state for each in self.waiting)
 
     @property
     def num_queued_tokens(self) -> int:
@@ -152,8 +153,7 @@ class Scheduler:
 
     def has(self, request: Request) -> bool:
         """Return whether the request was added and has not ended."""
-        known = self._requests.get(request.request_id) is request
-        return known and request.status is not RequestStatus.FINISHED
+        return self._requests.get(request.request_id) is request and request.status is not RequestStatus.FINISHED
 
     def fail(self, request: Request, error: EngineError) -> RequestOutput:
         """End a request with an error, as `abort` does, and return its output."""

@@ -169,6 +169,21 @@ def test_kv_in_a_block_that_held_a_state_is_not_spoiled(model: Path, oracle: Aut
     assert drain(engine) == {"first": greedy_of(oracle, prompt)}
 
 
+def test_blocks_of_tokens_to_come_do_not_spoil_others(tmp_path: Path) -> None:
+    """One token in front of a checkpoint is computed as a decode: torch's attention gathers as much as for the longer
+    context beside it.
+    """
+    model = make_checkpoint("qwen3.5-moe", tmp_path / "model")  # with recurrent layers behind attention
+    tokens = []
+    for leavings in (0, 0xFF):
+        engine = engine_of(model, kv_cache_dtype="fp8", max_num_batched_tokens=3, max_num_seqs=2)
+        engine.pool[1:].view(torch.uint8).fill_(leavings)
+        add(engine, "longer", random_tokens(41))
+        add(engine, "prompt", random_tokens(60))
+        tokens.append(drain(engine))
+    assert tokens[0] == tokens[1]
+
+
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [("float32", "int8"), ("bfloat16", "auto")])
 def test_states_are_stored_in_kv_blocks_of_any_type(model: Path, dtype: str, kv_dtype: str) -> None:
     prompt, tokens = random_tokens(100), []
@@ -189,6 +204,12 @@ def test_rounded_weights_give_similar_logits(model: Path, quantization: str) -> 
     found = PagedModel(model, dtype="bfloat16", quantization=quantization).step(prompt)["s"]
     similarity = torch.nn.functional.cosine_similarity(found.flatten(), usual.flatten(), dim=0)
     assert similarity > {"int8": 0.97, "int4": 0.7}[quantization]
+
+
+def test_a_waiting_request_awaits_blocks_for_its_state(model: Path) -> None:
+    engine = engine_of(model)
+    add(engine, "waiting", random_tokens(33))
+    assert engine.stats().num_awaited_blocks == 3 + engine.groups.num_state_blocks
 
 
 def test_steps_are_not_launched_ahead(model: Path) -> None:
