@@ -8,7 +8,6 @@ keep its tables. A pin holds cached blocks for a reader. A waiting request holds
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
 from baton.engine.attention.span import FULL
@@ -16,19 +15,11 @@ from baton.engine.kv.block_hash import BlockHash, extend_hashes, root_hash
 from baton.engine.kv.block_pool import BlockPool
 from baton.engine.kv.groups import KVGroups, held
 from baton.engine.kv.origin import NO_ORIGINS, KVOrigin
+from baton.engine.kv.pin import Pin
 from baton.engine.kv.prefix_cache import PrefixCache
 from baton.engine.kv.state_layout import StateLayout
 from baton.engine.request import NULL_BLOCK, BlockId, Request, RequestId
 from baton.engine.vision.image import hash_marks
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A hold on a cached prefix."""
-
-    pin_id: int
-    num_blocks: int  # length of the prefix
-    blocks: list[BlockId]  # those that later tokens attend to, in transfer order
 
 
 class BlockManager:

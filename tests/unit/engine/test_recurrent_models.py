@@ -17,7 +17,8 @@ from baton.engine.request import FinishReason, Request, RequestId, RequestStatus
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduling.schedule import StepResult
 from baton.settings.values import OptionError
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.paged_model import PagedModel
 
 NUM_TOKENS = 24
