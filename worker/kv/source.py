@@ -10,8 +10,8 @@ import grpc
 
 from baton.engine.errors import EngineEnded
 from baton.engine.kv.block_hash import HASH_BYTES, split_hashes
-from baton.engine.kv.block_manager import Pin
 from baton.engine.kv.origin import NO_ORIGINS, KVOrigin
+from baton.engine.kv.pin import Pin
 from baton.engine.request import BlockId
 from baton.kvtransfer.errors import TransferError
 from baton.protos import worker_pb2, worker_pb2_grpc
