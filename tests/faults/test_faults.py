@@ -22,7 +22,7 @@ MAX_ROUNDS = 5
 RARE = (
     "killed draining", "killed, disks full", "killed draining, streams resumed", "killed, with TCP and Redis",
     "killed with a prefill worker", "killed with a decode worker, streams resumed", "restarted, streams resumed",
-    "sends chunks of a byte", "does not read", "sends bodies byte by byte", "late, streams resumed",
+    "sends chunks of a byte", "does not read", "sends bodies byte by byte", "aborts uploads", "late, streams resumed",
 )  # fmt: skip
 
 
@@ -115,6 +115,7 @@ async def test_streams_resume(with_resuming_clients: Chaos, fault: Fault) -> Non
     await _assert_loses_nothing(with_resuming_clients, fault)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 async def test_routers_lost_in_turn_lose_no_stream(with_resuming_clients: Chaos) -> None:
     row = Row("router", "lost in turn", "")

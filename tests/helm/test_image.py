@@ -95,6 +95,7 @@ def test_the_gpu_image_has_a_compiler_for_triton() -> None:
     assert installs("cuda") - installs("cpu") == {"gcc", "libc6-dev"}  # and a C library's headers
 
 
+@pytest.mark.slow
 def test_bake_builds_the_image_names_of_the_chart() -> None:
     targets = bake()
     version = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"]
@@ -213,7 +214,7 @@ def test_a_file_with_another_hash_is_not_installed(installation: Installation, s
         assert installed == {"needed", "torch", "cudalib"}
 
 
-@pytest.mark.parametrize("spoilt", ["", slow_case("cudalib"), "torch"])
+@pytest.mark.parametrize("spoilt", [slow_case(""), slow_case("cudalib"), "torch"])
 def test_the_gpu_files_are_installed_by_hash(installation: Installation, spoilt: str) -> None:
     installation.write("constraints.txt", installation.pin("needed"), "torch==1.0")
     names = ("cudalib", "torch")

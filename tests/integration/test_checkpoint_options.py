@@ -8,6 +8,7 @@ from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 
 import httpx
+import pytest
 
 from baton.router.text.tokenizer_files import read_tokenizer
 from baton.settings.values import parse_json
@@ -27,6 +28,7 @@ def without_tokenizer(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.slow
 async def test_a_model_is_served_with_another_tokenizer_beyond_its_context(tmp_path: Path) -> None:
     model = without_tokenizer(tmp_path / "bare")
     tokenizer = read_tokenizer(str(BUNDLED))

@@ -201,6 +201,7 @@ async def test_another_clients_request_is_not_found(cluster: Cluster) -> None:
         assert theirs.last.status_code == 409
 
 
+@pytest.mark.slow
 async def test_output_that_no_worker_remembers_is_generated_again(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, "--orphan-timeout-s=0") as cluster, clients_of(cluster) as clients:
         for options in ({"temperature": 0}, {"logprobs": True, **SAMPLED}, {"n": 2, **SAMPLED}):

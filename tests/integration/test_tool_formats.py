@@ -34,7 +34,7 @@ MARKS = {
     "openai": "<|channel|> <|message|>",
     "kimi_k2": "<|tool_calls_section_begin|>",
 }
-USUAL = ("hermes", "pythonic", "qwen3_coder", "openai")  # a style each
+USUAL = ("hermes", "pythonic", "qwen3_coder")  # a style each
 SAME_FORMATS = {"qwen3_xml": "qwen3_coder", "glm47": "glm45"}  # other names, which templates do not show
 PARAMETERS = {
     "type": "object",

@@ -44,6 +44,7 @@ async def links_to_own_pool(reader: Reader, owner: str, setting: str, **changed:
         memory.close()
 
 
+@pytest.mark.slow
 def test_links_between_two_processes_of_this_machine() -> None:
     links = measure_local_links("auto")
     assert [link.asked for link in links][:1] == ["auto"]
