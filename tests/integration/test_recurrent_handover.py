@@ -96,7 +96,7 @@ async def test_a_part_of_a_handover_without_the_state_is_not_used(model: Path, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", [slow_case("shared_memory"), "tcp"])
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
 async def test_a_drained_decode_workers_request_migrates_with_its_state(transport: str, tmp_path: Path) -> None:
     model = make_checkpoint("qwen3-next", tmp_path / "model", tokenizer=any_tokenizer(), max_position_embeddings=1024)
     [prompt] = random_prompts(6, 150)
