@@ -21,6 +21,7 @@ PACKAGES="flashinfer-python==0.7.2 apache-tvm-ffi>=0.1.11,<0.2 nvidia-ml-py requ
 PACKAGES="$PACKAGES annotated-doc annotated-types click fastapi grpcio grpcio-health-checking grpcio-reflection httptools
     opentelemetry-api orjson prometheus-client protobuf pydantic pydantic-core redis rich-click starlette tiktoken
     typing-inspection uvicorn uvloop xgrammar"
+PACKAGES="$PACKAGES compressed-tensors gguf loguru" # which write the checkpoints of the check
 TOOLKIT="nvidia-cuda-nvcc==13.0.* nvidia-nvvm==13.0.* nvidia-cuda-crt==13.0.* nvidia-cuda-runtime==13.0.*
     nvidia-cuda-cccl==13.0.*"
 export MAX_JOBS FLASHINFER_CUDA_ARCH_LIST

@@ -8,6 +8,7 @@ so that an interrupted run can continue; `scripts/gpu_bundle.sh` sets the rest o
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -26,8 +27,14 @@ from flashinfer.jit.rope import gen_rope_module
 
 HEAD_DIMS = (128, 64, 256)  # the commonest first, as engine/attention/flashinfer.py has them
 LATENT, ROTARY = 512, 64  # of MLA
-BF16, FP8, INDEX = torch.bfloat16, torch.float8_e4m3fn, torch.int32
+BF16, FP16, FP8, INDEX = torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int32
 PLAIN = (0, False, False)  # no rotation in the kernel, no sliding window, no cap on the logits
+WINDOW, CAP, WINDOW_CAP = (0, True, False), (0, False, True), (0, True, True)
+OTHERS = (
+    (BF16, 64, WINDOW), (BF16, 128, WINDOW), (BF16, 256, WINDOW), (FP16, 128, PLAIN), (BF16, 256, CAP), (BF16, 256, WINDOW_CAP),
+)  # fmt: skip
+# Instances that are never called: custom masks (2), several items in a sequence (3), and KV without blocks (ragged).
+UNUSED = re.compile(r"prefill_(ragged_.*|paged_.*mask_[23])\.cu$")
 
 
 def specs() -> Iterator[Any]:
@@ -35,7 +42,8 @@ def specs() -> Iterator[Any]:
     yield gen_page_module()
     yield gen_cascade_module()
     yield gen_norm_module()
-    yield gen_act_and_mul_module("silu")
+    for activation in ("silu", "gelu_tanh"):
+        yield gen_act_and_mul_module(activation)
     yield gen_rope_module()
     for cached in (BF16, FP8):
         types = (BF16, cached, BF16, INDEX)
@@ -47,10 +55,20 @@ def specs() -> Iterator[Any]:
         yield attention.gen_batch_mla_module(backend, BF16, BF16, BF16, INDEX, LATENT, ROTARY, False)
     for width in HEAD_DIMS:
         yield attention.gen_batch_prefill_module("fa3", BF16, BF16, BF16, INDEX, width, width, *PLAIN, False)
+    for dtype, width, flags in OTHERS:
+        types, sizes = (dtype, dtype, dtype, INDEX), (width, width, *flags)
+        yield attention.gen_batch_decode_module(*types, *sizes)
+        yield _gen_batch_prefill_primary_module("fa2", *types, *sizes, False)
+        yield attention.gen_batch_prefill_module("fa3", *types, *sizes, False)
 
 
 def compile_one(spec: Any, directory: Path) -> None:
-    """Compile and strip a kernel, and move it into place atomically."""
+    """Compile and strip a kernel, and move it into place atomically.
+
+    Its unused instances are left undefined, which the loader tolerates because it binds functions when they are called.
+    """
+    spec.sources = [source for source in spec.sources if not UNUSED.search(source.name)]
+    spec.extra_ldflags = [*(spec.extra_ldflags or ()), "-Wl,-z,lazy"]
     spec.build()
     target = directory / spec.name / f"{spec.name}.so"
     target.parent.mkdir(parents=True, exist_ok=True)

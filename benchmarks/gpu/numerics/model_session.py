@@ -19,12 +19,18 @@ class ModelSession:
     """Model, a pool with stale data, and its sequences."""
 
     def __init__(
-        self, directory: Path, device: torch.device, dtype: str, kv_dtype: str = "auto", block_size: int = 16
+        self,
+        directory: Path,
+        device: torch.device,
+        dtype: str,
+        kv_dtype: str = "auto",
+        block_size: int = 16,
+        quantization: str | None = None,
     ) -> None:
         self.config = read_model_config(directory, dtype)
         self.block_size = block_size
         attention = attention_for(self.config, block_size, device, kv_dtype)
-        self.model = load_model(directory, self.config, device, attention)
+        self.model = load_model(directory, self.config, device, attention, quantization=quantization)
         layout = KVCacheLayout.of(self.config, block_size, kv_dtype=kv_dtype)
         leavings = torch.randn(layout.pool_shape(NUM_BLOCKS), device=device) * 5
         self.pool = leavings.to(layout.dtype)

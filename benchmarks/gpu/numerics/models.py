@@ -84,17 +84,19 @@ def check_model(
     *,
     case: str = "",
     kv_dtype: str = "auto",
+    dtype: str | None = None,
+    quantization: str | None = None,
     tolerance: Tolerance = BF16,
 ) -> None:
-    """Compare a model family's logits and greedy tokens."""
+    """Compare a model family's logits and greedy tokens. dtype: the device's, default is the setting's."""
     rng = random.Random(0)
-    reference = ModelSession(directory, CPU, "float32", kv_dtype)
+    reference = ModelSession(directory, CPU, "float32", kv_dtype, quantization=quantization)
     prompts = {
         name: [rng.randrange(3, reference.config.vocab_size) for _ in range(length)] for name, length in PROMPTS.items()
     }
     expected = forced(reference, prompts, None)
     outputs = [dict(zip(prompts, step.argmax(-1).tolist(), strict=True)) for step in expected]
-    session = ModelSession(directory, setting.device, setting.dtype_name, kv_dtype, block_size=32)
+    session = ModelSession(directory, setting.device, dtype or setting.dtype_name, kv_dtype, 32, quantization)
     ours = forced(session, prompts, outputs)
     compare_models(record, case or model.architecture, ours, expected, tolerance.share(model), tolerance)
 
