@@ -31,7 +31,8 @@ BF16, FP16, FP8, INDEX = torch.bfloat16, torch.float16, torch.float8_e4m3fn, tor
 PLAIN = (0, False, False)  # no rotation in the kernel, no sliding window, no cap on the logits
 WINDOW, CAP, WINDOW_CAP = (0, True, False), (0, False, True), (0, True, True)
 OTHERS = (
-    (BF16, 64, WINDOW), (BF16, 128, WINDOW), (BF16, 256, WINDOW), (FP16, 128, PLAIN), (BF16, 256, CAP), (BF16, 256, WINDOW_CAP),
+    (BF16, 64, WINDOW), (BF16, 128, WINDOW), (BF16, 256, WINDOW), (FP16, 128, PLAIN), (BF16, 256, CAP),
+    (BF16, 256, WINDOW_CAP),
 )  # fmt: skip
 # Instances that are never called: custom masks (2), several items in a sequence (3), and KV without blocks (ragged).
 UNUSED = re.compile(r"prefill_(ragged_.*|paged_.*mask_[23])\.cu$")

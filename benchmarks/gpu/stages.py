@@ -34,6 +34,7 @@ STAGES = (
     Stage("roofline", "speed.roofline", 30, is_benchmark=True),
     Stage("decode speed", "speed.decode", 180, is_benchmark=True),
     Stage("decode kernels", "speed.kernels", 60, is_benchmark=True),
+    Stage("experts speed", "speed.experts", 120, is_benchmark=True),
     Stage("prefill speed", "speed.prefill", 120, is_benchmark=True),
     Stage("handover speed", "speed.handover", 60, is_benchmark=True),
     Stage("serve speed", "speed.serve", 240, is_benchmark=True),

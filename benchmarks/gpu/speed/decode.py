@@ -49,8 +49,8 @@ def fill(session: EngineSession, batch: int, context: int, num_tokens: int) -> b
     for index, prompt in enumerate(prompts):
         engine.add(request(f"{batch}/{context}/{index}", prompt, greedy(num_tokens), receives_kv=True))
     schedule = session.step()
-    for received in schedule.receiving:
-        engine.end_receive(received.request_id, Received(context, SampledToken(5)))
+    for index, received in enumerate(schedule.receiving):  # other tokens, so that they choose other experts
+        engine.end_receive(received.request_id, Received(context, SampledToken(5 + index)))
     return len(schedule.receiving) == batch
 
 
@@ -108,6 +108,13 @@ def measure(session: EngineSession, setting: Setting, batch: int, context: int) 
     return median(times), busy_s / num_steps if busy_s is not None else None
 
 
+def row(batch: int, context: int, step_s: float, busy_s: float | None, least_s: float) -> list[Cell]:
+    """Return the cells of COLUMNS. least_s: bound of a step."""
+    busy: Cell = busy_s * 1e3 if busy_s is not None else ""
+    host: Cell = (step_s - busy_s) * 1e3 if busy_s is not None else ""
+    return [batch, context, step_s * 1e3, batch / step_s, busy, host, least_s * 1e3, 100 * least_s / step_s]
+
+
 def run(setting: Setting, record: Record) -> None:
     """Run the stage."""
     limits = limits_of(setting)
@@ -131,9 +138,5 @@ def run(setting: Setting, record: Record) -> None:
                 continue
             step_s, busy_s = measured
             least_s = bound_s(model, limits, batch, context)
-            busy: Cell = busy_s * 1e3 if busy_s is not None else ""
-            host: Cell = (step_s - busy_s) * 1e3 if busy_s is not None else ""
-            record.add_row(
-                COLUMNS, batch, context, step_s * 1e3, batch / step_s, busy, host, least_s * 1e3, 100 * least_s / step_s
-            )
+            record.add_row(COLUMNS, *row(batch, context, step_s, busy_s, least_s))
     engine.close()
