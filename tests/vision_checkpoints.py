@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,16 @@ TOKEN_SIZE = 28
 
 
 def make_vision_checkpoint(
-    directory: Path, seed: int = 0, tokenizer: Tokenizer | None = None, ids: tuple[int, int, int] | None = None
+    directory: Path,
+    seed: int = 0,
+    tokenizer: Tokenizer | None = None,
+    ids: tuple[int, int, int] | None = None,
+    text: Mapping[str, Any] | None = None,
+    vision: Mapping[str, Any] | None = None,
 ) -> Path:
     """Save a random model; windows of two tokens, so that images have several, and one layer attends to the whole.
 
-    ids: of the placeholder, and of what begins and ends an image."""
+    ids: of the placeholder, and of what begins and ends an image. text, vision: other options of both configs."""
     import transformers
 
     placeholder, start, end = ids or (PLACEHOLDER, START, END)
@@ -42,6 +47,7 @@ def make_vision_checkpoint(
             "bos_token_id": 1,
             "eos_token_id": 2,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+            **(text or {}),
         },
         vision_config={
             "depth": 3,
@@ -52,6 +58,7 @@ def make_vision_checkpoint(
             "window_size": 2 * TOKEN_SIZE,
             "fullatt_block_indexes": [1],
             "initializer_range": 0.15,
+            **(vision or {}),
         },
         image_token_id=placeholder,
         video_token_id=placeholder - 20,

@@ -28,6 +28,7 @@ STAGES = (
     Stage("graphs", "numerics.graphs", 120),
     Stage("fp8", "numerics.fp8", 90),
     Stage("packed", "numerics.packed", 60),
+    Stage("images", "numerics.images", 60),
     Stage("checksums", "numerics.checksums", 60),
     Stage("handover", "numerics.handover", 120),
     Stage("serve", "numerics.serve", 120),
