@@ -73,7 +73,7 @@ def append_in_torch(
     _, num_parts, _, heads_per_part, block_size, _ = layer_cache.shape
     for kind, new in enumerate((k, v)):
         by_slot = layer_cache[:, :, kind].permute(0, 3, 1, 2, 4)  # [num_blocks, block_size, parts, heads, head_dim]
-        new_rows = new.unflatten(1, (num_parts, heads_per_part))
+        new_rows = new.reshape(len(new), num_parts, heads_per_part, -1)
         by_slot.index_put_((slot_mapping // block_size, slot_mapping % block_size), new_rows)
     return q
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,16 +17,21 @@ from torch import Tensor
 from baton.engine.attention import fp8_rows, kv_append
 from baton.engine.attention.flashinfer import FlashInferAttention
 from baton.engine.attention.heads import AttentionHeads
+from baton.engine.attention.kind import AttentionKind
 from baton.engine.attention.kv_append import KVAppend, append_for, append_in_torch, check_kernel, is_appendable
 from baton.engine.attention.torch_reference import TorchAttention
 from baton.engine.config import ModelConfig
 from baton.engine.kv.layout import KVCacheLayout
+from baton.engine.kv.scales import UNSCALED
 from baton.engine.layers import attention
+from baton.engine.layers.norm import RMSNorm
 from baton.engine.ops.base import Rotation
 from baton.engine.ops.torch_ops import TorchOps
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
+from tests.marks import slow_case
 from tests.paged_model import PagedModel
+from tests.unit.engine.attention_rig import model_config
 from tests.unit.engine.flashinfer_emulation import EMULATION
 from tests.unit.engine.kv_append_cases import LAYER, random_case
 
@@ -105,7 +111,17 @@ def reference(config: ModelConfig, block_size: int) -> TorchAttention:
 
 
 @pytest.mark.parametrize("backend", [flashinfer, reference])
-@pytest.mark.parametrize(("architecture", "is_fused"), [("llama3", True), ("qwen3", True), ("olmo2", False)])
+@pytest.mark.parametrize(
+    ("architecture", "is_fused"),
+    [
+        ("llama3", True),
+        ("qwen3", True),
+        ("olmo2", False),  # norms of all heads at once
+        slow_case("gemma3", True),  # an offset of norms, windows
+        slow_case("glm4", True),  # rotates half of a head, in neighbouring pairs
+        slow_case("qwen3-next", True),  # output gates, layers without KV
+    ],
+)
 def test_models_append_in_one_call(
     architecture: str,
     is_fused: bool,
@@ -123,7 +139,27 @@ def test_models_append_in_one_call(
     usual = logits()
     calls = append_used(monkeypatch)
     torch.testing.assert_close(logits(), usual, atol=2e-4, rtol=2e-4)
-    assert calls == (3 * [35] + 3 * [4] + 3 * [1] if is_fused else [])
+    num_layers = len(calls) // 3
+    assert calls == num_layers * [35] + num_layers * [4] + num_layers * [1]
+    assert bool(calls) == is_fused
+
+
+@pytest.mark.parametrize(
+    ("options", "can_append"),
+    [
+        ({}, True),
+        ({"rotates": False}, False),
+        ({"has_keys": False}, False),
+        ({"has_values": False}, False),
+        ({"kind": AttentionKind(group=1)}, False),  # its slots are not on the device
+        ({"value_norm": RMSNorm(torch.ones(64), 1e-6)}, False),
+    ],
+)
+def test_only_plain_layers_append_in_one_call(options: dict[str, Any], can_append: bool) -> None:
+    unused: Any = None
+    config = model_config(None, "bfloat16", head_dim=64)
+    layer = attention.GroupedQueryAttention(config, unused, unused, None, UNSCALED, unused, **options)
+    assert layer.can_append == can_append
 
 
 def test_only_shapes_with_a_kernel_are_appended() -> None:
