@@ -22,6 +22,7 @@ class Stage:
 
 STAGES = (
     Stage("ops", "numerics.ops", 60),
+    Stage("kv append", "numerics.kv_append", 90),
     Stage("attention", "numerics.attention", 120),
     Stage("models", "numerics.models", 120),
     Stage("sampling", "numerics.sampling", 60),
@@ -33,6 +34,7 @@ STAGES = (
     Stage("handover", "numerics.handover", 120),
     Stage("serve", "numerics.serve", 120),
     Stage("roofline", "speed.roofline", 30, is_benchmark=True),
+    Stage("kv append speed", "speed.kv_append", 30, is_benchmark=True),
     Stage("decode speed", "speed.decode", 180, is_benchmark=True),
     Stage("decode kernels", "speed.kernels", 60, is_benchmark=True),
     Stage("experts speed", "speed.experts", 120, is_benchmark=True),

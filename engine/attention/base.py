@@ -14,7 +14,7 @@ class AttentionBackend(Protocol):
 
     Causality is aligned to the end: in a sequence with `q` new tokens and context length `c`, new token `i` attends to
     the first `c - q + i + 1` tokens, or to those of them in the layer's span. Each call first writes the new tokens' KV
-    to their slots, unless the layer shares the KV of an earlier layer, which has written it.
+    to their slots, unless it is there: an earlier layer, whose KV the layer shares, or `kv_append` has written it.
     """
 
     def plan(self, batch: Batch) -> None:

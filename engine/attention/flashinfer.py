@@ -154,7 +154,8 @@ class FlashInferAttention:
         parts = zip(*(rows.chunk(self._num_parts, dim=1) for rows in (q, k, v, result)), strict=True)
         for part, (queries, keys, values, into) in enumerate(parts):
             cache = layer_cache[:, part].unbind(1)  # keys and values, [num_blocks, heads, block_size, head_dim] each
-            self._append(keys, values, cache)
+            if keys.shape[1]:
+                self._append(keys, values, cache)
             wrappers.run(queries, cache, batch.num_decodes, scaled, into, None if sinks is None else sinks[part])
         return result
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.kind import PLAIN, AttentionKind
+from baton.engine.attention.kv_append import append_for, is_appendable
 from baton.engine.attention.span import FULL
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
@@ -61,13 +62,37 @@ class GroupedQueryAttention:
         self.backend = backend
         self.kind = kind
         self.rotates = rotates
+        is_plain = rotates and has_keys and has_values and value_norm is NO_NORM and self.joint_norms is None
+        self.can_append = is_plain and kind.group == 0  # a batch has only the first group's slots on the device
 
     def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
         """Return the attention output for x [num_tokens, hidden], in the same shape; layer_cache: see the backend."""
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, sum(counts), head_dim]
-        qk, v, gates = heads.split_with_sizes(self.counts, dim=1)
+        qkv, gates = heads.split_with_sizes([sum(self.counts[:2]), self.counts[2]], dim=1)
+        q, k, v = self._appended(qkv, rotation, layer_cache, batch) or self._rotated(qkv, rotation)
+        attended = self.backend.forward(q, k, v, layer_cache, batch, self.scales, self.kind)
+        if gates.shape[1]:
+            attended = attended * gates.sigmoid()
+        return self.output(attended.flatten(1))
+
+    def _appended(
+        self, qkv: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Append KV in one launch, and return the rotated queries and no keys and values; None if no kernel can."""
+        if not self.can_append:
+            return None
+        append = append_for(qkv.device, qkv.dtype, layer_cache.dtype)
+        if append is None or not is_appendable(qkv, self.num_heads, rotation, self.head_norms, layer_cache):
+            return None
+        slots = batch.slot_mapping
+        q = append(qkv, self.num_heads, rotation, self.head_norms, layer_cache, slots, self.scales)
+        return q, qkv[:, :0], qkv[:, :0]
+
+    def _rotated(self, qkv: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries and keys after their norms and rotation, and values; `qkv` may be overwritten."""
+        qk, v = qkv.split_with_sizes(self.counts[:2], dim=1)
         v = self.value_norm(v if self.num_values else qk[:, self.num_heads :])  # first: the rotation is in place
-        ops = ops_for(x.device)
+        ops = ops_for(qkv.device)
         if self.joint_norms is not None:
             qk = self.joint_norms(qk)
         if self.rotates:
@@ -77,10 +102,7 @@ class GroupedQueryAttention:
         q, k = qk.split_with_sizes([self.num_heads, self.num_kv_heads], dim=1)
         if rotation.query_scale is not None:
             q = (q * rotation.query_scale[:, None, None]).to(q.dtype)  # the factor itself is not rounded
-        attended = self.backend.forward(q, k, v, layer_cache, batch, self.scales, self.kind)
-        if gates.shape[1]:
-            attended = attended * gates.sigmoid()
-        return self.output(attended.flatten(1))
+        return q, k, v
 
 
 def load_attention(

@@ -5,19 +5,21 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from baton.engine.attention.kind import PLAIN, AttentionKind
+from baton.engine.attention.kv_append import KVAppend, append_in_torch
 from baton.engine.attention.torch_reference import TorchAttention
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.scales import UNSCALED, KVScales
 from baton.engine.ops.torch_ops import TorchOps
 from benchmarks.gpu.engine_session import Answer
 from benchmarks.gpu.machine import describe_gpu
-from benchmarks.gpu.numerics import attention, ops
+from benchmarks.gpu.numerics import attention, kv_append, ops
 from benchmarks.gpu.numerics.answers import compare_answers
 from benchmarks.gpu.numerics.closeness import OPERATION, Closeness
 from benchmarks.gpu.numerics.models import compare_models
@@ -71,12 +73,12 @@ class Bfloat16Setting(Setting):
 def test_the_command_runs_stages_and_stores_their_results(tmp_path: Path) -> None:
     results = tmp_path / "gpu.json"
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--quick", "--json", str(results)]
-    for stage in ("ops", "attention", "models", "fp8", "graphs", "handover", "serve"):
+    for stage in ("ops", "kv append", "attention", "models", "fp8", "graphs", "handover", "serve"):
         command += ["--only", stage]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     stages = json.loads(results.read_text())["stages"]
-    assert list(stages) == ["ops", "attention", "models", "fp8", "graphs", "handover", "serve"]
+    assert list(stages) == ["ops", "kv append", "attention", "models", "fp8", "graphs", "handover", "serve"]
     for stage in stages.values():
         assert stage["ok"]
         assert stage["finished"]
@@ -108,6 +110,31 @@ def test_attention_that_caches_wrong_values_is_found(setting: Setting, monkeypat
     assert not any(finding.ok for finding in caches)
     prompts = next(finding for finding in record.findings if finding.case.endswith("prompts"))
     assert not prompts.ok  # they attend only to new tokens
+
+
+def test_an_append_of_wrong_values_or_to_wrong_slots_is_found(setting: Setting) -> None:
+    def of_wrong_values(heads: Tensor, *arguments: Any) -> Tensor:
+        return append_in_torch(heads * FACTOR, *arguments)
+
+    def into_other_slots(heads: Tensor, *arguments: Any) -> Tensor:
+        *others, slots, scales = arguments
+        return append_in_torch(heads, *others, slots.flip(0), scales)
+
+    def found(append: KVAppend, shape: kv_append.Shape) -> set[str]:
+        record = Record()
+        kv_append.check_append(record, setting, append, shape, torch.float32, 7)
+        return {finding.case.rpartition(": ")[2] for finding in record.findings if not finding.ok}
+
+    plain = kv_append.SHAPES[5]
+    assert found(append_in_torch, plain) == set()
+    assert found(of_wrong_values, plain) == {
+        "queries",
+        "keys",
+        "keys in fp32",
+        "separate kernels",
+        "values and the rest",
+    }
+    assert found(into_other_slots, plain) == {"keys", "keys in fp32", "values and the rest"}
 
 
 def test_bf16_attention_passes_and_attention_to_too_few_tokens_fails(tmp_path: Path) -> None:
