@@ -32,6 +32,7 @@ STAGES = (
     Stage("serve", "numerics.serve", 120),
     Stage("roofline", "speed.roofline", 30, is_benchmark=True),
     Stage("decode speed", "speed.decode", 180, is_benchmark=True),
+    Stage("fp8 speed", "speed.fp8", 180, is_benchmark=True),
     Stage("decode kernels", "speed.kernels", 60, is_benchmark=True),
     Stage("prefill speed", "speed.prefill", 120, is_benchmark=True),
     Stage("handover speed", "speed.handover", 60, is_benchmark=True),
