@@ -26,7 +26,7 @@ STAGES = (
     Stage("models", "numerics.models", 120),
     Stage("sampling", "numerics.sampling", 60),
     Stage("graphs", "numerics.graphs", 120),
-    Stage("fp8", "numerics.fp8", 90),
+    Stage("fp8", "numerics.fp8", 120),
     Stage("checksums", "numerics.checksums", 60),
     Stage("handover", "numerics.handover", 120),
     Stage("serve", "numerics.serve", 120),
