@@ -17,15 +17,13 @@ from torch import Tensor
 from baton.engine.checkpoint.stored_matrix import StoredMatrix
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.checkpoint.weights import Stored, Weights
+from baton.engine.layers.fp8_tokens.quantise import E4M3, quantise
 
-E4M3 = torch.float8_e4m3fn
-LAST = 448.0  # largest number in e4m3
 BLOCK = 128  # rows and columns that share a scale in a block-scaled weight
 TOKEN_TILE = 4  # cuBLAS reads the scales of this many tokens at once
 ITEM_TILE = 16  # rows and columns of a weight must be multiples of this
 STRETCH_TILE = 4  # column blocks of a block-scaled weight are padded to a multiple of this
 BLOCKS_SINCE = (12, 9)  # first CUDA version whose cuBLAS has block-scaled products
-TINY = torch.finfo(torch.float32).tiny
 
 
 class StoredWeight(Protocol):
@@ -86,14 +84,13 @@ class BlockScaledWeight:
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias, [num_tokens, out_features]."""
-        num_tokens = len(x)
-        tokens, token_scales = quantise(F.pad(x, (0, 0, 0, -num_tokens % TOKEN_TILE)), BLOCK)
+        tokens, token_scales = quantise(x, BLOCK, TOKEN_TILE)
         stretches, blocks = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
         recipe = blocks if self.has_whole_blocks else stretches
         product = F.scaled_mm(
             tokens, self.values.T, token_scales, stretches, self.scales, recipe, output_dtype=x.dtype
         )  # fmt: skip
-        result = product[:num_tokens, : self.out_features]
+        result = product[: len(x), : self.out_features]
         return result if bias is None else result + bias
 
 
@@ -144,19 +141,6 @@ def fp8_weight(weights: Weights, stored: Sequence[Stored], *, is_expert: bool = 
     values = torch.cat([part.values.view(torch.uint8) for part in parts]).to(weights.device).view(E4M3)
     grid = torch.cat([each.grid for each in scales]).to(weights.device)
     return RowScaledWeight(values, grid) if scales[0].width is None else BlockScaledWeight.of(values, grid)
-
-
-def quantise(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Quantise x [num_tokens, size] to e4m3, with a scale per `width` columns of a row, from the largest element.
-
-    Returns the values and the scales [num_tokens, size / width] fp32, column-major. Columns that are not all finite get
-    a scale that is not finite.
-    """
-    num_tokens, size = x.shape
-    stretches = x.reshape(num_tokens, size // width, width)
-    scales = stretches.abs().amax(2).float().div_(LAST).clamp_(min=TINY)
-    tokens = (stretches / scales.unsqueeze(2)).to(E4M3).flatten(1)  # divided in fp32
-    return tokens, scales.T.contiguous().T
 
 
 def _obstacle(weights: Weights, parts: Sequence[StoredMatrix], is_expert: bool) -> str | None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from baton.engine.errors import UnsupportedModel
-from baton.engine.layers.fp8_weight import E4M3, RowScaledWeight, quantise
+from baton.engine.layers.fp8_tokens.quantise import E4M3, quantise
+from baton.engine.layers.fp8_weight import RowScaledWeight
 from baton.engine.layers.linear import Linear
 
 

@@ -22,10 +22,10 @@ from tests.tested_versions import differences, pins
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Modules that import an optional package at their top and only run with it.
-NEED_EXTRA = {
+NEED_EXTRA: dict[str, str | tuple[str, ...]] = {
     "PIL": "router/images/decoding.py",
     "ray": "deployment/ray/",
-    "triton": "kvtransfer/checksum/word_sums_triton.py",
+    "triton": ("engine/layers/fp8_tokens/quantise_triton.py", "kvtransfer/checksum/word_sums_triton.py"),
     "xgrammar": "engine/grammar/xgrammar_backend.py",
 }
 

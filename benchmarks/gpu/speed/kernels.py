@@ -15,6 +15,17 @@ NAME_LENGTH = 100
 COLUMNS = ("batch", "kernel", "launches", "us", "% of busy")  # of a step
 
 
+def kernel_times(session: EngineSession, setting: Setting, batch: int, context: int) -> dict[str, list[float]]:
+    """Return the microseconds of all launches of `NUM_STEPS` decode steps by kernel, the longest in total first."""
+    fill(session, batch, context, WARM_UP + NUM_STEPS + 2)
+    session.run_on(WARM_UP)
+    times: dict[str, list[float]] = defaultdict(list)
+    for span in device_spans(lambda: session.run_on(NUM_STEPS), setting.device):
+        times[span.name].append(span.end_us - span.start_us)
+    session.finish()
+    return dict(sorted(times.items(), key=lambda item: -sum(item[1])))
+
+
 def run(setting: Setting, record: Record) -> None:
     """Run the stage."""
     context, batches = CONTEXT[setting.is_quick], BATCHES[setting.is_quick]
@@ -28,14 +39,9 @@ def run(setting: Setting, record: Record) -> None:
     )
     session = EngineSession(engine)
     for batch in batches:
-        fill(session, batch, context, WARM_UP + NUM_STEPS + 2)
-        session.run_on(WARM_UP)
-        times: dict[str, list[float]] = defaultdict(list)
-        for span in device_spans(lambda: session.run_on(NUM_STEPS), setting.device):
-            times[span.name].append(span.end_us - span.start_us)
-        session.finish()
+        times = kernel_times(session, setting, batch, context)
         total_us = sum(map(sum, times.values())) or 1.0
-        for name, each in sorted(times.items(), key=lambda item: -sum(item[1]))[:MAX_ROWS]:
+        for name, each in list(times.items())[:MAX_ROWS]:
             share = 100 * sum(each) / total_us
             record.add_row(COLUMNS, batch, name[:NAME_LENGTH], len(each) / NUM_STEPS, sum(each) / NUM_STEPS, share)
     engine.close()

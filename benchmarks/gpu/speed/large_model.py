@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,15 @@ QUICK = QWEN3_8B | {
     "num_key_value_heads": 2,
     "head_dim": 16,
 }
-DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32"}
+DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float8_e4m3fn: "F8_E4M3"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Type and shape of a tensor in a file."""
+
+    dtype: torch.dtype
+    shape: torch.Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +55,12 @@ class LargeModel:
     directory: Path
     dtype: torch.dtype
     num_product_weights: int  # of matrices used for every token
+    weight_bytes: int  # of these matrices, which a step reads at any batch size
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-
-    @property
-    def weight_bytes(self) -> int:
-        """Weight bytes that a step reads at any batch size."""
-        return self.num_product_weights * self.dtype.itemsize
 
     @property
     def kv_bytes(self) -> int:
@@ -68,26 +73,46 @@ class LargeModel:
         return 2.0 * self.num_product_weights * num_tokens + attention
 
 
+def large_config(setting: Setting) -> transformers.Qwen3Config:
+    """Return the model's configuration."""
+    config = transformers.Qwen3Config(**(QUICK if setting.is_quick else QWEN3_8B), dtype=setting.dtype_name)
+    config.architectures = ["Qwen3ForCausalLM"]
+    return config
+
+
+def large_shapes(config: transformers.Qwen3Config, setting: Setting) -> dict[str, torch.Size]:
+    """Return the shapes of the model's tensors by name."""
+    with torch.device("meta"):
+        state = transformers.AutoModelForCausalLM.from_config(config, dtype=setting.dtype).state_dict()
+    return {name: tensor.shape for name, tensor in state.items()}
+
+
 def ensure_large_model(setting: Setting) -> LargeModel:
     """Return the model; create it if it is missing."""
-    options = QUICK if setting.is_quick else QWEN3_8B
-    dtype = setting.dtype
-    config = transformers.Qwen3Config(**options, dtype=setting.dtype_name)
-    config.architectures = ["Qwen3ForCausalLM"]
-    with torch.device("meta"):
-        state = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).state_dict()
-    shapes = {name: tensor.shape for name, tensor in state.items()}
+    config, dtype = large_config(setting), setting.dtype
+    shapes = large_shapes(config, setting)
     directory = setting.directory / "qwen3-8b-shape"
     if not (directory / "config.json").exists():
         directory.mkdir(parents=True, exist_ok=True)
-        write_weights(shapes, directory / "model.safetensors", setting)
+        generator = torch.Generator(setting.device).manual_seed(SEED)
+        specs = {name: TensorSpec(dtype, shape) for name, shape in shapes.items()}
+        write_weights(specs, directory / "model.safetensors", lambda name: drawn(name, shapes[name], generator))
         transformers.GenerationConfig(eos_token_id=2).save_pretrained(directory)
         config.save_pretrained(directory)  # last, as the mark of a complete checkpoint
+    return large_cost(config, shapes, dtype, directory)
+
+
+def large_cost(
+    config: transformers.Qwen3Config, shapes: Mapping[str, torch.Size], dtype: torch.dtype, directory: Path
+) -> LargeModel:
+    """Return the cost per token of the model with unquantised weights."""
     matrices = [math.prod(shape) for name, shape in shapes.items() if name.endswith("_proj.weight")]
+    num_product_weights = sum(matrices) + math.prod(shapes["lm_head.weight"])
     return LargeModel(
         directory=directory,
         dtype=dtype,
-        num_product_weights=sum(matrices) + math.prod(shapes["lm_head.weight"]),
+        num_product_weights=num_product_weights,
+        weight_bytes=num_product_weights * dtype.itemsize,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
@@ -96,21 +121,20 @@ def ensure_large_model(setting: Setting) -> LargeModel:
     )
 
 
-def write_weights(shapes: dict[str, torch.Size], path: Path, setting: Setting) -> None:
-    """Generate tensors one by one on the device and write them in the safetensors format."""
+def write_weights(specs: Mapping[str, TensorSpec], path: Path, draw: Callable[[str], Tensor]) -> None:
+    """Draw tensors one by one, by name, and write them in the safetensors format."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name, shape in shapes.items():
-        end = offset + setting.dtype.itemsize * math.prod(shape)
-        header[name] = {"dtype": DTYPES[setting.dtype], "shape": list(shape), "data_offsets": [offset, end]}
+    for name, spec in specs.items():
+        end = offset + spec.dtype.itemsize * math.prod(spec.shape)
+        header[name] = {"dtype": DTYPES[spec.dtype], "shape": list(spec.shape), "data_offsets": [offset, end]}
         offset = end
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
-    generator = torch.Generator(setting.device).manual_seed(SEED)
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for name, shape in shapes.items():
-            tensor = drawn(name, shape, generator).to(setting.dtype).cpu()
+        for name, spec in specs.items():
+            tensor = draw(name).to(spec.dtype).cpu()
             file.write(memoryview(tensor.view(torch.uint8).numpy()))
 
 

@@ -24,6 +24,7 @@ from benchmarks.gpu.numerics.answers import compare_answers
 from benchmarks.gpu.numerics.closeness import OPERATION, Closeness
 from benchmarks.gpu.numerics.models import compare_models
 from benchmarks.gpu.results import merge
+from benchmarks.gpu.speed import fp8 as fp8_speed
 from benchmarks.gpu.stage import Record, Setting
 from benchmarks.gpu.stage_process import run_stage
 from benchmarks.gpu.stages import stage_named
@@ -85,6 +86,20 @@ def test_the_command_runs_stages_and_stores_their_results(tmp_path: Path) -> Non
         assert stage["num_findings"]
         assert stage["machine"]["gpu"] == "none"
     assert "models: right" in done.stdout
+
+
+def test_decodes_of_all_weights_are_measured(setting: Setting) -> None:
+    record = Record()
+    fp8_speed.run(setting, record)
+    assert not record.findings  # they would be exceptions
+    weights = ("FP8, rows", "FP8, blocks of 128 x 128", "float32")
+    assert [(row["weights"], row["batch"]) for row in record.rows] == [
+        (each, batch) for each in weights for batch in (1, 3)
+    ]
+    bounds = [row["bound ms"] for row in record.rows]
+    assert bounds[0] == bounds[2] < bounds[4]  # a step reads fewer bytes
+    assert any(note.startswith("quantising 5 x 256") for note in record.notes)
+    assert sum("times as fast as float32" in note for note in record.notes) == 2
 
 
 def test_an_operation_that_is_off_by_one_percent_is_found(setting: Setting) -> None:

@@ -14,6 +14,7 @@ from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.engine import Engine
 from baton.engine.layers import experts as expert_layers
 from baton.engine.layers import fp8_weight as fp8
+from baton.engine.layers.fp8_tokens.quantise import E4M3
 from baton.engine.layers.fp8_weight import BlockScaledWeight, Fp8Products, products_of
 from baton.engine.layers.linear import load_fused, load_partial
 from baton.engine.parallel.tensor_shard import TensorShard
@@ -77,7 +78,7 @@ def test_logits_stay_near_those_of_the_dequantised_model(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(expert_layers, "_is_faster_grouped", lambda weight: weight.dtype == fp8.E4M3)
+    monkeypatch.setattr(expert_layers, "_is_faster_grouped", lambda weight: weight.dtype == E4M3)
     stored, tokens = by_name(architecture, fmt), {"s": random_tokens(60, 3)}
     exact = PagedModel(stored.exact, dtype="bfloat16").step(tokens)["s"]
     with caplog.at_level(logging.INFO, "baton.engine.checkpoint.weights"):

@@ -14,9 +14,9 @@ from torch.nn.functional import ScalingType
 
 from baton.engine.errors import UnsupportedModel
 from baton.engine.layers import experts as expert_layers
-from baton.engine.layers import fp8_weight as fp8
 from baton.engine.layers.experts import ROW_TILE, Expert, Experts
-from baton.engine.layers.fp8_weight import BlockScaledWeight, Fp8Products, RowScaledWeight, products_on, quantise
+from baton.engine.layers.fp8_tokens.quantise import E4M3, quantise
+from baton.engine.layers.fp8_weight import BlockScaledWeight, Fp8Products, RowScaledWeight, products_on
 from baton.engine.layers.grouped_product import Fp8Product, grouped_product
 from baton.engine.layers.linear import Linear
 from tests.paged_model import CPU
@@ -36,7 +36,7 @@ def rows_weight(num_outputs: int, size: int, seed: int = 0) -> RowScaledWeight:
     """Return a weight whose rows have very different magnitudes."""
     weight = drawn(num_outputs, size, seed=seed) * torch.logspace(-3, 3, num_outputs)[:, None]
     scales = weight.abs().amax(1, keepdim=True) / 448
-    return RowScaledWeight((weight / scales).to(fp8.E4M3), scales)
+    return RowScaledWeight((weight / scales).to(E4M3), scales)
 
 
 def exact_product(x: Tensor, width: int, values: Tensor, spread: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def test_products_with_block_scales_are_exact_up_to_rounding(
     num_tokens: int, size: int, num_outputs: int, first: int, emulated: EmulatedFp8
 ) -> None:
     """Rows that begin with a block of 128, and rows that begin within one."""
-    values = drawn(num_outputs, size).to(fp8.E4M3)
+    values = drawn(num_outputs, size).to(E4M3)
     above = (torch.arange(num_outputs) + first) // 128
     grid = torch.rand(int(above[-1]) + 1, size // 128, generator=torch.Generator().manual_seed(1)) + 0.5
     grid = grid[above]
@@ -108,7 +108,7 @@ def test_products_on_a_gpu_are_exact_up_to_rounding(num_tokens: int) -> None:
     for num_outputs, first in ((512, 0), (576, 0), (256, 96)) if found.of_blocks else ():
         above = (torch.arange(num_outputs) + first) // 128
         grid = (torch.rand(int(above[-1]) + 1, size // 128)[above] + 0.5).to(gpu)
-        values = drawn(num_outputs, size).to(fp8.E4M3).to(gpu)
+        values = drawn(num_outputs, size).to(E4M3).to(gpu)
         expected = exact_product(x, 128, values, grid.repeat_interleave(128, 1))
         close(BlockScaledWeight.of(values, grid)(x), expected)
 
@@ -119,14 +119,14 @@ def test_torch_shape_functions_accept_our_arguments(num_tokens: int, first: int)
     """Shape functions check the same conditions as the GPU code."""
     x = torch.empty(num_tokens, 384, dtype=torch.bfloat16, device="meta")
     grid = torch.rand(4, 3)[(torch.arange(256) + first) // 128]
-    made = BlockScaledWeight.of(torch.zeros(256, 384).to(fp8.E4M3), grid)
+    made = BlockScaledWeight.of(torch.zeros(256, 384).to(E4M3), grid)
     scales = torch.empty_strided(made.scales.shape, made.scales.stride(), device="meta")
     weight = BlockScaledWeight(made.values.to("meta"), scales, made.has_whole_blocks, made.out_features)
     assert weight(x).shape == (num_tokens, 256)
     rows = rows_weight(48, 384)
     on_meta = RowScaledWeight(rows.values.to("meta"), rows.scales.to("meta"))
     assert on_meta(x).shape == (num_tokens, 48)
-    several = torch.empty(3, 48, 384, dtype=fp8.E4M3, device="meta")
+    several = torch.empty(3, 48, 384, dtype=E4M3, device="meta")
     group = Fp8Product(several, torch.empty(3, 48, device="meta"))
     assert group(x, torch.empty(3, dtype=torch.int32, device="meta")).shape == (num_tokens, 48)
     with pytest.raises(RuntimeError, match="divisible by 16"):  # the condition is checked
@@ -140,7 +140,7 @@ def test_tokens_are_scaled_by_their_largest_element() -> None:
     x[3] *= 1e-30
     x[4, :128] *= 1e6
     tokens, scales = quantise(x, 128)
-    assert tokens.dtype == fp8.E4M3
+    assert tokens.dtype == E4M3
     assert scales.shape == (6, 2)
     back = tokens.double() * scales.repeat_interleave(128, 1)
     finite = [0, 1, 3, 4, 5]
