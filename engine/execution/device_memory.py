@@ -17,6 +17,9 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.schedule import ScheduledRequest
 from baton.engine.scheduling.step_budget import MAX_PROMPT_LOGITS
+from baton.engine.vision.encoder import VisionEncoder
+from baton.engine.vision.image import largest_image
+from baton.engine.vision.step_images import CACHE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -90,12 +93,14 @@ def bytes_for_kv(
     meter: Meter | None = None,
     *,
     records: bool,
+    encoder: VisionEncoder | None = None,
 ) -> int:
     """Return the bytes of `gpu_memory_utilization` that the weights and the largest step leave; may be 0 or negative.
 
     The share is this process's: what other processes use does not count, unless it leaves less than that.
     Runs that step on the loaded model, so all ranks of a tensor-parallel group must call this at the same time.
-    `num_columns` is the number of logits columns on this rank; `records`: decodes will be captured.
+    `num_columns` is the number of logits columns on this rank; `records`: decodes will be captured;
+    `encoder`: of the model's images, which runs before the step and keeps the embeddings of recent ones.
     """
     device = torch.device(config.device)
     meter = meter or CudaMeter(device)
@@ -103,6 +108,9 @@ def bytes_for_kv(
     sampler = Sampler(num_columns, frozenset())  # ranks other than 0 sample from the columns that they have
     runner = ModelRunner(model, pool, config.block_size, sampler)
     peak = meter.peak_bytes(lambda: runner.run(greatest_step(config, max_model_len)))
+    if encoder is not None:
+        image = largest_image(encoder.config, max_model_len)
+        peak = max(peak, meter.peak_bytes(lambda: encoder.encode(image))) + CACHE_BYTES
     recorded = 0
     if records:
         at_rest = meter.peak_bytes(lambda: None)

@@ -1,5 +1,6 @@
 """An image of a prompt: its place among the tokens, its pixels, and the rotary positions that follow from it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from baton.engine.errors import InvalidRequest
 from baton.engine.vision.config import VisionConfig
 
 DIGEST_BYTES = 16
+MAX_PIXEL_BYTES = 40 << 20  # of all images of a request; the largest of Qwen2.5-VL have 38.5 MB
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -35,6 +37,12 @@ class Image:
     def num_saved_positions(self) -> int:
         """How far its tokens are ahead of the positions behind it, which continue from its longer side."""
         return self.num_tokens - max(self.rows, self.columns)
+
+
+def largest_image(config: VisionConfig, max_tokens: int) -> Image:
+    """Return a black square of at most `max_tokens` and `MAX_PIXEL_BYTES`."""
+    side = math.isqrt(min(max_tokens, MAX_PIXEL_BYTES // config.num_bytes(1, 1)))
+    return Image(0, side, side, bytes(DIGEST_BYTES), bytes(config.num_bytes(side, side)))
 
 
 def hash_marks(images: Sequence[Image], block_size: int) -> Mapping[int, bytes]:

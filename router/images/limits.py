@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from baton.settings.values import JsonText, OptionError, parsed_json
 
 IMAGE = "image"
-# All images of a request, resized. The largest of Qwen2.5-VL have 38.5 MB; workers receive up to 64 MiB.
-MAX_PIXEL_BYTES = 40 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from baton.engine.vision.image import Image
+from baton.engine.vision.image import MAX_PIXEL_BYTES, Image
 from baton.router.admission.turns import Turns
 from baton.router.errors import FieldError
 from baton.router.images.base import ResizedImage
 from baton.router.images.decoding import resized_image
 from baton.router.images.fetch import MAX_CONNECTIONS, ImageFetcher
-from baton.router.images.limits import MAX_PIXEL_BYTES, ImageLimits
+from baton.router.images.limits import ImageLimits
 from baton.router.images.processor import ProcessorConfig
 from baton.router.images.source import HINT, ImageSource, data_url_bytes
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.factory import attention_for
@@ -19,9 +20,12 @@ from baton.engine.execution.device_memory import RECORDED_BYTES, bytes_for_kv, c
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.models import load_model
 from baton.engine.models.causal_lm import CausalLM
+from baton.engine.vision.image import Image
+from baton.engine.vision.step_images import CACHE_BYTES
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import CPU
 from tests.unit.engine.tensor_rig import TensorRig
+from tests.vision_checkpoints import make_vision_checkpoint
 
 
 class ScriptedMeter:
@@ -55,6 +59,31 @@ def kv_bytes(directory: Path, config: EngineConfig, *peaks: int) -> int:
 def test_weights_activations_and_other_memory_are_subtracted(directory: Path) -> None:
     config = EngineConfig(model=str(directory), gpu_memory_utilization=0.5, enforce_eager=True)
     assert kv_bytes(directory, config, 12_000) == 40_000 - 3_000 - 12_000
+
+
+def test_the_encoder_of_images_gets_memory_for_the_largest_image_and_its_cache(tmp_path: Path) -> None:
+    directory = make_vision_checkpoint(tmp_path / "model")
+    served = read_model_config(directory, "float32")
+    model = load_model(directory, served, CPU, attention_for(served, 16, CPU))
+    config = EngineConfig(model=str(directory), gpu_memory_utilization=0.5, enforce_eager=True)
+    layout, encoder = KVCacheLayout.of(served, 16), model.vision
+    assert encoder is not None
+    sizes: list[int] = []
+
+    class Encoder:
+        config = encoder.config
+
+        def encode(self, image: Image) -> Tensor:
+            sizes.append(image.num_tokens)
+            return encoder.encode(image)
+
+    def left(step: int, image: int) -> int:
+        meter = ScriptedMeter(step, image)
+        return bytes_for_kv(config, 130, model, layout, served.vocab_size, meter, records=False, encoder=Encoder())
+
+    assert left(12_000, 20_000) == 40_000 - 3_000 - 20_000 - CACHE_BYTES
+    assert left(12_000, 5_000) == 40_000 - 3_000 - 12_000 - CACHE_BYTES
+    assert sizes == [121, 121], "the largest square of 130 tokens"
 
 
 def test_memory_of_other_processes_matters_only_if_it_leaves_less_than_the_share(
