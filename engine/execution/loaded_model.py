@@ -156,7 +156,8 @@ def _load(
     )
     records = may_record and can_be_recorded(model)
     if is_measured:
-        kv_bytes = bytes_for_kv(config, size.max_model_len, model, layout, _num_columns(whole, shard), records=records)
+        num_columns = _num_columns(whole, shard)
+        kv_bytes = bytes_for_kv(config, size.max_model_len, model, layout, num_columns, records=records, groups=groups)
         kv_bytes = tensor.minimum(kv_bytes) if tensor is not None else kv_bytes
         if kv_bytes <= 0:
             raise EngineError(
