@@ -127,7 +127,10 @@ class FlashInferOps:
         norm, first = self._functions.offset_norm if norms.offset else self._functions.norm, 0
         for count in norms.counts:
             part = heads[:, first : first + count]
-            norm(part, norms.weight[first], norms.eps, out=part)
+            if norms.offset:  # without CUTLASS's DSL, this kernel takes rows only
+                part.copy_(norm(part.flatten(0, 1), norms.weight[first], norms.eps).view_as(part))
+            else:
+                norm(part, norms.weight[first], norms.eps, out=part)
             first += count
 
 
