@@ -24,6 +24,7 @@ STAGES = (
     Stage("ops", "numerics.ops", 60),
     Stage("attention", "numerics.attention", 120),
     Stage("models", "numerics.models", 120),
+    Stage("new families", "numerics.families", 120),
     Stage("sampling", "numerics.sampling", 60),
     Stage("graphs", "numerics.graphs", 120),
     Stage("fp8", "numerics.fp8", 90),
