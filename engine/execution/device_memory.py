@@ -13,7 +13,7 @@ from baton.engine.execution.model_runner import ModelRunner
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.models import Model
-from baton.engine.request import NULL_BLOCK, Request, RequestId
+from baton.engine.request import NULL_BLOCK, BlockId, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.schedule import ScheduledRequest
@@ -108,7 +108,7 @@ def bytes_for_kv(
     runner = ModelRunner(model, pool, config.block_size, sampler, groups=groups)
     step = greatest_step(config, max_model_len)
     for item in step:
-        item.request.state_blocks = list(range(1, 1 + num_state_blocks))
+        item.request.state_blocks = [BlockId(block) for block in range(1, 1 + num_state_blocks)]
     peak = meter.peak_bytes(lambda: runner.run(step))
     recorded = 0
     if records:
