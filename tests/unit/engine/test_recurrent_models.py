@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import QueueFull, UnsupportedModel
+from baton.engine.execution.batch import Batch
 from baton.engine.execution.in_flight_step import LaunchedStep
 from baton.engine.execution.loaded_model import load, zeros
 from baton.engine.kv.state_layout import check_recurrent
@@ -243,6 +244,28 @@ def test_a_waiting_request_awaits_blocks_for_its_state(model: Path) -> None:
     engine = engine_of(model)
     add(engine, "waiting", random_tokens(33))
     assert engine.stats().num_awaited_blocks == 3 + engine.groups.num_state_blocks
+
+
+def test_the_blocks_of_states_go_to_the_device_with_a_batch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, devices = engine_of(model), []
+    forward = engine.runner.model.forward
+
+    def sent_elsewhere(batch: Batch, pool: torch.Tensor) -> torch.Tensor:
+        states, sent = batch.states, batch.on(torch.device("meta")).states
+        assert states is not None
+        assert sent is not None
+        devices.extend(each.device.type for each in (sent.sources, sent.targets, sent.new_rows))
+        copied = states.on(torch.device("cpu"))
+        assert torch.equal(copied.sources, states.sources)
+        assert torch.equal(copied.targets, states.targets)
+        assert torch.equal(copied.new_rows, states.new_rows)
+        return forward(batch, pool)
+
+    monkeypatch.setattr(engine.runner.model, "forward", sent_elsewhere)
+    for name in "ab":
+        add(engine, name, random_tokens(40, ord(name)))
+    drain(engine)
+    assert set(devices) == {"meta"}
 
 
 def test_steps_are_not_launched_ahead(model: Path) -> None:
