@@ -21,7 +21,7 @@ from baton.engine.grammar.compiler import GrammarCompiler, make_xgrammar_backend
 from baton.engine.grammar.masks import GrammarMasks
 from baton.engine.grammar.trial import ProcessTrial
 from baton.engine.kv.block_manager import BlockManager
-from baton.engine.outputs import EngineStats, ExpertFigures, StepOutput
+from baton.engine.outputs import EngineStats, ExpertFigures, RequestOutput, StepOutput
 from baton.engine.parallel.lockstep import Lockstep
 from baton.engine.parallel.rank0_model import Rank0Model
 from baton.engine.parallel.tensor_parallel import TensorGroup
@@ -102,11 +102,13 @@ class Engine:
         self._step_times = StepTimes()
         self._num_generated_tokens = 0
         self._num_prefilled_tokens = 0
+        self._failed: list[RequestOutput] = []  # of requests whose step ran out of memory; reported by `schedule`
 
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting or running, or has failed."""
-        return len(self.scheduler.waiting) + len(self.scheduler.running) > 0 or self.grammars.has_failures
+        num_requests = len(self.scheduler.waiting) + len(self.scheduler.running)
+        return num_requests > 0 or self.grammars.has_failures or bool(self._failed)
 
     @property
     def must_step(self) -> bool:
@@ -195,7 +197,8 @@ class Engine:
             if self.scheduler.has(request)
         ]
         schedule = self.scheduler.schedule()
-        schedule.failed += failed
+        schedule.failed += failed + self._failed
+        self._failed = []
         return schedule
 
     def run(self, schedule: Schedule) -> StepOutput:
@@ -278,6 +281,8 @@ class Engine:
             if not self.scheduler.budget.shrink(num_tokens):
                 raise
             log.warning("a step of %d tokens ran out of GPU memory; the next one is smaller: %s", num_tokens, error)
+            if self.groups.states is not None:  # some layers have advanced it
+                self._failed += self.scheduler.restart(scheduled, "a step ran out of GPU memory")
         else:
             self.scheduler.budget.recover()
             return launched

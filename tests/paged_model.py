@@ -113,7 +113,8 @@ class PagedModel:
         if self.groups.states is None:
             return None
         blocks = torch.tensor([self._states[name] for name in names])
-        return StateBlocks(blocks, blocks, [row for row, start in enumerate(starts) if start == 0])
+        new_rows = torch.tensor([row for row, start in enumerate(starts) if start == 0], dtype=torch.int64)
+        return StateBlocks(blocks, blocks, new_rows)
 
     def _blocks(self, group: int, names: list[str], positions: list[Tensor]) -> GroupBlocks:
         """Slots of the sequences' new tokens, and their block tables, in a group."""

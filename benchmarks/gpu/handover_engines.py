@@ -13,6 +13,7 @@ import torch
 
 from baton.engine.engine import Engine
 from baton.engine.outputs import SampledToken
+from baton.engine.request import Request
 from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, PoolIdentity
 from baton.kvtransfer.factory import create_transport
@@ -27,7 +28,7 @@ READ_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A prefilled prompt: its first token and its blocks."""
+    """A prefilled prompt: its first token, and its blocks in the order of a transfer."""
 
     first_token: int
     blocks: list[int]
@@ -71,7 +72,16 @@ def _prefill(engine: Engine, prompts: list[list[int]]) -> list[Prefilled]:
         session.step()
     if engine.pool.is_cuda:
         torch.cuda.synchronize(engine.pool.device)  # another process reads the announced blocks
-    return [Prefilled(session.answers[each.request_id].token_ids[0], list(each.block_table)) for each in requests]
+    return [
+        Prefilled(session.answers[each.request_id].token_ids[0], _blocks(engine, each, each.current_state))
+        for each in requests
+    ]
+
+
+def _blocks(engine: Engine, prompt: Request, state: list[int], first: int = 0) -> list[int]:
+    """Return the blocks of a prompt from the `first` one on, and those of its recurrent state, if it has one."""
+    order = engine.groups.transfer_order(prompt.num_prompt_tokens)
+    return order.blocks(prompt.block_tables, first, state=state)
 
 
 class PrefillProcess:
@@ -146,8 +156,8 @@ class Reader:
         schedule = self.session.step()
         assert schedule.receiving == [taken], "the pool is too small"
         first = taken.num_computed_tokens // engine.config.block_size  # locally cached blocks are not read
-        local = list(taken.block_table)[first:]
-        await self.transport.read(self.peer, prefilled.blocks[first:][: len(local)], local, READ_S)
+        local = _blocks(engine, taken, taken.state_blocks, first)
+        await self.transport.read(self.peer, prefilled.blocks[-len(local) :], local, READ_S)
         sampled = SampledToken(prefilled.first_token)
         engine.end_receive(taken.request_id, Received(len(prompt), sampled))
 

@@ -25,6 +25,7 @@ STAGES = (
     Stage("kv append", "numerics.kv_append", 90),
     Stage("attention", "numerics.attention", 120),
     Stage("models", "numerics.models", 120),
+    Stage("new families", "numerics.families", 120),
     Stage("sampling", "numerics.sampling", 60),
     Stage("graphs", "numerics.graphs", 120),
     Stage("fp8", "numerics.fp8", 120),

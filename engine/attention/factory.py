@@ -1,6 +1,7 @@
 """Choice of the attention backend."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -32,24 +33,37 @@ def attention_for(
     that the model or device does not support.
     """
     cached = kv_cache_dtype(config, kv_dtype)
-    is_sparse = config.mla is not None and config.mla.indexer is not None
-    if (is_sparse or config.whole_heads is not None or config.num_kv_shared_layers) and device.type != "cpu":
-        raise UnsupportedModel(f"{config.architecture} is for CPUs so far, but the device is {device}")
-    if config.whole_heads is not None:
-        windowed, whole = replace(config, whole_heads=None), config.whole_heads
-        wide = replace(windowed, num_kv_heads=whole.count, head_dim=whole.width)
-        return MixedHeadsAttention(
-            attention_for(wide, block_size, device, kv_dtype, num_parts),
-            whole,
-            attention_for(windowed, block_size, device, kv_dtype, num_parts),
-            KVHeads(windowed.num_kv_heads, windowed.head_dim),
+    if device.type == "cpu":
+        return _for_each_heads(config, lambda heads: _on_cpu(heads, block_size, cached))
+    if cached in ("int8", "int4"):
+        raise UnsupportedModel(
+            f"kv_cache_dtype {cached} is for CPUs, but the device is {device}: use auto, {config.dtype} or fp8"
         )
-    if device.type != "cpu":
-        if cached in ("int8", "int4"):
-            raise UnsupportedModel(
-                f"kv_cache_dtype {cached} is for CPUs, but the device is {device}: use auto, {config.dtype} or fp8"
-            )
-        return _on_gpu(config, block_size, device, torch_dtype(cached), num_parts)
+    if (layers := _layers_for_torch(config)) is not None:
+        log.warning("FlashInfer's kernels are not used for %s: using torch's attention, which is slow", layers)
+        return _for_each_heads(config, lambda heads: TorchAttention.for_model(heads, block_size))
+    return _on_gpu(config, block_size, device, torch_dtype(cached), num_parts)
+
+
+def _for_each_heads(config: ModelConfig, make: Callable[[ModelConfig], AttentionBackend]) -> AttentionBackend:
+    """Return the backend that `make` returns; if layers have KV heads of two sizes, one for each size."""
+    if config.whole_heads is None:
+        return make(config)
+    windowed, whole = replace(config, whole_heads=None), config.whole_heads
+    wide = replace(windowed, num_kv_heads=whole.count, head_dim=whole.width)
+    return MixedHeadsAttention(make(wide), whole, make(windowed), KVHeads(windowed.num_kv_heads, windowed.head_dim))
+
+
+def _layers_for_torch(config: ModelConfig) -> str | None:
+    """Return the kind of layers for which a GPU needs torch's attention, whatever their heads; None: it has none."""
+    if config.mla is not None and config.mla.indexer is not None:
+        return "sparse attention"
+    if config.whole_heads is not None:
+        return "layers with KV heads of two sizes"
+    return "layers that share KV" if config.num_kv_shared_layers else None
+
+
+def _on_cpu(config: ModelConfig, block_size: int, cached: str) -> AttentionBackend:
     if cached == "fp8":
         log.warning("fp8 KV is for GPUs: on a CPU it needs torch's attention, which is slow; use int8")
         return TorchAttention.for_model(config, block_size)

@@ -20,11 +20,18 @@ class GroupBlocks:
 
 @dataclass(frozen=True, slots=True)
 class StateBlocks:
-    """Blocks of the recurrent state of a batch's sequences before and after a step; on the CPU."""
+    """Blocks of the recurrent state of a batch's sequences before and after a step."""
 
     sources: Tensor  # [num_seqs, num_state_blocks] int64
     targets: Tensor  # the same; equal to `sources` if the state is updated in place
-    new_rows: list[int]  # sequences that begin with this step: their state is zero, whatever the sources hold
+    new_rows: Tensor  # [num_new] int64: sequences that begin with this step; their state is zero, whatever sources hold
+
+    def on(self, device: torch.device) -> "StateBlocks":
+        """Return the blocks on `device`, copied asynchronously in a single transfer."""
+        numbers = torch.cat([self.sources.flatten(), self.targets.flatten(), self.new_rows])
+        sizes = [self.sources.numel(), self.targets.numel(), len(self.new_rows)]
+        sources, targets, new_rows = to_device_async(numbers, device).split_with_sizes(sizes)
+        return StateBlocks(sources.view(self.sources.shape), targets.view(self.targets.shape), new_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,7 @@ class Batch:
         return replace(self, slot_mapping=other.slot_mapping, block_tables=other.block_tables)
 
     def on(self, device: torch.device) -> "Batch":
-        """Return the batch on `device`, copied asynchronously in a single transfer."""
+        """Return the batch on `device`, copied asynchronously: in one transfer, and one for the blocks of states."""
         if device.type == "cpu" and self.sampled_ids is None:
             return self
         tensors = self.device_tensors()
@@ -80,7 +87,10 @@ class Batch:
             tensors = to_device_async(torch.cat(tensors), device).split_with_sizes([len(tensor) for tensor in tensors])
         if self.sampled_ids is not None:
             tensors = (self.sampled_ids, *tensors[1:])
-        return self.with_tensors(tensors)
+        batch = self.with_tensors(tensors)
+        if self.states is None or device.type == "cpu":
+            return batch
+        return replace(batch, states=self.states.on(device))
 
     def device_tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors that a model reads on its device."""

@@ -140,6 +140,9 @@ def can_be_recorded(model: CausalLM) -> bool:
         return False
     if not model.has_head:
         return False  # it never decodes
+    if model.is_recurrent:
+        log.warning("decodes are not captured as CUDA graphs: the blocks of recurrent states change from step to step")
+        return False
     sparse = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, MoE)]
     if not all(layer.stays_on_device for layer in sparse):
         log.warning("decodes are not captured as CUDA graphs: the host must know how many tokens each expert gets")

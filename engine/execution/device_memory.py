@@ -10,9 +10,10 @@ from baton.engine.config import EngineConfig
 from baton.engine.errors import EngineError
 from baton.engine.execution.cuda_graphs import recorded_sizes
 from baton.engine.execution.model_runner import ModelRunner
+from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.models import Model
-from baton.engine.request import NULL_BLOCK, Request, RequestId
+from baton.engine.request import NULL_BLOCK, BlockId, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.schedule import ScheduledRequest
@@ -94,20 +95,26 @@ def bytes_for_kv(
     *,
     records: bool,
     encoder: VisionEncoder | None = None,
+    groups: KVGroups | None = None,
 ) -> int:
     """Return the bytes of `gpu_memory_utilization` that the weights and the largest step leave; may be 0 or negative.
 
     The share is this process's: what other processes use does not count, unless it leaves less than that.
     Runs that step on the loaded model, so all ranks of a tensor-parallel group must call this at the same time.
-    `num_columns` is the number of logits columns on this rank; `records`: decodes will be captured;
-    `encoder`: of the model's images, which runs before the step and keeps the embeddings of recent ones.
+    `num_columns` is the number of logits columns on this rank; `records`: decodes will be captured; `encoder`: of the
+    model's images, which runs before the step and keeps the embeddings of recent ones; `groups`: with the layout of
+    recurrent state, if there is any. All requests of the measured step share the blocks of one state.
     """
     device = torch.device(config.device)
     meter = meter or CudaMeter(device)
-    pool = torch.zeros(layout.pool_shape(1), dtype=layout.dtype, device=device)
+    num_state_blocks = groups.num_state_blocks if groups is not None else 0
+    pool = torch.zeros(layout.pool_shape(1 + num_state_blocks), dtype=layout.dtype, device=device)
     sampler = Sampler(num_columns, frozenset())  # ranks other than 0 sample from the columns that they have
-    runner = ModelRunner(model, pool, config.block_size, sampler)
-    peak = meter.peak_bytes(lambda: runner.run(greatest_step(config, max_model_len)))
+    runner = ModelRunner(model, pool, config.block_size, sampler, groups=groups)
+    step = greatest_step(config, max_model_len)
+    for item in step:
+        item.request.state_blocks = [BlockId(block) for block in range(1, 1 + num_state_blocks)]
+    peak = meter.peak_bytes(lambda: runner.run(step))
     if encoder is not None:
         image = largest_image(encoder.config, max_model_len)
         peak = max(peak, meter.peak_bytes(lambda: encoder.encode(image))) + CACHE_BYTES

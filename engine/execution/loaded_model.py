@@ -156,9 +156,15 @@ def _load(
     )
     records = may_record and can_be_recorded(model)
     if is_measured:
-        columns = _num_columns(whole, shard)
         kv_bytes = bytes_for_kv(
-            config, size.max_model_len, model, layout, columns, records=records, encoder=model.vision
+            config,
+            size.max_model_len,
+            model,
+            layout,
+            _num_columns(whole, shard),
+            records=records,
+            encoder=model.vision,
+            groups=groups,
         )
         kv_bytes = tensor.minimum(kv_bytes) if tensor is not None else kv_bytes
         if kv_bytes <= 0:

@@ -180,7 +180,7 @@ class ModelRunner:
         return StateBlocks(
             torch.tensor([request.current_state for request in requests]),
             torch.tensor([request.state_blocks for request in requests]),
-            [row for row, item in enumerate(scheduled) if item.start == 0],
+            torch.tensor([row for row, item in enumerate(scheduled) if item.start == 0], dtype=torch.int64),
         )
 
     def _clear_new_blocks(self, scheduled: Sequence[ScheduledRequest]) -> None:
@@ -191,7 +191,7 @@ class ModelRunner:
         lasts = [(item, (item.start + item.num_new_tokens - 1) // self.block_size) for item in scheduled]
         new = [item.request.block_table[last] for item, last in lasts if item.start <= last * self.block_size]
         if new:
-            self.pool.view(torch.uint8).index_fill_(0, torch.tensor(new), 0)
+            self.pool.view(torch.uint8).index_fill_(0, to_device_async(torch.tensor(new), self.pool.device), 0)
 
     def _block_tables(self, scheduled: Sequence[ScheduledRequest], max_blocks: int) -> np.ndarray:
         """Return the block tables [num_groups, num_seqs, max_blocks]; null blocks are behind the windows, and after the

@@ -24,8 +24,7 @@ class LayerStates:
         """
         wanted = blocks.sources[:, self._place.blocks]
         states = self._columns(pool).index_select(0, wanted.flatten()).view(len(wanted), -1)
-        states[blocks.new_rows] = 0
-        return states
+        return states.index_fill_(0, blocks.new_rows, 0)
 
     def write(self, pool: Tensor, blocks: StateBlocks, states: Tensor) -> None:
         """Store states after a step, in the shape that `read` returns."""

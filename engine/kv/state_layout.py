@@ -72,7 +72,6 @@ def check_recurrent(config: EngineConfig, model: ModelConfig, num_ranks: int, *,
         "tensor_parallel": num_ranks > 1,
         "expert_parallel": is_expert_parallel,
         "allow_mixed_quantization": config.allow_mixed_quantization,
-        f"device {config.device}": not config.is_on_cpu,
     }
     for name, is_wanted in refused.items():
         if is_wanted:

@@ -14,6 +14,7 @@ from torch import Tensor
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import IndexerConfig, MLAConfig, ModelConfig
 from baton.engine.execution.batch import Batch
+from baton.engine.execution.device import to_device_async
 from baton.engine.layers.linear import Linear, load_linear
 from baton.engine.ops.base import Rotation
 from baton.engine.ops.factory import ops_for
@@ -54,7 +55,7 @@ class Indexer:
         keys: [context, head_dim] fp32; positions: [num_queries], each at least `topk`, so that there are enough tokens.
         """
         scores = (weights.unsqueeze(1) @ (queries @ keys.T).relu_()).squeeze(1)  # [num_queries, context]
-        is_later = torch.arange(len(keys)) > positions.unsqueeze(1)
+        is_later = torch.arange(len(keys), device=keys.device) > positions.unsqueeze(1)
         return scores.masked_fill_(is_later, -torch.inf).topk(self.config.topk, dim=-1).indices
 
 
@@ -80,7 +81,7 @@ def attend_sparsely(
         if first >= end:
             continue
         blocks = batch.block_tables[seq, : -(-context_len // layer_cache.shape[1])]
-        rows = layer_cache[blocks].flatten(0, 1)[:context_len]
+        rows = layer_cache[to_device_async(blocks, layer_cache.device)].flatten(0, 1)[:context_len]
         latents, keys = rows[:, :latent_dim], rows[:, latent_dim:].float()
         for low in range(first, end, ROWS):
             here = slice(low, min(low + ROWS, end))

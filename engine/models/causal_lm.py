@@ -100,6 +100,11 @@ class CausalLM:
         """Whether the checkpoint has an output layer, so that the model can generate."""
         return not isinstance(self.head, MissingHead)
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether any layer has recurrent state, so that a step can be computed only once."""
+        return None in self.kv_places
+
     def _residuals(self, batch: Batch, pool: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the residual stream after the last layer and the addend for it, both [num_tokens, hidden]."""
         x = self.embedding(batch.token_ids)  # [num_tokens, hidden]

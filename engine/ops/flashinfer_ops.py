@@ -124,10 +124,13 @@ class FlashInferOps:
 
     def _norm_heads(self, heads: Tensor, norms: HeadNorms) -> None:
         """Norm heads in place, adjacent heads with the same weight at once."""
-        norm, first = self._functions.offset_norm if norms.offset else self._functions.norm, 0
+        first = 0
         for count in norms.counts:
             part = heads[:, first : first + count]
-            norm(part, norms.weight[first], norms.eps, out=part)
+            if norms.offset:  # without CUTLASS's DSL, this kernel takes rows only
+                part.copy_(self.rms_norm(part, norms.weight[first], norms.eps, norms.offset))
+            else:
+                self._functions.norm(part, norms.weight[first], norms.eps, out=part)
             first += count
 
 

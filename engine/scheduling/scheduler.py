@@ -129,7 +129,7 @@ class Scheduler:
             end = item.start + item.num_new_tokens
             must_repeat = item.samples and result.sampled is None
             if must_repeat and self.blocks.groups.states is not None:
-                outputs += self._restart(request)
+                outputs += self.restart([item], "the mask of its grammar is late")
                 continue
             self.blocks.advance(request, end - 1 if must_repeat else end)
             request.num_prompt_logprobs += len(result.prompt_logprobs)
@@ -154,6 +154,13 @@ class Scheduler:
     def has(self, request: Request) -> bool:
         """Return whether the request was added and has not ended."""
         return self._requests.get(request.request_id) is request and request.status is not RequestStatus.FINISHED
+
+    def restart(self, scheduled: Sequence[ScheduledRequest], reason: str) -> list[RequestOutput]:
+        """Preempt a step's requests, whose states it changed in vain; those with blocks that a peer may read fail."""
+        requests = [item.request for item in scheduled]
+        for request in (each for each in requests if not each.keep_blocks):
+            self._preempt(request)
+        return [self.fail(each, QueueFull(f"{reason}; try again")) for each in requests if each.keep_blocks]
 
     def fail(self, request: Request, error: EngineError) -> RequestOutput:
         """End a request with an error, as `abort` does, and return its output."""
@@ -271,13 +278,6 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         self.num_preemptions += 1
         self.waiting.add(request)
-
-    def _restart(self, request: Request) -> list[RequestOutput]:
-        """Preempt a request whose recurrent state includes a token too many; it fails if a peer may read its blocks."""
-        if request.keep_blocks:
-            return [self.fail(request, QueueFull("the mask of its grammar is late; try again"))]
-        self._preempt(request)
-        return []
 
     def _admit(self, schedule: Schedule, remaining: RemainingBudget) -> None:
         """Admit waiting requests in order, each with blocks for all its tokens, so that none starves.

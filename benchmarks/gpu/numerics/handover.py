@@ -1,6 +1,7 @@
 """Handed-over requests compared with the same requests on a single engine."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -33,15 +34,17 @@ async def handed_over(
             engine.close()
 
 
-def check_handover(record: Record, setting: Setting, model: SmallModel) -> None:
-    """Compare the outputs from the second token on; the first one is part of the handover."""
+def check_handover(
+    record: Record, setting: Setting, model: SmallModel, transports: Sequence[str] | None = None
+) -> None:
+    """Compare the outputs from the second token on; the first one is part of the handover. Default: all transports."""
     directory = saved(model, setting.directory)
     engine = start_engine(directory, setting, kv_cache_memory_bytes=64 << 20)
     prompts = random_prompts(PROMPT_LENS, engine.model_config.vocab_size)
     alone = EngineSession(engine).generate(prompts, greedy(NUM_TOKENS, logprobs=2))
     engine.close()
     expected = {str(index): Answer(each.token_ids[1:], each.top[1:]) for index, each in enumerate(alone)}
-    for transport in transports_of(setting):
+    for transport in transports or transports_of(setting):
         case = f"{model.architecture} over {transport}"
         record.attempt(case, partial(compare_over, record, setting, transport, case, directory, prompts, expected))
 

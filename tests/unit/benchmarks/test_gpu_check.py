@@ -14,12 +14,14 @@ from torch import Tensor
 from baton.engine.attention.kind import PLAIN, AttentionKind
 from baton.engine.attention.kv_append import KVAppend, append_in_torch
 from baton.engine.attention.torch_reference import TorchAttention
+from baton.engine.engine import Engine
 from baton.engine.execution.batch import Batch
+from baton.engine.kv.layer_states import LayerStates
 from baton.engine.kv.scales import UNSCALED, KVScales
 from baton.engine.ops.torch_ops import TorchOps
 from benchmarks.gpu.engine_session import Answer
 from benchmarks.gpu.machine import describe_gpu
-from benchmarks.gpu.numerics import attention, kv_append, ops
+from benchmarks.gpu.numerics import attention, families, kv_append, ops
 from benchmarks.gpu.numerics.answers import compare_answers
 from benchmarks.gpu.numerics.closeness import OPERATION, Closeness
 from benchmarks.gpu.numerics.models import compare_models
@@ -74,12 +76,14 @@ class Bfloat16Setting(Setting):
 def test_the_command_runs_stages_and_stores_their_results(tmp_path: Path) -> None:
     results = tmp_path / "gpu.json"
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--quick", "--json", str(results)]
-    for stage in ("ops", "kv append", "attention", "models", "fp8", "graphs", "handover", "serve"):
+    names = ("ops", "kv append", "attention", "models", "new families", "fp8", "packed", "images", "graphs")
+    names += ("handover", "serve")
+    for stage in names:
         command += ["--only", stage]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     stages = json.loads(results.read_text())["stages"]
-    assert list(stages) == ["ops", "kv append", "attention", "models", "fp8", "graphs", "handover", "serve"]
+    assert list(stages) == list(names)
     for stage in stages.values():
         assert stage["ok"]
         assert stage["finished"]
@@ -194,6 +198,26 @@ def test_logits_and_tokens_of_another_model_are_found() -> None:
     assert [finding.ok for finding in record.findings] == [True, True]
     compare_models(record, "noisy", [step + torch.randn_like(step) for step in reference], reference, share=0.9)
     assert [finding.ok for finding in record.findings[2:]] == [False, False]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_recurrent_state_that_is_lost_is_found(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    answer = families.answer
+
+    def on_device(engine: Engine, waves: families.Waves, tokens: dict[str, list[int]] | None) -> families.Answers:
+        if is_lost and tokens is not None:
+            monkeypatch.setattr(LayerStates, "write", lambda *_: None)
+        return answer(engine, waves, tokens)
+
+    monkeypatch.setattr(families, "answer", on_device)
+    record = Record()
+    with torch.inference_mode():
+        families.check_family(record, setting, families.HANDED_OVER)
+    names = ("logits", "greedy tokens", "scheduling")
+    expected = [(f"qwen3.5: {name}", name == "scheduling" or not is_lost) for name in names]
+    assert [(finding.case, finding.ok) for finding in record.findings] == expected
 
 
 def test_outputs_may_differ_only_at_equally_probable_tokens() -> None:

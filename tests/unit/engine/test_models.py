@@ -150,10 +150,26 @@ def test_gemma4_without_the_compiled_attention(tmp_path: Path, monkeypatch: pyte
     torch.testing.assert_close(PagedModel(model).step({"s": tokens})["s"], expected, atol=ATOL, rtol=0)
 
 
-def test_gemma4_is_refused_on_gpus_and_with_quantized_kv(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "layers"),
+    [("gemma4", "layers with KV heads of two sizes"), ("deepseek-v32", "sparse attention")],
+)
+def test_torchs_attention_serves_what_flashinfer_does_not_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, architecture: str, layers: str
+) -> None:
+    model, tokens = make_checkpoint(architecture, tmp_path), random_tokens(90, 5)
+    paged = PagedModel(model)
+    expected = paged.step({"s": tokens})["s"]
+    on_gpu = attention_for(read_model_config(model), 16, torch.device("cuda"))
+    assert f"FlashInfer's kernels are not used for {layers}" in caplog.text
+    monkeypatch.setattr("tests.paged_model.attention_for", lambda *_, **__: on_gpu)
+    torch.testing.assert_close(PagedModel(model).step({"s": tokens})["s"], expected, atol=ATOL, rtol=0)
+
+
+def test_gemma4_is_refused_with_quantized_kv(tmp_path: Path) -> None:
     config = read_model_config(make_checkpoint("gemma4", tmp_path))
-    with pytest.raises(UnsupportedModel, match="Gemma4ForCausalLM is for CPUs so far, but the device is cuda"):
-        attention_for(config, 16, torch.device("cuda"))
+    with pytest.raises(UnsupportedModel, match="kv_cache_dtype 'int4' is not supported for Gemma4ForCausalLM"):
+        attention_for(config, 16, torch.device("cuda"), "int4")
     with pytest.raises(UnsupportedModel, match="kv_cache_dtype 'int8' is not supported for Gemma4ForCausalLM"):
         KVCacheLayout.of(config, 16, kv_dtype="int8")
 
@@ -180,10 +196,8 @@ def test_longrope_of_long_contexts_gives_the_oracles_logits(tmp_path: Path, capl
     assert loaded.fingerprint != short.fingerprint  # they rotate keys differently
 
 
-def test_deepseek_v32_is_refused_on_gpus_and_with_quantized_kv(tmp_path: Path) -> None:
+def test_deepseek_v32_is_refused_with_quantized_kv(tmp_path: Path) -> None:
     config = read_model_config(make_checkpoint("deepseek-v32", tmp_path))
-    with pytest.raises(UnsupportedModel, match="DeepseekV32ForCausalLM is for CPUs so far, but the device is cuda"):
-        attention_for(config, 16, torch.device("cuda"))
     with pytest.raises(UnsupportedModel, match=r"'int8' is not supported for DeepseekV32.* indexer's keys"):
         KVCacheLayout.of(config, 16, kv_dtype="int8")
 

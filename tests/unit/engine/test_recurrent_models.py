@@ -1,6 +1,7 @@
 """Models with recurrent state in an engine: tokens are transformers' in batches, after preemptions, from the cache."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ from transformers import AutoModelForCausalLM
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import QueueFull, UnsupportedModel
+from baton.engine.execution.batch import Batch
+from baton.engine.execution.in_flight_step import LaunchedStep
 from baton.engine.execution.loaded_model import load, zeros
 from baton.engine.kv.state_layout import check_recurrent
 from baton.engine.outputs import RequestOutput
 from baton.engine.request import FinishReason, Request, RequestId, RequestStatus
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduling.schedule import StepResult
+from baton.engine.scheduling.schedule import ScheduledRequest, StepResult
 from baton.settings.values import OptionError
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
@@ -161,6 +164,36 @@ def test_a_prompt_whose_blocks_are_read_fails_if_its_mask_is_late(model: Path) -
     assert engine.blocks.num_free == engine.blocks.num_usable
 
 
+@pytest.mark.parametrize("keeps_blocks", [False, True])
+def test_a_step_that_runs_out_of_memory_is_not_repeated_on_its_states(
+    model: Path, oracle: AutoModelForCausalLM, monkeypatch: pytest.MonkeyPatch, keeps_blocks: bool
+) -> None:
+    engine, prompts = engine_of(model), {name: random_tokens(70, seed) for seed, name in enumerate("ab")}
+    for name, prompt in prompts.items():
+        add(engine, name, prompt)
+    launch, num_launched = engine.runner.launch, 0
+
+    def failing_late(scheduled: Sequence[ScheduledRequest], previous: LaunchedStep | None = None) -> LaunchedStep:
+        nonlocal num_launched
+        launched, num_launched = launch(scheduled, previous), num_launched + 1
+        if num_launched == 6:
+            scheduled[0].request.keep_blocks = keeps_blocks
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return launched
+
+    monkeypatch.setattr(engine.runner, "launch", failing_late)
+    expected = {name: greedy_of(oracle, prompt) for name, prompt in prompts.items()}
+    if not keeps_blocks:
+        assert drain(engine) == expected
+        assert engine.scheduler.num_preemptions > 0
+        return
+    errors = []
+    while engine.has_work:
+        errors += [each.error for each in engine.run(engine.schedule()).outputs if each.error is not None]
+    assert [str(error) for error in errors] == ["a step ran out of GPU memory; try again"]
+    assert engine.blocks.num_free == engine.blocks.num_usable
+
+
 def test_kv_in_a_block_that_held_a_state_is_not_spoiled(model: Path, oracle: AutoModelForCausalLM) -> None:
     engine = engine_of(model)
     engine.pool.view(torch.uint8).fill_(0xFF)  # NaN in every type; the null block must stay zero
@@ -213,6 +246,28 @@ def test_a_waiting_request_awaits_blocks_for_its_state(model: Path) -> None:
     assert engine.stats().num_awaited_blocks == 3 + engine.groups.num_state_blocks
 
 
+def test_the_blocks_of_states_go_to_the_device_with_a_batch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, devices = engine_of(model), []
+    forward = engine.runner.model.forward
+
+    def sent_elsewhere(batch: Batch, pool: torch.Tensor) -> torch.Tensor:
+        states, sent = batch.states, batch.on(torch.device("meta")).states
+        assert states is not None
+        assert sent is not None
+        devices.extend(each.device.type for each in (sent.sources, sent.targets, sent.new_rows))
+        copied = states.on(torch.device("cpu"))
+        assert torch.equal(copied.sources, states.sources)
+        assert torch.equal(copied.targets, states.targets)
+        assert torch.equal(copied.new_rows, states.new_rows)
+        return forward(batch, pool)
+
+    monkeypatch.setattr(engine.runner.model, "forward", sent_elsewhere)
+    for name in "ab":
+        add(engine, name, random_tokens(40, ord(name)))
+    drain(engine)
+    assert set(devices) == {"meta"}
+
+
 def test_steps_are_not_launched_ahead(model: Path) -> None:
     assert not engine_of(model, async_scheduling=True).looks_ahead
 
@@ -222,7 +277,6 @@ def test_steps_are_not_launched_ahead(model: Path) -> None:
     [
         ({}, 2, False, "tensor_parallel"),
         ({}, 1, True, "expert_parallel"),
-        ({"device": "cuda:0"}, 1, False, "device cuda:0"),
         ({"allow_mixed_quantization": True}, 1, False, "allow_mixed_quantization"),
     ],
 )

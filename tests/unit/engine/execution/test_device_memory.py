@@ -17,6 +17,7 @@ from baton.engine.errors import EngineError
 from baton.engine.execution import device_memory, loaded_model
 from baton.engine.execution.cuda_graphs import recorded_sizes
 from baton.engine.execution.device_memory import RECORDED_BYTES, bytes_for_kv, check_fits, greatest_step
+from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.models import load_model
 from baton.engine.models.causal_lm import CausalLM
@@ -137,3 +138,16 @@ def test_the_greatest_step_fills_the_budget(max_num_seqs: int, max_model_len: in
     assert len(step) >= max_num_seqs
     assert all(item.samples for item in step)
     assert max(item.num_new_tokens for item in step) <= max_model_len
+
+
+def test_recurrent_states_are_part_of_the_measured_step(tmp_path: Path) -> None:
+    config = EngineConfig(model=str(make_checkpoint("qwen3-next", tmp_path)), max_num_seqs=3, max_num_batched_tokens=32)
+    served = read_model_config(Path(config.model), "float32")
+    layout = KVCacheLayout.of(served, config.block_size, groups=KVGroups.of(config, served))
+    groups = KVGroups.of(config, served).with_states(config, served, layout.block_bytes)
+    attention = attention_for(served, config.block_size, CPU)
+    model = load_model(Path(config.model), served, CPU, attention, groups=groups)
+    meter = ScriptedMeter(12_000)
+    left = bytes_for_kv(config, 64, model, layout, served.vocab_size, meter, records=False, groups=groups)
+    assert left == int(80_000 * config.gpu_memory_utilization) - 3_000 - 12_000
+    assert model.is_recurrent

@@ -16,7 +16,7 @@ import torch
 from baton.engine.attention.flashinfer import FlashInferAttention
 from baton.engine.attention.heads import AttentionHeads
 from baton.engine.config import ModelConfig
-from baton.engine.execution.cuda_graphs import GraphedModel, Replay, recorded_sizes
+from baton.engine.execution.cuda_graphs import GraphedModel, Replay, can_be_recorded, recorded_sizes
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.vision.image_tokens import ImageTokens
 from tests.architectures import VOCAB_SIZE
@@ -80,6 +80,14 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def tokens(draw: random.Random, count: int) -> list[int]:
     return draw.choices(range(3, VOCAB_SIZE), k=count)
+
+
+@pytest.mark.parametrize("architecture", ["llama3", "qwen3.5"])
+def test_recurrent_models_are_not_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture, architecture: str) -> None:
+    paged, is_recurrent = eager_model(make_checkpoint(architecture, tmp_path)), architecture == "qwen3.5"
+    assert isinstance(paged.model, CausalLM)
+    assert can_be_recorded(paged.model) == (not is_recurrent)
+    assert ("not captured as CUDA graphs: the blocks of recurrent states" in caplog.text) == is_recurrent
 
 
 def test_replays_equal_eager_steps(directory: Path) -> None:

@@ -180,6 +180,22 @@ def test_norms_with_an_offset_have_kernels_of_their_own(dtype: torch.dtype) -> N
     assert called.counts == {"offset_norm": 1, "add_offset_norm": 1}
 
 
+@DTYPES
+def test_head_norms_with_an_offset(dtype: torch.dtype) -> None:
+    heads, weight = drawn(9, 6, 128, dtype=dtype)[:, 1:5], drawn(4, 128, dtype=dtype, seed=2)
+    weight[1:3] = weight[0]
+    rotation = rotation_of(9, 128, interleaved=False)
+    exact = HeadNorms(weight.float(), (3, 1), EPS, 1.0)
+    expected = TorchOps().rotate(heads.float(), rotation, exact)
+    called = Called()
+    result = FlashInferOps(called.functions()).rotate(heads, rotation, HeadNorms(weight, (3, 1), EPS, 1.0))
+    atol, rtol = TOLERANCES[dtype]
+    torch.testing.assert_close(result.float(), expected, atol=8 * atol * float(expected.abs().max()), rtol=rtol)
+    assert result.data_ptr() == heads.data_ptr()
+    assert called.counts["rotate"] == 1
+    assert "norm" not in called.counts
+
+
 def test_other_activations_than_silu() -> None:
     called, gate_up = Called(), drawn(9, 128, dtype=torch.bfloat16)
     ops, reference = FlashInferOps(called.functions()), TorchOps()
