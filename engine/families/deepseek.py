@@ -9,6 +9,8 @@ from baton.engine.families.base import Family
 from baton.engine.families.experts import only, read_corrected_experts, read_num_experts
 from baton.engine.families.options import LAYER_TYPES, unsupported
 
+INDEXED = ("indexed_attention", "deepseek_sparse_attention")  # transformers' name, and its older one
+
 
 def _read_v2(config: JsonObject, shared: ModelConfig) -> ModelConfig:
     return replace(
@@ -22,7 +24,7 @@ def _read_v3(config: JsonObject, shared: ModelConfig) -> ModelConfig:
 
 def _read_v32(config: JsonObject, shared: ModelConfig) -> ModelConfig:
     for kind in config.texts(LAYER_TYPES):
-        if kind != "indexed_attention":
+        if kind not in INDEXED:
             raise unsupported(config, shared.architecture, f"layer type {shown(kind)}")
     model = _read_v3(config, shared)
     assert model.mla is not None

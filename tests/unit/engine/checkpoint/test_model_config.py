@@ -305,11 +305,14 @@ def test_options_of_deepseek_v32_that_are_not_served_are_named(
         "q_lora_rank": 24,
         "routed_scaling_factor": 2.5,
     }
-    served = read_model_config(write(tmp_path, sparse | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}))
+    plain = sparse | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    served = read_model_config(write(tmp_path, plain))
     assert served.mla is not None
     assert served.mla.indexer == IndexerConfig(num_heads=64, head_dim=128, topk=2048)
+    for name in ("indexed_attention", "deepseek_sparse_attention"):  # of newer and older transformers
+        assert read_model_config(write(tmp_path, plain | {"layer_types": [name] * 3})) == served
     with pytest.raises((UnsupportedModel, InvalidCheckpoint), match=error):
-        read_model_config(write(tmp_path, sparse | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"} | options))
+        read_model_config(write(tmp_path, plain | options))
 
 
 def test_layers_with_experts_may_be_listed(tmp_path: Path) -> None:
