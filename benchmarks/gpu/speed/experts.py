@@ -8,7 +8,7 @@ import transformers
 
 from benchmarks.gpu.engine_session import EngineSession, start_engine
 from benchmarks.gpu.speed.decode import COLUMNS, kv_bytes, measure, row
-from benchmarks.gpu.speed.large_model import write_weights
+from benchmarks.gpu.speed.large_model import SEED, TensorSpec, drawn, write_weights
 from benchmarks.gpu.speed.roofline import limits_of
 from benchmarks.gpu.stage import Record, Setting
 
@@ -78,7 +78,9 @@ def ensure_model(setting: Setting) -> tuple[Path, transformers.Qwen3MoeConfig]:
     directory = setting.directory / "qwen3-30b-a3b-shape"
     if not (directory / "config.json").exists():
         directory.mkdir(parents=True, exist_ok=True)
-        write_weights(shapes_of(config), directory / "model.safetensors", setting)
+        shapes, generator = shapes_of(config), torch.Generator(setting.device).manual_seed(SEED)
+        specs = {name: TensorSpec(setting.dtype, shape) for name, shape in shapes.items()}
+        write_weights(specs, directory / "model.safetensors", lambda name: drawn(name, shapes[name], generator))
         transformers.GenerationConfig(eos_token_id=2).save_pretrained(directory)
         config.save_pretrained(directory)  # last, as the mark of a complete checkpoint
     return directory, config

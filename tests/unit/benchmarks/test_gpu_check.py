@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from baton.engine.attention.kind import PLAIN, AttentionKind
@@ -26,6 +27,7 @@ from benchmarks.gpu.numerics.answers import compare_answers
 from benchmarks.gpu.numerics.closeness import OPERATION, Closeness
 from benchmarks.gpu.numerics.models import compare_models
 from benchmarks.gpu.results import merge
+from benchmarks.gpu.speed import experts as experts_speed
 from benchmarks.gpu.speed import fp8 as fp8_speed
 from benchmarks.gpu.stage import Record, Setting
 from benchmarks.gpu.stage_process import run_stage
@@ -90,6 +92,19 @@ def test_the_command_runs_stages_and_stores_their_results(tmp_path: Path) -> Non
         assert stage["num_findings"]
         assert stage["machine"]["gpu"] == "none"
     assert "models: right" in done.stdout
+
+
+def test_decodes_of_a_model_with_experts_are_measured(setting: Setting) -> None:
+    record = Record()
+    experts_speed.run(setting, record)
+    assert [row["batch"] for row in record.rows] == [1, 3]
+    config = transformers.Qwen3MoeConfig(**experts_speed.QUICK)
+    least, most = (experts_speed.step_bytes(config, batch, 64, 4) for batch in (1, 1_000_000))
+    chosen = 4 * 2 * 3 * 64 * 32  # bytes of an expert in both layers
+    assert least == 4 * (2 * (2 * 64 * 16 * 6 + 8 * 64 + 2 * 64 * 2 * 16) + 320 * 64) + 2 * chosen
+    assert most - 1_000_000 * 4 * 2 * 2 * 64 * 2 * 16 == pytest.approx(
+        4 * (2 * (2 * 64 * 16 * 6 + 8 * 64) + 320 * 64) + 8 * chosen
+    )
 
 
 def test_decodes_of_all_weights_are_measured(setting: Setting) -> None:
