@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from tests.helm import charts, custom_resources, schemas
 from tests.helm.cases import CASES
-from tests.helm.released_crds import fault, fields
+from tests.helm.schema.released_crds import fault, fields
 from tests.helm.test_render import KUBE_VERSIONS
 
 

@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _group(nodeid: str) -> str:
     file = Path(nodeid.partition("::")[0]).relative_to(TESTS.name)
-    on_ray = file.match("integration/test_ray_*") or file.match("helm/test_on_ray.py")
+    on_ray = file.match("integration/on_ray/*") or file.match("helm/workers/test_on_ray.py")
     return RAY if on_ray else str(file)
 
 

@@ -21,7 +21,7 @@ from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.router.model_info import read_model_info
 from tests.fuzz.fuzzing import Fuzzing
-from tests.fuzz.mutations import damaged_bytes, damaged_json, json_values
+from tests.fuzz.grpc.mutations import damaged_bytes, damaged_json, json_values
 from tests.fuzz.small_checkpoint import DENSE, GENERATION, SPARSE, make_sharded, make_small
 from tests.marks import slow_case
 from tests.unit.engine.checkpoint.test_model_config import DEEPSEEK_V2, LLAMA, QWEN3_MOE

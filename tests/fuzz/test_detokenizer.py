@@ -10,7 +10,7 @@ from baton.router.text.detokenizer import StreamDetokenizer
 from baton.router.text.stop_strings import StopMatcher, StopString
 from baton.router.text.tokenizer import Tokenizer
 from tests.fuzz.fuzzing import Fuzzing
-from tests.unit.router.running_router import MODEL
+from tests.unit.router.rigs.running_router import MODEL
 from tests.unit.router.text.test_tokenizer import byte_fallback_tokenizer
 
 token_ids = st.lists(

@@ -15,7 +15,7 @@ from baton.settings.registry_url import parse_registry_url
 from baton.settings.values import OptionError
 from baton.worker.config import WorkerConfig
 from tests.fuzz.fuzzing import Fuzzing
-from tests.fuzz.mutations import damaged_bytes, json_values, numbers, odd_texts
+from tests.fuzz.grpc.mutations import damaged_bytes, json_values, numbers, odd_texts
 
 OPTIONS = {
     **options_of(RouterConfig),

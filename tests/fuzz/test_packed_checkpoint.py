@@ -16,7 +16,7 @@ from baton.engine.checkpoint.stored_quantization import read_stored_quantization
 from baton.engine.checkpoint.tensor_index import read_tensors
 from baton.engine.errors import EngineError, InvalidCheckpoint, UnsupportedModel
 from tests.fuzz.fuzzing import Fuzzing
-from tests.fuzz.mutations import damaged_bytes, damaged_json, odd_texts
+from tests.fuzz.grpc.mutations import damaged_bytes, damaged_json, odd_texts
 from tests.fuzz.small_checkpoint import DENSE, make_small
 from tests.fuzz.test_checkpoint import accepts, joined, serves, split
 from tests.unit.engine.packed.gguf_writer import Type, write_gguf

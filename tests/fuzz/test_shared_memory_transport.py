@@ -20,7 +20,7 @@ from baton.kvtransfer.local_pool import unit_bytes_of
 from baton.kvtransfer.shared_memory.pool import SEALS
 from baton.kvtransfer.shared_memory.transport import host_id, map_blocks
 from tests.fuzz.fuzzing import Fuzzing
-from tests.fuzz.mutations import damaged_bytes, damaged_json, json_values
+from tests.fuzz.grpc.mutations import damaged_bytes, damaged_json, json_values
 from tests.fuzz.transport_rig import BLOCK_BYTES, DEADLINE_S, SHAPE, Rig, Talk, frame, talks
 
 POOL_BYTES = SHAPE[0] * BLOCK_BYTES

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from baton.kvtransfer.errors import PeerRefused, TransferError, TransportUnavailable
 from baton.kvtransfer.tcp import frames as tcp_frames
 from tests.fuzz.fuzzing import Fuzzing
-from tests.fuzz.mutations import damaged_bytes, damaged_json, json_values
+from tests.fuzz.grpc.mutations import damaged_bytes, damaged_json, json_values
 from tests.fuzz.transport_rig import BLOCK_BYTES, DEADLINE_S, SEED, SHAPE, Rig, Talk, frame, talks
 from tests.unit.kvtransfer.kv_peers import fill
 

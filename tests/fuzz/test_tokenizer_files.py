@@ -18,7 +18,7 @@ from baton.engine.errors import InvalidCheckpoint, InvalidRequest
 from baton.router.text.chat_template import Message
 from baton.router.text.tokenizer import Tokenizer
 from tests.fuzz.fuzzing import Fuzzing
-from tests.fuzz.mutations import damaged_bytes, damaged_json, json_values, odd_texts
+from tests.fuzz.grpc.mutations import damaged_bytes, damaged_json, json_values, odd_texts
 from tests.unit.router.text.test_tokenizer import byte_fallback_tokenizer
 
 TEXTS = ["", "hello world", "naïve 🎉\n\t<|end|> 12", "\0", "日本"]

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.helm import custom_resources
 from tests.helm.api_server.api import Api, Writing
 from tests.helm.api_server.builtin_resources import BUILT_IN
 from tests.helm.api_server.controllers import ends_well, node
@@ -12,7 +11,8 @@ from tests.helm.api_server.errors import Json
 from tests.helm.api_server.kuberay_operator import kuberay_operator
 from tests.helm.api_server.resource_types import of_crd
 from tests.helm.api_server.server import MINOR, ApiServer, serving
-from tests.helm.schemas import Invalid, UnknownKind, check
+from tests.helm.schema import custom_resources
+from tests.helm.schema.schemas import Invalid, UnknownKind, check
 
 NAMESPACE = "serving"
 DEFINITIONS = custom_resources.definitions()

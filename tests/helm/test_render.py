@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 from baton.__main__ import COMMANDS
-from tests.helm import charts, kuberay_rules, schemas
+from tests.helm import charts
 from tests.helm.cases import CASES
+from tests.helm.schema import schemas
+from tests.helm.workers import kuberay_rules
 from tests.marks import each_value, slow_except
 
 KUBE_VERSIONS = tuple(f"v1.{minor}.0" for minor in range(30, 37))

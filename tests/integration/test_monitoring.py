@@ -6,10 +6,10 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.helm.alerts import alerts
 from tests.helm.charts import MODEL, merged, only, render
-from tests.helm.dashboard_file import dashboards, queries
-from tests.helm.promql import Page, annotation_labels, check, legend_labels, read_page
+from tests.helm.monitoring.alerts import alerts
+from tests.helm.monitoring.dashboard_file import dashboards, queries
+from tests.helm.monitoring.promql import Page, annotation_labels, check, legend_labels, read_page
 from tests.integration.workers_view import wait_all_ready
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -15,7 +15,7 @@ from baton.deployment.autoscaling.settings import SLO, ScalingSettings
 from baton.deployment.ray.pool_progress import PoolProgress
 from baton.deployment.ray.pools_observer import Observation, PoolsObserver
 from baton.membership.registry.router_report import decode_report
-from tests.integration.registry_router import registry_router, wait_ready_workers
+from tests.integration.membership.registry_router import registry_router, wait_ready_workers
 from tests.integration.simulated_process import simulated
 from tests.redis_server import redis_server
 

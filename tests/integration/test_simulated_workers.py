@@ -15,7 +15,7 @@ import pytest
 from baton.process.child import ChildProcess, ProcessSpec
 from baton.process.progress import Failed, Ready
 from baton.protos import worker_pb2, worker_pb2_grpc
-from tests.integration.registry_router import registry_router, wait_ready_workers
+from tests.integration.membership.registry_router import registry_router, wait_ready_workers
 from tests.integration.simulated_process import simulated
 from tests.integration.workers_view import wait_all_ready, wait_idle
 from tests.redis_server import redis_server

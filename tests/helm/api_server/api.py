@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.helm.api_server.changes.json_patch import PatchFailed, merged, patched
+from tests.helm.api_server.changes.managed_fields import ManagedFields, Manager, after_update
+from tests.helm.api_server.changes.server_side_apply import Conflicts, applied
+from tests.helm.api_server.changes.strategic_merge import strategically_merged
 from tests.helm.api_server.errors import ApiError, Json, already_exists, bad_request, conflict, invalid, not_found
 from tests.helm.api_server.garbage import Garbage
-from tests.helm.api_server.json_patch import PatchFailed, merged, patched
-from tests.helm.api_server.managed_fields import ManagedFields, Manager, after_update
 from tests.helm.api_server.objects import as_stored, born, is_same, now, succeeded
 from tests.helm.api_server.resource_types import ResourceType, ResourceTypes
-from tests.helm.api_server.server_side_apply import Conflicts, applied
 from tests.helm.api_server.store import ObjectKey, Store
-from tests.helm.api_server.strategic_merge import strategically_merged
 
 JSON_PATCH, MERGE_PATCH = "application/json-patch+json", "application/merge-patch+json"
 STRATEGIC, APPLY = "application/strategic-merge-patch+json", "application/apply-patch+yaml"

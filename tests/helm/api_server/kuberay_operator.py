@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tests.helm.api_server.api import Api, Writing
 from tests.helm.api_server.errors import ApiError, Json
 from tests.helm.api_server.store import ObjectKey
-from tests.helm.kuberay_rules import has_serve_port
+from tests.helm.workers.kuberay_rules import has_serve_port
 
 SERVICE, NUM_GROUPS = "ray.io/originated-from-cr-name", "ray.io/num-worker-groups"
 HASH = "ray.io/hash-without-replicas-and-workers-to-delete"

@@ -15,8 +15,8 @@ from baton.router.app import _cancel
 from baton.router.batches.folder import OwnedBatch
 from baton.router.files.disk import settled
 from tests.unit.router.batches.batch_client import chat_line, start
-from tests.unit.router.running_router import RunningRouter, running_router, until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 BODY = {"prompt": "The cat sat on the mat", "max_tokens": 12}
 

@@ -10,8 +10,8 @@ import pytest
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL, RequestDelta
 from baton.router.workers.attach_stream import Mailbox
-from tests.unit.router.running_router import RunningRouter, running_router, until, wait_cached, wait_workers
-from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker, position_logprobs, scripted
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, until, wait_cached, wait_workers
+from tests.unit.router.rigs.scripted_worker import BLOCK_SIZE, ScriptedWorker, position_logprobs, scripted
 
 BODY: dict[str, Any] = {"prompt": "The cat sat on the mat", "max_tokens": 12, "seed": 9, "return_token_ids": True}
 

@@ -12,8 +12,8 @@ from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
 from baton.protos.router_pb2_grpc import InferenceStub
 from baton.router import app
 from tests.unit.router.http.test_uploads import held_bytes, until_held
-from tests.unit.router.running_router import running_router, until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import running_router, until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 SAMPLING = common_pb2.SamplingParams(seed=9, max_tokens=6)
 

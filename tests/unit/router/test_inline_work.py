@@ -11,8 +11,8 @@ import pytest
 from baton.protos.router_pb2 import GenerateRequest
 from baton.protos.router_pb2_grpc import InferenceStub
 from baton.router.inline_work import TURN_S, InlineWork, Pace
-from tests.unit.router.running_router import running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 CLOCK_STEP_S = 1 / 1024
 

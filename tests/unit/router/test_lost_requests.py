@@ -14,8 +14,8 @@ from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
 from baton.router.dispatch.attempt import Losses
 from baton.router.errors import RequestLost, WorkerLost
 from tests.unit.router.dispatch.embedding_worker import EmbeddingWorker
-from tests.unit.router.running_router import running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 DEADLY_SEED, SEED = 13, 9
 BODY: dict[str, Any] = {"prompt": "The cat sat on the mat", "max_tokens": 12}

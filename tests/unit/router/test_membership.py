@@ -10,9 +10,9 @@ from baton.membership.registry.memory import MemoryRegistry
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL, WorkerLoad
 from baton.router.policy.cluster import RoutedRequest, find_candidates
 from baton.router.workers.pool import WorkerPool
-from tests.unit.router.pools import MODEL_NAME, member_of, ready, running_pool
-from tests.unit.router.running_router import until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.pools import MODEL_NAME, member_of, ready, running_pool
+from tests.unit.router.rigs.running_router import until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 
 class ToldRegistry(MemoryRegistry):

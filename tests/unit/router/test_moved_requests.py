@@ -11,7 +11,7 @@ from baton.protos import common_pb2
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL, RequestDelta
 from baton.router.workers import connection
 from baton.rpc.status import code_number
-from tests.unit.router.running_router import (
+from tests.unit.router.rigs.running_router import (
     RunningRouter,
     running_router,
     until,
@@ -19,7 +19,7 @@ from tests.unit.router.running_router import (
     wait_workers,
     worker_states,
 )
-from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker
+from tests.unit.router.rigs.scripted_worker import BLOCK_SIZE, ScriptedWorker
 
 BODY: dict[str, Any] = {"prompt": "The cat sat on the mat", "max_tokens": 12, "seed": 9, "return_token_ids": True}
 GIVEN_AWAY = RequestDelta(finish_reason=common_pb2.FINISH_REASON_HANDED_OFF)

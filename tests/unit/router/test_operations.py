@@ -15,8 +15,8 @@ from tokenizers.processors import TemplateProcessing
 from baton.protos.worker_pb2 import WORKER_ROLE_BOTH, WORKER_ROLE_PREFILL
 from baton.router.metrics.pools_report import PoolsReporter
 from baton.router.service import RouterService
-from tests.unit.router.running_router import MODEL, running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import MODEL, running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 CHAT = "/v1/chat/completions"
 

@@ -11,8 +11,8 @@ import pytest
 from baton.protos.common_pb2 import SamplingParams
 from baton.protos.router_pb2 import GenerateRequest
 from baton.protos.router_pb2_grpc import InferenceStub
-from tests.unit.router.running_router import RunningRouter, running_router, until, wait_workers
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, until, wait_workers
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 from tests.unit.router.test_drain import is_refused
 
 BODY: dict[str, Any] = {"prompt": "The cat sat on the mat", "max_tokens": 4}

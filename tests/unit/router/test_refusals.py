@@ -6,7 +6,7 @@ import pytest
 
 from baton.router.errors import Draining, NoWorker
 from baton.rpc.status import DeadlineExceeded
-from tests.unit.router.admission_rig import Rig, Workers, overloaded, settle, until
+from tests.unit.router.rigs.admission_rig import Rig, Workers, overloaded, settle, until
 
 
 async def test_a_full_queue_responds_with_retry_after() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 
 from baton.protos import common_pb2, worker_pb2
-from tests.unit.router.running_router import RunningRouter, running_router, until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 REMOTE = {"plan": "remote"}
 MISSING = "the plan is remote, but no prefill worker can prefill for decode-0 now"

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from baton.router.text.byte_level import CL100K_PATTERN, O200K_PATTERN
-from tests.unit.router.running_router import MODEL
+from tests.unit.router.rigs.running_router import MODEL
 
 PATTERNS = {
     "digits by three": CL100K_PATTERN.replace("DIGITS", r"\p{N}{1,3}"),

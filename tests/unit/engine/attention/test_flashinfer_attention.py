@@ -21,7 +21,7 @@ from tests.unit.engine.attention_rig import (
     random_chunks,
     random_kind,
 )
-from tests.unit.engine.flashinfer_emulation import EMULATION
+from tests.unit.engine.emulation.flashinfer_emulation import EMULATION
 
 CPU = torch.device("cpu")
 

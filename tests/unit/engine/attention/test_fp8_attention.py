@@ -18,7 +18,7 @@ from baton.engine.kv.scales import UNSCALED, KVScales
 from tests.marks import each_value
 from tests.unit.engine.attention.test_native_attention import MLA
 from tests.unit.engine.attention_rig import PagedHeads, Sequences, model_config, random_chunks
-from tests.unit.engine.flashinfer_emulation import EMULATION
+from tests.unit.engine.emulation.flashinfer_emulation import EMULATION
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:1")
 SCALES = pytest.mark.parametrize("scales", [UNSCALED, KVScales(0.011, 0.3), KVScales(1.7, 0.02)])

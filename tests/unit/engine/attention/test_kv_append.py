@@ -32,7 +32,7 @@ from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
 from tests.paged_model import PagedModel
 from tests.unit.engine.attention_rig import model_config
-from tests.unit.engine.flashinfer_emulation import EMULATION
+from tests.unit.engine.emulation.flashinfer_emulation import EMULATION
 from tests.unit.engine.kv_append_cases import LAYER, random_case
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

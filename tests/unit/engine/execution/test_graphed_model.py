@@ -23,7 +23,7 @@ from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
 from tests.paged_model import CPU, PagedModel
-from tests.unit.engine.flashinfer_emulation import EMULATION
+from tests.unit.engine.emulation.flashinfer_emulation import EMULATION
 from tests.vision_checkpoints import make_vision_checkpoint
 
 MAX_BLOCKS = 8

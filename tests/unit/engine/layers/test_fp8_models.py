@@ -20,7 +20,7 @@ from baton.engine.layers.linear import load_fused, load_partial
 from baton.engine.parallel.tensor_shard import TensorShard
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import CPU, PagedModel
-from tests.unit.engine.fp8_emulation import HOPPER, EmulatedFp8
+from tests.unit.engine.emulation.fp8_emulation import HOPPER, EmulatedFp8
 from tests.unit.engine.fp8_writer import FORMATS, Stored, write_fp8
 from tests.unit.engine.test_models import random_tokens
 

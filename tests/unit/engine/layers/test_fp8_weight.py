@@ -20,7 +20,7 @@ from baton.engine.layers.fp8_weight import BlockScaledWeight, Fp8Products, RowSc
 from baton.engine.layers.grouped_product import Fp8Product, grouped_product
 from baton.engine.layers.linear import Linear
 from tests.paged_model import CPU
-from tests.unit.engine.fp8_emulation import HOPPER, EmulatedFp8
+from tests.unit.engine.emulation.fp8_emulation import HOPPER, EmulatedFp8
 
 
 @pytest.fixture

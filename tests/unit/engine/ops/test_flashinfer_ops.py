@@ -19,7 +19,7 @@ from baton.engine.ops.torch_ops import TorchOps
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import PagedModel
-from tests.unit.engine.flashinfer_ops_emulation import Called
+from tests.unit.engine.emulation.flashinfer_ops_emulation import Called
 
 EPS = 1e-6
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

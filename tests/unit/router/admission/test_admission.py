@@ -9,7 +9,7 @@ import pytest
 from baton.router.errors import NoWorker, Overloaded
 from baton.router.request_context import RequestContext
 from baton.rpc.status import DeadlineExceeded
-from tests.unit.router.admission_rig import Rig, Workers, overloaded, settle, until
+from tests.unit.router.rigs.admission_rig import Rig, Workers, overloaded, settle, until
 
 
 async def test_requests_wait_for_their_turn_and_are_counted() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from baton.router.admission.admission import Admission
 from tests.unit.router.admission.test_unread import quick_worker
-from tests.unit.router.running_router import DEADLINE_S, RunningRouter, running_router, until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import DEADLINE_S, RunningRouter, running_router, until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 NUM_CLIENTS = 40
 MAX_INFLIGHT = 12

@@ -17,7 +17,7 @@ from baton.router.request_context import RequestContext
 from baton.router.served_model import ServedModel
 from baton.router.served_models import ServedModels
 from baton.settings.values import OptionError
-from tests.unit.router.admission_rig import Workers, settle
+from tests.unit.router.rigs.admission_rig import Workers, settle
 
 
 class Models:

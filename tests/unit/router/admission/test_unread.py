@@ -12,8 +12,8 @@ from baton.router.config import RouterConfig
 from baton.router.http import server as http_server
 from tests.faults.unread import NUM_COMPLETIONS, RECEIVE_BYTES, Path, open_windows, unread_stream, unread_streams
 from tests.marks import slow_except
-from tests.unit.router.running_router import DEADLINE_S, RunningRouter, running_router, until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import DEADLINE_S, RunningRouter, running_router, until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 USUAL = (Path.PLAIN, Path.WHOLE, Path.GRPC)
 ALL_PATHS = pytest.mark.parametrize("path", slow_except(Path, USUAL), ids=[path.value for path in Path])

@@ -17,8 +17,8 @@ from tests.unit.router.anthropic.conversion import HELLO, tool
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.openai.test_tool_responses import ARGUMENTS, END, PARSERS, SAID, THOUGHT
 from tests.unit.router.openai.test_tool_responses import OUTPUT as THINKING_OUTPUT
-from tests.unit.router.running_router import RunningRouter, running_router
-from tests.unit.router.scripted_worker import ScriptedWorker, scripted_turn
+from tests.unit.router.rigs.running_router import RunningRouter, running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker, scripted_turn
 
 MODEL = "bundled_model"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"

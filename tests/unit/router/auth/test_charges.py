@@ -17,8 +17,8 @@ from baton.router.auth.key_meter import KeyMeter
 from baton.router.resumption.resumption import OutputTally
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.kserve.test_kserve_grpc import infer_request
-from tests.unit.router.running_router import RunningRouter, running_router, until
-from tests.unit.router.scripted_worker import ScriptedWorker, hashed_token
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker, hashed_token
 
 COMPLETIONS = "/v1/completions"
 PROMPT = [300, 301, 302, 303]

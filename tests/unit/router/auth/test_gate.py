@@ -15,8 +15,8 @@ from baton.protos.router_pb2_grpc import InferenceStub
 from baton.router.auth.cache_secret import CacheSecret
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.http.test_request_limits import ask
-from tests.unit.router.running_router import RunningRouter, http_client, running_router, until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, http_client, running_router, until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "hello"}]

@@ -29,7 +29,7 @@ from baton.router.files.record import tenant_of
 from baton.router.files.store import FileStore
 from baton.router.http.body_route import BodyRoute
 from baton.router.http.exchange import Exchange
-from tests.unit.router.admission_rig import Rig, Workers
+from tests.unit.router.rigs.admission_rig import Rig, Workers
 
 URL = "/v1/completions"
 LIMITS = FolderLimits(file_bytes=1 << 20, tenant_bytes=1 << 20, max_bytes=1 << 20)

@@ -20,8 +20,8 @@ from baton.router.files.folder import FileFolder
 from baton.router.files.record import tenant_of
 from tests.unit.router.api_keys import TestKeys
 from tests.unit.router.batches.batch_client import CHAT, chat_line, ended, results, start
-from tests.unit.router.running_router import RunningRouter, http_client, running_router, until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, http_client, running_router, until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 
 @asynccontextmanager

@@ -10,8 +10,8 @@ from baton.router.batches import run
 from baton.router.batches.runner import MAX_TENANT_RUNNING
 from tests.unit.router.batches.batch_client import MODEL, chat_line, ended, results, start
 from tests.unit.router.dispatch.embedding_worker import EmbeddingWorker
-from tests.unit.router.running_router import running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 EMBEDDINGS = "/v1/embeddings"
 LINE = {"custom_id": "1", "method": "POST", "url": EMBEDDINGS, "body": {"model": MODEL, "input": "a"}}

@@ -13,7 +13,7 @@ from baton.router.http.exchange import Exchange
 from baton.router.openai.errors import WORKER_LOST
 from tests.unit.router.batches.batch_client import ended, results, start
 from tests.unit.router.batches.batch_rig import batch_rig
-from tests.unit.router.running_router import running_router
+from tests.unit.router.rigs.running_router import running_router
 from tests.unit.router.test_lost_requests import DEADLY, MortalWorker
 
 NUM_LINES = 6

@@ -16,7 +16,7 @@ from baton.router.batches.run import BatchRun
 from baton.router.files.disk import FolderLost
 from baton.router.http.exchange import Exchange
 from tests.unit.router.batches.batch_rig import DEADLINE_S, batch_rig
-from tests.unit.router.running_router import until
+from tests.unit.router.rigs.running_router import until
 
 NUM_LINES = 10
 

@@ -24,7 +24,7 @@ from baton.router.files.disk import FolderLost
 from baton.router.files.durable import move
 from baton.router.http.exchange import Exchange
 from tests.unit.router.batches.batch_rig import URL, Route, batch_rig, input_line, respond
-from tests.unit.router.running_router import until
+from tests.unit.router.rigs.running_router import until
 
 FAULT = BatchError("server_error", "The server failed.")
 

@@ -11,7 +11,7 @@ from baton.router.batches import slots as slots_module
 from baton.router.batches.metrics import BatchMetrics
 from baton.router.batches.slots import Slots
 from baton.router.request_context import INT32_MAX, RequestContext
-from tests.unit.router.admission_rig import Rig, Workers, settle, until
+from tests.unit.router.rigs.admission_rig import Rig, Workers, settle, until
 
 NUM_SEQS = 16
 RESERVE = 2  # an eighth of the sequences

@@ -10,7 +10,7 @@ import numpy as np
 
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import refuse
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 SIZE = 8
 

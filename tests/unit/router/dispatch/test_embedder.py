@@ -18,8 +18,8 @@ from baton.router.embeddings.tokens import held_bytes
 from baton.router.generation import PromptHashes
 from tests.unit.router.api_keys import TestKeys
 from tests.unit.router.dispatch.embedding_worker import EmbeddingWorker, vector_of
-from tests.unit.router.running_router import RunningRouter, running_router, until, wait_workers
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, until, wait_workers
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 INPUTS = [[5 + place, 6, 7] for place in range(50)]
 VECTORS = [pytest.approx(vector_of(each)) for each in INPUTS]

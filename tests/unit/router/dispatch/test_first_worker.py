@@ -11,8 +11,8 @@ from baton.protos import common_pb2
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.pipeline import Pipeline
 from baton.rpc.status import code_number
-from tests.unit.router.running_router import RunningRouter, running_router, until, wait_workers
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, until, wait_workers
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 BUSY = RequestDelta(
     finish_reason=common_pb2.FINISH_REASON_ERROR,

@@ -12,7 +12,7 @@ from baton.router.embeddings.response import encoded, max_bytes
 from baton.router.embeddings.tokens import InputTokenizer
 from baton.router.errors import FieldError
 from baton.router.text.tokenizer import Tokenizer
-from tests.unit.router.running_router import MODEL
+from tests.unit.router.rigs.running_router import MODEL
 from tests.unit.router.tokenizer_variants import make_tokenizer
 
 CONTEXT = 20

@@ -14,7 +14,7 @@ from baton.router.files.quota import FolderLimits, Quota
 from baton.router.files.record import TenantId
 from baton.router.files.store import FileStore
 from baton.router.files.upload import WRITE_BYTES, Upload
-from tests.unit.router.running_router import until
+from tests.unit.router.rigs.running_router import until
 
 HEAD = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
 TAIL = b'\r\n--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x--\r\n'

@@ -21,7 +21,7 @@ from baton.router.config import RouterConfig
 from baton.router.http.certificate import Certificate, HttpsFiles, make_certificate
 from baton.rpc.tls import TlsFiles
 from baton.settings.values import OptionError
-from tests.unit.router.running_router import DEADLINE_S, MODEL
+from tests.unit.router.rigs.running_router import DEADLINE_S, MODEL
 from tests.unit.rpc.test_tls import write
 
 NAME = "router.baton.test"

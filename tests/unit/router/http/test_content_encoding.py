@@ -9,8 +9,8 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from baton.router.http.body_reader import gunzip
-from tests.unit.router.running_router import running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 PATHS = ["/v1/completions", "/v1/completions?over=asgi"]
 BODY = orjson.dumps({"prompt": "hello world", "max_tokens": 3, "seed": 1})

@@ -4,8 +4,8 @@ import pytest
 
 from baton.router.config import RouterConfig
 from baton.settings.values import OptionError
-from tests.unit.router.running_router import MODEL, running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import MODEL, running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}

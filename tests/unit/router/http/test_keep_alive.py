@@ -12,7 +12,7 @@ from baton.router.http.event_stream import COMMENT, EventStream, kept_alive
 from baton.router.http.exchange import ClientGone
 from baton.router.http.headers import RESPONSE_HEADERS
 from baton.router.resumption.resumption import Resumption
-from tests.unit.router.running_router import until
+from tests.unit.router.rigs.running_router import until
 
 SOON_S, NEVER_S = 0.005, 1000.0
 

@@ -14,8 +14,8 @@ from baton.router.http.server import HttpServer
 from baton.router.http.shared_socket import accept_waiting, shared_socket
 from tests.unit.router.http.test_post_protocol import HEALTH, STREAM, Connection, connected, request
 from tests.unit.router.http.test_slow_clients import unread_output
-from tests.unit.router.running_router import DEADLINE_S, RunningRouter, running_router, until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import DEADLINE_S, RunningRouter, running_router, until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 JSON = {"content-type": "application/json"}
 

@@ -9,8 +9,8 @@ import pytest
 
 from baton.router.http import post_protocol
 from baton.router.http.parse_turns import SLICE_BYTES, ParseTurns
-from tests.unit.router.running_router import DEADLINE_S, RunningRouter, running_router, until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import DEADLINE_S, RunningRouter, running_router, until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 BODY = orjson.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3})
 STREAM = orjson.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "stream": True})

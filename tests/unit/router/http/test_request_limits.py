@@ -10,8 +10,8 @@ from baton.protos.router_pb2 import GenerateRequest
 from baton.protos.router_pb2_grpc import InferenceStub
 from baton.router.http.post_protocol import MAX_HEAD_BYTES
 from baton.router.workers import attach_stream
-from tests.unit.router.running_router import RunningRouter, running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "hello"}]

@@ -26,8 +26,8 @@ from tests.faults.attacks import (
     slow_bodies,
 )
 from tests.unit.router.api_keys import TestKeys, bearer
-from tests.unit.router.running_router import DEADLINE_S, RunningRouter, running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import DEADLINE_S, RunningRouter, running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 BODY = orjson.dumps({"messages": [MESSAGE], "max_tokens": 3})
 JSON = {"content-type": "application/json"}

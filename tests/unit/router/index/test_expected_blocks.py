@@ -9,8 +9,8 @@ from baton.engine.kv.block_hash import hash_blocks
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
 from baton.router.index import prefix_index as expected_blocks
 from baton.router.index.prefix_index import LIFE_S, MAX_CHAINS, ExpectedBlocks
-from tests.unit.router.running_router import running_router
-from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker
+from tests.unit.router.rigs.running_router import running_router
+from tests.unit.router.rigs.scripted_worker import BLOCK_SIZE, ScriptedWorker
 
 NUM_TURNS = 6
 

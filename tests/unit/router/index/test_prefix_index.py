@@ -12,7 +12,7 @@ from baton.engine.kv.block_hash import BlockHash, hash_blocks
 from baton.router.generation import PromptHashes
 from baton.router.index.prefix_index import BlockIndex, CompiledIndex, PrefixIndex, create_index
 from baton.router.index.python_prefix_index import PythonIndex
-from tests.unit.router.caching_worker import CachingWorker, longest_prefix
+from tests.unit.router.rigs.caching_worker import CachingWorker, longest_prefix
 
 NOT_COMPILED = pytest.mark.skipif(CompiledIndex is None, reason="the index was not compiled when this was installed")
 

@@ -13,8 +13,8 @@ from baton.protos import open_inference_pb2 as pb
 from baton.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from baton.router.kserve import grpc_service
 from tests.unit.router.http.test_uploads import held_bytes, until_held
-from tests.unit.router.running_router import RunningRouter, running_router, until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 OPTIONS = {"seed": 9, "max_tokens": 6}
 DATATYPES = {str: "BYTES", bool: "BOOL"}

@@ -9,8 +9,8 @@ import pytest
 from baton.protos import open_inference_pb2 as pb
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.kserve.test_kserve_grpc import infer_request, is_final, read_stream, stub_of, tensors
-from tests.unit.router.running_router import RunningRouter, running_router, until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 
 async def test_only_health_needs_no_key(tmp_path: Path) -> None:

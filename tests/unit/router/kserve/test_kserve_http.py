@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from tests.unit.router.api_keys import TestKeys, bearer
-from tests.unit.router.running_router import RunningRouter, running_router, until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 MODEL = "/v2/models/bundled_model"
 OPTIONS = {"seed": 9, "max_tokens": 6}

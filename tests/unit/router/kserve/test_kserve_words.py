@@ -6,8 +6,8 @@ import pytest
 
 from baton.router.kserve.bodies import GenerateBody
 from tests.unit.router.kserve.test_kserve_http import MODEL
-from tests.unit.router.running_router import running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from baton.deployment.ray.observed_pools import gaps_cv2
 from baton.membership.registry.router_report import SampleSums
 from baton.router.metrics.traffic import Arrivals, SlidingWindow
-from tests.unit.router.admission_rig import Rig, overloaded, settle
+from tests.unit.router.rigs.admission_rig import Rig, overloaded, settle
 
 WINDOW_S = 60
 EVENTS = st.lists(st.tuples(st.floats(0, 90), st.integers(1, 4)), max_size=60)  # pause before it, completions

@@ -14,7 +14,7 @@ from baton.membership.registry.memory import MemoryRegistry
 from baton.membership.registry.plan_report import PlanReport, PoolPlan, encode_plan
 from baton.router.metrics.plan_series import PlanSeries
 from tests.redis_server import redis_server
-from tests.unit.router.running_router import RunningRouter, running_router
+from tests.unit.router.rigs.running_router import RunningRouter, running_router
 
 PLAN = PlanReport(
     application="a",

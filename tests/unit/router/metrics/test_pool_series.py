@@ -10,9 +10,9 @@ from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
 from baton.router.metrics.pool_series import PoolSeries
 from baton.router.workers import connection
 from baton.router.workers.connection_state import ConnectionState
-from tests.unit.router.pools import MODEL_NAME, ready, running_pool
-from tests.unit.router.running_router import until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.pools import MODEL_NAME, ready, running_pool
+from tests.unit.router.rigs.running_router import until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 from tests.unit.router.series import read_series
 
 

@@ -8,8 +8,8 @@ import pytest
 from baton.membership.registry.router_report import MAX_COUNT, MAX_MEASURED, MAX_TOKENS, RouterReport, decode_report
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL, WorkerLoad
 from tests.unit.router.api_keys import TestKeys, bearer
-from tests.unit.router.running_router import RunningRouter, running_router, wait_workers
-from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, wait_workers
+from tests.unit.router.rigs.scripted_worker import BLOCK_SIZE, ScriptedWorker
 
 BODY = {"prompt": [300] * 10, "max_tokens": 5, "temperature": 0}
 

@@ -13,8 +13,8 @@ from baton.protos.worker_pb2 import RequestDelta
 from baton.router.dispatch.attempt import AttemptTimes
 from baton.router.metrics.traffic import SPANS, Traffic, uncached_tokens
 from baton.router.policy.cluster import Plan
-from tests.unit.router.cluster_builder import prefill, request, worker
 from tests.unit.router.metrics.test_arrivals import Clock
+from tests.unit.router.rigs.cluster_builder import prefill, request, worker
 
 WINDOW_S = 60
 TIMES = st.lists(st.tuples(st.floats(0, 40), st.sampled_from(["a", "b"]), st.floats(1e-4, 10)), max_size=50)

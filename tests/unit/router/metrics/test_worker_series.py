@@ -6,9 +6,9 @@ from prometheus_client import CollectorRegistry
 
 from baton.membership.registry.memory import MemoryRegistry
 from baton.router.metrics.worker_series import WorkerSeries
-from tests.unit.router.pools import MODEL_NAME, ready, running_pool
-from tests.unit.router.running_router import until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.pools import MODEL_NAME, ready, running_pool
+from tests.unit.router.rigs.running_router import until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 from tests.unit.router.series import read_series
 
 

@@ -9,8 +9,8 @@ from baton.router.batches import runner as runner_module
 from tests.marks import slow_case
 from tests.unit.router.batches.batch_client import chat_line, ended, results, start
 from tests.unit.router.models.two_models import FIRST, OTHER, other_worker, two_models
-from tests.unit.router.running_router import until, wait_workers
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import until, wait_workers
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 
 async def test_each_request_of_a_batch_goes_to_its_model(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from baton.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from baton.protos.router_pb2 import GenerateRequest
 from baton.protos.router_pb2_grpc import InferenceStub
 from tests.unit.router.models.two_models import FIRST, MARK, MARK_ID, OTHER, other_worker, two_models
-from tests.unit.router.running_router import running_router, worker_states
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import running_router, worker_states
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {

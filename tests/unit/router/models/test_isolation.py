@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton.membership.registry.router_report import decode_report
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.models.two_models import FIRST, OTHER, other_worker, two_models
-from tests.unit.router.running_router import RunningRouter, until, wait_workers, worker_states
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, until, wait_workers, worker_states
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 BODY: dict[str, Any] = {"prompt": [300] * 10, "max_tokens": 5, "temperature": 0}
 

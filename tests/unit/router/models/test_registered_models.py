@@ -13,9 +13,9 @@ from baton.protos.worker_pb2 import WatchRequest, WorkerUpdate
 from baton.router.workers.pool import WorkerPool
 from baton.router.workers.worker_models import WorkerModels
 from tests.unit.router.models.two_models import FIRST, OTHER, other_worker
-from tests.unit.router.pools import member_of, ready
-from tests.unit.router.running_router import until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.pools import member_of, ready
+from tests.unit.router.rigs.running_router import until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 
 @asynccontextmanager

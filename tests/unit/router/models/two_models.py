@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.unit.router.running_router import MODEL, RunningRouter, running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import MODEL, RunningRouter, running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 FIRST, OTHER = "bundled_model", "other"
 MARK = "<|mark|>"  # a token of the other model alone

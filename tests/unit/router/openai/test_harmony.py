@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.marked_checkpoints import marked_checkpoint
-from tests.unit.router.running_router import RunningRouter, running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 SPECIAL = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
 HELLO: Any = [{"role": "user", "content": "What time is it?"}]

@@ -9,8 +9,8 @@ from openai.types.chat import ChatCompletionChunk
 
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
 from baton.router.generation import ChatPrompt
-from tests.unit.router.running_router import RunningRouter, running_router, until, wait_cached
-from tests.unit.router.scripted_worker import ScriptedWorker, scripted
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, until, wait_cached
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker, scripted
 
 MODEL_NAME = "bundled_model"
 HELLO: Any = [{"role": "user", "content": "hello there, how are you?"}]

@@ -14,8 +14,8 @@ from baton.router.openai.completion_shape import CompletionShape
 from baton.router.openai.fields import GenerationFields
 from baton.router.openai.logprobs import completion_block
 from baton.rpc.requests import sampling_to_proto
-from tests.unit.router.running_router import RunningRouter, running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 PROMPT = "The cat sat on the mat"
 

@@ -9,8 +9,8 @@ import pytest
 
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import RequestDelta
-from tests.unit.router.running_router import RunningRouter, running_router, until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "f"}}

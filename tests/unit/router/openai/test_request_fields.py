@@ -16,8 +16,8 @@ from baton.router.openai.chat import ChatRequest
 from baton.router.openai.completions import CompletionRequest
 from baton.router.openai.invalid_body import advice
 from baton.router.openai.tokenize import TokenizeRequest
-from tests.unit.router.running_router import RunningRouter, running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "hello"}]

@@ -6,8 +6,8 @@ import pytest
 
 from baton.protos import common_pb2, worker_pb2
 from baton.router.openai.response import served_headers
-from tests.unit.router.running_router import running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 ODD = ("décode 0", "a\r\nx-injected: 1", "\x00\x7f", "работник", "é" * 5000, "100% sure", "a b")
 BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}

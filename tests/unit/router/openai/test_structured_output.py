@@ -13,8 +13,8 @@ from baton.protos.router_pb2 import GenerateRequest
 from baton.protos.router_pb2_grpc import InferenceStub
 from baton.router.openai.structured_output import GRAMMAR_FIELDS
 from baton.router.pipeline import INLINE_GRAMMAR_CHARS
-from tests.unit.router.running_router import running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 NEEDED: dict[str, dict[str, Any]] = {

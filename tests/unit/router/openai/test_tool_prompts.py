@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.router.running_router import MODEL, RunningRouter, running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import MODEL, RunningRouter, running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 CHAT = "/v1/chat/completions"
 HELLO: Any = [{"role": "user", "content": "hello"}]

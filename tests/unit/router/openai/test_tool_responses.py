@@ -6,8 +6,8 @@ import orjson
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.unit.router.running_router import RunningRouter, running_router
-from tests.unit.router.scripted_worker import ScriptedWorker, scripted_turn
+from tests.unit.router.rigs.running_router import RunningRouter, running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker, scripted_turn
 
 MODEL_NAME = "bundled_model"
 CHAT = "/v1/chat/completions"

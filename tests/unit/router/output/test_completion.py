@@ -10,7 +10,7 @@ from baton.protos.worker_pb2 import RequestDelta
 from baton.router.generation import Generation, GenerationRequest
 from baton.router.output.completion import CompletionOutput
 from baton.router.text.tokenizer import Tokenizer
-from tests.unit.router.running_router import MODEL
+from tests.unit.router.rigs.running_router import MODEL
 
 END = 2  # <|im_end|>
 

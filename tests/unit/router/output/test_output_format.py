@@ -12,7 +12,7 @@ from baton.router.text.tokenizer import Tokenizer
 from baton.settings.config_file import load
 from baton.settings.values import OptionError
 from tests.unit.router.output.test_output_parts import MARKERS, with_markers
-from tests.unit.router.running_router import MODEL
+from tests.unit.router.rigs.running_router import MODEL
 
 QWEN = "{{ '<think>' }}{{ '<tool_call>' }}{{ '\"arguments\"' }}"
 

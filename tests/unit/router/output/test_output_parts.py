@@ -19,7 +19,7 @@ from baton.router.parsing.base import CallArguments, CallStart, Content, OutputP
 from baton.router.resumption.resumed_output import ResumedOutput
 from baton.router.resumption.resumption import CompletionStart
 from baton.router.text.tokenizer import Tokenizer
-from tests.unit.router.running_router import MODEL
+from tests.unit.router.rigs.running_router import MODEL
 
 END = 2  # <|im_end|>
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")

@@ -3,8 +3,8 @@
 import pytest
 
 from baton.router.policy.estimates import LENGTH_FIRST_GUESS, OutputLength
-from tests.unit.router.running_router import running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 
 def test_it_starts_as_a_guess_and_follows_recent_outputs() -> None:

@@ -22,7 +22,7 @@ from baton.router.policy.estimates import (
     RateBook,
     ReuseShare,
 )
-from tests.unit.router.cluster_builder import cluster, prefill, request, worker
+from tests.unit.router.rigs.cluster_builder import cluster, prefill, request, worker
 
 MODEL = CostModel()
 

@@ -10,7 +10,7 @@ from baton.router.errors import NoWorker
 from baton.router.policy.cluster import ClusterSnapshot, ImpossiblePlan, WorkerSnapshot
 from baton.router.policy.cost_model import CostModel
 from baton.router.policy.embedding import EmbeddingFamily, choose_embedder, choose_family
-from tests.unit.router.cluster_builder import both, cluster, prefill, request, worker
+from tests.unit.router.rigs.cluster_builder import both, cluster, prefill, request, worker
 
 LAST = PoolingConfig(kind="last", normalizes=True, size=64)
 MEAN = replace(LAST, kind="mean")

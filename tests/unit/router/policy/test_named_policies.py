@@ -4,7 +4,7 @@ import pytest
 
 from baton.router.policy.named_policies import LeastLoadedPolicy, RoundRobinPolicy, make_policy
 from baton.router.policy.policy import CostPolicy
-from tests.unit.router.cluster_builder import cluster, names, prefill, request, worker
+from tests.unit.router.rigs.cluster_builder import cluster, names, prefill, request, worker
 
 
 def test_round_robin_takes_turns() -> None:

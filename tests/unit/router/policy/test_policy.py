@@ -11,7 +11,7 @@ from baton.router.policy.named_policies import LeastLoadedPolicy, RoundRobinPoli
 from baton.router.policy.policy import MAX_DECODERS, CostPolicy, chance
 from baton.router.policy.targets import Targets
 from baton.router.request_context import RoutingHints
-from tests.unit.router.cluster_builder import both, cluster, names, prefill, request, worker
+from tests.unit.router.rigs.cluster_builder import both, cluster, names, prefill, request, worker
 
 COST = CostPolicy()
 

@@ -9,7 +9,7 @@ from baton.router.policy.cluster import ImpossiblePlan
 from baton.router.policy.named_policies import LeastLoadedPolicy, RoundRobinPolicy, make_policy
 from baton.router.policy.policy import CostPolicy
 from baton.router.request_context import RoutingHints
-from tests.unit.router.cluster_builder import both, cluster, prefill, request, worker
+from tests.unit.router.rigs.cluster_builder import both, cluster, prefill, request, worker
 
 COST = CostPolicy()
 

@@ -10,7 +10,7 @@ from baton.router.policy.cost_model import CostModel, Price
 from baton.router.policy.estimates import RateBook, WorkerTimes
 from baton.router.policy.policy import choose
 from baton.router.policy.targets import LOST_SHARE, LOST_SLOPE, MOST_PROMPT_SHARE, POWER, SLOPE, STEEP_SHARE, Targets
-from tests.unit.router.cluster_builder import both, cluster, prefill, request, worker
+from tests.unit.router.rigs.cluster_builder import both, cluster, prefill, request, worker
 
 TARGETS = Targets(ttft_s=1.0, tpot_s=0.02)
 ASKED = replace(request(1000), mean_output_tokens=100.0)

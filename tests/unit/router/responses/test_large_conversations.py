@@ -11,8 +11,8 @@ import pytest
 
 from baton.router.responses import api, stored_api
 from baton.router.responses.conversation import MAX_JSON_BYTES, MAX_PARTS
-from tests.unit.router.running_router import RunningRouter, running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 PATH = "/v1/responses"
 MIB = 1 << 20

@@ -12,9 +12,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from baton.membership.registry.factory import open_registry
 from tests.redis_server import redis_server
 from tests.unit.router.api_keys import TestKeys, bearer
-from tests.unit.router.pools import member_of
-from tests.unit.router.running_router import RunningRouter, running_router, until, wait_workers
-from tests.unit.router.scripted_worker import ScriptedWorker, scripted_turn
+from tests.unit.router.rigs.pools import member_of
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, until, wait_workers
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker, scripted_turn
 
 MODEL = "bundled_model"
 PATH = "/v1/responses"

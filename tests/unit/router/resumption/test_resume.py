@@ -15,8 +15,8 @@ from baton.router.openai.response import Usage
 from baton.router.resumption.resumption import OutputTally
 from baton.rpc.status import Conflict, code_number
 from tests.unit.router.api_keys import TestKeys
-from tests.unit.router.running_router import RunningRouter, running_router, until, wait_workers
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, until, wait_workers
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 BODY: dict[str, Any] = {
     "prompt": "The cat sat on the mat",

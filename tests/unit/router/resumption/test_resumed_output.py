@@ -15,7 +15,7 @@ from baton.router.output.completion import CompletionOutput
 from baton.router.resumption.resumed_output import SLICE_TOKENS, ResumedOutput, recalled_first
 from baton.router.resumption.resumption import CompletionStart, OutputTally
 from baton.router.text.tokenizer import Tokenizer
-from tests.unit.router.running_router import MODEL
+from tests.unit.router.rigs.running_router import MODEL
 
 TEXT = "one two!three four 你好 five"
 LENGTH = common_pb2.FINISH_REASON_LENGTH

@@ -15,8 +15,8 @@ from baton.router.errors import INPUT_PANICS, OUTPUT_PANICS, is_panic
 from baton.router.text.tokenizer import Tokenizer
 from baton.rpc.status import Internal
 from tests.unit.router.http.test_post_protocol import connected, request
-from tests.unit.router.running_router import MODEL, RunningRouter, running_router
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.running_router import MODEL, RunningRouter, running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 from tests.unit.router.tokenizer_variants import make_tokenizer, split_by
 
 BREAKING = "x" * 40  # the pattern tries every way to share these out before it gives up, and the library panics

@@ -15,7 +15,7 @@ from baton.engine.checkpoint.token_bytes import TokenBytes
 from baton.engine.errors import InvalidRequest
 from baton.router.text.detokenizer import MAX_INCOMPLETE, MAX_SILENT, StreamDetokenizer
 from baton.router.text.tokenizer import LONG_SIZE, Tokenizer
-from tests.unit.router.running_router import MODEL
+from tests.unit.router.rigs.running_router import MODEL
 
 TEXTS = [
     "hello world",

@@ -15,7 +15,7 @@ from baton.router.errors import WorkerLost
 from baton.router.workers import attach_stream
 from baton.router.workers.attach_stream import AttachStream
 from baton.rpc.grpc_options import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
-from tests.unit.router.running_router import until
+from tests.unit.router.rigs.running_router import until
 
 BIAS = dict.fromkeys(range(100000, 104096), 1.5)
 MAX_TAKEN_BYTES = 2 << 20  # of a message, by the test's server

@@ -14,9 +14,9 @@ from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
 from baton.router.workers import connection as worker_connection
 from tests.redis_server import RedisServer, redis_server
 from tests.unit.membership.registry.registry_members import kept
-from tests.unit.router.pools import member_of, ready, running_pool
-from tests.unit.router.running_router import RunningRouter, running_router, until, wait_cached, wait_workers
-from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker
+from tests.unit.router.rigs.pools import member_of, ready, running_pool
+from tests.unit.router.rigs.running_router import RunningRouter, running_router, until, wait_cached, wait_workers
+from tests.unit.router.rigs.scripted_worker import BLOCK_SIZE, ScriptedWorker
 
 LEASE_S = 10.0
 RECOVERY_S = 2.0  # a restarted router has its full index after this

@@ -14,9 +14,9 @@ from baton.membership.registry.memory import MemoryRegistry
 from baton.router.workers import stranger as strangers
 from baton.router.workers.stranger import AttemptSlots, Stranger
 from baton.rpc.tls import Plaintext
-from tests.unit.router.pools import member_of, ready, running_pool
-from tests.unit.router.running_router import until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.pools import member_of, ready, running_pool
+from tests.unit.router.rigs.running_router import until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 NUM_SLOTS = 3
 NUM_FALSE = 50

@@ -8,9 +8,9 @@ import pytest
 from baton.membership.registry.memory import MemoryRegistry
 from baton.router.errors import WorkerLost
 from baton.router.workers.attach_stream import AttachStream
-from tests.unit.router.pools import ready, running_pool
-from tests.unit.router.running_router import until
-from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.rigs.pools import ready, running_pool
+from tests.unit.router.rigs.running_router import until
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 
 @pytest.mark.parametrize("breaks", ["attach", "watch"])

@@ -1,0 +1,1 @@
+"""Services that get malformed and random messages."""

@@ -1,0 +1,1 @@
+"""The chart in an API server, and in a cluster of kind."""

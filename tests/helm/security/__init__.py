@@ -1,0 +1,1 @@
+"""What pods and their networks may do."""

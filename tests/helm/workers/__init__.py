@@ -1,0 +1,1 @@
+"""Pools of workers, on Kubernetes alone and on Ray."""

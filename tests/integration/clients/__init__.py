@@ -1,0 +1,1 @@
+"""Libraries that people use as clients."""

@@ -1,0 +1,1 @@
+"""KV that workers hand over, in all its forms."""

@@ -1,0 +1,1 @@
+"""What `baton serve` answers over HTTP."""

@@ -1,0 +1,1 @@
+"""Registries, expert groups, and routers that share them."""

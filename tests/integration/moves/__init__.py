@@ -1,0 +1,1 @@
+"""Requests that move from one worker to another, or end early."""

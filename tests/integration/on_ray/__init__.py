@@ -1,0 +1,1 @@
+"""Baton on Ray: Serve, nodes, scaling."""

@@ -1,0 +1,1 @@
+"""Libraries of GPUs, computed by torch."""
