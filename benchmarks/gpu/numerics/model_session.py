@@ -27,7 +27,7 @@ class ModelSession:
         block_size: int = 16,
         quantization: str | None = None,
     ) -> None:
-        self.config = read_model_config(directory, dtype)
+        self.config = read_model_config(directory, dtype, on_cpu=device.type == "cpu")
         self.block_size = block_size
         attention = attention_for(self.config, block_size, device, kv_dtype)
         self.model = load_model(directory, self.config, device, attention, quantization=quantization)

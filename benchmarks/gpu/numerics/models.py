@@ -97,6 +97,8 @@ def check_model(
     expected = forced(reference, prompts, None)
     outputs = [dict(zip(prompts, step.argmax(-1).tolist(), strict=True)) for step in expected]
     session = ModelSession(directory, setting.device, dtype or setting.dtype_name, kv_dtype, 32, quantization)
+    if session.config.dtype != (wanted := dtype or setting.dtype_name):
+        record.find(f"{case or model.architecture}: dtype", False, f"{session.config.dtype} instead of {wanted}")
     ours = forced(session, prompts, outputs)
     compare_models(record, case or model.architecture, ours, expected, tolerance.share(model), tolerance)
 
