@@ -156,11 +156,13 @@ def test_a_token_that_is_sampled_again_does_not_advance_the_state_twice(
 
 def test_a_prompt_whose_blocks_are_read_fails_if_its_mask_is_late(model: Path) -> None:
     engine, prompt = engine_of(model), random_tokens(70)
-    sampling = SamplingParams(temperature=0.0, max_tokens=1)
-    engine.add(Request(RequestId("late"), prompt, len(prompt), sampling, keep_blocks=True))
+    request = Request(RequestId("late"), prompt, 70, SamplingParams(temperature=0.0, max_tokens=1), keep_blocks=True)
+    engine.add(request)
     last = run_with_a_late_mask(engine, 70)[-1]
     assert last.finish_reason is FinishReason.ERROR
     assert isinstance(last.error, QueueFull)
+    assert len(request.block_table) == 5, "a peer may still be reading them"
+    engine.abort(request.request_id)
     assert engine.blocks.num_free == engine.blocks.num_usable
 
 
@@ -191,6 +193,9 @@ def test_a_step_that_runs_out_of_memory_is_not_repeated_on_its_states(
     while engine.has_work:
         errors += [each.error for each in engine.run(engine.schedule()).outputs if each.error is not None]
     assert [str(error) for error in errors] == ["a step ran out of GPU memory; try again"]
+    assert engine.blocks.num_free < engine.blocks.num_usable, "a peer may still be reading the failed one's"
+    for name in prompts:
+        engine.abort(RequestId(name))
     assert engine.blocks.num_free == engine.blocks.num_usable
 
 
