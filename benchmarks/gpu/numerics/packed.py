@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -26,19 +27,12 @@ def formats() -> list[Format]:
 def check_format(record: Record, setting: Setting, model: SmallModel, fmt: Format) -> None:
     """Compare a model in one format."""
     source = saved(model, setting.directory, torch.float32)
-    case = f"{model.architecture}, {fmt.name}"
-    directory = source
-    if fmt.write is not None:
-        directory = fmt.write(source, made(setting.directory / case.replace(" ", "-")))
-    check_model(
-        record, setting, model, directory, case=case, quantization=fmt.quantization, tolerance=BF16
-    )  # fmt: skip
-
-
-def made(directory: Path) -> Path:
-    """Create a directory."""
-    directory.mkdir()
-    return directory
+    with TemporaryDirectory(dir=setting.directory) as new:
+        directory = source if fmt.write is None else fmt.write(source, Path(new))
+        case = f"{model.architecture}, {fmt.name}"
+        check_model(
+            record, setting, model, directory, case=case, quantization=fmt.quantization, tolerance=BF16
+        )  # fmt: skip
 
 
 def check_float16(record: Record, setting: Setting) -> None:
