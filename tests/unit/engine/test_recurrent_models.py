@@ -199,6 +199,32 @@ def test_a_step_that_runs_out_of_memory_is_not_repeated_on_its_states(
     assert engine.blocks.num_free == engine.blocks.num_usable
 
 
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_steps_that_run_out_of_memory_at_random_change_no_token(
+    model: Path, oracle: AutoModelForCausalLM, monkeypatch: pytest.MonkeyPatch, is_cached: bool
+) -> None:
+    rng, stem = random.Random(0), random_tokens(48)
+    prompts = {f"p{index}": [*stem[: 16 * (index % 4)], *random_tokens(20 + index, seed=2)] for index in range(6)}
+    num_bytes = 40 * engine_of(model).layout.block_bytes
+    engine, errors = engine_of(model, enable_prefix_caching=is_cached, kv_cache_memory_bytes=num_bytes), 0
+    launch = engine.runner.launch
+
+    def failing_at_random(scheduled: Sequence[ScheduledRequest], previous: LaunchedStep | None = None) -> LaunchedStep:
+        nonlocal errors
+        launched = launch(scheduled, previous)
+        if sum(item.num_new_tokens for item in scheduled) > 1 and rng.random() < 0.3:
+            errors += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return launched
+
+    monkeypatch.setattr(engine.runner, "launch", failing_at_random)
+    for name, prompt in prompts.items():
+        add(engine, name, prompt)
+    assert drain(engine) == {name: greedy_of(oracle, prompt) for name, prompt in prompts.items()}
+    assert errors > 2
+    assert engine.blocks.num_free == engine.blocks.num_usable
+
+
 def test_kv_in_a_block_that_held_a_state_is_not_spoiled(model: Path, oracle: AutoModelForCausalLM) -> None:
     engine = engine_of(model)
     engine.pool.view(torch.uint8).fill_(0xFF)  # NaN in every type; the null block must stay zero
