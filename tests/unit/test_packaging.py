@@ -25,7 +25,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 NEED_EXTRA: dict[str, str | tuple[str, ...]] = {
     "PIL": "router/images/decoding.py",
     "ray": "deployment/ray/",
-    "triton": ("engine/layers/fp8_tokens/quantise_triton.py", "kvtransfer/checksum/word_sums_triton.py"),
+    "triton": (
+        "engine/attention/kv_append_triton.py",
+        "engine/layers/fp8_tokens/quantise_triton.py",
+        "kvtransfer/checksum/word_sums_triton.py",
+    ),
     "xgrammar": "engine/grammar/xgrammar_backend.py",
 }
 
