@@ -13,6 +13,7 @@ from torch import Tensor
 
 from baton.engine.config import EngineConfig
 from baton.engine.errors import EngineError, InvalidRequest, UnsupportedModel
+from baton.engine.execution.device import wait_for
 from baton.engine.execution.in_flight_step import InFlightStep, LaunchedStep
 from baton.engine.execution.loaded_model import load, zeros
 from baton.engine.execution.model_runner import ModelRunner
@@ -286,6 +287,7 @@ class Engine:
         else:
             self.scheduler.budget.recover()
             return launched
+        wait_for(self.pool.device)  # what was launched of the step writes to blocks that a peer may fill next
         torch.cuda.empty_cache()  # out here, where the error no longer keeps the step's tensors alive
         return None
 

@@ -67,6 +67,7 @@ class PrefillJob:
     prefix_source: worker_pb2.PeerWorker
     num_pulled_tokens: int = 0  # pulled from the prefix source
     pull: "asyncio.Task[None] | None" = None
+    is_closed: bool = False  # its blocks are no longer held for the caller
     steps: "asyncio.Queue[PrefillStep]" = field(default_factory=asyncio.Queue)  # at most one item per chunk
 
     @classmethod
@@ -92,7 +93,9 @@ class PrefillJob:
                 try:
                     async for _ in beats_until(computing, is_stuck):  # a rank may be slow
                         yield worker_pb2.PrefillEvent()
-                    yield worker_pb2.PrefillEvent(checksums=await computing)
+                    checksums = await computing
+                    if not self.is_closed:  # otherwise the blocks may have been overwritten in the meantime
+                        yield worker_pb2.PrefillEvent(checksums=checksums)
                 finally:
                     computing.cancel()
                 continue
@@ -120,7 +123,8 @@ class PrefillJob:
             num_announced = max(num_announced, num_ready)
 
     def close(self) -> None:
-        """Have the call end with UNAVAILABLE, after the events that are due."""
+        """Have the call end with UNAVAILABLE, after the events that are due, but without further checksums."""
+        self.is_closed = True
         error = EngineEnded("this worker has ended its service; ask another")
         output = RequestOutput(self.request.request_id, 0, finish_reason=FinishReason.ERROR, error=error)
         self.steps.put_nowait(PrefillStep(output, 0.0))

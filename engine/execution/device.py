@@ -37,3 +37,9 @@ def pinned(numbers: Tensor, device: torch.device) -> Tensor:
 def to_device_async(numbers: Tensor, device: torch.device) -> Tensor:
     """Copy host arrays to the device asynchronously; work launched on them afterwards need not wait."""
     return pinned(numbers, device).to(device, non_blocking=True)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done the work that this thread has launched; no effect if it is not a GPU."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()

@@ -137,7 +137,7 @@ class Scheduler:
             if result.sampled is not None:
                 self._append(request, [result.sampled.token_id, *result.forced])
             elif result.embedding is not None:
-                self._end(request, FinishReason.STOP)
+                self._stop(request, FinishReason.STOP)
             outputs.append(
                 RequestOutput(
                     request_id=request.request_id,
@@ -163,9 +163,8 @@ class Scheduler:
         return [self.fail(each, QueueFull(f"{reason}; try again")) for each in requests if each.keep_blocks]
 
     def fail(self, request: Request, error: EngineError) -> RequestOutput:
-        """End a request with an error, as `abort` does, and return its output."""
-        request.finish_reason = FinishReason.ERROR
-        self.abort(request.request_id)
+        """End a request with an error and return its output. Blocks that a peer may read stay held until `abort`."""
+        self._stop(request, FinishReason.ERROR)
         return RequestOutput(
             request.request_id, request.num_computed_tokens, finish_reason=request.finish_reason, error=error
         )
@@ -175,23 +174,18 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        if request.status is RequestStatus.WAITING:
-            self.waiting.remove(request)
-        elif request.status is RequestStatus.RUNNING:
-            self.running.remove(request)
-        request.finish_reason = request.finish_reason or FinishReason.ABORT
         request.keep_blocks = False
-        self._finish(request)
+        self._stop(request, request.finish_reason or FinishReason.ABORT)
         return True
 
     def end_receive(self, request_id: RequestId, received: Received) -> None:
         """End the remote fill of a request's blocks; called exactly once per receiving request, whatever arrived.
 
-        Tokens whose KV did not arrive are computed here. The request may have been aborted in the meantime.
+        Tokens whose KV did not arrive are computed here. The request may have ended in the meantime.
         """
         self.blocks.end_fill(request_id)
         request = self._requests.get(request_id)
-        if request is None:
+        if request is None or request.status is not RequestStatus.RECEIVING:
             return
         num_tokens = received.num_tokens
         if received.sampled is None and num_tokens == request.num_tokens:  # the last must be computed here, to sample
@@ -333,16 +327,16 @@ class Scheduler:
             reason = self.finish_rule.reason(request, token_id)
             request.token_ids.append(token_id)
             if reason is not None:
-                self._end(request, reason)
+                self._stop(request, reason)
                 return
 
-    def _end(self, request: Request, reason: FinishReason) -> None:
-        """End a running request."""
+    def _stop(self, request: Request, reason: FinishReason) -> None:
+        """End a request in any state."""
+        if request.status is RequestStatus.WAITING:
+            self.waiting.remove(request)
+        elif request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
         request.finish_reason = reason
-        self.running.remove(request)
-        self._finish(request)
-
-    def _finish(self, request: Request) -> None:
         request.status = RequestStatus.FINISHED
         self._may_admit = len(self.waiting) > 0
         if not request.keep_blocks:

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -26,18 +27,12 @@ def formats() -> list[Format]:
 def check_format(record: Record, setting: Setting, model: SmallModel, fmt: Format) -> None:
     """Compare a model in one format."""
     case = f"{model.architecture}, {fmt.name}"
-    if fmt.write is None:  # both sides must round the same numbers at load
-        directory = saved(model, setting.directory)
-    else:
-        source = saved(model, setting.directory, torch.float32)
-        directory = fmt.write(source, made(setting.directory / case.replace(" ", "-")))
-    check_model(record, setting, model, directory, case=case, quantization=fmt.quantization, tolerance=BF16)
-
-
-def made(directory: Path) -> Path:
-    """Create a directory."""
-    directory.mkdir()
-    return directory
+    with TemporaryDirectory(dir=setting.directory) as new:
+        if fmt.write is None:  # both sides must round the same numbers at load
+            directory = saved(model, setting.directory)
+        else:
+            directory = fmt.write(saved(model, setting.directory, torch.float32), Path(new))
+        check_model(record, setting, model, directory, case=case, quantization=fmt.quantization, tolerance=BF16)
 
 
 def check_float16(record: Record, setting: Setting) -> None:

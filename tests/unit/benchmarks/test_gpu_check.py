@@ -22,7 +22,7 @@ from baton.engine.kv.scales import UNSCALED, KVScales
 from baton.engine.ops.torch_ops import TorchOps
 from benchmarks.gpu.engine_session import Answer
 from benchmarks.gpu.machine import describe_gpu
-from benchmarks.gpu.numerics import attention, families, kv_append, ops
+from benchmarks.gpu.numerics import attention, families, kv_append, ops, packed
 from benchmarks.gpu.numerics.answers import compare_answers
 from benchmarks.gpu.numerics.closeness import OPERATION, Closeness
 from benchmarks.gpu.numerics.models import compare_models
@@ -233,6 +233,13 @@ def test_a_recurrent_state_that_is_lost_is_found(
     names = ("logits", "greedy tokens", "scheduling")
     expected = [(f"qwen3.5: {name}", name == "scheduling" or not is_lost) for name in names]
     assert [(finding.case, finding.ok) for finding in record.findings] == expected
+
+
+def test_packed_weights_are_checked_again_in_the_same_directory(setting: Setting) -> None:
+    record, gptq = Record(), next(fmt for fmt in packed.formats() if fmt.write is not None)
+    for _ in range(2):
+        packed.check_format(record, setting, packed.DENSE, gptq)
+    assert [finding.ok for finding in record.findings] == [True] * 4
 
 
 def test_outputs_may_differ_only_at_equally_probable_tokens() -> None:

@@ -156,11 +156,13 @@ def test_a_token_that_is_sampled_again_does_not_advance_the_state_twice(
 
 def test_a_prompt_whose_blocks_are_read_fails_if_its_mask_is_late(model: Path) -> None:
     engine, prompt = engine_of(model), random_tokens(70)
-    sampling = SamplingParams(temperature=0.0, max_tokens=1)
-    engine.add(Request(RequestId("late"), prompt, len(prompt), sampling, keep_blocks=True))
+    request = Request(RequestId("late"), prompt, 70, SamplingParams(temperature=0.0, max_tokens=1), keep_blocks=True)
+    engine.add(request)
     last = run_with_a_late_mask(engine, 70)[-1]
     assert last.finish_reason is FinishReason.ERROR
     assert isinstance(last.error, QueueFull)
+    assert len(request.block_table) == 5, "a peer may still be reading them"
+    engine.abort(request.request_id)
     assert engine.blocks.num_free == engine.blocks.num_usable
 
 
@@ -191,6 +193,35 @@ def test_a_step_that_runs_out_of_memory_is_not_repeated_on_its_states(
     while engine.has_work:
         errors += [each.error for each in engine.run(engine.schedule()).outputs if each.error is not None]
     assert [str(error) for error in errors] == ["a step ran out of GPU memory; try again"]
+    assert engine.blocks.num_free < engine.blocks.num_usable, "a peer may still be reading the failed one's"
+    for name in prompts:
+        engine.abort(RequestId(name))
+    assert engine.blocks.num_free == engine.blocks.num_usable
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_steps_that_run_out_of_memory_at_random_change_no_token(
+    model: Path, oracle: AutoModelForCausalLM, monkeypatch: pytest.MonkeyPatch, is_cached: bool
+) -> None:
+    rng, stem = random.Random(0), random_tokens(48)
+    prompts = {f"p{index}": [*stem[: 16 * (index % 4)], *random_tokens(20 + index, seed=2)] for index in range(6)}
+    num_bytes = 40 * engine_of(model).layout.block_bytes
+    engine, errors = engine_of(model, enable_prefix_caching=is_cached, kv_cache_memory_bytes=num_bytes), 0
+    launch = engine.runner.launch
+
+    def failing_at_random(scheduled: Sequence[ScheduledRequest], previous: LaunchedStep | None = None) -> LaunchedStep:
+        nonlocal errors
+        launched = launch(scheduled, previous)
+        if sum(item.num_new_tokens for item in scheduled) > 1 and rng.random() < 0.3:
+            errors += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return launched
+
+    monkeypatch.setattr(engine.runner, "launch", failing_at_random)
+    for name, prompt in prompts.items():
+        add(engine, name, prompt)
+    assert drain(engine) == {name: greedy_of(oracle, prompt) for name, prompt in prompts.items()}
+    assert errors > 2
     assert engine.blocks.num_free == engine.blocks.num_usable
 
 

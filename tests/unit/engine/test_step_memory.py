@@ -12,7 +12,7 @@ from baton.engine.engine import Engine
 from baton.engine.execution.in_flight_step import LaunchedStep
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduling.schedule import ScheduledRequest
+from baton.engine.scheduling.schedule import Schedule, ScheduledRequest
 from baton.engine.scheduling.step_budget import StepBudget
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
@@ -62,6 +62,25 @@ def test_tokens_are_the_same_in_smaller_steps(
     assert serve(engine) == expected
     assert max(tried) > 40
     assert "ran out of GPU memory" in caplog.text
+
+
+def test_a_step_that_does_not_fit_has_ended_on_the_device_before_the_next_schedule(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernels write to blocks that a preemption may give to a request whose KV a peer sends."""
+    engine, waits = Engine(EngineConfig(model=str(directory), kv_cache_memory_bytes=1 << 22)), []
+    monkeypatch.setattr("baton.engine.engine.wait_for", waits.append)
+    tried = small_memory(engine, 40, monkeypatch)
+    schedule = engine.scheduler.schedule
+
+    def checked() -> Schedule:
+        assert len(waits) == sum(size > 40 for size in tried)
+        return schedule()
+
+    monkeypatch.setattr(engine.scheduler, "schedule", checked)
+    serve(engine)
+    assert waits
+    assert set(waits) == {engine.pool.device}
 
 
 def test_a_step_of_one_token_that_does_not_fit_raises(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

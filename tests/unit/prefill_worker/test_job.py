@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import torch
 
+from baton.engine.errors import EngineEnded
 from baton.engine.kv.groups import KVGroups
 from baton.engine.outputs import RequestOutput, SampledToken
 from baton.engine.request import BlockId, RequestId
@@ -92,6 +93,26 @@ async def test_keep_alives_are_sent_while_a_slow_rank_computes_checksums(monkeyp
     assert keep_alives
     assert set(map(repr, keep_alives)) == {repr(worker_pb2.PrefillEvent())}
     assert checked.HasField("checksums")
+
+
+async def test_checksums_of_blocks_that_are_no_longer_held_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, pool = make_job(4, 4), torch.zeros(8, 32)
+    job.request.block_table = [BlockId(3)]
+    job.steps.put_nowait(PrefillStep(RequestOutput(RequestId("r"), 4, SampledToken(42)), 1.0))
+    announcements = reports_of(pool)
+    compute = announcements.next_checksums
+
+    async def compute_while_the_service_ends() -> worker_pb2.BlockChecksums:
+        job.close()
+        pool[3] = 1.0
+        return await compute()
+
+    monkeypatch.setattr(announcements, "next_checksums", compute_while_the_service_ends)
+    async with asyncio.timeout(10):
+        events = [event async for event in job.events(announcements, KVGroups(BLOCK_SIZE), lambda: False)]
+        with pytest.raises(EngineEnded, match="ask another"):
+            await job.wait_closed()
+    assert [event.HasField("checksums") for event in events] == [False]
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.engine.attention import torch_reference
 from baton.engine.attention.kind import AttentionKind
 from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.attention.torch_reference import TorchAttention
@@ -119,6 +120,32 @@ def test_spans_soft_caps_and_sinks_follow_their_definition(
                 expected = scores.exp() @ values / total
                 torch.testing.assert_close(result[token, head].double(), expected, atol=1e-5, rtol=0)
             token += 1
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_scores_of_a_long_prompt_are_computed_in_slices(monkeypatch: pytest.MonkeyPatch, has_sinks: bool) -> None:
+    torch.manual_seed(0)
+    batch, width, num_heads, num_kv_heads, longest = make_batch(), 8, 6, 2, 24
+    pool = torch.randn(NUM_BLOCKS, 1, 1, 2, num_kv_heads, BLOCK_SIZE, width)
+    q = torch.randn(batch.num_tokens, num_heads, width)
+    k, v = torch.randn(2, batch.num_tokens, num_kv_heads, width)
+    kind = AttentionKind(AttentionSpan(6), torch.randn(num_heads) if has_sinks else None)
+    backend, sizes = TorchAttention(0.7, BLOCK_SIZE, max_gathered_tokens=1), []
+    weighted = backend._weighted
+
+    def counted(rows: Tensor, keys: Tensor, *others: object) -> Tensor:
+        sizes.append(rows.shape[:3].numel() * keys.shape[2])
+        return weighted(rows, keys, *others)  # type: ignore[arg-type]  # passed on as they are
+
+    monkeypatch.setattr(backend, "_weighted", counted)
+    results = []
+    for most in (1 << 20, 4 * num_heads * longest):
+        monkeypatch.setattr(torch_reference, "MOST_SCORES", most)
+        backend.plan(batch)
+        sizes.clear()
+        results.append(backend.forward(q, k, v, KVCacheLayout.layer_cache(pool, 0), batch, kind=kind))
+    assert max(sizes) == 4 * num_heads * longest
+    torch.testing.assert_close(results[1], results[0])
 
 
 def is_seen(span: AttentionSpan, position: int, other: int) -> bool:

@@ -159,6 +159,23 @@ def test_kept_blocks_stay_until_they_are_released() -> None:
     assert rig.scheduler.blocks.cache.pool.num_free == rig.num_blocks - 1
 
 
+@pytest.mark.parametrize("pulls_prefix", [False, True])
+def test_blocks_that_a_peer_may_read_outlive_a_failure(pulls_prefix: bool) -> None:
+    rig = Rig()
+    request = rig.add("read", [1] * 30, 1, keep_blocks=True, receives_kv=pulls_prefix)
+    rig.step()
+    output = rig.scheduler.fail(request, QueueFull("try again"))
+    assert output.finish_reason is FinishReason.ERROR
+    if pulls_prefix:
+        rig.end_receive(request, 10, with_token=False)
+    assert len(request.block_table) == 8
+    rig.run_to_end()
+    rig.scheduler.check_integrity()
+    assert rig.scheduler.abort(request.request_id)
+    assert request.finish_reason is FinishReason.ERROR
+    assert rig.scheduler.blocks.cache.pool.num_free == rig.num_blocks - 1
+
+
 def test_blocks_being_filled_outlive_an_abort() -> None:
     rig = Rig()
     request = rig.add("moved", [1] * 10, 5, receives_kv=True)
