@@ -88,9 +88,10 @@ def test_as_good_as_the_best_split_for_fewer_gpu_hours(runs: tuple[Outcome, Outc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate_scale", BEST_PREFILL)
-def test_the_search_finds_the_best_split(rate_scale: float) -> None:
+def test_the_search_finds_a_split_as_good_as_the_best(rate_scale: float) -> None:
+    """At twice the rate, splits from 5 + 15 to 10 + 10 differ by three requests."""
     found = SplitSearch(BASE, steady_requests(rate_scale), NUM_GPUS, SLO_, max_requests=600).best()
-    assert found.sizes == best_split(rate_scale).sizes
+    assert found.num_good(SLO_) >= 0.998 * best_split(rate_scale).num_good(SLO_)
 
 
 @pytest.mark.slow
