@@ -26,7 +26,8 @@ class Tiling:
 
 @triton.jit
 def _magnitudes(elements):  # type: ignore[no-untyped-def]
-    return elements.to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF  # in the order of numbers, and NaN's are the largest
+    # Bits without the sign are in the order of numbers, and NaN's are the largest.
+    return elements.to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF
 
 
 @triton.jit
@@ -46,7 +47,7 @@ def _rounded(elements, scale, inverse):  # type: ignore[no-untyped-def]
 
 
 # Numbers of tokens are not specialised: graphs of several batch sizes replay one compiled kernel.
-@triton.jit(do_not_specialize=["num_tokens"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_tokens", "row_stride"])  # type: ignore[untyped-decorator]
 def _product(  # type: ignore[no-untyped-def]
     tokens, values, scales, bias, result, num_tokens, num_outputs, size, token_stride, row_stride, column_stride,
     IS_BLOCKED: tl.constexpr, ROWS_A_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,  # noqa: N803
