@@ -16,7 +16,10 @@ from benchmarks.gpu.stage import Record, Setting
 
 SHAPES = ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288))  # outputs, size: Qwen3-8B's
 COUNTS = (1, 8, 16)  # tokens
-TILINGS = ((16, 4, 4), (16, 8, 4), (32, 4, 3), (32, 8, 3), (64, 4, 3), (16, 16, 3), (32, 4, 6))  # see `Tiling`
+TILINGS = (  # see `Tiling`
+    (32, 8, 4, True), (32, 4, 4, True), (64, 4, 3, False), (16, 4, 4, False),
+    (32, 4, 3, False), (16, 8, 4, False), (32, 4, 6, False), (16, 16, 3, False),
+)  # fmt: skip
 TILING_COUNTS = (1, 8)
 BUDGET_S = 20.0  # after which no further tiling is compiled
 WEIGHT_BYTES = 256 << 20  # of different weights in turn, more than the GPU's cache
@@ -49,11 +52,13 @@ def note_products(setting: Setting, record: Record) -> None:
         if time.monotonic() > deadline_s:
             record.note(f"the tiling {tiling} for scales of {scaling} was not measured: {BUDGET_S:g} s have passed")
             continue
-        case = f"FP8 products, scales of {scaling}, tiling of {tiling[0]} rows, {tiling[1]} warps, {tiling[2]} stages"
+        rows, warps, stages, prefetches = tiling
+        case = f"FP8 products, scales of {scaling}, tiling of {rows} rows, {warps} warps, {stages} stages"
+        case += ", prefetched" if prefetches else ""
         record.attempt(case, partial(note_tiling, setting, record, case, scaling, tiling))
 
 
-def note_tiling(setting: Setting, record: Record, case: str, scaling: str, tiling: tuple[int, int, int]) -> None:
+def note_tiling(setting: Setting, record: Record, case: str, scaling: str, tiling: tuple[int, int, int, bool]) -> None:
     """Note the times of a tiling for all shapes."""
     from baton.engine.layers.fp8_tokens.product_triton import Tiling
     from baton.engine.layers.fp8_tokens.product_triton import product as tiled_product

@@ -22,6 +22,7 @@ class Tiling:
     rows: int
     warps: int
     stages: int  # turns whose elements are loaded or multiplied at once
+    prefetches: bool = False  # loads of the first turns begin before the tokens' scales are computed
 
 
 @triton.jit
@@ -46,12 +47,20 @@ def _rounded(elements, scale, inverse):  # type: ignore[no-untyped-def]
     return quotient.to(tl.float8e4nv).to(tl.float16)
 
 
+@triton.jit
+def _prefetch(address):  # type: ignore[no-untyped-def]
+    """Begin to load the 128 bytes at each address into the GPU's cache."""
+    program: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(program, "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1)
+
+
 # Numbers of tokens are not specialised: graphs of several batch sizes replay one compiled kernel.
 @triton.jit(do_not_specialize=["num_tokens", "row_stride"])  # type: ignore[untyped-decorator]
 def _product(  # type: ignore[no-untyped-def]
     tokens, values, scales, bias, result, num_tokens, num_outputs, size, token_stride, row_stride, column_stride,
     IS_BLOCKED: tl.constexpr, ROWS_A_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,  # noqa: N803
     TOKENS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, WARPS: tl.constexpr, STAGES: tl.constexpr,  # noqa: N803
+    PREFETCHES: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     part = tl.arange(0, WARPS)[:, None, None] * COLUMNS
     lane = tl.arange(0, COLUMNS)
@@ -62,6 +71,11 @@ def _product(  # type: ignore[no-untyped-def]
     row_columns = values + some_row.to(tl.int64) * size + lane[None, None, :]
     token_columns = tokens + token[None, None, :] * token_stride + lane[None, :, None]
     row_scales = scales + some_row // ROWS_A_SCALE * row_stride
+    if PREFETCHES:
+        for turn in tl.static_range(STAGES):
+            start = turn * WARPS * COLUMNS + part
+            line = values + some_row.to(tl.int64) * size + tl.where(start < size, start, 0)
+            _prefetch(line.to(tl.int64))
     if not IS_BLOCKED:
         peaks = tl.zeros((WARPS, COLUMNS, TOKENS), tl.int32)
         for first in tl.range(0, size, WARPS * COLUMNS, num_stages=STAGES):
@@ -112,6 +126,7 @@ def product(x: Tensor, weight: ScaledMatrix, bias: Tensor | None, tiling: Tiling
         num_tokens, weight.num_outputs, size, x.stride(0), weight.scales.stride(0), weight.scales.stride(1),
         IS_BLOCKED=weight.tile_columns < size, ROWS_A_SCALE=weight.tile_rows, HAS_BIAS=bias is not None,
         TOKENS=TOKEN_TILES[num_tokens > TOKEN_TILES[0]], COLUMNS=COLUMNS,
-        ROWS=tiling.rows, WARPS=tiling.warps, STAGES=tiling.stages, num_warps=tiling.warps,
+        ROWS=tiling.rows, WARPS=tiling.warps, STAGES=tiling.stages, PREFETCHES=tiling.prefetches,
+        num_warps=tiling.warps,
     )  # fmt: skip
     return result

@@ -195,6 +195,7 @@ for tiling, tokens in sorted(cases, key=str):
         sizes = {
             "IS_BLOCKED": is_blocked, "ROWS_A_SCALE": 128 if is_blocked else 1, "HAS_BIAS": False, "TOKENS": tokens,
             "COLUMNS": COLUMNS, "ROWS": tiling.rows, "WARPS": tiling.warps, "STAGES": tiling.stages,
+            "PREFETCHES": tokens == 8,
         }
         signature = pointers | integers | dict.fromkeys(sizes, "constexpr")
         aligned = [*pointers, "num_outputs", "size", "token_stride"]
@@ -215,6 +216,7 @@ for tiling, tokens in sorted(cases, key=str):
             out.write(ptx)
         command = [get_ptxas(90).path, "-v", "-arch=sm_90a", file, "-o", file + ".cubin"]
         report = subprocess.run(command, capture_output=True, text=True).stderr
+        assert ("prefetch.global.L2" in ptx) == (tokens == 8)
         spilled = [int(count) for count in re.findall(r"(\\d+) bytes spill", report)]
         assert len(spilled) == 2 and max(spilled) <= 16, (tiling, tokens, report)
 print("compiled")
