@@ -17,6 +17,7 @@ from torch import Tensor
 from baton.engine.checkpoint.stored_matrix import StoredMatrix
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.checkpoint.weights import Stored, Weights
+from baton.engine.layers.fp8_tokens.product import ScaledMatrix, few_token_product
 from baton.engine.layers.fp8_tokens.quantise import E4M3, quantise
 
 BLOCK = 128  # rows and columns that share a scale in a block-scaled weight
@@ -48,6 +49,17 @@ class RowScaledWeight:
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias, [num_tokens, out_features]."""
+        result = few_token_product(x, self.matrix, bias)
+        return self.torch_product(x, bias) if result is None else result
+
+    @property
+    def matrix(self) -> ScaledMatrix:
+        """The weight as the kernel for few tokens reads it."""
+        out_features, in_features = self.values.shape
+        return ScaledMatrix(self.values, self.scales, out_features, 1, in_features)
+
+    def torch_product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply as torch does any number of tokens."""
         tokens, token_scales = quantise(x, x.shape[1])
         rows = F.ScalingType.RowWise
         product = F.scaled_mm(
@@ -84,6 +96,18 @@ class BlockScaledWeight:
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias, [num_tokens, out_features]."""
+        result = few_token_product(x, self.matrix, bias)
+        return self.torch_product(x, bias) if result is None else result
+
+    @property
+    def matrix(self) -> ScaledMatrix:
+        """The weight as the kernel for few tokens reads it."""
+        if self.has_whole_blocks:
+            return ScaledMatrix(self.values, self.scales.T, self.out_features, BLOCK, BLOCK)
+        return ScaledMatrix(self.values, self.scales, self.out_features, 1, BLOCK)
+
+    def torch_product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply as torch does any number of tokens."""
         tokens, token_scales = quantise(x, BLOCK, TOKEN_TILE)
         stretches, blocks = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
         recipe = blocks if self.has_whole_blocks else stretches

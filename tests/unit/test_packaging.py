@@ -27,6 +27,7 @@ NEED_EXTRA: dict[str, str | tuple[str, ...]] = {
     "ray": "deployment/ray/",
     "triton": (
         "engine/attention/kv_append_triton.py",
+        "engine/layers/fp8_tokens/product_triton.py",
         "engine/layers/fp8_tokens/quantise_triton.py",
         "kvtransfer/checksum/word_sums_triton.py",
     ),

@@ -1,10 +1,11 @@
-"""FP8 tokens compared with torch's, and FP8 weights and FP8 KV with the same files and cache on a CPU in fp32."""
+"""FP8 on the device: tokens and products of few tokens compared with torch's, weights and KV with a CPU in fp32."""
 
 from functools import partial
 
 import torch
 
 from benchmarks.gpu.numerics.fp8_checkpoint import BLOCKS, ROWS, quantised
+from benchmarks.gpu.numerics.fp8_products import check_products
 from benchmarks.gpu.numerics.fp8_tokens import check_tokens
 from benchmarks.gpu.numerics.models import Tolerance, check_model
 from benchmarks.gpu.small_models import SMALL_MODELS, saved
@@ -24,6 +25,7 @@ def run(setting: Setting, record: Record) -> None:
     """Run the stage."""
     torch.manual_seed(0)
     record.attempt("tokens", lambda: check_tokens(record, setting))
+    record.attempt("few-token products", lambda: check_products(record, setting))
     models = {model.architecture: model for model in SMALL_MODELS}
     for stored in (BLOCKS, ROWS):
         for name in WEIGHTS[: 1 if setting.is_quick else None]:

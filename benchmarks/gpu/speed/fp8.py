@@ -11,6 +11,7 @@ from baton.engine.layers.fp8_weight import BLOCK, products_on
 from benchmarks.gpu.engine_session import EngineSession, start_engine
 from benchmarks.gpu.numerics.fp8_checkpoint import BLOCKS, ROWS
 from benchmarks.gpu.speed.decode import bound_s, kv_bytes, measure
+from benchmarks.gpu.speed.fp8_products import note_products
 from benchmarks.gpu.speed.kernels import NUM_STEPS, kernel_times
 from benchmarks.gpu.speed.large_fp8_model import ensure_large_fp8_model
 from benchmarks.gpu.speed.large_model import LargeModel, ensure_large_model
@@ -36,6 +37,7 @@ def run(setting: Setting, record: Record) -> None:
     if not products_on(setting.device).of_rows:
         record.note(f"{setting.device} has no FP8 products: the weights are dequantised, and the times mean nothing")
     record.attempt("quantisation of tokens", lambda: note_quantisation(setting, record))
+    record.attempt("products of few tokens", lambda: note_products(setting, record))
     limits, found = limits_of(setting), dict[str, Steps]()
     models: dict[str, Callable[[], LargeModel]] = {
         f"FP8, {stored.name}": partial(ensure_large_fp8_model, setting, stored) for stored in (ROWS, BLOCKS)

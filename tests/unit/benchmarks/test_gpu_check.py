@@ -118,6 +118,7 @@ def test_decodes_of_all_weights_are_measured(setting: Setting) -> None:
     bounds = [row["bound ms"] for row in record.rows]
     assert bounds[0] == bounds[2] < bounds[4]  # a step reads fewer bytes
     assert any(note.startswith("quantising 5 x 256") for note in record.notes)
+    assert "FP8 products of few tokens are torch's on this device" in record.notes
     assert sum("times as fast as float32" in note for note in record.notes) == 2
 
 
