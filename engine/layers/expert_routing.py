@@ -7,7 +7,13 @@ from torch import Tensor
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import MoEConfig
 from baton.engine.families.tensor_names import ExpertNames
-from baton.engine.layers.expert_pairs.choice import MOST_EXPERTS, MOST_TOKENS, ChoiceKernels, choice_for, choose_in_torch
+from baton.engine.layers.expert_pairs.choice import (
+    MOST_EXPERTS,
+    MOST_TOKENS,
+    ChoiceKernels,
+    choice_for,
+    choose_in_torch,
+)
 from baton.engine.layers.experts import ROW_TILE
 from baton.engine.layers.panel_weight import SingleWeight, can_have_panels
 

@@ -12,8 +12,9 @@ LEAST = tl.constexpr(-(2**63))
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _logits(  # type: ignore[no-untyped-def]
-    x, weight, result, x_stride, NUM_EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr  # noqa: N803
-):
+    x, weight, result, x_stride,
+    NUM_EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr,  # noqa: N803
+):  # fmt: skip
     WHOLE: tl.constexpr = HIDDEN // COLUMNS * COLUMNS  # noqa: N806
     token, expert, column = tl.program_id(0), tl.program_id(1), tl.arange(0, COLUMNS)
     source, row = x + token * x_stride + column, weight + expert * HIDDEN + column

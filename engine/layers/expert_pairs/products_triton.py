@@ -1,9 +1,10 @@
 """The Triton kernels of `products`; importing it requires Triton.
 
 A program is one warp, which reads 16 bytes per thread and row at once, from several rows and several times before it
-multiplies them. It keeps a sum per column and adds those once, at the end. Programs that follow each other compute the same rows for other tokens, so an expert that
-several tokens chose is read from memory once, and from the L2 cache for the others. Shapes and the experts, which are
-read on the device, decide everything, so a recorded launch serves whatever the tensors hold when it is replayed.
+multiplies them. It keeps a sum per column and adds those once, at the end. Programs that follow each other compute the
+same rows for other tokens, so an expert that several tokens chose is read from memory once, and from the L2 cache for
+the others. Shapes and the experts, which are read on the device, decide everything, so a recorded launch serves
+whatever the tensors hold when it is replayed.
 """
 
 import torch
@@ -85,6 +86,17 @@ def products(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: 
         x, chosen, gate_up, activated, x.stride(0), num_chosen, hidden, inner, GATE_ROWS, COLUMNS, num_warps=1
     )
     _down[(num_tokens, hidden // rows)](
-        activated, chosen, weights.contiguous(), down, result, num_chosen, hidden, inner, padded, rows, COLUMNS, num_warps=1
+        activated,
+        chosen,
+        weights.contiguous(),
+        down,
+        result,
+        num_chosen,
+        hidden,
+        inner,
+        padded,
+        rows,
+        COLUMNS,
+        num_warps=1,
     )
     return result
