@@ -96,7 +96,9 @@ class GroupedWeights:
 
     def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
         """Return the experts' outputs for their rows; see Experts."""
-        ends = torch.as_tensor(sizes, device=rows.device).cumsum(0).to(torch.int32)
+        ends = sizes
+        if not isinstance(ends, Tensor):
+            ends = torch.tensor(sizes, device=rows.device).cumsum(0).to(torch.int32)
         activated = ops_for(rows.device).gate_and_mul(self.gate_up(rows, ends), self.activation)
         return self.down(activated, ends)
 
@@ -184,7 +186,7 @@ class Experts:
         """Apply each slot's expert to its rows; returns the same shape.
 
         rows: [sum(sizes), hidden], the first slot's `sizes[0]` rows first; sizes: multiples of `row_tile`, or, if the
-        experts are grouped, any numbers, also on the device.
+        experts are grouped, any numbers, or on the device the end of each slot's rows, [num_slots] int32.
         """
         return self._current.products(rows, sizes) if rows.shape[0] else rows
 

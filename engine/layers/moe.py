@@ -30,12 +30,12 @@ class DeviceExchange:
 
     def dispatch(self, x: Tensor, chosen: Tensor) -> "DeviceDispatch":
         """Sort the tokens' rows by expert."""
-        slots = chosen.flatten()
-        order = slots.argsort(stable=True)
+        slots, order = chosen.flatten().sort(stable=True)
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         # Unlike bincount, this does not make the host wait for the largest value on a GPU.
-        sizes = slots.new_zeros(self._num_experts).scatter_add_(0, slots, torch.ones_like(slots))
-        return DeviceDispatch(ExpertRows(x[order // chosen.shape[1]], sizes, places))
+        each = torch.arange(self._num_experts, device=slots.device)
+        ends = torch.searchsorted(slots, each, right=True, out_int32=True)
+        return DeviceDispatch(ExpertRows(x[order // chosen.shape[1]], ends, places))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def products_in_torch(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tenso
     """
     dtype = x.dtype
     both = torch.einsum("toh,th->to", gate_up[chosen].flatten(1, 2).float(), x.float()).to(dtype).float()
-    gate, up = both.unflatten(1, (chosen.shape[1], -1)).chunk(2, dim=2)
+    gate, up = both.view(*chosen.shape, -1).chunk(2, dim=2)
     activated = (torch.nn.functional.silu(gate) * up).to(dtype).float()
     outputs = torch.einsum("tchi,tci->tch", down[chosen].float(), activated).to(dtype).float()
     return (outputs * weights.unsqueeze(2)).to(dtype).float().sum(1).to(dtype)
