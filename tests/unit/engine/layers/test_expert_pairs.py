@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,6 +45,31 @@ print("equal")
 """
 
 
+# The shape of Qwen3-30B-A3B on a GPU, without one: all weights and tokens are read 16 bytes at a time.
+FOR_HOPPER = """
+import re
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from baton.engine.layers.expert_pairs.products_triton import COLUMNS, DOWN_ROWS, GATE_ROWS, _down, _gate_up
+
+types = {"x": "*bf16", "chosen": "*i64", "weights": "*fp32", "weight": "*bf16", "activated": "*bf16"}
+types |= {"result": "*bf16", "x_stride": "i32"}
+sizes = {"NUM_CHOSEN": 8, "HIDDEN": 2048, "INNER": 768, "CHOSEN": 8, "COLUMNS": COLUMNS}
+for kernel, rows in ((_gate_up, GATE_ROWS), (_down, DOWN_ROWS // 8)):
+    names, constants = kernel.arg_names, sizes | {"ROWS": rows}
+    signature = {name: types.get(name, "constexpr") for name in names}
+    constants = {(index,): constants[name] for index, name in enumerate(names) if name in constants}
+    aligned = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if name in types}
+    source = ASTSource(kernel, signature, constants, aligned)
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1}).asm["ptx"]
+    narrow = {load for load in re.findall(r"ld\\.global[\\w.]*", ptx) if not load.endswith((".v4.b32", ".b64"))}
+    assert not narrow and "ld.global.v4.b32" in ptx, narrow
+    assert ".local" not in ptx
+print("compiled")
+"""
+
+
 @pytest.fixture(autouse=True)
 def _anew() -> Iterator[None]:
     for cached in (products_for, choice_for):
@@ -53,18 +79,24 @@ def _anew() -> Iterator[None]:
         cached.cache_clear()
 
 
+def run_python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.slow
 def test_the_triton_kernels_match_torch() -> None:
     """Run Triton's interpreter in a subprocess, since it must be selected before Triton is imported."""
     pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
-    run = subprocess.run(
-        [sys.executable, "-c", IN_TRITON],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = run_python(IN_TRITON, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
     assert run.stdout == "equal\n", run.stderr
+
+
+@pytest.mark.slow
+def test_the_triton_kernels_compile_to_wide_reads(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
+    run = run_python(FOR_HOPPER, TRITON_CACHE_DIR=str(tmp_path))
+    assert run.stdout == "compiled\n", run.stderr
 
 
 def linear(outputs: int, inputs: int, generator: torch.Generator) -> Linear:
