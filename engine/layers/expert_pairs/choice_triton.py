@@ -60,7 +60,9 @@ def logits(x: Tensor, weight: Tensor) -> Tensor:
     """Return x @ weight.T in fp32, [num_tokens, num_experts], for x [num_tokens, hidden] and fp32 weights."""
     (num_tokens, hidden), num_experts = x.shape, len(weight)
     result = torch.empty(num_tokens, num_experts, dtype=torch.float32, device=x.device)
-    _logits[(num_tokens, num_experts)](x, weight, result, x.stride(0), num_experts, hidden, COLUMNS, num_warps=1)
+    _logits[(num_tokens, num_experts)](
+        x, weight.contiguous(), result, x.stride(0), num_experts, hidden, COLUMNS, num_warps=1
+    )
     return result
 
 
@@ -71,6 +73,6 @@ def choose(logits: Tensor, num_chosen: int, factor: float, is_normed: bool) -> t
     chosen = torch.empty(num_tokens, num_chosen, dtype=torch.int64, device=logits.device)
     lanes = triton.next_power_of_2(num_experts)
     _choose[(num_tokens,)](
-        logits, weights, chosen, factor, num_experts, num_chosen, lanes, is_normed, num_warps=1
+        logits.contiguous(), weights, chosen, factor, num_experts, num_chosen, lanes, is_normed, num_warps=1
     )  # fmt: skip
     return weights, chosen

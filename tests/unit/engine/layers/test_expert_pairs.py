@@ -37,7 +37,7 @@ CONFIG = MoEConfig(num_experts=8, num_experts_per_token=2, intermediate_size=16)
 HIDDEN = 24
 IN_TRITON = """
 from baton.engine.layers.expert_pairs import choice, products
-from tests.unit.engine.expert_pair_cases import check_choice, check_products
+from tests.unit.engine.layers.expert_pair_cases import check_choice, check_products
 
 check_products(products.load_kernels())
 check_choice(choice.load_kernels())
