@@ -23,6 +23,7 @@ class Stage:
 STAGES = (
     Stage("ops", "numerics.ops", 60),
     Stage("kv append", "numerics.kv_append", 90),
+    Stage("expert pairs", "numerics.expert_pairs", 90),
     Stage("attention", "numerics.attention", 120),
     Stage("models", "numerics.models", 120),
     Stage("new families", "numerics.families", 120),

@@ -19,7 +19,7 @@ class ExpertRows:
     """Token rows sorted by slot. If the host knows the sizes, each may be padded to a multiple of the row tile."""
 
     rows: Tensor  # [sum(sizes), hidden]
-    sizes: list[int] | Tensor  # rows per slot: known to the host, or [num_slots] int64 on the device
+    sizes: list[int] | Tensor  # rows per slot, known to the host; or, on the device, the ends of slots: see Experts
     places: Tensor  # [num_entries]: row index of each (token, chosen expert)
 
 

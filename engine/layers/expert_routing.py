@@ -7,6 +7,13 @@ from torch import Tensor
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import MoEConfig
 from baton.engine.families.tensor_names import ExpertNames
+from baton.engine.layers.expert_pairs.choice import (
+    MOST_EXPERTS,
+    MOST_TOKENS,
+    ChoiceKernels,
+    choice_for,
+    choose_in_torch,
+)
 from baton.engine.layers.experts import ROW_TILE
 from baton.engine.layers.panel_weight import SingleWeight, can_have_panels
 
@@ -41,6 +48,7 @@ class ExpertChoice:
         self.correction_bias = None if correction_bias is None else correction_bias.contiguous()
         self._product = SingleWeight(weight) if can_have_panels(weight, inputs_of_unit=1) else None
         self._rule = _rule(config) if choose_experts is not None and weight.device.type == "cpu" else None
+        self._is_plain = config.scoring == "softmax" and correction_bias is None and config.num_groups == 1
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights (fp32) and experts, each [num_tokens, num_experts_per_token], for x [num_tokens, hidden]."""
@@ -48,9 +56,15 @@ class ExpertChoice:
         found = self._chosen(logits) if self._rule is None else self._chosen_natively(logits, self._rule)
         return found if self.factors is None else (found[0] * self.factors[found[1]], found[1])
 
+    @property
+    def _kernels(self) -> ChoiceKernels | None:
+        return choice_for(self.weight.device)
+
     def _logits(self, x: Tensor) -> Tensor:
         if self._product is not None and x.dtype == torch.bfloat16:
             logits = self._product(x)
+        elif 0 < len(x) <= MOST_TOKENS and self._kernels is not None and x.dtype == torch.bfloat16 and x.stride(1) == 1:
+            logits = self._kernels.logits(x, self.weight)
         else:
             rows = x.float()
             if x.device.type == "cpu":
@@ -67,6 +81,11 @@ class ExpertChoice:
         return weights, experts
 
     def _chosen(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if self._is_plain:
+            kernels = self._kernels if len(logits) and logits.shape[1] <= MOST_EXPERTS else None
+            choose = choose_in_torch if kernels is None else kernels.choose
+            config = self.config
+            return choose(logits, config.num_experts_per_token, config.routed_scaling_factor, config.norm_topk_prob)
         scores = logits.sigmoid() if self.config.scoring == "sigmoid" else logits.softmax(dim=-1)
         choice = scores if self.correction_bias is None else scores + self.correction_bias
         if self.config.num_groups > 1:

@@ -1,15 +1,17 @@
 """The experts of one layer on this rank, and the ways to compute them."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from baton.engine.config import Activation
-from baton.engine.layers.grouped_product import GroupedProduct, grouped_product
+from baton.engine.layers.expert_pairs.products import is_served, products_for
+from baton.engine.layers.grouped_product import GroupedProduct, PlainProduct, grouped_product
 from baton.engine.layers.grouped_weight import GroupedWeight
 from baton.engine.layers.linear import Linear, gated_weights
 from baton.engine.layers.panel_weight import GatedWeights
@@ -22,6 +24,8 @@ from baton.engine.ops.factory import ops_for
 ROW_TILE = 16
 
 GROUPED_CAPABILITIES = (9, 10)  # compute capabilities of GPUs with grouped-product kernels in torch
+
+FewTokens = Callable[[Tensor, Tensor, Tensor], Tensor]  # tokens, their experts and weights to weighted sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +96,21 @@ class GroupedWeights:
 
     def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
         """Return the experts' outputs for their rows; see Experts."""
-        ends = torch.as_tensor(sizes, device=rows.device).cumsum(0).to(torch.int32)
+        ends = sizes
+        if not isinstance(ends, Tensor):
+            ends = torch.tensor(sizes, device=rows.device).cumsum(0).to(torch.int32)
         activated = ops_for(rows.device).gate_and_mul(self.gate_up(rows, ends), self.activation)
         return self.down(activated, ends)
+
+    def for_few(self, x: Tensor, chosen: Tensor) -> FewTokens | None:
+        """Return the kernels of few tokens; see Experts."""
+        gate_up, down = self.gate_up, self.down
+        if self.activation != "silu" or not (isinstance(gate_up, PlainProduct) and isinstance(down, PlainProduct)):
+            return None
+        if gate_up.bias is not None or down.bias is not None or not is_served(x, chosen, gate_up.weight, down.weight):
+            return None
+        products = products_for(x.device)
+        return None if products is None else partial(products, gate_up=gate_up.weight, down=down.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +173,20 @@ class Experts:
         """Whether all experts are computed as one grouped product."""
         return isinstance(self._current.products, GroupedWeights)
 
+    def for_few(self, x: Tensor, chosen: Tensor) -> FewTokens | None:
+        """Return a function of x, chosen and weights [num_tokens, num_chosen] that computes each token by itself.
+
+        It returns the weighted sums of the experts' outputs, [num_tokens, hidden]. None if the rows of x [num_tokens,
+        hidden] must be sorted by the slots `chosen` [num_tokens, num_chosen], since no kernel serves them unsorted.
+        """
+        products = self._current.products
+        return products.for_few(x, chosen) if isinstance(products, GroupedWeights) else None
+
     def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
         """Apply each slot's expert to its rows; returns the same shape.
 
         rows: [sum(sizes), hidden], the first slot's `sizes[0]` rows first; sizes: multiples of `row_tile`, or, if the
-        experts are grouped, any numbers, also on the device.
+        experts are grouped, any numbers, or on the device the end of each slot's rows, [num_slots] int32.
         """
         return self._current.products(rows, sizes) if rows.shape[0] else rows
 

@@ -30,12 +30,12 @@ class DeviceExchange:
 
     def dispatch(self, x: Tensor, chosen: Tensor) -> "DeviceDispatch":
         """Sort the tokens' rows by expert."""
-        slots = chosen.flatten()
-        order = slots.argsort(stable=True)
+        slots, order = chosen.flatten().sort(stable=True)
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         # Unlike bincount, this does not make the host wait for the largest value on a GPU.
-        sizes = slots.new_zeros(self._num_experts).scatter_add_(0, slots, torch.ones_like(slots))
-        return DeviceDispatch(ExpertRows(x[order // chosen.shape[1]], sizes, places))
+        each = torch.arange(self._num_experts, device=slots.device)
+        ends = torch.searchsorted(slots, each, right=True, out_int32=True)
+        return DeviceDispatch(ExpertRows(x[order // chosen.shape[1]], ends, places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +162,25 @@ class MoE:
         inputs = x
         if self.choice.config.weights_inputs:
             inputs, weights = x * weights.to(x.dtype), torch.ones_like(weights)
-        dispatch = self.exchange.dispatch(inputs, chosen)
+        compute = self._dispatch(inputs, chosen, weights)
         shared_mlp = self.shared
         # Overlaps the dispatch; on a GPU also the routed experts, which do not fill the GPU.
         shared = run_on_side_stream(lambda: shared_mlp(x), x.device) if shared_mlp is not None and len(x) else None
-        arrived = dispatch.receive()
-        routed = dispatch.combine(self.experts(arrived.rows, arrived.sizes), weights)
+        routed = compute()
         return self.tensor.sum(routed if shared is None else routed + shared())
+
+    def _dispatch(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+        """Start to send tokens to their experts; returns a function that computes these and their weighted sums."""
+        few = self.experts.for_few(x, chosen) if self.stays_on_device else None
+        if few is not None:
+            return lambda: few(x, chosen, weights)
+        dispatch = self.exchange.dispatch(x, chosen)
+
+        def compute() -> Tensor:
+            arrived = dispatch.receive()
+            return dispatch.combine(self.experts(arrived.rows, arrived.sizes), weights)
+
+        return compute
 
 
 def load_moe(

@@ -27,6 +27,8 @@ NEED_EXTRA: dict[str, str | tuple[str, ...]] = {
     "ray": "deployment/ray/",
     "triton": (
         "engine/attention/kv_append_triton.py",
+        "engine/layers/expert_pairs/choice_triton.py",
+        "engine/layers/expert_pairs/products_triton.py",
         "engine/layers/fp8_tokens/product_triton.py",
         "engine/layers/fp8_tokens/quantise_triton.py",
         "kvtransfer/checksum/word_sums_triton.py",

@@ -8,12 +8,15 @@ import transformers
 
 from benchmarks.gpu.engine_session import EngineSession, start_engine
 from benchmarks.gpu.speed.decode import COLUMNS, kv_bytes, measure, row
+from benchmarks.gpu.speed.kernels import NAME_LENGTH, NUM_STEPS, kernel_times
 from benchmarks.gpu.speed.large_model import SEED, TensorSpec, drawn, write_weights
 from benchmarks.gpu.speed.roofline import limits_of
 from benchmarks.gpu.stage import Record, Setting
 
 BATCHES = {False: (1, 8, 64, 256), True: (1, 3)}
 CONTEXT = {False: 1024, True: 64}
+MOST_SHOWN = 8  # requests of a step whose kernels are shown
+MOST_KERNELS = 16
 NUM_LAYERS = 12  # of 48: a step of all layers takes four times as long, but for the head
 QWEN3_30B_A3B: dict[str, Any] = {
     "vocab_size": 151936,
@@ -100,6 +103,16 @@ def step_bytes(config: transformers.Qwen3MoeConfig, batch: int, context: int, it
     return item * (config.num_hidden_layers * per_layer + config.vocab_size * hidden)
 
 
+def note_kernels(record: Record, session: EngineSession, setting: Setting, batch: int, context: int) -> None:
+    """Note the kernels of a step that take longest: launches and microseconds of a step."""
+    times = kernel_times(session, setting, batch, context)
+    count, total_us = sum(map(len, times.values())) / NUM_STEPS, sum(map(sum, times.values())) / NUM_STEPS
+    record.note(f"{batch} requests: {count:.0f} launches, {total_us:.0f} us in all")
+    for name, each in list(times.items())[:MOST_KERNELS]:
+        launches, us = len(each) / NUM_STEPS, sum(each) / NUM_STEPS
+        record.note(f"{batch} requests: {launches:.0f} launches, {us:.0f} us: {name[:NAME_LENGTH]}")
+
+
 def run(setting: Setting, record: Record) -> None:
     """Run the stage."""
     limits, batches, context = limits_of(setting), BATCHES[setting.is_quick], CONTEXT[setting.is_quick]
@@ -121,4 +134,6 @@ def run(setting: Setting, record: Record) -> None:
         step_s, busy_s = measured
         least_s = step_bytes(config, batch, context, setting.dtype.itemsize) / limits.bytes_per_s
         record.add_row(COLUMNS, *row(batch, context, step_s, busy_s, least_s))
+        if batch <= MOST_SHOWN:
+            note_kernels(record, session, setting, batch, context)
     engine.close()

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from baton.engine.engine import Engine
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.layer_states import LayerStates
 from baton.engine.kv.scales import UNSCALED, KVScales
+from baton.engine.layers.expert_pairs.choice import ChoiceKernels, choose_in_torch
+from baton.engine.layers.expert_pairs.products import products_in_torch
 from baton.engine.ops.torch_ops import TorchOps
 from benchmarks.gpu.engine_session import Answer
 from benchmarks.gpu.machine import describe_gpu
-from benchmarks.gpu.numerics import attention, families, kv_append, ops, packed
+from benchmarks.gpu.numerics import attention, expert_pairs, families, kv_append, ops, packed
 from benchmarks.gpu.numerics.answers import compare_answers
 from benchmarks.gpu.numerics.closeness import OPERATION, Closeness
 from benchmarks.gpu.numerics.models import compare_models
@@ -98,6 +101,7 @@ def test_decodes_of_a_model_with_experts_are_measured(setting: Setting) -> None:
     record = Record()
     experts_speed.run(setting, record)
     assert [row["batch"] for row in record.rows] == [1, 3]
+    assert record.notes == ["1 requests: 0 launches, 0 us in all", "3 requests: 0 launches, 0 us in all"]  # on a CPU
     config = transformers.Qwen3MoeConfig(**experts_speed.QUICK)
     least, most = (experts_speed.step_bytes(config, batch, 64, 4) for batch in (1, 1_000_000))
     chosen = 4 * 2 * 3 * 64 * 32  # bytes of an expert in both layers
@@ -170,6 +174,36 @@ def test_an_append_of_wrong_values_or_to_wrong_slots_is_found(setting: Setting) 
         "values and the rest",
     }
     assert found(into_other_slots, plain) == {"keys", "keys in fp32", "values and the rest"}
+
+
+def test_wrong_experts_of_few_tokens_are_found(tmp_path: Path) -> None:
+    setting, shape = Bfloat16Setting(CPU, True, tmp_path), expert_pairs.SHAPES[3]
+
+    def found(check: Callable[..., None], *kernels: object) -> set[str]:
+        record = Record()
+        check(record, setting, *kernels, shape, 3)
+        assert record.findings
+        return {finding.case.rpartition(", ")[2] for finding in record.findings if not finding.ok}
+
+    assert found(expert_pairs.check_products, products_in_torch, None) == set()
+    wrong = found(expert_pairs.check_products, lambda *given: products_in_torch(*given) * 1.02, None)
+    assert wrong == {"routed: fp32", "the same experts: fp32"}
+
+    def choose(logits: Tensor, num_chosen: int, factor: float, is_normed: bool) -> tuple[Tensor, Tensor]:
+        weights, _ = choose_in_torch(logits, num_chosen, factor, is_normed)
+        order = logits.nan_to_num(-1.0).sort(dim=1, descending=True, stable=True).indices
+        return weights, order[:, :num_chosen]
+
+    right = ChoiceKernels(lambda x, weight: (x.double() @ weight.double().T).float(), choose)
+    assert found(expert_pairs.check_choice, right) == set()
+    shifted = replace(right, choose=lambda *given: (choose(*given)[0] * FACTOR, choose(*given)[1] + 1))
+    assert found(expert_pairs.check_choice, shifted) == {
+        "normed True",
+        "normed False",
+        "3 tokens: equal logits and NaN",
+    }
+    rough = replace(right, logits=lambda x, weight: right.logits(x, weight) * 1.0001)
+    assert found(expert_pairs.check_choice, rough) == {"3 tokens: logits"}
 
 
 def test_bf16_attention_passes_and_attention_to_too_few_tokens_fails(tmp_path: Path) -> None:
