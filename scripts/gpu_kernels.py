@@ -31,9 +31,11 @@ BF16, FP16, FP8, INDEX = torch.bfloat16, torch.float16, torch.float8_e4m3fn, tor
 PLAIN = (0, False, False)  # no rotation in the kernel, no sliding window, no cap on the logits
 WINDOW, CAP, WINDOW_CAP = (0, True, False), (0, False, True), (0, True, True)
 OTHERS = (
-    (BF16, 64, WINDOW), (BF16, 128, WINDOW), (BF16, 256, WINDOW), (FP16, 128, PLAIN), (BF16, 256, CAP),
-    (BF16, 256, WINDOW_CAP),
-)  # fmt: skip
+    *((BF16, BF16, width, WINDOW) for width in (64, 128, 256)),
+    *((BF16, BF16, 256, flags) for flags in (CAP, WINDOW_CAP)),
+    *((BF16, FP8, width, flags) for width, flags in ((64, WINDOW), (256, CAP), (256, WINDOW_CAP))),
+    (FP16, FP16, 128, PLAIN),
+)
 # Instances that are never called: custom masks (2), several items in a sequence (3), and KV without blocks (ragged).
 UNUSED = re.compile(r"prefill_(ragged_.*|paged_.*mask_[23])\.cu$")
 
@@ -56,11 +58,12 @@ def specs() -> Iterator[Any]:
         yield attention.gen_batch_mla_module(backend, BF16, BF16, BF16, INDEX, LATENT, ROTARY, False)
     for width in HEAD_DIMS:
         yield attention.gen_batch_prefill_module("fa3", BF16, BF16, BF16, INDEX, width, width, *PLAIN, False)
-    for dtype, width, flags in OTHERS:
-        types, sizes = (dtype, dtype, dtype, INDEX), (width, width, *flags)
+    for dtype, cached, width, flags in OTHERS:
+        types, sizes = (dtype, cached, dtype, INDEX), (width, width, *flags)
         yield attention.gen_batch_decode_module(*types, *sizes)
         yield _gen_batch_prefill_primary_module("fa2", *types, *sizes, False)
-        yield attention.gen_batch_prefill_module("fa3", *types, *sizes, False)
+        if cached == dtype:
+            yield attention.gen_batch_prefill_module("fa3", *types, *sizes, False)
 
 
 def compile_one(spec: Any, directory: Path) -> None:

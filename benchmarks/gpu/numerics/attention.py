@@ -251,6 +251,6 @@ def run(setting: Setting, record: Record) -> None:
                 for seed in range(seeds):
                     check = partial(check_attention, record, setting, model, kv_dtype, block_size, seed)
                     record.attempt(str(Case(model, kv_dtype, block_size)), check)
-            if setting.device.type == "cuda" and model.mla is None and model.num_parts == 1:
+            if setting.device.type == "cuda" and model.mla is None and model.num_parts == 1 and model.span == FULL:
                 shared = partial(check_shared_prefix, record, setting, model, kv_dtype, seed=0)
                 record.attempt(f"{model.name}, KV {kv_dtype}, a shared prefix", shared)

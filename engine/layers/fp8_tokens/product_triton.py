@@ -7,10 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.engine.layers.fp8_tokens.product import ScaledMatrix
+from baton.engine.layers.fp8_tokens.product import MOST_TOKENS, ScaledMatrix
 from baton.engine.layers.fp8_tokens.quantise_triton import RECIPROCAL, TINY
 
-TOKEN_TILES = 8, 16  # tokens that tensor cores multiply at once
 COLUMNS = 128  # that a warp multiplies at once, and that share a scale in a block-scaled weight
 PROCESSORS = 132  # of an H100 or H200
 
@@ -22,7 +21,6 @@ class Tiling:
     rows: int
     warps: int
     stages: int  # turns whose elements are loaded or multiplied at once
-    prefetches: bool = False  # loads of the first turns begin before the tokens' scales are computed
 
 
 @triton.jit
@@ -47,20 +45,12 @@ def _rounded(elements, scale, inverse):  # type: ignore[no-untyped-def]
     return quotient.to(tl.float8e4nv).to(tl.float16)
 
 
-@triton.jit
-def _prefetch(address):  # type: ignore[no-untyped-def]
-    """Begin to load the 128 bytes at each address into the GPU's cache."""
-    program: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
-    tl.inline_asm_elementwise(program, "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1)
-
-
 # Numbers of tokens are not specialised: graphs of several batch sizes replay one compiled kernel.
 @triton.jit(do_not_specialize=["num_tokens", "row_stride"])  # type: ignore[untyped-decorator]
 def _product(  # type: ignore[no-untyped-def]
     tokens, values, scales, bias, result, num_tokens, num_outputs, size, token_stride, row_stride, column_stride,
     IS_BLOCKED: tl.constexpr, ROWS_A_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,  # noqa: N803
     TOKENS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, WARPS: tl.constexpr, STAGES: tl.constexpr,  # noqa: N803
-    PREFETCHES: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     part = tl.arange(0, WARPS)[:, None, None] * COLUMNS
     lane = tl.arange(0, COLUMNS)
@@ -71,11 +61,6 @@ def _product(  # type: ignore[no-untyped-def]
     row_columns = values + some_row.to(tl.int64) * size + lane[None, None, :]
     token_columns = tokens + token[None, None, :] * token_stride + lane[None, :, None]
     row_scales = scales + some_row // ROWS_A_SCALE * row_stride
-    if PREFETCHES:
-        for turn in tl.static_range(STAGES):
-            start = turn * WARPS * COLUMNS + part
-            line = values + some_row.to(tl.int64) * size + tl.where(start < size, start, 0)
-            _prefetch(line.to(tl.int64))
     if not IS_BLOCKED:
         peaks = tl.zeros((WARPS, COLUMNS, TOKENS), tl.int32)
         for first in tl.range(0, size, WARPS * COLUMNS, num_stages=STAGES):
@@ -91,6 +76,8 @@ def _product(  # type: ignore[no-untyped-def]
         is_element = (start + lane[None, :, None] < size) & is_token[None, None, :]
         elements = tl.load(token_columns + start, mask=is_element, other=0.0)
         if IS_BLOCKED:
+            # Tokens beyond the last are not zero: to divide by the least scale takes several times as long.
+            elements = tl.where(is_token[None, None, :], elements, 1.0)
             block_scale = _scale(tl.max(_magnitudes(elements), 1, keep_dims=True))
             weight_scale = tl.load(row_scales + start // COLUMNS * column_stride, mask=start < size, other=0.0)
             rounded = _rounded(elements, block_scale, tl.div_rn(1.0, block_scale))
@@ -108,25 +95,24 @@ def _product(  # type: ignore[no-untyped-def]
     tl.store(place, product, mask=is_row[:, None] & is_token[None, :])
 
 
-def tiling_of(num_outputs: int, num_tokens: int) -> Tiling:
+def tiling_of(num_outputs: int) -> Tiling:
     """Choose the tiling for a weight's rows, so that all multiprocessors have programs, and their memory holds them."""
-    stages = 4 if num_tokens <= TOKEN_TILES[0] else 3
     if num_outputs <= PROCESSORS * 16:
-        return Tiling(rows=16, warps=8, stages=stages)
-    return Tiling(rows=32, warps=8 if num_outputs <= PROCESSORS * 32 else 4, stages=stages)
+        return Tiling(rows=16, warps=8, stages=4)
+    return Tiling(rows=32, warps=8, stages=4) if num_outputs <= PROCESSORS * 32 else Tiling(rows=32, warps=4, stages=3)
 
 
 def product(x: Tensor, weight: ScaledMatrix, bias: Tensor | None, tiling: Tiling | None = None) -> Tensor:
-    """See `product.few_token_product`. x: bfloat16 of at most 16 tokens, each row contiguous."""
+    """See `product.few_token_product`. x: bfloat16 of at most `MOST_TOKENS`, each row contiguous."""
     num_tokens, size = x.shape
-    tiling = tiling or tiling_of(weight.num_outputs, num_tokens)
+    tiling = tiling or tiling_of(weight.num_outputs)
     result = torch.empty(num_tokens, weight.num_outputs, dtype=torch.bfloat16, device=x.device)
     _product[(triton.cdiv(weight.num_outputs, tiling.rows),)](
         x, weight.values, weight.scales, result if bias is None else bias, result,
         num_tokens, weight.num_outputs, size, x.stride(0), weight.scales.stride(0), weight.scales.stride(1),
         IS_BLOCKED=weight.tile_columns < size, ROWS_A_SCALE=weight.tile_rows, HAS_BIAS=bias is not None,
-        TOKENS=TOKEN_TILES[num_tokens > TOKEN_TILES[0]], COLUMNS=COLUMNS,
-        ROWS=tiling.rows, WARPS=tiling.warps, STAGES=tiling.stages, PREFETCHES=tiling.prefetches,
+        TOKENS=MOST_TOKENS, COLUMNS=COLUMNS,
+        ROWS=tiling.rows, WARPS=tiling.warps, STAGES=tiling.stages,
         num_warps=tiling.warps,
     )  # fmt: skip
     return result

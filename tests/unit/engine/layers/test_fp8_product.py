@@ -144,7 +144,7 @@ def check(x, weight, bias, tiling=None):
 
 
 tilings = [Tiling(16, 8, 4), Tiling(32, 4, 3), Tiling(32, 2, 3), Tiling(64, 1, 3), None]
-counts = itertools.cycle([1, 16, 5, 8, 9, 2])
+counts = itertools.cycle([1, 8, 5, 3, 7, 2])
 for num_outputs, size in ((272, 1152), (48, 128), (16, 640), (144, 2048)):
     for number, weight in enumerate(drawn_weights(num_outputs, size)):
         for tiling in tilings:
@@ -183,19 +183,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
+from baton.engine.layers.fp8_tokens.product import MOST_TOKENS
 from baton.engine.layers.fp8_tokens.product_triton import COLUMNS, _product, tiling_of
 
 names = _product.arg_names
 pointers = {"tokens": "*bf16", "values": "*fp8e4nv", "scales": "*fp32", "bias": "*bf16", "result": "*bf16"}
 integers = dict.fromkeys(("num_tokens", "num_outputs", "size", "token_stride", "row_stride", "column_stride"), "i32")
 memory, file = 227 * 1024, sys.argv[1] + "/product.ptx"
-cases = {(tiling_of(rows, tokens), tokens) for rows in (6144, 4096, 24576, 1024) for tokens in (8, 16)}
-for tiling, tokens in sorted(cases, key=str):
+for tiling in sorted({tiling_of(rows) for rows in (6144, 4096, 24576, 1024)}, key=str):
     for is_blocked in (False, True):
         sizes = {
-            "IS_BLOCKED": is_blocked, "ROWS_A_SCALE": 128 if is_blocked else 1, "HAS_BIAS": False, "TOKENS": tokens,
-            "COLUMNS": COLUMNS, "ROWS": tiling.rows, "WARPS": tiling.warps, "STAGES": tiling.stages,
-            "PREFETCHES": tokens == 8,
+            "IS_BLOCKED": is_blocked, "ROWS_A_SCALE": 128 if is_blocked else 1, "HAS_BIAS": False,
+            "TOKENS": MOST_TOKENS, "COLUMNS": COLUMNS, "ROWS": tiling.rows, "WARPS": tiling.warps, "STAGES": tiling.stages,
         }
         signature = pointers | integers | dict.fromkeys(sizes, "constexpr")
         aligned = [*pointers, "num_outputs", "size", "token_stride"]
@@ -203,7 +202,7 @@ for tiling, tokens in sorted(cases, key=str):
         divisible = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
         source = ASTSource(_product, signature, constants, divisible)
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": tiling.warps})
-        assert compiled.metadata.shared <= memory, (tiling, tokens, compiled.metadata.shared)
+        assert compiled.metadata.shared <= memory, (tiling, compiled.metadata.shared)
         ptx = compiled.asm["ptx"]
         expected = (
             "cp.async.cg.shared.global [", ", 0x10", "cp.async.wait_group", "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
@@ -216,9 +215,8 @@ for tiling, tokens in sorted(cases, key=str):
             out.write(ptx)
         command = [get_ptxas(90).path, "-v", "-arch=sm_90a", file, "-o", file + ".cubin"]
         report = subprocess.run(command, capture_output=True, text=True).stderr
-        assert ("prefetch.global.L2" in ptx) == (tokens == 8)
         spilled = [int(count) for count in re.findall(r"(\\d+) bytes spill", report)]
-        assert len(spilled) == 2 and max(spilled) <= 16, (tiling, tokens, report)
+        assert len(spilled) == 2 and max(spilled) <= 16, (tiling, report)
 print("compiled")
 """
 
