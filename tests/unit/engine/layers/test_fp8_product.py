@@ -194,7 +194,8 @@ for tiling in sorted({tiling_of(rows) for rows in (6144, 4096, 24576, 1024)}, ke
     for is_blocked in (False, True):
         sizes = {
             "IS_BLOCKED": is_blocked, "ROWS_A_SCALE": 128 if is_blocked else 1, "HAS_BIAS": False,
-            "TOKENS": MOST_TOKENS, "COLUMNS": COLUMNS, "ROWS": tiling.rows, "WARPS": tiling.warps, "STAGES": tiling.stages,
+            "TOKENS": MOST_TOKENS, "COLUMNS": COLUMNS,
+            "ROWS": tiling.rows, "WARPS": tiling.warps, "STAGES": tiling.stages,
         }
         signature = pointers | integers | dict.fromkeys(sizes, "constexpr")
         aligned = [*pointers, "num_outputs", "size", "token_stride"]
