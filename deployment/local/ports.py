@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 FIRST_PORT, LAST_PORT = 20000, 32000  # below the ephemeral port range
 NUM_ATTEMPTS = 1000
+_given: set[int] = set()
 
 
 class PortInUse(OSError):
@@ -13,14 +14,19 @@ class PortInUse(OSError):
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Return `count` distinct free ports of `host`. Raises PortInUse."""
+    """Return `count` distinct free ports of `host`. Raises PortInUse.
+
+    Ports that this process has been given before come last: what keeps one may be about to start again.
+    """
     ports: list[int] = []
     draw = random.SystemRandom()  # two clusters started together must not draw the same ports
     with ExitStack() as held:
-        for _ in range(NUM_ATTEMPTS):
+        for attempt in range(2 * NUM_ATTEMPTS):
             if len(ports) == count:
-                return ports
+                break
             port = draw.randrange(FIRST_PORT, LAST_PORT)
+            if port in _given and attempt < NUM_ATTEMPTS:
+                continue
             probe = held.enter_context(_socket(host))
             try:
                 probe.bind((host, port))
@@ -29,6 +35,7 @@ def free_ports(host: str, count: int) -> list[int]:
             ports.append(port)
     if len(ports) < count:
         raise PortInUse(f"did not find {count} free ports from {FIRST_PORT} to {LAST_PORT} on {host}")
+    _given.update(ports)
     return ports
 
 

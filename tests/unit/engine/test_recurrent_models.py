@@ -22,6 +22,7 @@ from baton.engine.scheduling.schedule import ScheduledRequest, StepResult
 from baton.settings.values import OptionError
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
+from tests.marks import slow_case
 from tests.paged_model import PagedModel
 
 NUM_TOKENS = 24
@@ -199,7 +200,7 @@ def test_a_step_that_runs_out_of_memory_is_not_repeated_on_its_states(
     assert engine.blocks.num_free == engine.blocks.num_usable
 
 
-@pytest.mark.parametrize("is_cached", [True, False])
+@pytest.mark.parametrize("is_cached", [True, slow_case(False)])
 def test_steps_that_run_out_of_memory_at_random_change_no_token(
     model: Path, oracle: AutoModelForCausalLM, monkeypatch: pytest.MonkeyPatch, is_cached: bool
 ) -> None:

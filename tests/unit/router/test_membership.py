@@ -183,7 +183,7 @@ async def test_a_worker_with_an_invalid_id_is_refused() -> None:
 
 
 async def test_a_worker_with_impossible_blocks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.unit.router.scripted_worker.BLOCK_SIZE", 0)
+    monkeypatch.setattr("tests.unit.router.rigs.scripted_worker.BLOCK_SIZE", 0)
     async with AsyncExitStack() as stack:
         (worker,) = await started(stack, "decode-0")
         pool = await stack.enter_async_context(running_pool(MemoryRegistry([worker.address])))

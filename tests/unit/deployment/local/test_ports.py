@@ -21,6 +21,15 @@ def test_free_ports_are_distinct_and_unused(monkeypatch: pytest.MonkeyPatch) -> 
             free_ports(HOST, 4)
 
 
+def test_ports_that_were_given_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = min(free_ports(HOST, 40))
+    monkeypatch.setattr(ports, "FIRST_PORT", first)
+    monkeypatch.setattr(ports, "LAST_PORT", first + 6)
+    monkeypatch.setattr(ports, "_given", {first})
+    assert sorted(free_ports(HOST, 3) + free_ports(HOST, 2)) == list(range(first + 1, first + 6))
+    assert free_ports(HOST, 1)[0] in range(first, first + 6)
+
+
 def test_a_port_in_use_is_refused() -> None:
     with socket.create_server((HOST, 0)) as server:
         port = server.getsockname()[1]
