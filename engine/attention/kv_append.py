@@ -3,7 +3,6 @@
 Separate launches do the same: norms of queries and of keys, rotation (`LayerOps.rotate`), and the backend's append.
 """
 
-import logging
 from functools import cache
 from typing import Protocol
 
@@ -11,10 +10,9 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention import fp8_rows
+from baton.engine.execution.kernel_trial import tried
 from baton.engine.kv.scales import UNSCALED, KVScales
 from baton.engine.ops.base import HeadNorms, Rotation
-
-log = logging.getLogger(__name__)
 
 DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = (64, 128, 256)
@@ -104,19 +102,12 @@ def is_appendable(
 def append_for(device: torch.device, dtype: torch.dtype, cached_dtype: torch.dtype) -> KVAppend | None:
     """Return the kernel for a GPU if its results are right in a trial; otherwise log why and return None.
 
-    An installed Triton is not enough: it compiles on first use, which needs a C compiler, and not every GPU has FP8.
     The trial waits for the GPU, so the first call must not be recorded in a CUDA graph.
     """
     if device.type != "cuda" or dtype not in DTYPES or cached_dtype not in (dtype, fp8_rows.DTYPE):
         return None
-    try:
-        kernel = load_kernel()
-        check_kernel(kernel, device, dtype, cached_dtype)
-    except Exception as error:  # whatever Triton, a compiler or the driver raises
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        log.warning("head norms, rotation and KV append take several launches: their kernel does not work: %s", reason)
-        return None
-    return kernel
+    otherwise = "head norms, rotation and KV append take several launches: their kernel does not work"
+    return tried(load_kernel, lambda kernel: check_kernel(kernel, device, dtype, cached_dtype), otherwise)
 
 
 def load_kernel() -> KVAppend:

@@ -1,6 +1,5 @@
 """Choice of experts by a softmax of the router's logits, by one kernel, or by torch's operations."""
 
-import logging
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -8,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-log = logging.getLogger(__name__)
+from baton.engine.execution.kernel_trial import tried
 
 MOST_EXPERTS = 512  # 16 for each thread of a warp
 MOST_TOKENS = 32  # whose logits are computed here; a product's kernel is faster for more
@@ -59,14 +58,8 @@ def choice_for(device: torch.device) -> ChoiceKernels | None:
     """
     if device.type != "cuda":
         return None
-    try:
-        kernels = load_kernels()
-        check_kernels(kernels, device)
-    except Exception as error:  # whatever Triton, a compiler or the driver raises
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        log.warning("experts are chosen by torch's operations: their kernels do not work: %s", reason)
-        return None
-    return kernels
+    otherwise = "experts are chosen by torch's operations: their kernels do not work"
+    return tried(load_kernels, lambda kernels: check_kernels(kernels, device), otherwise)
 
 
 def load_kernels() -> ChoiceKernels:

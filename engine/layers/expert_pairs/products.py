@@ -3,14 +3,13 @@
 For few tokens, sorting rows by expert and grouped products take longer than reading the experts.
 """
 
-import logging
 from functools import cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-log = logging.getLogger(__name__)
+from baton.engine.execution.kernel_trial import tried
 
 MOST_TOKENS = 32
 MOST_CHOSEN = 16
@@ -70,19 +69,12 @@ def is_served(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> bool:
 def products_for(device: torch.device) -> PairProducts | None:
     """Return the kernels for a GPU if their results are right in a trial; otherwise log why and return None.
 
-    An installed Triton is not enough: it compiles on first use, which needs a C compiler. The trial waits for the GPU,
-    so the first call must not be recorded in a CUDA graph.
+    The trial waits for the GPU, so the first call must not be recorded in a CUDA graph.
     """
     if device.type != "cuda":
         return None
-    try:
-        kernels = load_kernels()
-        check_kernels(kernels, device)
-    except Exception as error:  # whatever Triton, a compiler or the driver raises
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        log.warning("experts of few tokens are computed as those of many: their kernels do not work: %s", reason)
-        return None
-    return kernels
+    otherwise = "experts of few tokens are computed as those of many: their kernels do not work"
+    return tried(load_kernels, lambda kernels: check_kernels(kernels, device), otherwise)
 
 
 def load_kernels() -> PairProducts:

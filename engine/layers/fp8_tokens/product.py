@@ -4,7 +4,6 @@ Such a product takes the time to read its weight. Torch's, in tiles of 128 rows 
 multiprocessors idle.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -12,14 +11,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from baton.engine.execution.kernel_trial import tried
 from baton.engine.layers.fp8_tokens.quantise import E4M3, quantise_in_torch
 
 MOST_TOKENS = 8  # which tensor cores multiply at once; with more, torch is as fast
 HOPPER = 9  # compute capability of the GPUs that the tiles are made for
 TRIAL_SHAPE = (272, 640)
 TRIAL_TOLERANCE = 2**-7  # of the result's largest element; a result is rounded to bfloat16 once
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +59,23 @@ def product_kernel(device: torch.device, has_whole_rows: bool) -> Product | None
 
 def tried_kernel(device: torch.device, has_whole_rows: bool) -> Product | None:
     """Try the kernel on the device; see `product_kernel`."""
-    try:
-        kernel = load_kernel()
-        num_outputs, size = TRIAL_SHAPE
-        values = (torch.arange(num_outputs * size, device=device) % 251 - 125).view(num_outputs, size).float().to(E4M3)
-        width, rows = (size, 1) if has_whole_rows else (128, 128)
-        shape = (-(-num_outputs // rows), size // width)
-        scales = torch.linspace(0.5, 2, shape[0] * shape[1], device=device).view(shape)
-        weight = ScaledMatrix(values, scales, num_outputs, rows, width)
-        for num_tokens in (3, MOST_TOKENS):
-            x = (torch.arange(num_tokens * size, device=device) % 613 - 400).view(num_tokens, size).bfloat16()
-            found, expected = kernel(x, weight, None).double(), exact_product(x, weight)
-            if not (found - expected).abs().max() <= TRIAL_TOLERANCE * expected.abs().max():
-                raise ArithmeticError("its results are wrong")
-    except Exception as error:  # whatever Triton, a compiler or the driver raises
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        logger.warning("FP8 products of few tokens are torch's, since Triton does not work here: %s", reason)
-        return None
-    return kernel
+    otherwise = "FP8 products of few tokens are torch's, since Triton does not work here"
+    return tried(load_kernel, lambda kernel: check_kernel(kernel, device, has_whole_rows), otherwise)
+
+
+def check_kernel(kernel: Product, device: torch.device, has_whole_rows: bool) -> None:
+    """Compare products of few tokens with exact ones. Raises ArithmeticError if they differ."""
+    num_outputs, size = TRIAL_SHAPE
+    values = (torch.arange(num_outputs * size, device=device) % 251 - 125).view(num_outputs, size).float().to(E4M3)
+    width, rows = (size, 1) if has_whole_rows else (128, 128)
+    shape = (-(-num_outputs // rows), size // width)
+    scales = torch.linspace(0.5, 2, shape[0] * shape[1], device=device).view(shape)
+    weight = ScaledMatrix(values, scales, num_outputs, rows, width)
+    for num_tokens in (3, MOST_TOKENS):
+        x = (torch.arange(num_tokens * size, device=device) % 613 - 400).view(num_tokens, size).bfloat16()
+        found, expected = kernel(x, weight, None).double(), exact_product(x, weight)
+        if not (found - expected).abs().max() <= TRIAL_TOLERANCE * expected.abs().max():
+            raise ArithmeticError("its results are wrong")
 
 
 def load_kernel() -> Product:

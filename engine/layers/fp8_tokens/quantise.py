@@ -1,6 +1,5 @@
 """Quantisation of tokens by one kernel, or by torch's operations."""
 
-import logging
 from collections.abc import Callable
 from functools import cache
 
@@ -8,11 +7,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from baton.engine.execution.kernel_trial import tried
+
 E4M3 = torch.float8_e4m3fn
 LAST = 448.0  # largest number in e4m3
 TINY = torch.finfo(torch.float32).tiny
-
-logger = logging.getLogger(__name__)
 
 Quantise = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
 
@@ -46,22 +45,9 @@ def quantise_in_torch(x: Tensor, width: int, num_rows: int) -> tuple[Tensor, Ten
 
 @cache
 def quantise_kernel(device: torch.device) -> Quantise | None:
-    """Return the Triton kernel if its results on the device equal torch's; otherwise log why and return None.
-
-    An installed Triton is not enough: it compiles on first use, which needs a C compiler.
-    """
-    try:
-        kernel = load_kernel()
-        x = torch.arange(-640, 640, device=device).view(5, 256).bfloat16()
-        for width in (128, 256):
-            found, expected = kernel(x, width, 8), quantise_in_torch(x, width, 8)
-            if not all(map(is_same, found, expected)):
-                raise ArithmeticError("its results are wrong")
-    except Exception as error:  # whatever Triton, a compiler or the driver raises
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        logger.warning("tokens are quantised by torch's operations, since Triton does not work here: %s", reason)
-        return None
-    return kernel
+    """Return the Triton kernel if its results on the device equal torch's; otherwise log why and return None."""
+    otherwise = "tokens are quantised by torch's operations, since Triton does not work here"
+    return tried(load_kernel, lambda kernel: check_kernel(kernel, device), otherwise)
 
 
 def load_kernel() -> Quantise:
@@ -69,6 +55,14 @@ def load_kernel() -> Quantise:
     from baton.engine.layers.fp8_tokens.quantise_triton import quantise
 
     return quantise
+
+
+def check_kernel(kernel: Quantise, device: torch.device) -> None:
+    """Quantise five tokens and compare with torch. Raises ArithmeticError if the results differ."""
+    x = torch.arange(-640, 640, device=device).view(5, 256).bfloat16()
+    for width in (128, 256):
+        if not all(map(is_same, kernel(x, width, 8), quantise_in_torch(x, width, 8))):
+            raise ArithmeticError("its results are wrong")
 
 
 def is_same(first: Tensor, second: Tensor) -> bool:
