@@ -73,8 +73,10 @@ class ChatPart(ContentPart):
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                {"required": ["text"], "properties": {"text": {"type": "string"}}},
-                {"required": ["refusal"], "properties": {"refusal": {"type": "string"}}},
+                {"required": [kind], "properties": {"type": {"not": {"const": IMAGE}}, kind: {"type": "string"}}}
+                for kind in ("text", "refusal")
+            ]
+            + [
                 {"required": [IMAGE], "properties": {"type": {"const": IMAGE}, IMAGE: {"not": {"type": "null"}}}},
             ]
         }

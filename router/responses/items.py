@@ -50,8 +50,10 @@ class MessagePart(TextPart):
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                {"required": ["text"], "properties": {"text": {"type": "string"}}},
-                {"required": ["refusal"], "properties": {"refusal": {"type": "string"}}},
+                {"required": [kind], "properties": {"type": {"not": {"const": INPUT_IMAGE}}, kind: {"type": "string"}}}
+                for kind in ("text", "refusal")
+            ]
+            + [
                 {
                     "required": ["image_url"],
                     "properties": {"type": {"const": INPUT_IMAGE}, "image_url": {"type": "string"}},
