@@ -27,6 +27,7 @@ from baton.settings.values import OptionError
 
 GRACE_S = 3.0  # from SIGTERM to the forced exit
 PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>
+_lifeline_ended = threading.Event()
 
 
 def hold_lifeline(fd: int) -> None:
@@ -39,9 +40,18 @@ def hold_lifeline(fd: int) -> None:
     threading.Thread(target=_watch, args=(fd,), name="lifeline", daemon=True).start()
 
 
+def is_orphan() -> bool:
+    """Return whether the lifeline has ended; then its thread sends SIGTERM.
+
+    The kernel closes the pipes of a process that ends before its children get another parent.
+    """
+    return _lifeline_ended.is_set()
+
+
 def _watch(fd: int) -> None:
     while os.read(fd, 1):
         pass
+    _lifeline_ended.set()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)
     os._exit(1)

@@ -11,6 +11,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     ValidatorFunctionWrapHandler,
 )
+from pydantic.config import JsonDict, JsonValue
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_wrap_validator_function
@@ -43,6 +44,16 @@ def _text_or_image(kind: object) -> object:
     return kind
 
 
+def text_or_image_rule(image_type: str, image: JsonDict) -> JsonDict:
+    """Return the JSON schema rule that a part of type `image_type` has an `image_url`, and any other one a text."""
+    rules: list[JsonValue] = [
+        {"required": [name], "properties": {"type": {"not": {"const": image_type}}, name: {"type": "string"}}}
+        for name in ("text", "refusal")
+    ]
+    rules.append({"required": ["image_url"], "properties": {"type": {"const": image_type}, "image_url": image}})
+    return {"anyOf": rules}
+
+
 class ContentPart(RequestBody):
     """One part of a message's content; only text is supported."""
 
@@ -70,17 +81,7 @@ class ImageUrl(RequestBody):
 class ChatPart(ContentPart):
     """A text, or an image."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                {"required": [kind], "properties": {"type": {"not": {"const": IMAGE}}, kind: {"type": "string"}}}
-                for kind in ("text", "refusal")
-            ]
-            + [
-                {"required": [IMAGE], "properties": {"type": {"const": IMAGE}, IMAGE: {"not": {"type": "null"}}}},
-            ]
-        }
-    )
+    model_config = ConfigDict(json_schema_extra=text_or_image_rule(IMAGE, {"not": {"type": "null"}}))
 
     type: Annotated[TextType | Literal["image_url"], BeforeValidator(_text_or_image)]  # type: ignore[assignment]
     image_url: Annotated[ImageUrl, OrText(lambda url: {"url": url}, dict)] | None = None

@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
 from baton.router.openai.ignored_fields import Label
-from baton.router.openai.messages import MAX_PARTS, TEXT_TYPES, ContentPart, TextType
+from baton.router.openai.messages import MAX_PARTS, TEXT_TYPES, ContentPart, TextType, text_or_image_rule
 from baton.router.openai.request_body import OrText, RequestBody
 from baton.router.openai.tool_messages import CallId
 
@@ -47,20 +47,7 @@ def _text_or_image(kind: object) -> object:
 class MessagePart(TextPart):
     """One part of a message: a text, or an image as a URL. `detail` is ignored."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                {"required": [kind], "properties": {"type": {"not": {"const": INPUT_IMAGE}}, kind: {"type": "string"}}}
-                for kind in ("text", "refusal")
-            ]
-            + [
-                {
-                    "required": ["image_url"],
-                    "properties": {"type": {"const": INPUT_IMAGE}, "image_url": {"type": "string"}},
-                },
-            ]
-        }
-    )
+    model_config = ConfigDict(json_schema_extra=text_or_image_rule(INPUT_IMAGE, {"type": "string"}))
 
     type: Annotated[TextType | Literal["input_image"], BeforeValidator(_text_or_image)]  # type: ignore[assignment]
     image_url: str | None = None

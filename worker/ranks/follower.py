@@ -3,7 +3,6 @@
 import asyncio
 import faulthandler
 import logging
-import os
 import signal
 import threading
 import uuid
@@ -17,6 +16,7 @@ from baton.kvtransfer.base import KVTransport, PoolIdentity
 from baton.kvtransfer.block_slice import PartGroup
 from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.shared_memory.pool import SharedPool
+from baton.process.entry import is_orphan
 from baton.rpc.grpc_options import LOCAL_OPTIONS
 from baton.rpc.tls import make_security
 from baton.rpc.unix_sockets import unix_address
@@ -129,10 +129,10 @@ async def _sigterm_to_end(commands: RankCommands, can_leave: bool) -> None:
 
     Otherwise the first rank decides: it drains the worker at its own SIGTERM or, if `can_leave`, at this one.
     """
-    stopping, parent = asyncio.Event(), os.getppid()
+    stopping = asyncio.Event()
 
     def on_sigterm() -> None:
-        if not commands.is_followed or os.getppid() != parent:  # the lifeline sends SIGTERM to an orphan
+        if not commands.is_followed or is_orphan():
             stopping.set()
         elif can_leave:
             commands.leave()

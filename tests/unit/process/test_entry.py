@@ -85,3 +85,35 @@ def test_the_role_may_be_in_the_file(tmp_path: Path) -> None:
     result = CliRunner().invoke(decode_main, ["--config", str(file)])
     assert result.exit_code == 2
     assert "role: 'prefill' is not allowed; it must be one of decode" in result.output
+
+
+LIFELINE_SCRIPT = """
+import signal, sys
+from baton.process.entry import hold_lifeline, is_orphan
+
+def on_sigterm(*_):
+    print(is_orphan(), flush=True)
+    if is_orphan():
+        sys.exit()
+
+signal.signal(signal.SIGTERM, on_sigterm)
+hold_lifeline(int(sys.argv[1]))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_sigterm_of_the_lifeline_differs_from_any_other() -> None:
+    """The parent still runs when the child learns that it is alone."""
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-c", LIFELINE_SCRIPT, str(read_end)]
+    with subprocess.Popen(command, pass_fds=(read_end,), stdout=subprocess.PIPE, text=True) as child:
+        os.close(read_end)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.terminate()
+        assert child.stdout.readline() == "False\n"
+        os.close(write_end)
+        assert child.stdout.readline() == "True\n"
+        assert child.wait(60) == 0

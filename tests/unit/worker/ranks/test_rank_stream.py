@@ -19,6 +19,7 @@ from baton.process.progress import ProgressReporter
 from baton.protos import rank_pb2, rank_pb2_grpc
 from baton.rpc.tls import Plaintext
 from baton.worker.config import WorkerConfig
+from baton.worker.ranks import follower
 from baton.worker.ranks.first_rank import FirstRankService
 from baton.worker.ranks.follower import _sigterm_to_end
 from baton.worker.ranks.hello import hello_of
@@ -209,7 +210,7 @@ async def test_sigterm_ends_a_rank_or_drains_its_worker(
     ending = asyncio.create_task(_sigterm_to_end(commands, can_leave))
     await asyncio.sleep(0)
     if is_orphan:
-        monkeypatch.setattr(os, "getppid", lambda: 1)
+        monkeypatch.setattr(follower, "is_orphan", lambda: True)
     os.kill(os.getpid(), signal.SIGTERM)
     async with asyncio.timeout(WAIT_S):
         await commands.is_asked.wait()
