@@ -12,6 +12,7 @@ from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.scheduling.schedule import Received
 from baton.protos import common_pb2, worker_pb2
 from baton.rpc.requests import image_from_proto, image_to_proto, logprobs_to_proto, sampling_from_proto
+from baton.worker.base import StoredKV
 
 ENGINE_IDS = "decode/"  # prefix of this service's request ids in the engine, which other services may share
 FINISH_REASONS = {
@@ -40,6 +41,7 @@ class DecodeRequest:
     origin: KVOrigin  # of the KV that this worker computes
     foreign: frozenset[KVOrigin] = NO_ORIGINS  # other models whose KV its tokens were sampled from
     handover: "asyncio.Task[None] | None" = None
+    stored: StoredKV | None = None  # that stores below the pool have of its tokens
     is_served_by_sent: bool = field(default=False)  # the current `served_by` went out with a token
     recalled: worker_pb2.RecalledOutput | None = None  # its output so far; None: the request is not resumable
 

@@ -61,6 +61,8 @@ class HandoverReporter:
         served_by.kv_transport = self._handovers[-1].peer_transport
         served_by.prefill_cached_tokens = first.num_cached_tokens
         served_by.prefix_pulled_tokens = first.num_pulled_tokens
+        served_by.ClearField("stored_tokens")
+        served_by.stored_tokens.update(first.stored_tokens)
         self.entry.note_origins(self._handovers[-1].origins.all)
         reason = self._finish_rule.reason(self.entry.request, first.token_id)
         if reason is not None:

@@ -2,9 +2,11 @@
 
 1. A router sends a command on its stream. The engine queues the request, or refuses it and the router gets the error.
 2. The engine admits the request when it has blocks for all its tokens. It reuses cached prefix blocks.
-3. The remaining blocks are filled in one of three ways:
+3. The remaining blocks are filled in one of four ways:
    - The plan names a prefill worker: a handover fills them (see `handover.py`).
    - The plan names only a worker with a longer cached prefix: that prefix is pulled; the engine computes the rest.
+   - It names neither, and a store below the pool has a longer prefix: that is fetched if it pays; the engine computes
+     the rest.
    - Otherwise the engine computes the prompt itself, in chunks, batched with the other requests.
 4. Once its KV is complete, the request decodes in every step. After each step, each router gets one message with the
    new tokens of all of its requests.
@@ -17,6 +19,7 @@ rest, and if there is none the engine computes it.
 
 import asyncio
 import itertools
+import logging
 from functools import partial
 
 from baton.decode_worker.decode_request import ENGINE_IDS, DecodeRequest
@@ -30,11 +33,13 @@ from baton.engine.outputs import StepOutput
 from baton.engine.scheduling.schedule import Received
 from baton.protos import worker_pb2
 from baton.rpc.peers import Channels
-from baton.worker.base import Host
+from baton.worker.base import NO_STORES, Host, StoredKV, Stores
 from baton.worker.drain import Drain
 from baton.worker.kv.prefix_pull import PrefixPull
 from baton.worker.kv.receives import KVReceives
 from baton.worker.reporting import WorkerCounters
+
+logger = logging.getLogger(__name__)
 
 
 class DecodeRequests:
@@ -50,6 +55,7 @@ class DecodeRequests:
         limits: HandoverLimits,
         takes_handovers: bool = True,
         orphan_timeout_s: float = 0.0,
+        stores: Stores = NO_STORES,
     ) -> None:
         """Serve requests with the engine of `host`.
 
@@ -63,6 +69,7 @@ class DecodeRequests:
         self._worker_id = worker_id
         self._limits = limits
         self._takes_handovers = takes_handovers
+        self._stores = stores
         self._remembered = RememberedOutputs(counters, orphan_timeout_s)
         self._table = RequestTable(
             counters,
@@ -81,9 +88,13 @@ class DecodeRequests:
             command.ClearField("prefill")
         number, origin = next(self._numbers), self._host.origin
         entry = DecodeRequest.of(command, session, self._worker_id, number, origin, self._images)
-        if self._table.enter(entry):
-            adding = self._host.call(lambda engine: engine.add(entry.request))
-            adding.add_done_callback(partial(self._on_added, entry))
+        if not self._table.enter(entry):
+            return
+        if self._stores is NO_STORES:
+            self._add(entry)
+        else:  # a task of the request's, like its fills: an abort cancels it
+            entry.handover = finding = asyncio.create_task(self._find_stored(entry))
+            finding.add_done_callback(partial(self._on_found, entry))
 
     def abort(self, request_id: str, session: RouterSession) -> None:
         """Abort a request; no more deltas follow."""
@@ -103,6 +114,23 @@ class DecodeRequests:
         self._remembered.close()
         await self._fills.close()
 
+    async def _find_stored(self, entry: DecodeRequest) -> None:
+        entry.stored = await self._stores.find(entry.request)
+
+    def _on_found(self, entry: DecodeRequest, finding: "asyncio.Task[None]") -> None:
+        if not finding.cancelled() and (error := finding.exception()) is not None:
+            logger.error("a lookup of stored KV failed", exc_info=error)
+        self._add(entry)
+
+    def _add(self, entry: DecodeRequest) -> None:
+        """Queue a request in the engine, unless it has ended in the meantime."""
+        if self._table.find(entry.request.request_id) is not entry:
+            self._table.note_taken(entry)
+            return
+        stored = entry.stored
+        adding = stored.add() if stored is not None else self._host.call(lambda engine: engine.add(entry.request))
+        adding.add_done_callback(partial(self._on_added, entry))
+
     def _on_added(self, entry: DecodeRequest, adding: "asyncio.Future[None]") -> None:
         self._table.note_taken(entry)
         error = asyncio.CancelledError() if adding.cancelled() else adding.exception()
@@ -121,10 +149,12 @@ class DecodeRequests:
                 self._begin_fill(entry)
 
     def _begin_fill(self, entry: DecodeRequest) -> None:
-        """Start the handover or the prefix pull that the request's plan names."""
+        """Start the handover or the prefix pull that the request's plan names, or the fetch of stored KV."""
         entry.served_by.decode_cached_tokens = entry.request.num_cached_tokens
         if entry.command.HasField("prefill"):
             entry.handover = self._hand_over(entry)
+        elif entry.stored is not None:
+            entry.handover = self._fetch(entry, entry.stored)
         else:
             entry.handover = self._pull_prefix(entry)
 
@@ -144,6 +174,16 @@ class DecodeRequests:
             return fill.received
 
         return self._fills.start(request, fill.run(), outcome)
+
+    def _fetch(self, entry: DecodeRequest, stored: StoredKV) -> "asyncio.Task[None]":
+        """Start fetching what stores below the pool have; the engine computes the rest."""
+
+        def outcome(task: "asyncio.Task[None]") -> Received:
+            received = stored.outcome(task)
+            entry.served_by.stored_tokens.update(stored.tokens_by_tier)
+            return received
+
+        return self._fills.start(entry.request, stored.run(), outcome)
 
     def _pull_prefix(self, entry: DecodeRequest) -> "asyncio.Task[None]":
         """Start pulling cached prefix blocks from another worker; the engine computes the rest."""

@@ -24,6 +24,7 @@ class DecodeWorker:
             HandoverLimits(core.config.transfer_deadline_s, core.config.handover_timeout_s),
             takes_handovers=core.config.role != "both",
             orphan_timeout_s=core.config.orphan_timeout_s,
+            stores=core.stores,
         )
         self._service = DecodeService(self._requests, core.host.identity.incarnation)
 

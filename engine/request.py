@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
-from baton.engine.kv.block_hash import BlockHash
+from baton.engine.kv.block_hash import BlockHash, extend_hashes, root_hash
 from baton.engine.kv.origin import NO_ORIGINS, KVOrigin
 from baton.engine.pooling.config import PoolingParams
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.vision.image import Image
+from baton.engine.vision.image import Image, hash_marks
 
 RequestId = NewType("RequestId", str)
 BlockId = NewType("BlockId", int)
@@ -95,6 +95,12 @@ class Request:
         reports_prompt = self.sampling.prompt_logprobs is not None
         is_due = reports_prompt and self.num_prompt_logprobs < self.num_prompt_tokens - 1
         return is_due or self.computes_all
+
+    def hash_blocks(self, block_size: int) -> list[BlockHash]:
+        """Return the hashes of the full blocks of all tokens known so far."""
+        root, marks = root_hash(self.cache_salt), hash_marks(self.images, block_size)
+        extend_hashes(self.block_hashes, self.token_ids, block_size, root, marks)
+        return self.block_hashes
 
     @property
     def num_output_tokens(self) -> int:

@@ -2,7 +2,8 @@
 
 1. A decode worker calls `Prefill` with the tokens and the number of them whose KV it already has. Whenever there is no
    other event for a quarter of a second, it gets an empty event as a keep-alive, as long as the engine steps.
-2. The engine reuses cached prefix blocks. If the call names a worker with a longer cached prefix, it is pulled first.
+2. The engine reuses cached prefix blocks. If the call names a worker with a longer cached prefix, it is pulled first;
+   otherwise a longer prefix that a store below the pool has is fetched, if that is faster than computing it.
 3. The engine computes the rest in chunks, batched with other prompts. After each chunk, the newly full blocks are
    announced. Their checksums follow while the next chunk computes.
 4. The last chunk samples the first output token. It is sent at once, with the last blocks, full or partial.
@@ -31,7 +32,7 @@ from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels, Context, check_peer
 from baton.rpc.requests import engine_request, logprobs_to_proto
 from baton.rpc.status import status_of
-from baton.worker.base import Host
+from baton.worker.base import NO_STORES, Host, StoredKV, Stores
 from baton.worker.drain import Drain
 from baton.worker.kv.prefix_pull import PrefixPull
 from baton.worker.kv.receives import KVReceives
@@ -66,6 +67,7 @@ class PrefillJob:
     num_caller_tokens: int  # tokens whose KV the caller already has
     prefix_source: worker_pb2.PeerWorker
     num_pulled_tokens: int = 0  # pulled from the prefix source
+    stored: StoredKV | None = None  # that stores below the pool have of the prompt
     pull: "asyncio.Task[None] | None" = None
     is_closed: bool = False  # its blocks are no longer held for the caller
     steps: "asyncio.Queue[PrefillStep]" = field(default_factory=asyncio.Queue)  # at most one item per chunk
@@ -136,11 +138,13 @@ class PrefillJob:
                 raise error
 
     def _first_token(self, sampled: SampledToken) -> worker_pb2.FirstToken:
+        stored = self.stored.tokens_by_tier if self.stored is not None else {}
         return worker_pb2.FirstToken(
             token_id=sampled.token_id,
             logprobs=logprobs_to_proto(sampled.logprobs) if sampled.logprobs else None,
-            num_cached_tokens=self.request.num_cached_tokens + self.num_pulled_tokens,
+            num_cached_tokens=self.request.num_cached_tokens + self.num_pulled_tokens + sum(stored.values()),
             num_pulled_tokens=self.num_pulled_tokens,
+            stored_tokens=stored,
         )
 
 
@@ -151,13 +155,21 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
     """The Prefill service: one job for each call. An open call is a lease on its prompt's blocks."""
 
     def __init__(
-        self, host: Host, channels: Channels, counters: WorkerCounters, drain: Drain, deadline_s: float
+        self,
+        host: Host,
+        channels: Channels,
+        counters: WorkerCounters,
+        drain: Drain,
+        deadline_s: float,
+        stores: Stores = NO_STORES,
     ) -> None:
+        """deadline_s: of each read of a prefix pull."""
         self._host = host
         self._channels = channels
         self._counters = counters
         self._drain = drain
         self._deadline_s = deadline_s
+        self._stores = stores
         self._jobs: dict[RequestId, PrefillJob] = {}
         self._uncomputed: set[RequestId] = set()  # jobs whose prompt is not fully computed
         self._fills = KVReceives(host, drain)
@@ -183,7 +195,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             self._counters.num_prefills = len(self._uncomputed)
             try:
                 try:
-                    adding = host.call(lambda engine: engine.add(job.request))
+                    job.stored = await self._stores.find(job.request)
+                    adding = job.stored.add() if job.stored else host.call(lambda engine: engine.add(job.request))
                     async for _ in beats_until(adding, self._is_stalled):
                         yield worker_pb2.PrefillEvent()
                     await adding
@@ -243,10 +256,13 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             if job is None:  # its call ended in the meantime
                 self._fills.refuse(request)
             else:
-                self._begin_pull(job)
+                self._begin_receive(job)
 
-    def _begin_pull(self, job: PrefillJob) -> None:
-        """Start pulling the prompt's first blocks from another worker's cache."""
+    def _begin_receive(self, job: PrefillJob) -> None:
+        """Start receiving the prompt's first blocks, from a store or another worker's cache."""
+        if job.stored is not None:
+            job.pull = self._fills.start(job.request, job.stored.run(), job.stored.outcome)
+            return
         pull = PrefixPull(self._host, job.request, job.prefix_source, self._deadline_s)
 
         def outcome(task: "asyncio.Task[None]") -> Received:

@@ -15,7 +15,7 @@ class PrefillWorker:
 
     def __init__(self, core: WorkerCore) -> None:
         self._service = PrefillService(
-            core.host, core.channels, core.counters, core.drain, core.config.transfer_deadline_s
+            core.host, core.channels, core.counters, core.drain, core.config.transfer_deadline_s, core.stores
         )
         self._embeddings = EmbeddingService(core.host, core.counters, core.drain)
 

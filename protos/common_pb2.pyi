@@ -423,6 +423,26 @@ class ServedBy(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class StoredTokensEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PREFILL_WORKER_FIELD_NUMBER: _builtins.int
     DECODE_WORKER_FIELD_NUMBER: _builtins.int
     KV_TRANSPORT_FIELD_NUMBER: _builtins.int
@@ -435,6 +455,7 @@ class ServedBy(_message.Message):
     EXPOSED_TRANSFER_S_FIELD_NUMBER: _builtins.int
     TRANSFERRED_BYTES_FIELD_NUMBER: _builtins.int
     MIXED_QUANTIZATION_FIELD_NUMBER: _builtins.int
+    STORED_TOKENS_FIELD_NUMBER: _builtins.int
     prefill_worker: _builtins.str
     """id of the worker that computed the prompt; the decode worker if it was local"""
     decode_worker: _builtins.str
@@ -459,6 +480,12 @@ class ServedBy(_message.Message):
     """bytes of the blocks handed over"""
     mixed_quantization: _builtins.str
     """quantizations of other workers' models that computed some of the KV, and the"""
+    @_builtins.property
+    def stored_tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """decode worker's, as "gptq->bf16"; empty: all KV is of equal weights
+        prompt tokens fetched from stores below a KV pool, by tier
+        """
+
     def __init__(
         self,
         *,
@@ -474,10 +501,11 @@ class ServedBy(_message.Message):
         exposed_transfer_s: _builtins.float = ...,
         transferred_bytes: _builtins.int = ...,
         mixed_quantization: _builtins.str = ...,
+        stored_tokens: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_cached_tokens", b"decode_cached_tokens", "decode_worker", b"decode_worker", "exposed_transfer_s", b"exposed_transfer_s", "handed_over_tokens", b"handed_over_tokens", "handover_s", b"handover_s", "kv_transport", b"kv_transport", "mixed_quantization", b"mixed_quantization", "prefill_cached_tokens", b"prefill_cached_tokens", "prefill_worker", b"prefill_worker", "prefix_pulled_tokens", b"prefix_pulled_tokens", "transfer_s", b"transfer_s", "transferred_bytes", b"transferred_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_cached_tokens", b"decode_cached_tokens", "decode_worker", b"decode_worker", "exposed_transfer_s", b"exposed_transfer_s", "handed_over_tokens", b"handed_over_tokens", "handover_s", b"handover_s", "kv_transport", b"kv_transport", "mixed_quantization", b"mixed_quantization", "prefill_cached_tokens", b"prefill_cached_tokens", "prefill_worker", b"prefill_worker", "prefix_pulled_tokens", b"prefix_pulled_tokens", "stored_tokens", b"stored_tokens", "transfer_s", b"transfer_s", "transferred_bytes", b"transferred_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1316,10 +1316,31 @@ Global___BlockChecksums: _TypeAlias = BlockChecksums  # noqa: Y015
 class FirstToken(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class StoredTokensEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_PULLED_TOKENS_FIELD_NUMBER: _builtins.int
+    STORED_TOKENS_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """sampled at the prefill worker"""
     num_cached_tokens: _builtins.int
@@ -1330,6 +1351,10 @@ class FirstToken(_message.Message):
     def logprobs(self) -> _common_pb2.PositionLogprobs:
         """if requested"""
 
+    @_builtins.property
+    def stored_tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """of num_cached_tokens, fetched from stores below the KV pool, by tier"""
+
     def __init__(
         self,
         *,
@@ -1337,10 +1362,11 @@ class FirstToken(_message.Message):
         logprobs: _common_pb2.PositionLogprobs | None = ...,
         num_cached_tokens: _builtins.int = ...,
         num_pulled_tokens: _builtins.int = ...,
+        stored_tokens: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "num_pulled_tokens", b"num_pulled_tokens", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "num_pulled_tokens", b"num_pulled_tokens", "stored_tokens", b"stored_tokens", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

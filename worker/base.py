@@ -93,6 +93,59 @@ class KVPools(Protocol):
         ...
 
 
+class StoredKV(Protocol):
+    """The KV of a request that stores below the pool have; see `StoredFetch`."""
+
+    @property
+    def tokens_by_tier(self) -> dict[str, int]:
+        """Fetched tokens, by the name of the tier."""
+        ...
+
+    def add(self) -> "asyncio.Future[None]":
+        """Queue the request in the engine. It receives the stored KV if that pays; see `Request.receives_kv`."""
+        ...
+
+    async def run(self) -> None:
+        """Fetch it into the request's blocks."""
+        ...
+
+    def outcome(self, task: "asyncio.Task[None]") -> Received:
+        """Return what was fetched by the task of `run`."""
+        ...
+
+
+class Stores(Protocol):
+    """The stores below a worker's pool; see `KVTiers`."""
+
+    def start(self) -> None:
+        """Start saving the pool's blocks."""
+        ...
+
+    async def find(self, request: Request) -> StoredKV | None:
+        """Return what they have of a request's prefix; None if that is too little."""
+        ...
+
+    async def close(self) -> None:
+        """Save what is left, and close the stores; the engine must still run."""
+        ...
+
+
+class NoStores:
+    """A pool without stores below it."""
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    async def find(self, request: Request) -> None:
+        """Return None."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+NO_STORES = NoStores()
+
+
 class Host(Protocol):
     """A worker's engine, seen from the event loop; see `EngineHost`."""
 

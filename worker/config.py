@@ -36,6 +36,24 @@ class WorkerConfig:
         minimum=0,
         maximum=65534,
     )
+    kv_host_memory_bytes: int | None = option(
+        None,
+        "Host memory for KV blocks below the KV cache, shared by the machine's workers of one model. Default: none.",
+        minimum=1 << 16,
+    )
+    kv_disk: str | None = option(None, "Directory for KV blocks below the KV cache. Default: none.")
+    kv_disk_bytes: int = option(32 << 30, "Size limit of kv_disk.", minimum=1 << 16)
+    kv_store: str | None = option(
+        None,
+        "Store for KV blocks that all workers share: redis://, rediss://, s3://BUCKET/PREFIX or a directory. "
+        "Default: none.",
+        secret=True,
+    )
+    kv_store_bytes: int = option(256 << 30, "Size limit of kv_store if it is a directory.", minimum=1 << 16)
+    kv_store_ttl_s: float = option(86400.0, "Seconds after which kv_store forgets a block.", minimum=1)
+    kv_store_key_file: str | None = option(
+        None, "File with the 256-bit key that encrypts the blocks in kv_disk and kv_store. Default: not encrypted."
+    )
     served_model_name: str | None = option(None, "Name of the model. Default: the checkpoint directory's name.")
     registry: str | None = option(
         None, "URL of the registry (redis://...) in which routers find the worker. Default: none.", secret=True
@@ -175,6 +193,11 @@ class WorkerConfig:
         return 1
 
     @property
+    def has_kv_stores(self) -> bool:
+        """Whether there are stores below the KV cache."""
+        return self.kv_host_memory_bytes is not None or self.kv_disk is not None or self.kv_store is not None
+
+    @property
     def is_on_gpu(self) -> bool:
         """Whether the worker computes, and keeps its KV, on a GPU."""
         return self.engine.device.partition(":")[0] != "cpu"
@@ -225,12 +248,26 @@ class WorkerConfig:
             raise OptionError(
                 "rendezvous: expert_parallel needs the host:port of a `baton rendezvous`, or a registry that has one"
             )
+        self._check_kv_stores()
         self._check_nodes()
         if self.registry is None:
             return
         parse_registry_url(self.registry)
         if self.host in WILDCARDS:
             raise OptionError(f"host: routers cannot reach {self.host}; set an address that they can reach")
+
+    def _check_kv_stores(self) -> None:
+        if self.has_kv_stores and not self.engine.enable_prefix_caching:
+            raise OptionError(
+                "enable_prefix_caching: off, but only blocks of the prefix cache are stored; turn it on, or leave out "
+                "kv_host_memory_bytes, kv_disk and kv_store"
+            )
+        if self.has_kv_stores and self.tensor_parallel > 1:
+            raise OptionError(
+                "kv_host_memory_bytes, kv_disk and kv_store do not support tensor_parallel yet; leave them out"
+            )
+        if self.kv_store_key_file is not None and self.kv_disk is None and self.kv_store is None:
+            raise OptionError("kv_store_key_file: nothing to encrypt; set kv_disk or kv_store too")
 
     def _check_nodes(self) -> None:
         if self.node_rank >= self.nnodes:

@@ -22,23 +22,30 @@ class MemoryNeed:
     num_pools: int = 0  # KV caches: one a rank
     kv_bytes: int = 0
     weights_bytes: int = 0
+    store_bytes: int = 0  # of the store in host memory below the KV caches, which all workers share
 
     def check(self, memory: HostMemory) -> None:
         """Raise OptionError if it does not fit; the text has the requested, the free and the largest possible size."""
-        if self.kv_bytes + self.weights_bytes <= memory.free_bytes:
+        if self.kv_bytes + self.weights_bytes + self.store_bytes <= memory.free_bytes:
             return
-        left = memory.free_bytes - self.weights_bytes
+        left = memory.free_bytes - self.weights_bytes - self.store_bytes
         max_mib = left // max(1, self.num_pools) // MIB
+        if self.store_bytes and max_mib < 1:
+            raise OptionError(
+                f"kv_host_memory_bytes: {in_gib(self.store_bytes)} do not fit beside {in_gib(self.weights_bytes)} of "
+                f"weights: {memory}; set less, or use kv_disk"
+            )
         if max_mib < 1:
             raise OptionError(
                 f"model: its weights take {in_gib(self.weights_bytes)} in all workers together, but {memory}; "
                 "serve a smaller model or fewer workers"
             )
         is_one = self.num_pools == 1
+        store = f" beside {in_gib(self.store_bytes)} of kv_host_memory_bytes" if self.store_bytes else ""
         caches = "a KV cache" if is_one else f"{self.num_pools} KV caches"
         raise OptionError(
             f"kv_cache_memory_bytes: {caches} of {in_gib(self.kv_bytes)}{'' if is_one else ' together'} and "
-            f"{in_gib(self.weights_bytes)} of weights do not fit: {memory}; {max_mib}MiB{'' if is_one else ' each'} "
+            f"{in_gib(self.weights_bytes)} of weights{store} do not fit: {memory}; {max_mib}MiB{'' if is_one else ' each'} "
             "would fit"
         )
 
@@ -57,6 +64,7 @@ def memory_need(workers: Sequence[WorkerConfig], model: ModelConfig) -> MemoryNe
             need.num_pools + worker.ranks_per_node,
             need.kv_bytes + worker.ranks_per_node * (engine.kv_cache_memory_bytes or 0),
             need.weights_bytes + weights // worker.nnodes,
+            max(need.store_bytes, worker.kv_host_memory_bytes or 0),
         )
     return need
 
@@ -71,7 +79,8 @@ def with_kv_memory(config: WorkerConfig, memory: HostMemory) -> WorkerConfig:
         return config
     model = model_config_of(engine)
     if engine.kv_cache_memory_bytes is None:
-        kv_bytes = default_kv_bytes(memory.free_bytes, config.ranks_per_node, model, engine)
+        free_bytes = memory.free_bytes - (config.kv_host_memory_bytes or 0)
+        kv_bytes = default_kv_bytes(free_bytes, config.ranks_per_node, model, engine)
         engine = replace(engine, kv_cache_memory_bytes=kv_bytes)
     sized = replace(config, engine=engine)
     memory_need([sized], model).check(memory)

@@ -1,7 +1,7 @@
 """A worker's Prometheus metrics: vLLM's names, with the prefix `baton:`."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 from wsgiref.simple_server import WSGIServer
@@ -16,9 +16,18 @@ from baton.engine.outputs import EngineStats, ExpertFigures
 from baton.kvtransfer.base import PeerId
 from baton.rpc.metrics_format import plain_accept
 from baton.worker.engine_host import EngineHost
-from baton.worker.reporting import WorkerCounters
+from baton.worker.reporting import TierCounters, WorkerCounters
 
 SCRAPE_TIMEOUT_S = 5.0
+TIER_COUNTERS = {
+    "fetched_blocks": "KV blocks fetched from a store.",
+    "fetched_bytes": "Bytes of KV fetched from a store.",
+    "fetch_seconds": "Seconds of fetching KV from a store.",
+    "slow_fetches": "Fetches from a store that ended early, since the rest was computed sooner.",
+    "saved_blocks": "KV blocks written to a store.",
+    "saved_bytes": "Bytes of KV written to a store.",
+    "failures": "Failed writes of KV to a store.",
+}
 Family = CounterMetricFamily | GaugeMetricFamily
 FamilyT = TypeVar("FamilyT", CounterMetricFamily, GaugeMetricFamily)
 
@@ -82,6 +91,7 @@ class WorkerMetrics(Collector):
         yield self._counter("handover_bytes", "Bytes received by handovers.", counters.handover_bytes)
         yield self._counter("handover_failures", "Handovers that failed.", counters.handover_failures)
         yield self._counter("checksum_failures", "Transfers that failed a checksum.", counters.checksum_failures)
+        yield from self._of_tiers(counters.tiers)
         transports = GaugeMetricFamily(
             "baton:kv_transport_info", "Transport in use for each peer.", labels=[*self._labels, "peer", "transport"]
         )
@@ -104,6 +114,14 @@ class WorkerMetrics(Collector):
         yield self._counter("grammar_forced_tokens", text, grammars.num_forced)
         text = "Token masks that were not filled in time, so that their requests missed a step."
         yield self._counter("grammar_late_masks", text, grammars.num_late_masks)
+
+    def _of_tiers(self, tiers: Mapping[str, TierCounters]) -> Iterator[Family]:
+        """Yield the metrics of the stores below the pool."""
+        for name, text in TIER_COUNTERS.items():
+            family = CounterMetricFamily(f"baton:kv_tier_{name}", text, labels=[*self._labels, "tier"])
+            for tier, counters in tiers.items():
+                family.add_metric([*self._labels.values(), tier], getattr(counters, name))
+            yield family
 
     def _of_experts(self, experts: ExpertFigures, is_short: bool) -> Iterator[Family]:
         """Yield the metrics of an expert-parallel rank."""

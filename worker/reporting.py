@@ -42,6 +42,19 @@ class TakenCommands:
                     unreported.append(number)
 
 
+@dataclass(slots=True)
+class TierCounters:
+    """Counters of one store below the pool."""
+
+    fetched_blocks: int = 0
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0.0
+    slow_fetches: int = 0  # ended early, since the rest was computed sooner
+    saved_blocks: int = 0
+    saved_bytes: int = 0
+    failures: int = 0
+
+
 READ_DECAY = 0.9  # factor on a read's weight with each later read
 
 
@@ -56,6 +69,7 @@ class WorkerCounters:
     num_prefills: int = 0  # prompts of decode workers that are not fully computed
     num_embeddings: int = 0  # inputs of embeddings that are not computed
     num_remembered: int = 0  # finished requests whose output can be recalled
+    tiers: dict[str, TierCounters] = field(default_factory=dict)  # by the name of the store below the pool
     taken: TakenCommands = field(default_factory=TakenCommands)
     _recent_bytes: float = 0.0
     _recent_s: float = 0.0

@@ -10,6 +10,7 @@ import grpc
 from baton.protos import worker_pb2
 from baton.rpc.peers import Channels
 from baton.settings.names import Role
+from baton.worker.base import NO_STORES, Stores
 from baton.worker.config import WorkerConfig
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
@@ -36,6 +37,7 @@ class WorkerCore:
     channels: Channels
     counters: WorkerCounters
     drain: Drain
+    stores: Stores = NO_STORES
 
     @property
     def model_name(self) -> str:

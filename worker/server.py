@@ -34,6 +34,7 @@ from baton.worker.drain import HAND_OFF_S, Drain
 from baton.worker.engine_host import EngineHost
 from baton.worker.expert_group import WorkerGroup, joined
 from baton.worker.health import WorkerHealth
+from baton.worker.kv.open_stores import open_stores
 from baton.worker.life import Lives
 from baton.worker.memory import with_kv_memory
 from baton.worker.metrics import WorkerMetrics, serve_metrics
@@ -90,7 +91,9 @@ async def serve_worker(config: WorkerConfig, builders: RoleBuilders) -> None:
         _log_capacity(config, host)
         if config.strict:
             require_fit(await asyncio.to_thread(examine_machine, host.pool.num_blocks * host.block_bytes))
-        core = WorkerCore(config, host, channels, WorkerCounters(), Drain())
+        counters = WorkerCounters()
+        stores = await asyncio.to_thread(open_stores, config, host, engine.pool, counters)
+        core = WorkerCore(config, host, channels, counters, Drain(), stores)
         await _serve(core, builders, security, progress, stopping, group, ranks)
     await channels.close()
     await transport.close()
@@ -135,6 +138,7 @@ async def _serve(
     server.add_generic_rpc_handlers((lives.table,))
     watchdog = Watchdog(host, lambda: lives.current.core.drain.has_begun, progress, worker_health.set_ready)
     host.start()
+    core.stores.start()
     if group is not None:
         group.attach(host.call)
     if ranks is not None:
@@ -169,6 +173,7 @@ async def _serve(
         await lives.withdraw()
         await _close(lives, ranks)
         await server.stop(STOP_GRACE_S)
+        await core.stores.close()
         await host.stop()
         watching.cancel()  # last: every step above may hang if the engine hangs
 

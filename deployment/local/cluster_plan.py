@@ -235,7 +235,9 @@ def _engine(
         raise OptionError(str(error)) from error
     if "kv_cache_memory_bytes" in given or not engine.is_on_cpu:  # on a GPU the engine sizes its own cache
         return engine
-    kv_bytes = default_kv_bytes(machine.memory_bytes, cluster.num_ranks, checkpoint.config, engine)
+    store_bytes = settings.worker.get("kv_host_memory_bytes") or 0
+    assert isinstance(store_bytes, int)
+    kv_bytes = default_kv_bytes(machine.memory_bytes - store_bytes, cluster.num_ranks, checkpoint.config, engine)
     return replace(engine, kv_cache_memory_bytes=kv_bytes)
 
 

@@ -8,18 +8,18 @@ keep its tables. A pin holds cached blocks for a reader. A waiting request holds
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from baton.engine.attention.span import FULL
-from baton.engine.kv.block_hash import BlockHash, extend_hashes, root_hash
+from baton.engine.kv.block_hash import BlockHash
 from baton.engine.kv.block_pool import BlockPool
 from baton.engine.kv.groups import KVGroups, held
 from baton.engine.kv.origin import NO_ORIGINS, KVOrigin
-from baton.engine.kv.pin import Pin
+from baton.engine.kv.pin import Pin, Pins
 from baton.engine.kv.prefix_cache import PrefixCache
 from baton.engine.kv.state_layout import StateLayout
+from baton.engine.kv.used_blocks import UsedBlocks
 from baton.engine.request import NULL_BLOCK, BlockId, Request, RequestId
-from baton.engine.vision.image import hash_marks
 
 
 class BlockManager:
@@ -37,10 +37,10 @@ class BlockManager:
         self.block_size = block_size
         self.groups = groups or KVGroups(block_size)
         self.cache = PrefixCache(BlockPool(num_blocks), enable_prefix_caching, self.groups)
+        self.used: UsedBlocks | None = None  # set by whoever saves blocks in a store, which takes them
         self._step_tokens = step_tokens
         self._fills: dict[RequestId, list[BlockId]] = {}
-        self._pins: dict[int, list[BlockId]] = {}
-        self._num_pins = 0
+        self._pins = Pins(self.cache)
         # Other models that computed a block's KV, or KV before it in the request that computed it.
         self._origins: dict[BlockId, frozenset[KVOrigin]] = {}
 
@@ -82,6 +82,8 @@ class BlockManager:
         request.checkpoint_blocks, request.state_blocks = checkpoint, self._allocate(num_state)
         request.kv_origins |= self.origins(cached)
         request.num_computed_tokens = num_known * self.block_size
+        if self.used is not None:
+            self.used.note(request.block_hashes[:num_known], is_popular=True)
         return True
 
     def _blocks_to_take(self, request: Request, num_known: int) -> list[range]:
@@ -178,8 +180,7 @@ class BlockManager:
         last = num_computed_tokens // self.block_size
         before, request.num_computed_tokens = request.num_computed_tokens, num_computed_tokens
         if self.cache.enabled and last > first:
-            self._extend_hashes(request)
-            hashes, others = request.block_hashes, request.other_tables
+            hashes, others = request.hash_blocks(self.block_size), request.other_tables
             if request.kv_origins:
                 self._note_origins(request, first, last)
             while first > 0 and hashes[first - 1] not in self.cache:
@@ -187,6 +188,8 @@ class BlockManager:
             for index in range(first, last):
                 parent = hashes[index - 1] if index else None
                 self.cache.store(request.block_table[index], hashes[index], parent, [table[index] for table in others])
+            if self.used is not None:
+                self.used.note(hashes[first:last], is_popular=request.num_cached_tokens > 0)
         if self.groups.has_windows:
             self._give_back(request, before, num_computed_tokens)
         if self.groups.states is not None and num_computed_tokens > before:
@@ -276,22 +279,28 @@ class BlockManager:
         num_blocks = len(tables[0])
         state = self._checkpoint(hashes[:num_blocks])
         blocks = self.groups.transfer_order(num_blocks * self.block_size).blocks(tables, state=state)
-        self.cache.pool.hold(blocks)
-        self._num_pins += 1
-        self._pins[self._num_pins] = blocks
-        return Pin(self._num_pins, num_blocks, blocks)
+        return self._pins.hold(blocks, num_blocks)
+
+    def pin_used(self, count: int) -> tuple[Pin, list[BlockHash]]:
+        """Hold up to `count` of the used blocks that are cached and whose KV this model computed; also their hashes.
+
+        With one KV group and no recurrent state.
+        """
+        assert self.used is not None
+        found = {each: self.cache.block_of(each) for each in self.used.take(count) if each in self.cache}
+        own = {block_hash: block for block_hash, block in found.items() if block not in self._origins}
+        return self._pins.hold(list(own.values()), len(own)), list(own)
 
     def unpin(self, pin_id: int) -> None:
         """Release the blocks of a pin."""
-        self.cache.release(self._pins.pop(pin_id))
+        self._pins.release(pin_id)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Assert that every block has exactly its expected holders."""
         requests = list(requests)
         holders = [block for request in requests for table in request.block_tables for block in held(table)]
         holders += [block for request in requests for block in (*request.state_blocks, *request.checkpoint_blocks)]
-        for blocks in (*self._fills.values(), *self._pins.values()):
-            holders += blocks
+        holders += chain(*self._fills.values(), self._pins)
         self.cache.pool.check_integrity(holders)
         self.cache.check_integrity()
 
@@ -334,10 +343,4 @@ class BlockManager:
     def _usable_hashes(self, request: Request) -> list[BlockHash]:
         if not self.cache.enabled:
             return []
-        self._extend_hashes(request)
-        return request.block_hashes[: (request.num_tokens - 1) // self.block_size]
-
-    def _extend_hashes(self, request: Request) -> None:
-        root = root_hash(request.cache_salt)
-        marks = hash_marks(request.images, self.block_size)
-        extend_hashes(request.block_hashes, request.token_ids, self.block_size, root, marks)
+        return request.hash_blocks(self.block_size)[: (request.num_tokens - 1) // self.block_size]

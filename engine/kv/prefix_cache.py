@@ -55,6 +55,10 @@ class PrefixCache:
     def __contains__(self, block_hash: BlockHash) -> bool:
         return block_hash in self._blocks
 
+    def block_of(self, block_hash: BlockHash) -> BlockId:
+        """Return the first group's block of a cached hash."""
+        return self._blocks[block_hash]
+
     def match(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
         """Return the first group's blocks of the longest prefix of `hashes` that all groups have, without holding them.
 

@@ -77,6 +77,7 @@ class Usage:
 
 
 MIXED_QUANTIZATION = "x-baton-mixed-quantization"
+STORED_TOKENS = "x-baton-stored-tokens"  # of the cached ones, as "host=256, disk=64"
 MAX_CACHED_NAMES = 4096  # of workers, for headers: each response has a few
 DONE = b"data: [DONE]\n\n"
 MAX_INLINE_SIZE = 4096  # tokens and logprobs of a response encoded on the event loop; larger ones use a thread
@@ -279,8 +280,15 @@ def served_headers(served_by: ServedBy | None) -> dict[str, str]:
         "x-baton-kv-transport": _header_name(served_by.kv_transport),
         "x-baton-cached-tokens": str(cached_tokens(served_by)),
         "x-baton-handed-over-tokens": str(served_by.handed_over_tokens),
+        **stored_tokens_headers(served_by),
         **mixed_quantization_headers(served_by),
     }
+
+
+def stored_tokens_headers(served_by: ServedBy) -> dict[str, str]:
+    """Return the header that names the stores from which prompt tokens were fetched; empty if none were."""
+    tiers = [f"{quote(name)}={num}" for name, num in sorted(served_by.stored_tokens.items()) if num]
+    return {STORED_TOKENS: ", ".join(tiers)} if tiers else {}
 
 
 def mixed_quantization_headers(served_by: ServedBy) -> dict[str, str]:

@@ -91,3 +91,7 @@ def _exclude_output(served_by: ServedBy, num_prompt_tokens: int) -> None:
     served_by.prefill_cached_tokens = min(served_by.prefill_cached_tokens, num_prompt_tokens)
     num_left = num_prompt_tokens - served_by.decode_cached_tokens
     served_by.prefix_pulled_tokens = min(served_by.prefix_pulled_tokens, num_left)
+    num_left -= served_by.prefix_pulled_tokens
+    for tier, num_tokens in served_by.stored_tokens.items():
+        served_by.stored_tokens[tier] = min(num_tokens, num_left)
+        num_left -= served_by.stored_tokens[tier]

@@ -34,6 +34,10 @@ PANELS = {
         *("decode_kv_cache_memory_bytes", "kv_cache_dtype", "block_size", "enable_prefix_caching"),
         *("hybrid_kv_cache", "state_checkpoint_tokens", "kv_shards", "allow_mixed_quantization"),
     ),
+    "KV stores": (
+        *("kv_host_memory_bytes", "kv_disk", "kv_disk_bytes", "kv_store", "kv_store_bytes", "kv_store_ttl_s"),
+        "kv_store_key_file",
+    ),
     "KV transfer": ("transport", "kv_port", "transfer_deadline_s", "handover_timeout_s"),
     "Batching": ("max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "async_scheduling", "enforce_eager"),
     "Server": (

@@ -100,3 +100,19 @@ def test_the_default_size_is_a_share_of_the_free_memory() -> None:
     )
     with pytest.raises(OptionError, match=r"a KV cache of 900\.0 GiB and 12 MiB of weights do not fit"):
         with_kv_memory(worker(900 * GIB), HostMemory(2 * GIB, is_limited=False))
+
+
+def test_the_store_in_host_memory_is_counted_once() -> None:
+    workers = [replace(worker(64 * MIB), kv_host_memory_bytes=GIB) for _ in range(2)]
+    need = memory_need(workers, MODEL)
+    assert need.store_bytes == GIB
+    need.check(HostMemory(GIB + 256 * MIB, False))
+    with pytest.raises(OptionError, match=r"beside 1\.0 GiB of kv_host_memory_bytes do not fit.*MiB each would"):
+        need.check(HostMemory(GIB + 100 * MIB, False))
+    with pytest.raises(OptionError, match=r"^kv_host_memory_bytes: 1\.0 GiB do not fit beside"):
+        need.check(HostMemory(GIB, False))
+    plain, stored = (
+        with_kv_memory(replace(worker(None), kv_host_memory_bytes=size), HostMemory(2 * GIB, False))
+        for size in (None, GIB)
+    )
+    assert (stored.engine.kv_cache_memory_bytes or 0) < (plain.engine.kv_cache_memory_bytes or 0)

@@ -1,0 +1,291 @@
+"""Stores below a worker's pool: what is fetched equals what would be computed, and a bad store costs little."""
+
+import asyncio
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.kv.block_hash import hash_blocks
+from baton.engine.outputs import StepOutput
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduling.schedule import Received
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.factory import create_transport
+from baton.kvtransfer.shared_memory.pool import SharedPool
+from baton.kvtransfer.store.pool_blocks import PoolBlocks
+from baton.kvtransfer.store.store import Key, StoreUnavailable, StoreUse
+from baton.worker.drain import Drain
+from baton.worker.engine_host import EngineHost
+from baton.worker.kv.receives import KVReceives
+from baton.worker.kv.tier import Tier
+from baton.worker.kv.tiers import KVTiers, StoredFetch
+from tests.checkpoints import make_checkpoint
+
+BLOCK_SIZE = 16
+PROMPT = list(range(5, 5 + 10 * BLOCK_SIZE + 3))
+NUM_TOKENS = 12
+
+
+class DictStore:
+    """A store in this process's memory; reads of single blocks, or all calls, may fail, be missing, or hang."""
+
+    def __init__(self, name: str = "host") -> None:
+        self.name = name
+        self.blocks: dict[Key, bytes] = {}
+        self.reads: list[Key] = []
+        self.hangs_at: dict[Key, threading.Event] = {}
+        self.fails_at: set[Key] = set()
+        self.lookups_hang: threading.Event | None = None
+
+    def count(self, keys: Sequence[Key]) -> int:
+        if self.lookups_hang is not None:
+            self.lookups_hang.wait()
+        return len(list(itertools.takewhile(self.blocks.__contains__, keys)))
+
+    def read(self, key: Key, into: memoryview) -> bool:
+        self.reads.append(key)
+        if key in self.hangs_at:
+            self.hangs_at[key].wait()
+        if key in self.fails_at:
+            raise StoreUnavailable("the disk has caught fire")
+        block = self.blocks.get(key)
+        if block is not None:
+            into[:] = block
+        return block is not None
+
+    def write(self, key: Key, block: memoryview) -> int:
+        if key in self.blocks:
+            return 0
+        self.blocks[key] = bytes(block)
+        return len(block)
+
+    def use(self) -> StoreUse:
+        return StoreUse(len(self.blocks), 0, 0)
+
+    def close(self) -> None:
+        pass
+
+
+class Rig:
+    """An engine with tiers, and the requests that it runs."""
+
+    def __init__(self, model: Path, *stores: DictStore) -> None:
+        self._memory = SharedPool()
+        self.engine = Engine(
+            EngineConfig(model=str(model), kv_cache_memory_bytes=1 << 20, num_threads=1), self._memory.allocate
+        )
+        identity = PoolIdentity(uuid.uuid4().hex, self.engine.fingerprint)
+        self._transport = create_transport("shared_memory", identity, self._memory, "127.0.0.1")
+        self.host = EngineHost(self.engine, self._transport)
+        self.tiers = [Tier(store) for store in stores]
+        self.stores = KVTiers(self.host, PoolBlocks(self.engine.pool), self.tiers)
+        self.fills = KVReceives(self.host, Drain())
+        self.received: list[int] = []
+        self._fetches: dict[RequestId, tuple[Request, StoredFetch]] = {}
+        self._tokens: dict[RequestId, list[int]] = {}
+        self._ended: dict[RequestId, asyncio.Event] = {}
+        self.host.listen(self._on_step)
+        self.host.start()
+        self.stores.start()
+
+    async def generate(self, prompt: list[int], salt: str = "") -> list[int]:
+        request = Request(
+            RequestId(f"{len(self._tokens)}"),
+            list(prompt),
+            len(prompt),
+            SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True),
+            cache_salt=salt,
+        )
+        self._tokens[request.request_id] = []
+        ended = self._ended[request.request_id] = asyncio.Event()
+        fetch = await self.stores.find(request)
+        if fetch is not None:
+            self._fetches[request.request_id] = request, fetch
+            await fetch.add()
+        else:
+            await self.host.call(lambda engine: engine.add(request))
+        async with asyncio.timeout(60):
+            await ended.wait()
+        return self._tokens[request.request_id]
+
+    def _on_step(self, step: StepOutput) -> None:
+        for receiving in step.receiving:
+            request, fetch = self._fetches[receiving.request_id]
+            self.fills.start(request, fetch.run(), partial(self._outcome, fetch))
+        for output in step.outputs:
+            self._tokens[output.request_id] += output.token_ids
+            if output.finish_reason is not None:
+                self._ended[output.request_id].set()
+
+    def _outcome(self, fetch: StoredFetch, task: "asyncio.Task[None]") -> Received:
+        received = fetch.outcome(task)
+        self.received.append(sum(fetch.tokens_by_tier.values()))
+        return received
+
+    async def saved(self, store: DictStore, num_blocks: int) -> None:
+        """Wait until a store has some number of blocks."""
+        async with asyncio.timeout(30):
+            while len(store.blocks) < num_blocks:
+                await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        await self.fills.close()
+        await self.stores.close()
+        await self.host.call(lambda engine: engine.scheduler.check_integrity())
+        usage = await self.host.call(lambda engine: engine.blocks.num_free - engine.blocks.num_usable)
+        assert usage == 0
+        await self.host.stop()
+        await self._transport.close()
+        self._memory.close()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("qwen3", tmp_path_factory.mktemp("tiers") / "model")
+
+
+@pytest.fixture(scope="module")
+def hashes() -> list[bytes]:
+    return list(hash_blocks(PROMPT, BLOCK_SIZE))
+
+
+@pytest_asyncio.fixture
+async def filled(model: Path) -> AsyncIterator[tuple[DictStore, list[int]]]:
+    """A store with the blocks of a prompt, and the tokens after the prompt."""
+    store, rig = DictStore(), Rig(model)
+    rig.tiers.append(Tier(store))
+    tokens = await rig.generate(PROMPT)
+    await rig.saved(store, 10)
+    await rig.close()
+    yield store, tokens
+
+
+async def test_a_prompt_is_fetched_and_its_tokens_are_the_same(
+    model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes]
+) -> None:
+    store, tokens = filled
+    rig = Rig(model, store)
+    assert await rig.generate(PROMPT) == tokens
+    assert (rig.received, store.reads) == ([160], hashes)
+    assert rig.tiers[0].counters.fetched_blocks == 10
+    assert rig.tiers[0].speed.noted_at_s > 0
+    assert await rig.generate(PROMPT, salt="tenant") == tokens  # in another tenant's name nothing is found
+    assert (rig.received, store.reads) == ([160], hashes)
+    await rig.close()
+
+
+async def test_the_output_is_saved_when_the_worker_ends(model: Path) -> None:
+    store, rig = DictStore(), Rig(model)
+    rig.tiers.append(Tier(store))
+    tokens = await rig.generate(PROMPT)
+    await rig.close()
+    assert set(hash_blocks([*PROMPT, *tokens[:-1]], BLOCK_SIZE)) == store.blocks.keys()
+
+
+async def test_tiers_complete_each_other(model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes]) -> None:
+    store, tokens = filled
+    host, disk = DictStore("host"), DictStore("disk")
+    for index, key in enumerate(hashes):
+        (disk if 3 <= index < 7 else host).blocks[key] = store.blocks[key]
+    rig = Rig(model, host, disk)
+    assert await rig.generate(PROMPT) == tokens
+    assert rig.received == [160]
+    assert [len(host.reads), disk.reads] == [6, hashes[3:7]]
+    await rig.saved(disk, 10)
+    await rig.close()
+
+
+@pytest.mark.parametrize("fault", ["missing", "fails"])
+async def test_what_does_not_come_is_computed(
+    model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes], fault: str
+) -> None:
+    store, tokens = filled
+    found = store.count(hashes)
+    if fault == "fails":
+        store.fails_at.add(hashes[4])
+    else:
+        original, store.count = store.count, lambda keys: found  # type: ignore[method-assign]
+        del store.blocks[hashes[4]]
+    rig = Rig(model, store)
+    assert await rig.generate(PROMPT) == tokens
+    assert rig.received == [4 * BLOCK_SIZE]
+    if fault == "missing":
+        store.count = original  # type: ignore[method-assign]
+    await rig.close()
+
+
+async def test_a_read_that_hangs_costs_little_and_never_writes_later(
+    model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes]
+) -> None:
+    store, tokens = filled
+    hang = store.hangs_at[hashes[4]] = threading.Event()
+    rig = Rig(model, store)
+    await rig.generate([7] * 400)  # the engine learns what a prompt token costs
+    started_s = time.monotonic()
+    assert await rig.generate(PROMPT) == tokens
+    assert rig.received == [4 * BLOCK_SIZE]
+    assert time.monotonic() - started_s < 5
+    assert rig.tiers[0].counters.slow_fetches == 1
+    assert rig.tiers[0].late
+    pool = rig.engine.pool.clone()
+    assert await rig.stores.find(Request(RequestId("x"), list(PROMPT), len(PROMPT), SamplingParams())) is None
+    hang.set()
+    async with asyncio.timeout(10):
+        while rig.tiers[0].late:
+            await asyncio.sleep(0.01)
+    assert torch.equal(rig.engine.pool, pool)
+    assert len(store.reads) == 5
+    await rig.close()
+
+
+async def test_a_lookup_that_hangs_is_given_up(
+    model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes]
+) -> None:
+    store, tokens = filled
+    other = DictStore("disk")
+    other.blocks = dict(store.blocks)
+    store.lookups_hang = threading.Event()
+    rig = Rig(model, store, other)
+    assert await rig.generate(PROMPT) == tokens
+    assert rig.received == []
+    assert rig.tiers[0].late
+    assert await rig.stores.find(Request(RequestId("x"), list(PROMPT), len(PROMPT), SamplingParams())) is not None
+    store.lookups_hang.set()
+    await rig.close()
+
+
+async def test_blocks_in_the_pool_are_not_fetched(
+    model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes]
+) -> None:
+    store, _ = filled
+    rig = Rig(model, store)
+    await rig.generate(PROMPT[: 4 * BLOCK_SIZE + 1])
+    await rig.generate(PROMPT)
+    assert store.reads == hashes
+    assert rig.received == [64, 96]
+    await rig.generate(PROMPT)
+    assert rig.received == [64, 96]
+    await rig.close()
+
+
+async def test_a_read_that_hangs_before_anything_is_known(
+    model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes]
+) -> None:
+    store, tokens = filled
+    store.hangs_at[hashes[0]] = threading.Event()
+    rig = Rig(model, store)
+    assert await rig.generate(PROMPT) == tokens
+    assert rig.received == [0]
+    store.hangs_at[hashes[0]].set()
+    await rig.close()
