@@ -42,11 +42,12 @@ class MemoryNeed:
             )
         is_one = self.num_pools == 1
         store = f" beside {in_gib(self.store_bytes)} of kv_host_memory_bytes" if self.store_bytes else ""
-        caches = "a KV cache" if is_one else f"{self.num_pools} KV caches"
+        caches = f"a KV cache of {in_gib(self.kv_bytes)}"
+        if not is_one:
+            caches = f"{self.num_pools} KV caches of {in_gib(self.kv_bytes)} together"
         raise OptionError(
-            f"kv_cache_memory_bytes: {caches} of {in_gib(self.kv_bytes)}{'' if is_one else ' together'} and "
-            f"{in_gib(self.weights_bytes)} of weights{store} do not fit: {memory}; {max_mib}MiB{'' if is_one else ' each'} "
-            "would fit"
+            f"kv_cache_memory_bytes: {caches} and {in_gib(self.weights_bytes)} of weights{store} do not fit: {memory}; "
+            f"{max_mib}MiB{'' if is_one else ' each'} would fit"
         )
 
 
