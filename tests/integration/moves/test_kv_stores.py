@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from baton.engine.sampling.params import SamplingParams
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.architectures import VOCAB_SIZE
+from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
 from tests.integration.worker_process import worker_process, worker_processes
