@@ -38,6 +38,7 @@ UPGRADES: list[tuple[str, str, dict[str, Any]]] = [
     (REPLICAS, "transport", {"transport": "tcp"}),
     (REPLICAS, "strict", {"strict": True}),
     (REPLICAS, "maxStepSeconds", {"maxStepSeconds": 9}),
+    (REPLICAS, "kvStores", {"kvStores": {"disk": "/kv"}}),
     (REPLICAS, "startTimeoutSeconds", {"decode": {"startTimeoutSeconds": 3600}}),
     (REPLICAS, "healthCheck*Seconds", {"decode": {"healthCheckPeriodSeconds": 5}}),
     (REPLICAS, "autoscaling.enabled", BY_HAND),

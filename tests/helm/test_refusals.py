@@ -26,6 +26,15 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
         {"decode": {"startTimeoutSeconds": 7200}, "autoscaling": {"startTimeoutSeconds": 3600}},
         r"autoscaling\.startTimeoutSeconds: 3600, but a worker of decode may take 7200",
     ),
+    (
+        {"kvStores": {"hostMemoryBytes": "16GiB"}},
+        r"kvStores\.hostMemoryBytes: 16GiB are in the pods' shared memory, of which prefill\.shmGi gives 8 GiB",
+    ),
+    (
+        {"kvStores": {"url": "redis://cache"}, "decode": {"tensorParallelSize": 2}},
+        r"kvStores: stores do not support tensor parallelism yet, and decode\.tensorParallelSize is 2",
+    ),
+    ({"kvStores": {"keyFile": "/etc/kv/key"}}, r"kvStores\.keyFile: there is nothing to encrypt"),
     ({"decode": {"minReplicas": 0, "maxReplicas": 4}}, "at least one"),
     ({"autoscaling": {"enabled": False}, "decode": {"replicas": 0}}, "at least one"),
     ({"decode": {"maxReplicas": 40, "replicasPerPod": 2}}, "need 20 pods, but the worker group has 16"),

@@ -81,3 +81,27 @@ def test_a_fault_tolerant_head_has_its_own_redis() -> None:
 def test_the_ray_version_is_the_tested_one() -> None:
     values = charts.chart().values
     assert values["ray"]["version"] == ray.__version__
+
+
+def test_kv_stores_are_workers_options() -> None:
+    stores = {
+        "hostMemoryBytes": "6GiB",
+        "disk": "/kv/blocks",
+        "diskBytes": 1 << 40,
+        "url": "s3://bucket/kv?region=eu",
+        "bytes": "1TiB",
+        "ttlSeconds": 3600,
+        "keyFile": "/kv/key",
+    }
+    objects = charts.render(charts.merged(charts.MODEL, {"kvStores": stores}))
+    worker = settings_of(objects).cluster.worker
+    assert worker["kv_host_memory_bytes"] == 6 << 30
+    assert {name: worker[name] for name in worker if name.startswith(("kv_disk", "kv_store"))} == {
+        "kv_disk": "/kv/blocks",
+        "kv_disk_bytes": 1 << 40,
+        "kv_store": "s3://bucket/kv?region=eu",
+        "kv_store_bytes": 1 << 40,
+        "kv_store_ttl_s": 3600,
+        "kv_store_key_file": "/kv/key",
+    }
+    assert not [name for name in settings_of(charts.render(charts.MODEL)).cluster.worker if name.startswith("kv_")]

@@ -2,8 +2,10 @@
 
 from torch import Tensor
 
+from baton.kvtransfer.store.breaker import GuardedStore
+from baton.kvtransfer.store.factory import open_host_store, open_store
 from baton.kvtransfer.store.pool_blocks import PoolBlocks
-from baton.kvtransfer.store.store import KVStore
+from baton.kvtransfer.store.store import KVStore, StoreUnavailable
 from baton.settings.values import OptionError
 from baton.worker.base import NO_STORES, Stores
 from baton.worker.config import WorkerConfig
@@ -11,6 +13,8 @@ from baton.worker.engine_host import EngineHost
 from baton.worker.kv.tier import Tier
 from baton.worker.kv.tiers import KVTiers
 from baton.worker.reporting import WorkerCounters
+
+LONGEST_CALL_S = 2.0  # of a store, to read or write a block; after a longer one it is skipped for a while
 
 
 def open_stores(config: WorkerConfig, host: EngineHost, pool: Tensor, counters: WorkerCounters) -> Stores:
@@ -22,10 +26,31 @@ def open_stores(config: WorkerConfig, host: EngineHost, pool: Tensor, counters: 
             "kv_host_memory_bytes, kv_disk and kv_store do not support models with recurrent layers, nor "
             "hybrid_kv_cache yet; leave them out"
         )
-    tiers = [Tier(store) for store in _opened(config, host)]
+    try:
+        opened = _opened(config, host.origin.fingerprint)
+    except StoreUnavailable as error:
+        raise OptionError(f"KV store: {error}") from error
+    tiers = [Tier(GuardedStore(store, LONGEST_CALL_S)) for store in opened]
     counters.tiers |= {tier.store.name: tier.counters for tier in tiers}
     return KVTiers(host, PoolBlocks(pool), tiers)
 
 
-def _opened(config: WorkerConfig, host: EngineHost) -> list[KVStore]:
-    raise NotImplementedError
+def _opened(config: WorkerConfig, namespace: str) -> list[KVStore]:
+    stores: list[KVStore] = []
+    if config.kv_host_memory_bytes is not None:
+        stores.append(open_host_store(namespace, config.kv_host_memory_bytes))
+    if config.kv_disk is not None:
+        key_file = config.kv_store_key_file
+        stores.append(open_store(config.kv_disk, namespace, config.kv_disk_bytes, key_file=key_file))
+    if config.kv_store is not None:
+        stores.append(
+            open_store(
+                config.kv_store,
+                namespace,
+                config.kv_store_bytes,
+                ttl_s=config.kv_store_ttl_s,
+                key_file=config.kv_store_key_file,
+                name="shared",
+            )
+        )
+    return stores

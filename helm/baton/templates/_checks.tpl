@@ -76,6 +76,14 @@
 {{- if gt (mulf $values.shmGi 1024) (float64 $pool.podMemoryMi) -}}
 {{- fail (printf "%s.shmGi: %v GiB of shared memory count as the pod's memory, which has %v MiB" $name $values.shmGi $pool.podMemoryMi) -}}
 {{- end -}}
+{{- with $v.kvStores.hostMemoryBytes -}}
+{{- if gt (float64 (include "baton.bytes" .)) (mulf $values.shmGi 1073741824) -}}
+{{- fail (printf "kvStores.hostMemoryBytes: %v are in the pods' shared memory, of which %s.shmGi gives %v GiB; raise it" . $name $values.shmGi) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (include "baton.kvStores" .root) (gt (int $values.tensorParallelSize) 1) -}}
+{{- fail (printf "kvStores: stores do not support tensor parallelism yet, and %s.tensorParallelSize is %v; leave them out" $name $values.tensorParallelSize) -}}
+{{- end -}}
 {{- if $values.gpuClaimTemplate -}}
 {{- if eq $v.device "cpu" -}}
 {{- fail (printf "%s.gpuClaimTemplate: device is cpu, so the pods have no GPUs to claim" $name) -}}
@@ -226,6 +234,9 @@
 {{- end -}}
 {{- if gt (float64 $v.slo.tpotSeconds) 10.0 -}}
 {{- fail (printf "slo.tpotSeconds: %v seconds; give at most 10 (is it in milliseconds?)" $v.slo.tpotSeconds) -}}
+{{- end -}}
+{{- if and $v.kvStores.keyFile (not (or $v.kvStores.disk $v.kvStores.url)) -}}
+{{- fail "kvStores.keyFile: there is nothing to encrypt; set kvStores.disk or kvStores.url too" -}}
 {{- end -}}
 {{- if eq $v.device "cpu" -}}
 {{- range $name := list "prefill" "decode" -}}

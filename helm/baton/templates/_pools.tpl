@@ -59,6 +59,15 @@ tls_server_name: {{ .Values.tls.internal.serverName }}
 {{- end }}
 {{- end }}
 
+{{/* Options of the stores below the KV caches. */}}
+{{- define "baton.kvStores" -}}
+{{- range $key, $option := dict "hostMemoryBytes" "kv_host_memory_bytes" "disk" "kv_disk" "diskBytes" "kv_disk_bytes" "url" "kv_store" "bytes" "kv_store_bytes" "ttlSeconds" "kv_store_ttl_s" "keyFile" "kv_store_key_file" }}
+{{- with index $.Values.kvStores $key }}
+{{ $option }}: {{ toJson (ternary (int64 .) . (kindIs "float64" .)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* The arguments of the application: the keys of `baton serve`'s file and docs/ray.md's. */}}
 {{- define "baton.rayArguments" -}}
 model: {{ include "baton.modelPath" . | quote }}
@@ -76,6 +85,7 @@ strict: true
 {{- with .Values.maxStepSeconds }}
 max_step_s: {{ . }}
 {{- end }}
+{{- include "baton.kvStores" . }}
 {{- include "baton.rayTLS" . }}
 engine:
   {{- $engine := fromYaml (include "baton.options" .Values.engine) }}
