@@ -55,4 +55,6 @@ KUBERNETES = OptionalPackage(
 FLASHINFER = OptionalPackage("flashinfer", "flashinfer-python", "gpu", "attention kernels for NVIDIA GPUs")
 XGRAMMAR = OptionalPackage("xgrammar", "xgrammar", "grammar", "structured output")
 PILLOW = OptionalPackage("PIL", "pillow", "images", "images in prompts")
-OPTIONAL_PACKAGES = (NIXL, RAY, VALKEY, KUBERNETES, FLASHINFER, XGRAMMAR, PILLOW)
+OBSTORE = OptionalPackage("obstore", "obstore", "s3", "KV blocks in S3")
+CRYPTOGRAPHY = OptionalPackage("cryptography", "cryptography", "encryption", "encrypted KV blocks in stores")
+OPTIONAL_PACKAGES = (NIXL, RAY, VALKEY, KUBERNETES, FLASHINFER, XGRAMMAR, PILLOW, OBSTORE, CRYPTOGRAPHY)

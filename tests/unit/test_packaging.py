@@ -24,6 +24,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # Modules that import an optional package at their top and only run with it.
 NEED_EXTRA: dict[str, str | tuple[str, ...]] = {
     "PIL": "router/images/decoding.py",
+    "cryptography": "kvtransfer/store/sealed.py",
+    "obstore": "kvtransfer/store/s3_store.py",
     "ray": "deployment/ray/",
     "triton": (
         "engine/attention/kv_append_triton.py",
@@ -91,12 +93,13 @@ def test_contributing_names_existing_targets_and_files() -> None:
 
 def test_every_optional_package_has_an_extra_and_is_not_a_base_dependency() -> None:
     extras = {name: list(map(Requirement, texts)) for name, texts in PROJECT["optional-dependencies"].items()}
-    assert {"nixl", "ray", "kubernetes", "grammar", "images", "gpu", "cluster", "dev"} == extras.keys()
+    own_names = {"nixl", "ray", "kubernetes", "grammar", "images", "s3", "encryption"}
+    assert own_names | {"gpu", "cluster", "dev"} == extras.keys()
     for package in OPTIONAL_PACKAGES:
         assert package.distribution in {each.name for each in extras[package.extra]}
         assert package.distribution not in base()
     [own] = [each for each in extras["cluster"] if each.name == PROJECT["name"]]
-    assert own.extras == {"nixl", "ray", "kubernetes", "grammar", "images"}
+    assert own.extras == own_names
 
 
 def generated(pattern: str) -> Version:

@@ -4,6 +4,8 @@ import os
 from hashlib import blake2b
 from pathlib import Path
 
+import pytest
+
 from baton.kvtransfer.store.directory import DirectoryStore
 from baton.kvtransfer.store.envelope import HEADER_BYTES
 from baton.kvtransfer.store.store import Key, KVStore, StoreUse
@@ -78,3 +80,31 @@ def check_integrity(store: DirectoryStore, root: Path) -> None:
 def open_descriptors() -> int:
     """Return how many descriptors this process has."""
     return len(os.listdir("/proc/self/fd"))
+
+
+def check_contract(store: KVStore) -> None:
+    """Raise AssertionError unless an empty store does what KVStore promises."""
+    keys = [key_of(number) for number in range(40)]
+    assert store.count(keys) == store.count([]) == 0
+    assert not read(store, 0)
+    for number in (*range(35), 36):
+        assert store.write(key_of(number), block_of(number)) >= BLOCK_BYTES
+        assert store.write(key_of(number), block_of(number)) == 0
+    assert all(read(store, number) for number in range(35))
+    assert not read(store, 35)
+    for end in (0, 1, 5, 20, 35, 36):
+        assert store.count(keys[:end]) == min(end, 35)
+    assert store.count(keys) in (35, 37)  # a gap may go unnoticed
+    assert store.count(keys[34:]) == 1
+    wide = block_of(100).cast("I", (5, 50))
+    assert store.write(key_of(100), wide) >= BLOCK_BYTES
+    into = memoryview(bytearray(BLOCK_BYTES)).cast("d")
+    assert store.read(key_of(100), into)
+    assert into.cast("B") == block_of(100)
+    for call in (
+        lambda: store.count([b"short"]),
+        lambda: store.write(b"", block_of(0)),
+        lambda: store.read(b"1", into),
+    ):
+        with pytest.raises(ValueError, match="16 bytes, not"):
+            call()

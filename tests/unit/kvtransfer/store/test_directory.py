@@ -16,6 +16,7 @@ from tests.unit.kvtransfer.store.store_rig import (
     NAMESPACE,
     Clock,
     block_of,
+    check_contract,
     check_integrity,
     files,
     key_of,
@@ -44,6 +45,10 @@ def open_store(root: Path, clock: Clock, capacity: int = CAPACITY, ttl_s: float 
     return DirectoryStore(root, NAMESPACE, capacity, ttl_s=ttl_s, clock=clock)
 
 
+def test_it_keeps_the_contract(root: Path, clock: Clock) -> None:
+    check_contract(open_store(root, clock))
+
+
 def test_a_block_is_stored_once(root: Path, clock: Clock) -> None:
     store = open_store(root, clock)
     assert not read(store, 0)
@@ -53,15 +58,6 @@ def test_a_block_is_stored_once(root: Path, clock: Clock) -> None:
     assert not read(store, 1)
     assert (store.name, store.use().num_blocks) == ("disk", 1)
     check_integrity(store, root)
-
-
-def test_buffers_of_other_formats_are_bytes(root: Path, clock: Clock) -> None:
-    store = open_store(root, clock)
-    store.write(key_of(0), block_of(0).cast("I", (5, 50)))
-    assert read(store, 0)
-    into = memoryview(bytearray(BLOCK_BYTES)).cast("d")
-    assert store.read(key_of(0), into)
-    assert into.cast("B") == block_of(0)
 
 
 def test_the_count_ends_at_the_first_missing_block(root: Path, clock: Clock) -> None:
@@ -99,13 +95,6 @@ def test_a_block_under_another_key_or_namespace_is_not_read(root: Path, clock: C
 def test_a_namespace_must_be_a_file_name(root: Path, clock: Clock, namespace: str) -> None:
     with pytest.raises(ValueError, match=r"must have 1 to 128 letters"):
         DirectoryStore(root, namespace, CAPACITY, clock=clock)
-
-
-def test_a_key_has_16_bytes(root: Path, clock: Clock) -> None:
-    store = open_store(root, clock)
-    for call in (lambda: store.count([b"short"]), lambda: store.write(b"", block_of(0))):
-        with pytest.raises(ValueError, match="16 bytes, not"):
-            call()
 
 
 def test_the_directory_is_private(root: Path, clock: Clock) -> None:

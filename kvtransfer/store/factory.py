@@ -1,0 +1,109 @@
+"""Opening of stores by their URLs, and of the one in host memory."""
+
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from baton.extras import CRYPTOGRAPHY, OBSTORE
+from baton.kvtransfer.store.directory import DirectoryStore
+from baton.kvtransfer.store.shared_memory_directory import shared_memory_directory
+from baton.kvtransfer.store.store import KVStore
+from baton.settings.registry_url import parse_registry_url
+from baton.settings.values import OptionError
+
+KINDS = "a directory, file:///PATH, redis://HOST[:PORT][/DB], rediss://HOST[:PORT][/DB] or s3://BUCKET[/PREFIX]"
+S3_OPTIONS = ("endpoint", "region")
+FOLDER = "baton-kv"  # that a store makes in a directory, and uses alone
+
+
+def open_store(
+    url: str,
+    namespace: str,
+    capacity_bytes: int,
+    *,
+    ttl_s: float | None = None,
+    key_file: str | Path | None = None,
+    name: str = "disk",
+) -> KVStore:
+    """Open the store at a URL, or in a directory. Servers are not contacted yet.
+
+    `capacity_bytes`: of a directory; servers have limits of their own. `ttl_s`: time to live of a block after its last
+    use, in S3 after it was stored. `key_file`: of the key that encrypts the blocks, see `sealed`. `name`: of the tier,
+    for a directory. Raises OptionError, StoreUnavailable for a directory that cannot be used, MissingExtra.
+    """
+    if key_file is None:
+        return _open(url, namespace, capacity_bytes, ttl_s, name)
+    CRYPTOGRAPHY.require("a KV store with a key file")
+    from baton.kvtransfer.store.sealed import SealedStore, read_key_file, sealed_namespace
+
+    key = read_key_file(key_file)
+    namespace = sealed_namespace(namespace, key)
+    return SealedStore(_open(url, namespace, capacity_bytes, ttl_s, name), namespace, key)
+
+
+def open_host_store(namespace: str, capacity_bytes: int, ttl_s: float | None = None) -> KVStore:
+    """Open the store in host memory that all workers of a namespace on this host share. Raises StoreUnavailable."""
+    held = shared_memory_directory(namespace, capacity_bytes)
+    try:
+        return DirectoryStore(held.path, namespace, capacity_bytes, name="host", ttl_s=ttl_s, on_close=held.close)
+    except BaseException:
+        held.close()
+        raise
+
+
+def _open(url: str, namespace: str, capacity_bytes: int, ttl_s: float | None, name: str) -> KVStore:
+    path = _directory(url)
+    if path is not None:
+        return DirectoryStore(path / FOLDER, namespace, capacity_bytes, name=name, ttl_s=ttl_s)
+    scheme = url.partition("://")[0]
+    if scheme == "s3":
+        return _open_s3(url, namespace, ttl_s)
+    if scheme not in ("redis", "rediss"):
+        raise OptionError(f"KV store: {scheme}:// is unknown; it may be {KINDS}")
+    from baton.kvtransfer.store.redis_store import RedisStore  # its client is heavy, and few workers need it
+
+    try:
+        parsed = parse_registry_url(url)
+    except OptionError as error:
+        raise OptionError(f"KV store: {str(error).removeprefix('registry: ')}") from None
+    return RedisStore(parsed, namespace, ttl_s)
+
+
+def _directory(url: str) -> Path | None:
+    """Return the path of a store in a directory; None for another one."""
+    if url.startswith("file://"):
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or parts.query or parts.fragment:
+            raise OptionError("KV store: a file:// URL is file:///PATH")
+        return Path(unquote(parts.path))
+    if not url:
+        raise OptionError(f"KV store: it may be {KINDS}")
+    return None if "://" in url else Path(url)
+
+
+def _open_s3(url: str, namespace: str, ttl_s: float | None) -> KVStore:
+    OBSTORE.require("a KV store at s3://")
+    from baton.kvtransfer.store.s3_store import BucketAddress, S3Store
+
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise OptionError("KV store: an s3:// URL is s3://BUCKET[/PREFIX]") from None
+    options = _s3_options(parts)
+    return S3Store(BucketAddress(parts.netloc, unquote(parts.path).strip("/"), **options), namespace, ttl_s)
+
+
+def _s3_options(parts: SplitResult) -> dict[str, str]:
+    if "@" in parts.netloc:
+        raise OptionError("KV store: credentials of S3 belong into the environment, not into the URL")
+    if not parts.netloc or parts.fragment:
+        raise OptionError("KV store: an s3:// URL is s3://BUCKET[/PREFIX]")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name, value in options.items():
+        if name not in S3_OPTIONS:
+            raise OptionError(f"KV store: {name} is unknown in an s3:// URL; known are {', '.join(S3_OPTIONS)}")
+        if not value:
+            raise OptionError(f"KV store: {name} is empty in the s3:// URL")
+    endpoint = options.get("endpoint", "https://")
+    if not endpoint.startswith(("http://", "https://")):
+        raise OptionError("KV store: the endpoint in an s3:// URL is http://HOST[:PORT] or https://HOST[:PORT]")
+    return options

@@ -1,0 +1,147 @@
+"""Store in a bucket of Amazon S3, or of another service with its protocol.
+
+PREFIX/NAMESPACE/KEY     a block: a header, then the payload (see `envelope`)
+
+The bucket's lifecycle rules bound what it holds, and delete what has expired.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import S3Store as Bucket
+
+from baton.kvtransfer.errors import MAX_CHARS, first_line
+from baton.kvtransfer.store.envelope import HEADER_BYTES, check_namespace, hex_name, is_intact, pack_header
+from baton.kvtransfer.store.store import Key, StoreUnavailable, StoreUse
+
+CONNECT_TIMEOUT = timedelta(seconds=2)
+TIMEOUT = timedelta(seconds=10)  # of a request
+RETRY_TIMEOUT = timedelta(seconds=5)
+MAX_RETRIES = 1
+PROBES = 32  # keys that `count` looks up at once
+
+
+@dataclass(frozen=True, slots=True)
+class BucketAddress:
+    """A bucket and where it is. `endpoint` None: Amazon's of the region; `region` None: that of the environment."""
+
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str | None = None
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}" + (f" at {self.endpoint}" if self.endpoint else "")
+
+
+class S3Store:
+    """Owns connections to a bucket.
+
+    Credentials are those of the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN), or of the
+    pod's or the machine's role.
+    """
+
+    def __init__(self, address: BucketAddress, namespace: str, ttl_s: float | None = None) -> None:
+        """Store the settings. `ttl_s`: time to live of a block after it was stored, by the clocks of both sides.
+
+        Raises ValueError for an invalid namespace, StoreUnavailable for an invalid endpoint.
+        """
+        self._address = address
+        self._ttl = None if ttl_s is None else timedelta(seconds=ttl_s)
+        self._namespace = check_namespace(namespace)
+        self._threads = ThreadPoolExecutor(PROBES, thread_name_prefix="kv-s3")
+        with self._translated_errors():
+            self._bucket = Bucket(
+                address.bucket,
+                prefix="/".join(part for part in (address.prefix, namespace) if part),
+                endpoint=address.endpoint,
+                region=address.region,
+                client_options={
+                    "allow_http": (address.endpoint or "").startswith("http://"),
+                    "connect_timeout": CONNECT_TIMEOUT,
+                    "timeout": TIMEOUT,
+                },
+                retry_config={"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT},
+            )
+
+    @property
+    def name(self) -> str:
+        """Name of the tier."""
+        return "s3"
+
+    def count(self, keys: Sequence[Key]) -> int:
+        """Return how many keys, from the first on, seem to be stored.
+
+        It looks up 32 keys at once: first some among all, then those between the last one that is there and the
+        first that is not. A missing block between stored ones may therefore go unnoticed; `read` finds it missing.
+        """
+        names = [hex_name(key) for key in keys]
+        present, missing = 0, len(names)  # all below `present` seem to be there; `missing` is not, or is the end
+        while present < missing:
+            step = -(-(missing - present) // PROBES)
+            probes = [*range(present + step - 1, missing - 1, step), missing - 1]
+            found = list(self._threads.map(self._has, (names[probe] for probe in probes)))
+            first = found.index(False) if False in found else len(probes)
+            present = probes[first - 1] + 1 if first else present
+            missing = probes[first] if first < len(probes) else missing
+        return present
+
+    def read(self, key: Key, into: memoryview) -> bool:
+        """Read a block into a buffer of exactly its size. A damaged or expired one is deleted and counts as missing."""
+        name, into = hex_name(key), into.cast("B")
+        with self._translated_errors():
+            try:
+                found = obstore.get(self._bucket, name)
+            except FileNotFoundError:
+                return False
+            if found.meta["size"] == HEADER_BYTES + len(into) and not self._is_expired(found.meta["last_modified"]):
+                content = memoryview(found.bytes())
+                into[:] = content[HEADER_BYTES:]
+                if is_intact(bytes(content[:HEADER_BYTES]), self._namespace, key, into):
+                    return True
+            obstore.delete(self._bucket, name)
+        return False
+
+    def write(self, key: Key, block: memoryview) -> int:
+        """Store a block, unless it is there; return the number of bytes that were written."""
+        name, block = hex_name(key), block.cast("B")
+        if self._has(name):
+            return 0
+        content = b"".join((pack_header(self._namespace, key, block), block))
+        with self._translated_errors():
+            try:
+                obstore.put(self._bucket, name, content, use_multipart=False)
+            except FileNotFoundError as error:
+                raise StoreUnavailable(f"{self._address}: there is no such bucket; create it") from error
+        return len(content)
+
+    def use(self) -> StoreUse:
+        """Return zeros: a bucket is too slow to list."""
+        return StoreUse(num_blocks=0, num_bytes=0, capacity_bytes=0)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown()
+
+    def _has(self, name: str) -> bool:
+        with self._translated_errors():
+            try:
+                return not self._is_expired(obstore.head(self._bucket, name)["last_modified"])
+            except FileNotFoundError:
+                return False
+
+    def _is_expired(self, stored_at: datetime) -> bool:
+        return self._ttl is not None and datetime.now(UTC) - stored_at > self._ttl
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, OSError, ValueError) as error:
+            reason = f"{type(error).__name__}: {first_line(error)}"[:MAX_CHARS]
+            raise StoreUnavailable(f"{self._address}: {reason}") from error
