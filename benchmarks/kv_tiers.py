@@ -60,6 +60,7 @@ async def tier_setup(tier: str, directory: Path, num_bytes: int) -> AsyncIterato
             await server.end()
     elif tier == "disk":
         root = directory / "disk"
+        root.mkdir()
         flags = ("--kv-disk", str(root), "--kv-disk-bytes", str(num_bytes))
         yield TierSetup(flags, lambda: _drop(root), lambda: _read_files(root))
     else:
@@ -72,7 +73,7 @@ def _nothing() -> None:
 
 
 def _block_files(root: Path) -> list[Path]:
-    pattern = "baton-kv-*/*/??/*" if root == Path("/dev/shm") else "*/??/*"
+    pattern = "baton-kv-*/*/??/*" if root == Path("/dev/shm") else "baton-kv/*/??/*"
     return [path for path in root.glob(pattern) if path.is_file() and not path.name.startswith(".")]
 
 

@@ -96,6 +96,8 @@ class KVTiers:
             await asyncio.wait((looking,), timeout=LOOKUP_S)
         finally:
             (lookup.asked or tiers[0]).give_up(looking)
+        if looking.done() and (error := looking.exception()) is not None:
+            logger.error("a lookup of stored KV failed", exc_info=error)
         found = list(lookup.found)
         if len(found) < MIN_BLOCKS:
             return None
@@ -144,18 +146,24 @@ class StoredFetch:
         started_at_s = time.monotonic()
         reading = run_in_thread("kv-fetch", read.run)
         try:
-            while not reading.done():
+            while True:
                 await asyncio.wait((reading,), timeout=CHECK_S)
                 num_read, elapsed_s = len(read.durations_s), time.monotonic() - started_at_s
-                if not reading.done() and is_slow(num_read, len(tiers), elapsed_s, len(tiers) * self._block_s):
+                if reading.done() or num_read == len(tiers):
+                    break
+                if is_slow(num_read, len(tiers), elapsed_s, len(tiers) * self._block_s):
                     tiers[num_read].counters.slow_fetches += 1
                     return
+            await asyncio.wait((reading,))
             reading.result()
         finally:
             num_read = read.abandon()
-            if not reading.done():
+            is_reading = num_read < len(tiers) and not reading.done()
+            if is_reading:
                 tiers[num_read].give_up(reading)
-            self._note(tiers, read, is_done=reading.done())
+            elif reading.done():
+                reading.exception()  # retrieved, so that asyncio does not log it
+            self._note(tiers, read, is_reading)
 
     def outcome(self, task: "asyncio.Task[None]") -> Received:
         """Return what was fetched. A failure is logged and counted; only the missing blocks must be computed."""
@@ -181,11 +189,11 @@ class StoredFetch:
         now_s = time.monotonic()
         return bool(counts) and all(tier.speed.pays(count, count * self._block_s, now_s) for tier, count in counts)
 
-    def _note(self, tiers: Sequence[Tier], read: StoredRead, is_done: bool) -> None:
+    def _note(self, tiers: Sequence[Tier], read: StoredRead, is_reading: bool) -> None:
         """Count what each tier has brought, and how fast it was; an unfinished block counts as long as it took."""
         now_s, durations_s = time.monotonic(), list(read.durations_s)
         num_read = len(durations_s)
-        if not is_done:
+        if is_reading:
             durations_s.append(now_s - read.block_at_s)
         for tier in {tier.store.name: tier for tier in tiers[: len(durations_s)]}.values():
             own_s = [each for each, of in zip(durations_s, tiers, strict=False) if of is tier]

@@ -31,11 +31,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("qwen3", tmp_path_factory.mktemp("stores") / "model")
 
 
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    directory = tmp_path / "kv"
+    directory.mkdir()
+    return directory
+
+
 @pytest.mark.parametrize("kv_dtype", ["auto", slow_case("int8")])
-async def test_a_chat_goes_on_after_all_workers_have_restarted(kv_dtype: str, model: Path, tmp_path: Path) -> None:
+async def test_a_chat_goes_on_after_all_workers_have_restarted(
+    kv_dtype: str, model: Path, disk: Path, tmp_path: Path
+) -> None:
     """From a disk: prompt and output of the former worker are not computed again, whatever the request asks for."""
     plain = (*SMALL, f"--kv-cache-dtype={kv_dtype}")
-    flags = (*plain, f"--kv-disk={tmp_path / 'kv'}")
+    flags = (*plain, f"--kv-disk={disk}")
     async with worker_process("decode", model, tmp_path, *flags) as worker, decode_client(worker) as client:
         first = await client.generate(PROMPT, GREEDY)
         expected = {name: await client.generate(PROMPT, sampling) for name, sampling in FEATURES.items()}
@@ -75,13 +84,13 @@ async def test_a_prefill_worker_fetches_and_hands_over(model: Path, tmp_path: Pa
             await asyncio.gather(prefill.wait_idle(), decode.wait_idle())
 
 
-async def test_a_killed_worker_leaves_its_blocks(model: Path, tmp_path: Path) -> None:
+async def test_a_killed_worker_leaves_its_blocks(model: Path, disk: Path, tmp_path: Path) -> None:
     """Another worker finds what was saved before the kill, and computes the rest."""
-    flags = (*SMALL, f"--kv-disk={tmp_path / 'kv'}")
+    flags = (*SMALL, f"--kv-disk={disk}")
     async with worker_process("decode", model, tmp_path, *flags) as worker, decode_client(worker) as client:
         await client.generate(PROMPT, GREEDY)
         async with asyncio.timeout(30):
-            while len(list((tmp_path / "kv").glob("*/??/*"))) < 9:
+            while len(list(disk.glob("baton-kv/*/??/*"))) < 9:
                 await asyncio.sleep(0.02)
         worker.child.kill()
         await worker.child.wait()
@@ -91,8 +100,8 @@ async def test_a_killed_worker_leaves_its_blocks(model: Path, tmp_path: Path) ->
         assert dict(generation.served_by.stored_tokens) == {"disk": 144}
 
 
-async def test_an_abort_during_lookup_or_fetch_leaves_nothing(model: Path, tmp_path: Path) -> None:
-    flags = (*SMALL, f"--kv-disk={tmp_path / 'kv'}")
+async def test_an_abort_during_lookup_or_fetch_leaves_nothing(model: Path, disk: Path, tmp_path: Path) -> None:
+    flags = (*SMALL, f"--kv-disk={disk}")
     async with worker_process("decode", model, tmp_path, *flags) as worker, decode_client(worker) as client:
         await client.generate(PROMPT, GREEDY)
     async with worker_process("decode", model, tmp_path, *flags) as worker, decode_client(worker) as client:
@@ -104,11 +113,11 @@ async def test_an_abort_during_lookup_or_fetch_leaves_nothing(model: Path, tmp_p
         assert (await client.generate(PROMPT, GREEDY)).token_ids == Oracle(model).greedy(PROMPT, 20)
 
 
-async def test_blocks_with_other_bytes_are_computed(model: Path, tmp_path: Path) -> None:
-    flags = (*SMALL, f"--kv-disk={tmp_path / 'kv'}")
+async def test_blocks_with_other_bytes_are_computed(model: Path, disk: Path, tmp_path: Path) -> None:
+    flags = (*SMALL, f"--kv-disk={disk}")
     async with worker_process("decode", model, tmp_path, *flags) as worker, decode_client(worker) as client:
         await client.generate(PROMPT, GREEDY)
-    for file in (tmp_path / "kv").glob("*/??/*"):
+    for file in disk.glob("baton-kv/*/??/*"):
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
