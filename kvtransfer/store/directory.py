@@ -70,10 +70,10 @@ class DirectoryStore:
         self._usage = Usage(self._folder)
         self._evictor = Evictor(self._folder, self._usage, capacity_bytes, ttl_s, self._now_ns)
         self._sweep_ns = None if ttl_s is None else int(max(MIN_SWEEP_S, ttl_s / SWEEPS_PER_TTL) * 10**9)
-        self._next_sweep_ns = self._now_ns() + (self._sweep_ns or 0)
+        self._next_sweep_ns = 0
         with self._folder.open(create=True) as folder:
             remove_abandoned(folder)
-        if self._usage.read() is None or ttl_s is not None:
+        if self._usage.read() is None:
             self._evictor.scan()
 
     @property
@@ -177,7 +177,7 @@ class DirectoryStore:
         return None
 
     def _sweep(self) -> None:
-        """Delete expired blocks, now and then."""
+        """Delete expired blocks, at the first write and then now and then."""
         now_ns = self._now_ns()
         if self._sweep_ns is not None and now_ns >= self._next_sweep_ns:
             self._next_sweep_ns = now_ns + self._sweep_ns
@@ -202,10 +202,12 @@ class DirectoryStore:
                 os.close(fd)
 
     def _rename(self, writing: int, temporary: str, name: str) -> bool:
-        with suppress(FileNotFoundError), self._folder.open(self._namespace, name[:2], create=True) as folder:
-            os.rename(temporary, name, src_dir_fd=writing, dst_dir_fd=folder)
+        with self._folder.open(self._namespace, name[:2], create=True) as folder:
+            try:
+                os.rename(temporary, name, src_dir_fd=writing, dst_dir_fd=folder)
+            except FileNotFoundError:
+                return False
             return True
-        return False
 
 
 def _read_all(fd: int, views: list[memoryview]) -> bool:

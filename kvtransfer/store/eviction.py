@@ -8,6 +8,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
+import numpy as np
+
 from baton.kvtransfer.store.envelope import NAMESPACE
 from baton.kvtransfer.store.private_folder import FOLDER, PrivateFolder
 from baton.kvtransfer.store.usage import Count, Usage, try_lock
@@ -82,7 +84,7 @@ class Evictor:
             if not is_locked:
                 return
             remove_abandoned(root)
-            counted = self._usage.read() or Count()  # in front of the scan: what is added during it must stay
+            counted = self._usage.read() or Count()  # read first: what is added during the scan must stay
             used_ns, sizes = array("q"), array("q")
             with closing(_blocks(root)) as blocks:
                 for block in blocks:
@@ -95,13 +97,13 @@ class Evictor:
             self._usage.add(total.minus(counted))
             if total.num_bytes + room_bytes > int(self._capacity_bytes * LIMIT):
                 target_bytes = min(int(self._capacity_bytes * TARGET), self._capacity_bytes - room_bytes)
-                excess_bytes = total.num_bytes - target_bytes
-                self._evict(root, _victims(used_ns, sizes, excess_bytes))
+                if total.num_bytes > target_bytes:
+                    self._evict(root, _victims(used_ns, sizes, total.num_bytes - target_bytes))
 
     def _num_bytes(self) -> int:
         return (self._usage.read() or Count()).num_bytes
 
-    def _evict(self, root: int, victims: "Victims") -> None:
+    def _evict(self, root: int, victims: Victims) -> None:
         evicted, last_bytes = Count(), victims.last_bytes
         with closing(_blocks(root)) as blocks:
             for block in blocks:
@@ -128,7 +130,7 @@ def remove_abandoned(root: int) -> None:
     """Delete the files of writers that have ended: a writer holds a lock on its file."""
     with suppress(FileNotFoundError), _opened(root, WRITING) as folder:
         for name in os.listdir(folder):
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
                 try:
                     if try_lock(fd):
@@ -164,15 +166,12 @@ def _remove_if_empty(parent: int, name: str) -> None:
 
 
 def _victims(used_ns: "array[int]", sizes: "array[int]", excess_bytes: int) -> Victims:
-    """Return the least recently used blocks, of `excess_bytes` together."""
-    last_use_ns = last_bytes = 0
-    for index in sorted(range(len(used_ns)), key=used_ns.__getitem__):
-        if excess_bytes <= 0:
-            break
-        if used_ns[index] > last_use_ns:
-            last_use_ns, last_bytes = used_ns[index], excess_bytes
-        excess_bytes -= sizes[index]
-    return Victims(last_use_ns, last_bytes)
+    """Return the least recently used blocks, of `excess_bytes` together. NumPy sorts without Python's lock."""
+    times, num_bytes = np.frombuffer(used_ns, np.int64), np.frombuffer(sizes, np.int64)
+    order = np.argsort(times)
+    last = min(int(np.searchsorted(np.cumsum(num_bytes[order]), excess_bytes)), len(order) - 1)
+    last_use_ns = int(times[order[last]])
+    return Victims(last_use_ns, excess_bytes - int(num_bytes[times < last_use_ns].sum()))
 
 
 def _folders(parent: int, pattern: re.Pattern[str]) -> list[str]:

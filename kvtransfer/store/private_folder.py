@@ -3,7 +3,7 @@
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from baton.kvtransfer.store.store import StoreUnavailable
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MODE = 0o700
+NUM_ATTEMPTS = 10  # to open a folder that others delete
 REMEDIES = {
     errno.ENOSPC: "; free some space, or lower the store's capacity",
     errno.EDQUOT: "; raise the quota, or lower the store's capacity",
@@ -35,32 +36,45 @@ class PrivateFolder:
 
     @contextmanager
     def open(self, *names: str, create: bool = False) -> Iterator[int]:
-        """Yield a descriptor of the folder, or of the one at `names` below it.
+        """Yield a descriptor of the folder, or of the one at `names` below it, which `create` makes if it is missing.
 
-        Raises FileNotFoundError if a folder is missing, unless `create`; StoreUnavailable for any other OSError, also
-        one that is raised inside the context.
+        Raises StoreUnavailable for any OSError, also one that is raised inside the context, except FileNotFoundError
+        without `create`.
         """
-        with self.translated_errors():
-            fd = self._open_root(create)
+        with self.translated_errors(*(() if create else (FileNotFoundError,))):
+            fd = self._open(names, create)
             try:
-                for name in names:
-                    parent, fd = fd, _open_below(fd, name, create)
-                    os.close(parent)
                 yield fd
             finally:
                 os.close(fd)
 
     @contextmanager
-    def translated_errors(self) -> Iterator[None]:
-        """Return a context that turns an OSError, except FileNotFoundError, into StoreUnavailable."""
+    def translated_errors(self, *passing: type[OSError]) -> Iterator[None]:
+        """Return a context that turns each OSError into StoreUnavailable, except those of the types `passing`."""
         try:
             yield
-        except FileNotFoundError:
+        except passing:
             raise
         except OSError as error:
             place = self.path if not isinstance(error.filename, str) else self.path / error.filename
             reason = f"{error.strerror or error}{REMEDIES.get(error.errno or 0, '')}"
             raise StoreUnavailable(f"{place}: {reason}") from error
+
+    def _open(self, names: Sequence[str], create: bool) -> int:
+        for _ in range(NUM_ATTEMPTS - 1 if create else 0):
+            with suppress(FileNotFoundError):  # another process has deleted an empty folder meanwhile
+                return self._open_once(names, create)
+        return self._open_once(names, create)
+
+    def _open_once(self, names: Sequence[str], create: bool) -> int:
+        fd = self._open_root(create)
+        for name in names:
+            parent = fd
+            try:
+                fd = _open_below(parent, name, create)
+            finally:
+                os.close(parent)
+        return fd
 
     def _open_root(self, create: bool) -> int:
         try:

@@ -67,7 +67,7 @@ def shared_memory_directory(namespace: str, capacity_bytes: int, parent: Path = 
 def _hold(path: Path) -> int | None:
     """Return the open and locked file of a directory, which is created; None if it was deleted meanwhile."""
     folder = PrivateFolder(path)
-    with suppress(FileNotFoundError), folder.translated_errors():
+    with suppress(FileNotFoundError), folder.translated_errors(FileNotFoundError):
         fd = _open_held(folder)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH)

@@ -4,7 +4,9 @@ import errno
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -173,6 +175,15 @@ def test_no_file_of_its_own_is_a_link(store: DirectoryStore, root: Path, tmp_pat
     assert list(outside.iterdir()) == [] if outside.is_dir() else outside.read_bytes() == b"precious"
 
 
+def test_odd_files_where_blocks_are_written_do_no_harm(store: DirectoryStore, root: Path, tmp_path: Path) -> None:
+    (root / ".writing" / "folder").mkdir()
+    (root / ".writing" / "link").symlink_to(tmp_path)
+    os.mkfifo(root / ".writing" / "fifo")
+    write(DirectoryStore(root, NAMESPACE, CAPACITY), 1)
+    assert [read(store, 0), read(store, 1)] == [True, True]
+    assert tmp_path.is_dir()
+
+
 def test_other_files_are_left_alone(store: DirectoryStore, root: Path) -> None:
     others = [root / "notes.txt", root / NAMESPACE / "notes.txt", path_of(root, 0).parent / "notes.txt"]
     for other in others:
@@ -191,6 +202,35 @@ def test_a_directory_that_was_deleted_is_created_again(store: DirectoryStore, ro
     write(store, 0)
     store._evictor.scan()
     check_integrity(store, root)
+
+
+def test_folders_that_others_delete_all_the_time_are_a_miss_or_unavailable(store: DirectoryStore, root: Path) -> None:
+    """As by the scans of other processes, or by an administrator."""
+    is_over = threading.Event()
+
+    def delete() -> None:
+        while not is_over.is_set():
+            shutil.rmtree(root, ignore_errors=True)
+
+    thread = threading.Thread(target=delete)
+    thread.start()
+    before = open_descriptors()
+    for number in range(300):
+        with suppress(StoreUnavailable):
+            store.write(key_of(number), block_of(number))
+        with suppress(StoreUnavailable):
+            read(store, number)
+        with suppress(StoreUnavailable):
+            store._evictor.scan()
+        with suppress(StoreUnavailable):
+            store.count([key_of(number)])
+        with suppress(StoreUnavailable):
+            store.use()
+    is_over.set()
+    thread.join()
+    assert open_descriptors() <= before
+    write(store, 0)
+    assert read(store, 0)
 
 
 def test_a_missing_parent_is_not_created(tmp_path: Path, store: DirectoryStore, root: Path) -> None:
