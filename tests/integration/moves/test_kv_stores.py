@@ -2,17 +2,23 @@
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from baton.engine.kv.block_hash import hash_blocks
 from baton.engine.sampling.params import SamplingParams
+from baton.kvtransfer.store.factory import open_store
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
 from tests.integration.worker_process import worker_process, worker_processes
 from tests.marks import slow_case
+from tests.redis_server import redis_server
+from tests.s3_server import BUCKET, CREDENTIALS, s3_server
 
 PROMPT = [random.Random(3).randrange(3, VOCAB_SIZE) for _ in range(150)]
 SMALL = ("--max-num-batched-tokens=64", "--max-num-seqs=8")
@@ -125,3 +131,48 @@ async def test_blocks_with_other_bytes_are_computed(model: Path, disk: Path, tmp
         generation = await client.generate(PROMPT, GREEDY)
         assert generation.token_ids == Oracle(model).greedy(PROMPT, 20)
         assert not generation.served_by.stored_tokens
+
+
+@asynccontextmanager
+async def shared_store(kind: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    """Run a server for blocks, and yield the store's URL."""
+    if kind == "redis":
+        async with redis_server(directory) as server:
+            yield server.url
+        return
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    (directory / "s3").mkdir()
+    with s3_server(directory / "s3") as endpoint:
+        yield f"s3://{BUCKET}/kv?endpoint={endpoint}&region=us-east-1"
+
+
+@pytest.mark.parametrize("kind", ["redis", slow_case("s3")])
+async def test_two_prefill_workers_and_a_decode_worker_share_a_store(
+    kind: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With encrypted blocks: the second prefill worker fetches what the first and the decode worker have computed."""
+    key = tmp_path / "key"
+    key.write_text("5a" * 32)
+    key.chmod(0o600)
+    async with shared_store(kind, tmp_path, monkeypatch) as url:
+        flags = (*SMALL, f"--kv-store={url}", f"--kv-store-key-file={key}")
+        three = ("prefill", *flags), ("prefill", *flags), ("decode", *flags)
+        async with (
+            worker_processes(model, tmp_path, *three) as (first, second, decode),
+            decode_client(decode) as client,
+        ):
+            generation = await client.generate(PROMPT, GREEDY, await first.peer())
+            assert generation.token_ids == Oracle(model).greedy(PROMPT, 20)
+            assert not generation.served_by.stored_tokens
+            longer = [*PROMPT, *generation.token_ids, 5, 6]
+            expected = Oracle(model).greedy(longer, 20)
+            store = open_store(url, (await decode.describe()).fingerprint, 1 << 30, key_file=key)
+            async with asyncio.timeout(60):
+                while store.count(hash_blocks(longer, 16)) < 10:
+                    await asyncio.sleep(0.05)
+            store.close()
+            again = await client.generate(longer, GREEDY, await second.peer())
+            assert again.token_ids == expected
+            assert dict(again.served_by.stored_tokens) == {kind: 160}
+            assert again.served_by.prefill_cached_tokens == 160

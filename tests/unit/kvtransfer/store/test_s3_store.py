@@ -10,7 +10,7 @@ from obstore.store import S3Store as Bucket
 from baton.deployment.local.ports import free_ports
 from baton.kvtransfer.store.s3_store import PROBES, BucketAddress, S3Store
 from baton.kvtransfer.store.store import StoreUnavailable
-from tests.unit.kvtransfer.store.s3_server import BUCKET, CREDENTIALS, HOST, s3_server
+from tests.s3_server import BUCKET, CREDENTIALS, HOST, s3_server
 from tests.unit.kvtransfer.store.store_rig import (
     NAMESPACE,
     block_of,
