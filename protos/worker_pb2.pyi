@@ -449,6 +449,7 @@ class WorkerLoad(_message.Message):
     NUM_GRAMMAR_LATE_MASKS_FIELD_NUMBER: _builtins.int
     NUM_RECEIVING_FIELD_NUMBER: _builtins.int
     NUM_AWAITED_BLOCKS_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """requests in the batch"""
     num_waiting: _builtins.int
@@ -513,6 +514,10 @@ class WorkerLoad(_message.Message):
     def peer_transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """transport in use and why, by KVPool.incarnation of the peer"""
 
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVTier]:
+        """stores below the KV pool, fastest first"""
+
     def __init__(
         self,
         *,
@@ -544,14 +549,65 @@ class WorkerLoad(_message.Message):
         num_grammar_late_masks: _builtins.int = ...,
         num_receiving: _builtins.int = ...,
         num_awaited_blocks: _builtins.int = ...,
+        tiers: _abc.Iterable[Global___KVTier] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "step_s", b"step_s", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
+
+@_typing.final
+class KVTier(_message.Message):
+    """A store below a worker's KV pool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    FETCHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    SLOW_FETCHES_FIELD_NUMBER: _builtins.int
+    SAVED_BLOCKS_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """such as host, disk, redis"""
+    num_blocks: _builtins.int
+    """that it holds; 0: not known, as for servers"""
+    num_bytes: _builtins.int
+    """of these blocks"""
+    capacity_bytes: _builtins.int
+    """0: its own affair"""
+    fetched_blocks: _builtins.int
+    """blocks that this worker has fetched since its start"""
+    slow_fetches: _builtins.int
+    """fetches that it ended early, since the rest was computed sooner"""
+    saved_blocks: _builtins.int
+    """blocks that it has written since its start"""
+    failures: _builtins.int
+    """writes that failed since its start"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        num_blocks: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+        capacity_bytes: _builtins.int = ...,
+        fetched_blocks: _builtins.int = ...,
+        slow_fetches: _builtins.int = ...,
+        saved_blocks: _builtins.int = ...,
+        failures: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "failures", b"failures", "fetched_blocks", b"fetched_blocks", "name", b"name", "num_blocks", b"num_blocks", "num_bytes", b"num_bytes", "saved_blocks", b"saved_blocks", "slow_fetches", b"slow_fetches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KVTier: _TypeAlias = KVTier  # noqa: Y015
 
 @_typing.final
 class CacheEvents(_message.Message):

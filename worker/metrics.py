@@ -28,6 +28,11 @@ TIER_COUNTERS = {
     "saved_bytes": "Bytes of KV written to a store.",
     "failures": "Failed writes of KV to a store.",
 }
+TIER_GAUGES = {
+    "num_blocks": "KV blocks that a store holds; 0 if it does not know.",
+    "num_bytes": "Bytes of these blocks.",
+    "capacity_bytes": "Size limit of a store; 0 if it has its own.",
+}
 Family = CounterMetricFamily | GaugeMetricFamily
 FamilyT = TypeVar("FamilyT", CounterMetricFamily, GaugeMetricFamily)
 
@@ -122,6 +127,11 @@ class WorkerMetrics(Collector):
             for tier, counters in tiers.items():
                 family.add_metric([*self._labels.values(), tier], getattr(counters, name))
             yield family
+        for name, text in TIER_GAUGES.items():
+            gauge = GaugeMetricFamily(f"baton:kv_tier_{name}", text, labels=[*self._labels, "tier"])
+            for tier, counters in tiers.items():
+                gauge.add_metric([*self._labels.values(), tier], getattr(counters, name))
+            yield gauge
 
     def _of_experts(self, experts: ExpertFigures, is_short: bool) -> Iterator[Family]:
         """Yield the metrics of an expert-parallel rank."""

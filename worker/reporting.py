@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from baton.engine.outputs import EngineStats
-from baton.protos.worker_pb2 import WorkerLoad
+from baton.protos.worker_pb2 import KVTier, WorkerLoad
 
 MAX_UNTOLD = 1 << 16  # unreported numbers of a watcher; with more none are sent, and the router assumes all of them
 
@@ -44,8 +44,11 @@ class TakenCommands:
 
 @dataclass(slots=True)
 class TierCounters:
-    """Counters of one store below the pool."""
+    """Counters of one store below the pool, and what it held when this worker last wrote to it."""
 
+    num_blocks: int = 0
+    num_bytes: int = 0
+    capacity_bytes: int = 0
     fetched_blocks: int = 0
     fetched_bytes: int = 0
     fetch_seconds: float = 0.0
@@ -119,6 +122,20 @@ def load_report(
         num_grammar_late_masks=stats.grammars.num_late_masks,
         num_awaited_blocks=stats.num_awaited_blocks,
         num_receiving=stats.num_receiving,
+        tiers=[_tier(name, tier) for name, tier in counters.tiers.items()],
+    )
+
+
+def _tier(name: str, tier: TierCounters) -> KVTier:
+    return KVTier(
+        name=name,
+        num_blocks=tier.num_blocks,
+        num_bytes=tier.num_bytes,
+        capacity_bytes=tier.capacity_bytes,
+        fetched_blocks=tier.fetched_blocks,
+        slow_fetches=tier.slow_fetches,
+        saved_blocks=tier.saved_blocks,
+        failures=tier.failures,
     )
 
 

@@ -1,11 +1,12 @@
 """Routes for operators and monitoring: models, health, readiness, metrics, workers."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from importlib import metadata
 
 import orjson
 from fastapi import Request
+from google.protobuf.message import Message
 from starlette.responses import Response
 
 from baton.router.http.paced_response import PacedResponse
@@ -149,7 +150,6 @@ def _worker(pool: WorkerPool, connection: WorkerConnection) -> dict[str, object]
     if description is None or connection.state is ConnectionState.CONNECTING:  # no load report yet
         return {**body, "worker_id": None, "role": None, "last_error": connection.last_error}
     load = connection.load.reported
-    fields = load.DESCRIPTOR.fields_by_name
     return {
         **body,
         "worker_id": description.worker_id,
@@ -163,9 +163,14 @@ def _worker(pool: WorkerPool, connection: WorkerConnection) -> dict[str, object]
         "transports": sorted(description.pool.endpoints),
         "cached_blocks": pool.index.num_blocks(description.incarnation),
         "inflight": connection.load.num_own_requests,
-        "load": {name: getattr(load, name) for name in fields if name != "peer_transports"},
+        "load": _fields(load, without=("peer_transports", "tiers")),
         "peer_transports": dict(load.peer_transports),
+        "kv_tiers": [_fields(tier) for tier in load.tiers],
     }
+
+
+def _fields(message: Message, without: Collection[str] = ()) -> dict[str, object]:
+    return {name: getattr(message, name) for name in message.DESCRIPTOR.fields_by_name if name not in without}
 
 
 async def _read_pools(model: ServedModel) -> str:

@@ -132,6 +132,7 @@ def _write(tier: Tier, batch: Batch) -> None:
             num_bytes = tier.store.write(block_hash, row.data)
             tier.counters.saved_blocks += num_bytes > 0
             tier.counters.saved_bytes += num_bytes
+        tier.note_use()
     except StoreUnavailable as error:
         tier.counters.failures += 1
         logger.debug("%d blocks are not saved in the %s tier: %s", len(batch.hashes), tier.store.name, error)

@@ -28,9 +28,11 @@ def open_stores(config: WorkerConfig, host: EngineHost, pool: Tensor, counters: 
         )
     try:
         opened = _opened(config, host.origin.fingerprint)
+        tiers = [Tier(GuardedStore(store, LONGEST_CALL_S)) for store in opened]
+        for tier in tiers:
+            tier.note_use()
     except StoreUnavailable as error:
         raise OptionError(f"KV store: {error}") from error
-    tiers = [Tier(GuardedStore(store, LONGEST_CALL_S)) for store in opened]
     counters.tiers |= {tier.store.name: tier.counters for tier in tiers}
     return KVTiers(host, PoolBlocks(pool), tiers)
 

@@ -18,6 +18,12 @@ class Tier:
     speed: FetchSpeed = field(default_factory=FetchSpeed)
     late: "set[asyncio.Future[Any]]" = field(default_factory=set)  # calls that nobody waits for any more
 
+    def note_use(self) -> None:
+        """Record what the store holds. Blocks like a read of a file. Raises StoreUnavailable."""
+        use, counters = self.store.use(), self.counters
+        counters.num_blocks, counters.num_bytes = use.num_blocks, use.num_bytes
+        counters.capacity_bytes = use.capacity_bytes
+
     def give_up(self, call: "asyncio.Future[Any]") -> None:
         """Use this tier no more until a call has ended that takes too long; no-op for a call that has."""
         if not call.done():

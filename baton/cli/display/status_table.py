@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from baton.process.host_memory import in_gib
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -31,6 +33,7 @@ COLUMNS = (
     Column("handovers"),
     Column("failed", 1),
 )
+TIER_TROUBLE = {"slow_fetches": "fetches ended early", "failures": "writes failed"}
 GAP = 2  # characters between columns
 
 
@@ -66,6 +69,11 @@ class WorkerRow:
         peers = self.worker.get("peer_transports")
         return list(dict.fromkeys(str(transport) for transport in peers.values())) if isinstance(peers, Mapping) else []
 
+    def tiers(self) -> list[str]:
+        """Return what each store below the KV cache holds, and what the worker has fetched from it and saved there."""
+        tiers = self.worker.get("kv_tiers")
+        return [_tier_line(tier) for tier in tiers if isinstance(tier, Mapping)] if isinstance(tiers, list) else []
+
     def cells(self) -> list[str]:
         """Return the text of each column in COLUMNS."""
         failures = [value for value in (self.load("handover_failures"), self.load("checksum_failures")) if value]
@@ -79,6 +87,14 @@ class WorkerRow:
             self.load("handovers"),
             str(sum(int(value) for value in failures)) if failures else "",
         ]
+
+
+def _tier_line(tier: Mapping[str, object]) -> str:
+    size, capacity = (int(str(tier.get(name) or 0)) for name in ("num_bytes", "capacity_bytes"))
+    used = f" {in_gib(size)} of {in_gib(capacity)}," if capacity else ""
+    parts = [f"{tier.get('fetched_blocks')} blocks fetched", f"{tier.get('saved_blocks')} saved"]
+    parts += [f"{tier.get(name)} {text}" for name, text in TIER_TROUBLE.items() if tier.get(name)]
+    return f"{tier.get('name')}:{used} {', '.join(parts)}"
 
 
 def worker_rows(content: object) -> list[WorkerRow]:
@@ -106,6 +122,11 @@ def status_table(rows: list[WorkerRow], width: int) -> Table:
     for line in cells:
         table.add_row(*(line[index] for index in shown))
     return table
+
+
+def tier_lines(rows: list[WorkerRow]) -> list[str]:
+    """Return one line for each store below a worker's KV cache."""
+    return [f"{row.text('worker_id')}: KV store {line}" for row in rows for line in row.tiers()]
 
 
 def transport_lines(rows: list[WorkerRow]) -> list[str]:

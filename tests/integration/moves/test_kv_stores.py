@@ -54,6 +54,12 @@ async def test_a_chat_goes_on_after_all_workers_have_restarted(
     async with worker_process("decode", model, tmp_path, *flags) as worker, decode_client(worker) as client:
         first = await client.generate(PROMPT, GREEDY)
         expected = {name: await client.generate(PROMPT, sampling) for name, sampling in FEATURES.items()}
+        async for update in worker.updates():
+            [tier] = update.load.tiers
+            if tier.saved_blocks >= 10:
+                assert (tier.name, tier.capacity_bytes, tier.failures) == ("disk", 32 << 30, 0)
+                assert tier.num_blocks == tier.saved_blocks
+                break
     later = [*PROMPT, *first.token_ids, 5]
     async with worker_process("decode", model, tmp_path, *flags) as worker, decode_client(worker) as client:
         generation = await client.generate(later, GREEDY)

@@ -20,6 +20,16 @@ WORKERS: dict[str, Any] = {
             "incarnation": "abc",
             "load": {"num_running": 2, "num_waiting": 1, "num_free_blocks": 90, "num_blocks": 100, "step_s": 0.0125},
             "peer_transports": {},
+            "kv_tiers": [
+                {
+                    "name": "host",
+                    "num_bytes": 3 << 29,
+                    "capacity_bytes": 4 << 30,
+                    "fetched_blocks": 5,
+                    "saved_blocks": 6,
+                },
+                {"name": "redis", "fetched_blocks": 0, "saved_blocks": 6, "slow_fetches": 2, "failures": 1},
+            ],
             "cached_blocks": 8,
         },
         {
@@ -59,6 +69,9 @@ def test_the_table_shows_the_routers_workers() -> None:
     assert row(result.output, "127.0.0.1:21003") == ["127.0.0.1:21003", "connecting", "127.0.0.1:21003"]
     assert "model tiny  ready  inflight 3" in result.output
     assert "queued tokens" not in result.output  # not reported
+    assert "prefill-0: KV store host: 1.5 GiB of 4.0 GiB, 5 blocks fetched, 6 saved\n" in result.output
+    trouble = "2 fetches ended early, 1 writes failed"
+    assert f"prefill-0: KV store redis: 0 blocks fetched, 6 saved, {trouble}\n" in result.output
 
 
 def test_a_narrow_terminal_gets_fewer_but_whole_columns() -> None:

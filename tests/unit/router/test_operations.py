@@ -149,6 +149,9 @@ async def test_workers_report_their_state() -> None:
         assert {worker["state"] for worker in body["workers"]} == {"ready"}
         assert body["workers"][0]["load"]["num_free_blocks"] == 900
         assert body["workers"][0]["peer_transports"] == {"peer-1": "shared_memory: one host"}
+        [tier] = body["workers"][0]["kv_tiers"]
+        assert (tier["name"], tier["num_blocks"], tier["saved_blocks"], tier["failures"]) == ("host", 7, 9, 0)
+        assert "tiers" not in body["workers"][0]["load"]
         assert body["router"]["ready"] is True
         await prefill.stop()
         while True:

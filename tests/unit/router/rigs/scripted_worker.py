@@ -164,7 +164,11 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
 
     def _load(self) -> worker_pb2.WorkerLoad:
         load = worker_pb2.WorkerLoad(
-            num_free_blocks=900, num_blocks=1000, handovers=3, peer_transports={"peer-1": "shared_memory: one host"}
+            num_free_blocks=900,
+            num_blocks=1000,
+            handovers=3,
+            peer_transports={"peer-1": "shared_memory: one host"},
+            tiers=[worker_pb2.KVTier(name="host", num_blocks=7, saved_blocks=9)],
         )
         load.MergeFrom(self.load)
         return load
