@@ -52,7 +52,7 @@ class HandoverReporter:
             raise
         finally:
             self._counters.handover_bytes += handover.num_bytes
-            self._counters.note_read(handover.num_bytes, handover.times.transfer_s)
+            self._counters.reads.note(handover.num_bytes, handover.times.transfer_s)
 
     def on_first_token(self, first: worker_pb2.FirstToken) -> None:
         """Send the token to the router. If it ends the request, the rest of the KV is not needed."""

@@ -111,6 +111,7 @@ class WorkerDescription(_message.Message):
     APPLICATION_FIELD_NUMBER: _builtins.int
     INITIAL_ROLE_FIELD_NUMBER: _builtins.int
     VOCABULARY_FIELD_NUMBER: _builtins.int
+    KV_STORES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """name, stable over restarts and changes of role"""
     incarnation: _builtins.str
@@ -151,6 +152,10 @@ class WorkerDescription(_message.Message):
     def pooling(self) -> Global___Pooling:
         """how it makes embeddings; unset: it makes none"""
 
+    @_builtins.property
+    def kv_stores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """stores below its pool; workers that name the same one share its blocks"""
+
     def __init__(
         self,
         *,
@@ -172,10 +177,11 @@ class WorkerDescription(_message.Message):
         application: _builtins.str = ...,
         initial_role: Global___WorkerRole.ValueType = ...,
         vocabulary: _builtins.str = ...,
+        kv_stores: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "application", b"application", "block_size", b"block_size", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "initial_role", b"initial_role", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "num_ranks", b"num_ranks", "pool", b"pool", "pooling", b"pooling", "role", b"role", "transport", b"transport", "vocabulary", b"vocabulary", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "application", b"application", "block_size", b"block_size", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "initial_role", b"initial_role", "kv_stores", b"kv_stores", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "num_ranks", b"num_ranks", "pool", b"pool", "pooling", b"pooling", "role", b"role", "transport", b"transport", "vocabulary", b"vocabulary", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -450,6 +456,7 @@ class WorkerLoad(_message.Message):
     NUM_RECEIVING_FIELD_NUMBER: _builtins.int
     NUM_AWAITED_BLOCKS_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
+    FETCH_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """requests in the batch"""
     num_waiting: _builtins.int
@@ -510,6 +517,8 @@ class WorkerLoad(_message.Message):
     """in num_waiting
     blocks that waiting requests need and do not have
     """
+    fetch_bytes_per_s: _builtins.float
+    """recent rate of reads from these stores; 0: not known yet"""
     @_builtins.property
     def peer_transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """transport in use and why, by KVPool.incarnation of the peer"""
@@ -550,10 +559,11 @@ class WorkerLoad(_message.Message):
         num_receiving: _builtins.int = ...,
         num_awaited_blocks: _builtins.int = ...,
         tiers: _abc.Iterable[Global___KVTier] | None = ...,
+        fetch_bytes_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "step_s", b"step_s", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "step_s", b"step_s", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -619,6 +629,8 @@ class CacheEvents(_message.Message):
     STORED_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    SAVED_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """0 begins a snapshot; increases by 1 with every message, also within the snapshot"""
     stored: _builtins.bytes
@@ -627,6 +639,10 @@ class CacheEvents(_message.Message):
     """concatenated 16-byte hashes of evicted blocks; applied before `stored`"""
     more: _builtins.bool
     """more events follow at once in the next message"""
+    saved: _builtins.bytes
+    """concatenated hashes of blocks that are found in stores below the pool"""
+    lost: _builtins.bytes
+    """concatenated hashes of blocks that are found there no more; applied before `saved`"""
     def __init__(
         self,
         *,
@@ -634,10 +650,12 @@ class CacheEvents(_message.Message):
         stored: _builtins.bytes = ...,
         removed: _builtins.bytes = ...,
         more: _builtins.bool = ...,
+        saved: _builtins.bytes = ...,
+        lost: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "removed", b"removed", "sequence", b"sequence", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "more", b"more", "removed", b"removed", "saved", b"saved", "sequence", b"sequence", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.receive import Receiver
 from baton.protos import worker_pb2
 from baton.rpc.peers import Identified
+from baton.worker.kv.stored_hashes import StoredHashes
 
 T = TypeVar("T")
 
@@ -117,6 +118,16 @@ class StoredKV(Protocol):
 class Stores(Protocol):
     """The stores below a worker's pool; see `KVTiers`."""
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Names that are equal for workers that share a store."""
+        ...
+
+    @property
+    def hashes(self) -> StoredHashes:
+        """What is known to be stored."""
+        ...
+
     def start(self) -> None:
         """Start saving the pool's blocks."""
         ...
@@ -132,6 +143,10 @@ class Stores(Protocol):
 
 class NoStores:
     """A pool without stores below it."""
+
+    def __init__(self) -> None:
+        self.names: Sequence[str] = ()
+        self.hashes = StoredHashes()
 
     def start(self) -> None:
         """Do nothing."""

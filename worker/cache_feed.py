@@ -11,8 +11,10 @@ from baton.engine.kv.prefix_cache import CacheChanges
 from baton.protos import worker_pb2
 from baton.rpc.grpc_options import MAX_MESSAGE_BYTES
 from baton.worker.base import EngineCalls, Host
+from baton.worker.kv.stored_hashes import StoreChanges, StoredHashes
 
 MAX_PENDING = 1 << 20  # hashes that a slow subscriber has not received yet
+NO_CHANGES = StoreChanges()
 MAX_MESSAGE_HASHES = MAX_MESSAGE_BYTES // HASH_BYTES
 
 
@@ -22,37 +24,40 @@ class Subscription:
 
     stored: dict[BlockHash, None] = field(default_factory=dict)
     removed: dict[BlockHash, None] = field(default_factory=dict)
+    saved: dict[BlockHash, None] = field(default_factory=dict)  # in stores below the pool
+    lost: dict[BlockHash, None] = field(default_factory=dict)
     sequence: int = 0
     num_snapshot: int = 0  # hashes of the first snapshot, which do not count as lag
     is_waiting: bool = False  # for the snapshot; nothing is sent before it
     is_lost: bool = False  # lagged by more than MAX_PENDING; its stream must end, and the router subscribes again
     has_ended: bool = False
 
-    def add(self, changes: CacheChanges) -> None:
-        """Merge newer changes into the pending ones. A lost subscription keeps none."""
+    def add(self, changes: CacheChanges, below: StoreChanges = NO_CHANGES) -> None:
+        """Merge newer changes into the pending ones; `below`: of the stores. A lost subscription keeps none."""
         if self.is_lost:
             return
-        for block_hash in changes.removed:
-            self.stored.pop(block_hash, None)
-            self.removed[block_hash] = None
-        for block_hash in changes.stored:
-            self.stored[block_hash] = None
-        if len(self.stored) + len(self.removed) > MAX_PENDING + self.num_snapshot:
+        _merge(self.removed, self.stored, changes.removed, changes.stored)
+        _merge(self.lost, self.saved, below.lost, below.saved)
+        if sum(map(len, self._pending)) > MAX_PENDING + self.num_snapshot:
             self.is_lost = True
-            self.stored, self.removed = {}, {}
+            for pending in self._pending:
+                pending.clear()
 
     def take(self) -> worker_pb2.CacheEvents | None:
         """Return the next message, or None if nothing is pending. The first message begins the snapshot.
 
         Hashes beyond the limit of one message stay pending. Removed hashes go first, since a hash that was removed
-        and stored again is in both sets.
+        and stored again is in both sets; so do lost ones.
         """
         if self.is_waiting or self.is_lost or (not self.is_pending and self.sequence > 0):
             return None
-        removed = _take(self.removed, MAX_MESSAGE_HASHES)
-        stored = _take(self.stored, MAX_MESSAGE_HASHES - len(removed))
+        left, taken = MAX_MESSAGE_HASHES, []
+        for pending in self._pending:
+            taken.append(_take(pending, left))
+            left -= len(taken[-1])
+        removed, stored, lost, saved = map(b"".join, taken)
         events = worker_pb2.CacheEvents(
-            sequence=self.sequence, stored=b"".join(stored), removed=b"".join(removed), more=self.is_pending
+            sequence=self.sequence, stored=stored, removed=removed, saved=saved, lost=lost, more=self.is_pending
         )
         self.sequence += 1
         return events
@@ -60,7 +65,20 @@ class Subscription:
     @property
     def is_pending(self) -> bool:
         """Whether there are changes to send."""
-        return bool(self.stored or self.removed)
+        return any(self._pending)
+
+    @property
+    def _pending(self) -> tuple[dict[BlockHash, None], ...]:
+        return self.removed, self.stored, self.lost, self.saved
+
+
+def _merge(
+    gone: dict[BlockHash, None], here: dict[BlockHash, None], newly_gone: list[BlockHash], newly_here: list[BlockHash]
+) -> None:
+    for block_hash in newly_gone:
+        here.pop(block_hash, None)
+        gone[block_hash] = None
+    here.update(dict.fromkeys(newly_here))
 
 
 def _take(hashes: dict[BlockHash, None], count: int) -> list[BlockHash]:
@@ -90,8 +108,10 @@ class CacheFeed:
     subscriptions: they run in the engine's order, even if the stream that made the call has ended.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, below: StoredHashes | None = None) -> None:
+        """below: what is known of the stores below the pool."""
         self._host = host
+        self._below = below or StoredHashes()
         self._subscriptions: list[Subscription] = []
 
     @asynccontextmanager
@@ -104,7 +124,8 @@ class CacheFeed:
                 self._distribute(state.result().changes)
                 if not subscription.has_ended:
                     subscription.stored = dict.fromkeys(state.result().snapshot)
-                    subscription.num_snapshot = len(subscription.stored)
+                    subscription.saved = dict.fromkeys(self._below.snapshot())
+                    subscription.num_snapshot = len(subscription.stored) + len(subscription.saved)
                     subscription.is_waiting = False
                     self._subscriptions.append(subscription)
 
@@ -134,8 +155,9 @@ class CacheFeed:
             pending.result()
 
     def _distribute(self, changes: CacheChanges) -> None:
+        below = self._below.take_changes()
         for subscription in self._subscriptions:
-            subscription.add(changes)
+            subscription.add(changes, below)
 
 
 def _state(engine: EngineCalls) -> CacheState:

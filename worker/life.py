@@ -211,6 +211,7 @@ class Lives:
             core.config.drain_timeout_s,
             self._peers,
             change_role=self.change,
+            stored=core.stores.hashes,
         )
         life, added = Life(core, services, service, description), ServiceSet()
         services.register(added.as_server)
@@ -269,5 +270,6 @@ def _describe(core: WorkerCore, incarnation: str, address: str, initial_role: Ro
         application=config.application,
         initial_role=ROLES[initial_role],
         vocabulary=host.vocabulary,
+        kv_stores=core.stores.names,
         pooling=pooling_to_proto(host.pooling) if host.pooling is not None and config.role != "decode" else None,
     )

@@ -82,7 +82,7 @@ class WorkerMetrics(Collector):
             "Measured seconds that each further sequence adds to a decode step.",
             stats.decode_sequence_s,
         )
-        yield self._gauge("read_bytes_per_second", "Measured rate of KV reads from peers.", counters.read_bytes_per_s)
+        yield self._gauge("read_bytes_per_second", "Measured rate of KV reads from peers.", counters.reads.bytes_per_s)
         yield self._gauge(
             "remembered_requests", "Finished requests whose output can still be resumed.", counters.num_remembered
         )

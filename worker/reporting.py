@@ -62,6 +62,25 @@ READ_DECAY = 0.9  # factor on a read's weight with each later read
 
 
 @dataclass(slots=True)
+class ReadRate:
+    """Bytes per second of recent reads."""
+
+    _recent_bytes: float = 0.0
+    _recent_s: float = 0.0
+
+    def note(self, num_bytes: int, duration_s: float) -> None:
+        """Record a read."""
+        if num_bytes > 0 and duration_s > 0:
+            self._recent_bytes = READ_DECAY * self._recent_bytes + num_bytes
+            self._recent_s = READ_DECAY * self._recent_s + duration_s
+
+    @property
+    def bytes_per_s(self) -> float:
+        """0: not known yet."""
+        return self._recent_bytes / self._recent_s if self._recent_s else 0.0
+
+
+@dataclass(slots=True)
 class WorkerCounters:
     """Counters of received KV and commands; changed only on the worker's event loop."""
 
@@ -74,19 +93,8 @@ class WorkerCounters:
     num_remembered: int = 0  # finished requests whose output can be recalled
     tiers: dict[str, TierCounters] = field(default_factory=dict)  # by the name of the store below the pool
     taken: TakenCommands = field(default_factory=TakenCommands)
-    _recent_bytes: float = 0.0
-    _recent_s: float = 0.0
-
-    def note_read(self, num_bytes: int, duration_s: float) -> None:
-        """Record KV read from a peer; `duration_s` is the time of the reads alone."""
-        if num_bytes > 0 and duration_s > 0:
-            self._recent_bytes = READ_DECAY * self._recent_bytes + num_bytes
-            self._recent_s = READ_DECAY * self._recent_s + duration_s
-
-    @property
-    def read_bytes_per_s(self) -> float:
-        """Bytes per second of recent reads; 0: not known yet."""
-        return self._recent_bytes / self._recent_s if self._recent_s else 0.0
+    reads: ReadRate = field(default_factory=ReadRate)  # of KV of peers, without waits
+    fetches: ReadRate = field(default_factory=ReadRate)  # of KV in stores below the pool
 
 
 def load_report(
@@ -112,7 +120,8 @@ def load_report(
         prefill_tokens_per_s=stats.prefill_tokens_per_s,
         decode_step_s=stats.decode_step_s,
         decode_sequence_s=stats.decode_sequence_s,
-        read_bytes_per_s=counters.read_bytes_per_s,
+        read_bytes_per_s=counters.reads.bytes_per_s,
+        fetch_bytes_per_s=counters.fetches.bytes_per_s,
         num_grammar_compiles=stats.grammars.num_compiles,
         grammar_compile_s=stats.grammars.compile_s,
         num_grammar_cache_hits=stats.grammars.num_cache_hits,

@@ -14,6 +14,7 @@ from baton.settings.names import Role
 from baton.worker.base import Host
 from baton.worker.cache_feed import CacheFeed, Subscription
 from baton.worker.drain import Drain, DrainConflict, DrainState
+from baton.worker.kv.stored_hashes import StoredHashes
 from baton.worker.reporting import MAX_UNTOLD, ReportClock, WorkerCounters, load_report
 
 MIN_INTERVAL_S = 0.001
@@ -45,12 +46,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         peers: KnownPeers,
         idle_interval_s: float = IDLE_INTERVAL_S,
         change_role: Callable[[Role, float], Awaitable[str]] | None = None,
+        stored: StoredHashes | None = None,
     ) -> None:
         """Serve one incarnation of the worker.
 
         idle_interval_s: between two reports of an idle worker; `math.inf` sends none without a change.
         change_role: changes the role after a drain with this timeout, and returns the new incarnation; raises
         RoleConflict or DrainConflict. None: the worker keeps its role.
+        stored: what is known of the stores below the pool; None: there are none.
         """
         self._host = host
         self._counters = counters
@@ -63,7 +66,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._change_role = change_role
         self._incarnation = host.identity.incarnation
         self._is_closed = False
-        self._feed = CacheFeed(host)
+        self._feed = CacheFeed(host, stored)
         self._clocks: set[ReportClock] = set()
         host.listen(lambda _: self._note_news())
         drain.watch(self._note_news)  # an aborted request ends without a step, and frees blocks

@@ -239,7 +239,8 @@ class Dispatcher:
         preferred: str | None,
     ) -> RoutedRequest:
         num_tokens = len(progress.token_ids)
-        cached = self._pool.cached_tokens(cluster, partial(generation.hashes.extended, progress.token_ids))
+        found = self._pool.cached_tokens(cluster, partial(generation.hashes.extended, progress.token_ids))
+        cached = found.in_pool
         if not progress.attempt and index == 0:
             self._reuse.note(num_tokens, max(cached.values(), default=0))
         for worker in cluster.workers if preferred is not None else ():
@@ -254,6 +255,7 @@ class Dispatcher:
             self._reuse.value,
             self._output_length.mean,
             self._output_length.typical,
+            found.in_stores,
         )
 
     async def _attempt(

@@ -206,7 +206,7 @@ class Embedder:
         for place in () if job.family.pooling.needs_all_tokens else batch.left:
             token_ids, hashes = job.inputs[place], batch.hashes[place]
             found = self._pool.cached_tokens(cluster, partial(hashes.extended, token_ids))
-            for incarnation, num_tokens in found.items():
+            for incarnation, num_tokens in found.in_pool.items():
                 cached[incarnation] = cached.get(incarnation, 0) + num_tokens
         return RoutedRequest(sum(len(job.inputs[place]) for place in batch.left), cached)
 

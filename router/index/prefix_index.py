@@ -30,6 +30,14 @@ except ImportError:  # the package was installed without compiled extensions
 logger = logging.getLogger(__name__)
 
 
+STORES = "/stores"
+
+
+def stores_of(incarnation: str) -> str:
+    """Return the key under which the index has the blocks in the stores below a worker's pool."""
+    return incarnation + STORES
+
+
 class BlockIndex(Protocol):
     """Implementation of `PrefixIndex`, which documents the methods."""
 

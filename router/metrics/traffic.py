@@ -280,6 +280,8 @@ class Traffic:
 
 
 def uncached_tokens(plan: Plan, request: RoutedRequest) -> int:
-    """Return the prompt tokens that a plan computes: those that are neither cached at the worker nor pulled."""
+    """Return the prompt tokens that a plan computes: those that are not cached, pulled or fetched from a store."""
     worker = plan.prefill or plan.decode
-    return min(request.missing_tokens(each) for each in (worker, plan.prefix_source) if each is not None)
+    if plan.prefix_source is not None:
+        return min(request.missing_tokens(each) for each in (worker, plan.prefix_source))
+    return request.missing_tokens(worker) - request.fetchable_tokens(worker)

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from starlette.responses import Response
 
 from baton.router.http.paced_response import PacedResponse
+from baton.router.index.prefix_index import stores_of
 from baton.router.openai.errors import RETRY_AFTER_S, error_body
 from baton.router.served_model import ServedModel
 from baton.router.service import RouterService
@@ -162,6 +163,7 @@ def _worker(pool: WorkerPool, connection: WorkerConnection) -> dict[str, object]
         "transport": description.transport,
         "transports": sorted(description.pool.endpoints),
         "cached_blocks": pool.index.num_blocks(description.incarnation),
+        "stored_blocks": pool.index.num_blocks(stores_of(description.incarnation)),
         "inflight": connection.load.num_own_requests,
         "load": _fields(load, without=("peer_transports", "tiers")),
         "peer_transports": dict(load.peer_transports),

@@ -73,6 +73,8 @@ class WorkerSnapshot:
     decode_step_s: float = 0.0  # a step with one sequence
     decode_sequence_s: float = 0.0  # for each further one
     read_bytes_per_s: float = 0.0  # of KV from peers
+    fetch_bytes_per_s: float = 0.0  # of KV from the stores below its pool
+    kv_stores: tuple[str, ...] = ()  # names of these stores
     num_prefills: int = 0  # prompts computed for other workers, which will not decode here
     num_awaited_blocks: int = 0  # that its waiting requests need
     num_receiving: int = 0  # requests whose prompts other workers compute for it
@@ -108,6 +110,26 @@ class ClusterSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class CachedTokens:
+    """Lengths of a prompt's prefix in tokens, by incarnation of the worker that has it; workers without are omitted."""
+
+    in_pool: dict[str, int]
+    in_stores: dict[str, int] = field(default_factory=dict)  # in those below its pool
+
+    @classmethod
+    def of(cls, cluster: ClusterSnapshot, cached: dict[str, int], stored: dict[str, int]) -> "CachedTokens":
+        """cached: lengths by incarnation, of other workers, too; stored: by the name of a store."""
+        in_pool = {each.incarnation: cached[each.incarnation] for each in cluster.workers if each.incarnation in cached}
+        if not stored:
+            return cls(in_pool)
+        lengths = {
+            each.incarnation: max((stored.get(name, 0) for name in each.kv_stores), default=0)
+            for each in cluster.workers
+        }
+        return cls(in_pool, {incarnation: length for incarnation, length in lengths.items() if length})
+
+
+@dataclass(frozen=True, slots=True)
 class RoutedRequest:
     """A request as a policy sees it."""
 
@@ -118,6 +140,7 @@ class RoutedRequest:
     reuse_share: float = 0.5  # share of recent prompts' tokens that some worker had cached
     mean_output_tokens: float = 256.0  # of recent requests
     typical_output_tokens: tuple[float, ...] = ()  # equally likely lengths; empty: all equal the mean
+    stored_tokens: Mapping[str, int] = field(default_factory=dict)  # in stores below a worker's pool, by incarnation
 
     @property
     def expected_output_tokens(self) -> float:
@@ -128,6 +151,11 @@ class RoutedRequest:
     def missing_tokens(self, worker: WorkerSnapshot) -> int:
         """Return the tokens whose KV the worker lacks. The last one is always computed, for its logits."""
         return self.num_tokens - min(self.cached_tokens.get(worker.incarnation, 0), self.num_tokens - 1)
+
+    def fetchable_tokens(self, worker: WorkerSnapshot) -> int:
+        """Return how many of the missing tokens the stores below the worker's pool have."""
+        stored = min(self.stored_tokens.get(worker.incarnation, 0), self.num_tokens - 1)
+        return max(0, stored - self.cached_tokens.get(worker.incarnation, 0))
 
 
 class PlanKind(Enum):

@@ -98,8 +98,8 @@ class CostModel:
 
     def local(self, request: RoutedRequest, decode: WorkerTimes, unfair_s: float) -> Price:
         """Return the price if the decode worker computes the prompt itself."""
-        work_s = decode.missing / decode.rates.prefill_tokens_per_s
-        ttft_s = decode.room_s + decode.queue_s + _compute_s(decode, decode.missing)
+        work_s = decode.computed / decode.rates.prefill_tokens_per_s
+        ttft_s = decode.start_s + _compute_s(decode, decode.computed)
         if self.targets is None:
             others_s = (
                 decode.num_running + 1
@@ -108,7 +108,7 @@ class CostModel:
         else:
             harm_s = self.targets.late_s(ttft_s) + self.targets.joining_s(request, decode)
             harm_s += self.targets.disturbing_s(request, decode, work_s, num_more=1)
-        return Price(ttft_s, harm_s, request.reuse_share * work_s, unfair_s)
+        return Price(ttft_s, harm_s, request.reuse_share * (work_s + decode.fetch_s), unfair_s)
 
     def remote(self, request: RoutedRequest, decode: WorkerTimes, option: PrefillOption, unfair_s: float) -> Price:
         """Return the price if a prefill worker computes the prompt, with its blocks read during the computation."""
@@ -135,12 +135,12 @@ class CostModel:
         self, request: RoutedRequest, prefill: WorkerTimes, source: WorkerSnapshot | None = None
     ) -> PrefillOption:
         """Return a prefill worker's part of the price; it pulls the longer prefix of `source`, if one is given."""
-        missing, wait_s = prefill.missing, prefill.queue_s + prefill.room_s
+        missing, wait_s = prefill.computed, prefill.start_s
         if source is not None:
             missing = request.missing_tokens(source)
             num_blocks = (prefill.missing - missing) / prefill.worker.block_size
             pull_s = num_blocks * prefill.worker.block_bytes / prefill.rates.read_bytes_per_s
-            wait_s = max(wait_s, self.hop_s + pull_s)
+            wait_s = max(prefill.queue_s + prefill.room_s, self.hop_s + pull_s)
         num_chunk_tokens = min(missing, prefill.num_step_tokens)
         compute_s = harm_s = _compute_s(prefill, missing)
         if self.targets is not None:

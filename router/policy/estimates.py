@@ -18,6 +18,7 @@ DEFAULT_PREFILL_TOKENS_PER_S = 10_000.0
 DEFAULT_DECODE_STEP_S = 0.010
 DEFAULT_DECODE_SEQUENCE_S = 0.0001
 DEFAULT_READ_BYTES_PER_S = 5e9
+DEFAULT_FETCH_BYTES_PER_S = 1e9
 
 Attribute = Callable[[WorkerSnapshot], float]
 
@@ -108,6 +109,18 @@ class WorkerTimes:
     step_s: float  # of a step that decodes these
     queue_s: float  # until its queued prompts are computed; at least half of the step in flight
     room_s: float  # until enough sequences have finished for a place in the batch and the blocks of the prompt
+    fetched: int = 0  # of `missing`, that are fetched from a store
+    fetch_s: float = 0.0  # the fetch, which does not wait for queued prompts
+
+    @property
+    def computed(self) -> int:
+        """Tokens of the prompt that the worker must compute if no other one does."""
+        return self.missing - self.fetched
+
+    @property
+    def start_s(self) -> float:
+        """Seconds until it can start computing."""
+        return self.room_s + max(self.queue_s, self.fetch_s)
 
     @classmethod
     def of(
@@ -117,8 +130,9 @@ class WorkerTimes:
         num_step_tokens = worker.max_num_batched_tokens or num_step_tokens
         missing = request.missing_tokens(worker)
         num_running = worker.num_requests
+        fetch = _fetch(request, worker, rates) if request.stored_tokens else (0, 0.0)
         if not num_running:
-            return cls(worker, rates, missing, num_step_tokens, 0, rates.decode_step_s, 0.0, 0.0)
+            return cls(worker, rates, missing, num_step_tokens, 0, rates.decode_step_s, 0.0, 0.0, *fetch)
         if worker.max_num_seqs and num_running > worker.max_num_seqs:
             num_running = worker.max_num_seqs
         step_s = rates.decode_step_s + rates.decode_sequence_s * (num_running - 1)
@@ -126,7 +140,15 @@ class WorkerTimes:
         queue_s = queued / rates.prefill_tokens_per_s + max(0.5, queued / num_step_tokens) * step_s
         end_s = request.mean_output_tokens * step_s / num_running  # from one end to the next
         room_s = num_ends_needed(request, worker, num_running) * end_s
-        return cls(worker, rates, missing, num_step_tokens, num_running, step_s, queue_s, room_s)
+        return cls(worker, rates, missing, num_step_tokens, num_running, step_s, queue_s, room_s, *fetch)
+
+
+def _fetch(request: RoutedRequest, worker: WorkerSnapshot, rates: WorkerRates) -> tuple[int, float]:
+    """Return how many tokens the worker fetches from a store, and the seconds; none if it computes them sooner."""
+    num_tokens = request.fetchable_tokens(worker)
+    token_bytes = worker.block_bytes / worker.block_size
+    fetch_s = num_tokens * token_bytes / (worker.fetch_bytes_per_s or DEFAULT_FETCH_BYTES_PER_S)
+    return (num_tokens, fetch_s) if fetch_s * rates.prefill_tokens_per_s < num_tokens else (0, 0.0)
 
 
 def num_ends_needed(request: RoutedRequest, worker: WorkerSnapshot, num_running: int) -> float:

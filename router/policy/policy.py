@@ -142,6 +142,9 @@ def shortlist(
     if len(workers) <= count:
         return workers
     cached, num_tokens = request.cached_tokens, request.num_tokens
+    if request.stored_tokens:
+        names = {*cached, *request.stored_tokens}
+        cached = {name: max(cached.get(name, 0), request.stored_tokens.get(name, 0)) for name in names}
     has_silent = any(not worker.prefill_tokens_per_s for worker in workers)
     assumed = {role: book.assumed_prefill_tokens_per_s(role) for role in WorkerRole} if has_silent else {}
     glances_s = [
@@ -203,7 +206,8 @@ def _one_a_fingerprint(decoders: Iterable[WorkerSnapshot]) -> Iterator[WorkerSna
 def _plan_by_size(request: RoutedRequest, decode: WorkerSnapshot, local_prefill_below: int | None) -> HintedPlan | None:
     if local_prefill_below is None:
         return None
-    return "local" if request.missing_tokens(decode) < local_prefill_below else "remote"
+    num_computed = request.missing_tokens(decode) - request.fetchable_tokens(decode)
+    return "local" if num_computed < local_prefill_below else "remote"
 
 
 def _cheapest(plans: list[Priced], options: Mapping[str, list[PrefillOption]], cluster: ClusterSnapshot) -> Plan:

@@ -28,7 +28,7 @@ from baton.protos.worker_pb2 import (
 from baton.protos.worker_pb2 import WorkerRole as RoleNumber
 from baton.protos.worker_pb2_grpc import DecodeStub, WorkerStub
 from baton.router.errors import ShortOfRanks, WorkerLost
-from baton.router.index.prefix_index import PrefixIndex
+from baton.router.index.prefix_index import PrefixIndex, stores_of
 from baton.router.policy.cluster import WorkerRole, WorkerSnapshot
 from baton.router.workers.attach_stream import AttachStream
 from baton.router.workers.connection_state import ConnectionState
@@ -44,7 +44,10 @@ DESCRIBE_TIMEOUT_S = 5.0
 CLOSED = "the router closed the connection"
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
-RATES = ("step_s", "prefill_tokens_per_s", "decode_step_s", "decode_sequence_s", "read_bytes_per_s")
+RATES = (
+    *("step_s", "prefill_tokens_per_s", "decode_step_s", "decode_sequence_s"),
+    *("read_bytes_per_s", "fetch_bytes_per_s"),
+)
 # After this shortage of ranks requests move: reports arrive every second, so all ranks of the group have reported it.
 MOVE_AFTER_S = 2.0
 GIVE_UP_S = 5.0  # after which a worker that is neither listed nor reachable is given up
@@ -252,7 +255,10 @@ class WorkerConnection:
     def _apply_cache(self, update: WorkerUpdate) -> None:
         if update.cache.sequence == 0:
             self._index.reset(update.incarnation)
+            self._index.reset(stores_of(update.incarnation))
         self._index.update(update.incarnation, update.cache.removed, update.cache.stored)
+        if update.cache.saved or update.cache.lost:
+            self._index.update(stores_of(update.incarnation), update.cache.lost, update.cache.saved)
         self.has_snapshot = self.has_snapshot or not update.cache.more
 
     def _apply_load(self, update: WorkerUpdate) -> None:
@@ -301,6 +307,7 @@ class WorkerConnection:
         self.fail_requests(WorkerLost(f"the worker at {self.address} is lost: {reason}"))
         if self.description is not None:
             self._index.reset(self.description.incarnation)
+            self._index.reset(stores_of(self.description.incarnation))
             self._alone_since_s = asyncio.get_running_loop().time()
         self.description = self.attach = None
         self.state = ConnectionState.CONNECTING

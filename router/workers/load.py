@@ -180,6 +180,8 @@ class LoadEstimate:
                 decode_step_s=load.decode_step_s,
                 decode_sequence_s=load.decode_sequence_s,
                 read_bytes_per_s=load.read_bytes_per_s,
+                fetch_bytes_per_s=load.fetch_bytes_per_s,
+                kv_stores=tuple(description.kv_stores),
                 prompt_share=self._prompt_share.value,
                 recent=self._recent,
                 num_tokens_done=load.num_prefilled_tokens + load.num_generated_tokens,

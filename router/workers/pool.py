@@ -11,8 +11,8 @@ from zlib import crc32
 from baton.membership.registry.base import Registry, RegistryView
 from baton.protos.worker_pb2 import WorkerDescription
 from baton.router.errors import WorkerLost
-from baton.router.index.prefix_index import ExpectedBlocks, PrefixIndex
-from baton.router.policy.cluster import ClusterSnapshot, WorkerRole, WorkerSnapshot
+from baton.router.index.prefix_index import STORES, ExpectedBlocks, PrefixIndex
+from baton.router.policy.cluster import CachedTokens, ClusterSnapshot, WorkerRole, WorkerSnapshot
 from baton.router.workers.acceptance import Objection, objection_to
 from baton.router.workers.connection import ROLES, WorkerConnection
 from baton.router.workers.connection_state import ConnectionState
@@ -172,26 +172,29 @@ class WorkerPool:
             connection.fail_requests(error)
         self._notify()
 
-    def cached_tokens(self, cluster: ClusterSnapshot, hashes: Callable[[int], bytes]) -> dict[str, int]:
-        """Return the length of the prompt's prefix that each worker has cached or should have, by incarnation.
+    def cached_tokens(self, cluster: ClusterSnapshot, hashes: Callable[[int], bytes]) -> CachedTokens:
+        """Return the lengths of the prompt's prefix that workers have cached or should have, and that stores have.
 
-        In tokens; workers without any are omitted. `hashes` returns the prompt's block hashes for a block size.
+        `hashes` returns the prompt's block hashes for a block size.
         """
-        routable = {worker.incarnation for worker in cluster.workers}
         workers = self._current()
         cached: dict[str, int] = {}
+        stored: dict[str, int] = {}  # by name of the store
         for block_size in workers.block_sizes:
             packed = hashes(block_size)
             found = self.index.match(packed)
             for incarnation, num_blocks in self.expected.match(packed).items():
                 found[incarnation] = max(num_blocks, found.get(incarnation, 0))
-            for incarnation, num_blocks in found.items():
-                connection = workers.by_incarnation.get(incarnation)
-                if connection is None or connection.description is None or incarnation not in routable:
+            for key, num_blocks in found.items():
+                connection = workers.by_incarnation.get(key.removesuffix(STORES))
+                description = connection.description if connection is not None else None
+                if description is None or description.block_size != block_size:
                     continue
-                if connection.description.block_size == block_size:
-                    cached[incarnation] = num_blocks * block_size
-        return cached
+                if not key.endswith(STORES):
+                    cached[key] = num_blocks * block_size
+                for name in description.kv_stores if key.endswith(STORES) else ():
+                    stored[name] = max(num_blocks * block_size, stored.get(name, 0))
+        return CachedTokens.of(cluster, cached, stored)
 
     def source(self, incarnation: str, hashes: Callable[[int], bytes]) -> PrefixSource | None:
         """Return a worker as a source of the prompt, draining or not; None if it was lost or has none of it."""

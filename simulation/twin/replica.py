@@ -37,7 +37,7 @@ class Replica:
         """Create an idle replica."""
         self.core = EngineCore(spec, clock, tokens=None)
         self.counters = WorkerCounters()
-        self.counters.note_read(spec.block_bytes, spec.block_bytes / spec.link_bytes_per_s)  # known from the start
+        self.counters.reads.note(spec.block_bytes, spec.block_bytes / spec.link_bytes_per_s)  # known from the start
         self._cache = self.core.cache_feed.subscribe()
         self._note_change: Callable[[], None] = lambda: None
         self._owners: dict[RequestId, Owner] = {}  # of requests that have not ended

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -40,8 +40,16 @@ class BlockSaver:
     saved. At most one batch is in memory.
     """
 
-    def __init__(self, host: EngineHost, pool: PoolBlocks, tiers: Sequence[Tier]) -> None:
+    def __init__(
+        self,
+        host: EngineHost,
+        pool: PoolBlocks,
+        tiers: Sequence[Tier],
+        saved: Callable[[Sequence[BlockHash]], None] = lambda _: None,
+    ) -> None:
+        """`saved` is called on the event loop with blocks that a tier now has."""
         self._host = host
+        self._saved = saved
         self._pool = pool
         self._tiers = tiers
         self._used = UsedBlocks()
@@ -90,7 +98,8 @@ class BlockSaver:
             if batch.hashes and tiers:
                 writes = {run_in_thread("kv-save", partial(_write, tier, batch)): tier for tier in tiers}
                 try:
-                    await asyncio.wait(writes, timeout=WRITE_S)
+                    done, _ = await asyncio.wait(writes, timeout=WRITE_S)
+                    self._saved(batch.hashes[: max((write.result() for write in done), default=0)])
                 finally:
                     for write, tier in writes.items():
                         tier.give_up(write)
@@ -123,19 +132,21 @@ def _copy(pool: PoolBlocks, blocks: Sequence[BlockId], buffer: Tensor) -> None:
     pool.copy_out(blocks, buffer)
 
 
-def _write(tier: Tier, batch: Batch) -> None:
-    """Write a batch to one store; one that fails gets no more of it."""
+def _write(tier: Tier, batch: Batch) -> int:
+    """Write a batch to one store, and return how many of its blocks are there; a store that fails gets no more."""
     _step_aside()
-    rows = rows_of(batch.buffer)
+    num_saved = 0
     try:
-        for block_hash, row in zip(batch.hashes, rows, strict=True):
+        for block_hash, row in zip(batch.hashes, rows_of(batch.buffer), strict=True):
             num_bytes = tier.store.write(block_hash, row.data)
+            num_saved += 1
             tier.counters.saved_blocks += num_bytes > 0
             tier.counters.saved_bytes += num_bytes
         tier.note_use()
     except StoreUnavailable as error:
         tier.counters.failures += 1
         logger.debug("%d blocks are not saved in the %s tier: %s", len(batch.hashes), tier.store.name, error)
+    return num_saved
 
 
 def _step_aside() -> None:

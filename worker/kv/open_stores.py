@@ -1,10 +1,15 @@
 """The stores of a worker, as its options name them."""
 
+import uuid
+from hashlib import blake2b
+from pathlib import Path
+
 from torch import Tensor
 
 from baton.kvtransfer.store.breaker import GuardedStore
 from baton.kvtransfer.store.factory import open_host_store, open_store
 from baton.kvtransfer.store.pool_blocks import PoolBlocks
+from baton.kvtransfer.store.shared_memory_directory import SHM
 from baton.kvtransfer.store.store import KVStore, StoreUnavailable
 from baton.settings.values import OptionError
 from baton.worker.base import NO_STORES, Stores
@@ -14,6 +19,7 @@ from baton.worker.kv.tier import Tier
 from baton.worker.kv.tiers import KVTiers
 from baton.worker.reporting import WorkerCounters
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LONGEST_CALL_S = 2.0  # of a store, to read or write a block; after a longer one it is skipped for a while
 
 
@@ -28,31 +34,46 @@ def open_stores(config: WorkerConfig, host: EngineHost, pool: Tensor, counters: 
         )
     try:
         opened = _opened(config, host.origin.fingerprint)
-        tiers = [Tier(GuardedStore(store, LONGEST_CALL_S)) for store in opened]
+        tiers = [Tier(GuardedStore(store, LONGEST_CALL_S), name) for name, store in opened.items()]
         for tier in tiers:
             tier.note_use()
     except StoreUnavailable as error:
         raise OptionError(f"KV store: {error}") from error
     counters.tiers |= {tier.store.name: tier.counters for tier in tiers}
-    return KVTiers(host, PoolBlocks(pool), tiers)
+    return KVTiers(host, PoolBlocks(pool), tiers, counters.fetches)
 
 
-def _opened(config: WorkerConfig, namespace: str) -> list[KVStore]:
-    stores: list[KVStore] = []
+def _opened(config: WorkerConfig, namespace: str) -> dict[str, KVStore]:
+    """Return the stores by names that only workers have in common that share them; they contain no secrets."""
+    stores: dict[str, KVStore] = {}
     if config.kv_host_memory_bytes is not None:
-        stores.append(open_host_store(namespace, config.kv_host_memory_bytes))
+        host = open_host_store(namespace, config.kv_host_memory_bytes)
+        stores[_name("host", _place(SHM))] = host
     if config.kv_disk is not None:
         key_file = config.kv_store_key_file
-        stores.append(open_store(config.kv_disk, namespace, config.kv_disk_bytes, key_file=key_file))
+        disk = open_store(config.kv_disk, namespace, config.kv_disk_bytes, key_file=key_file)
+        stores[_name("disk", _place(Path(config.kv_disk)))] = disk
     if config.kv_store is not None:
-        stores.append(
-            open_store(
-                config.kv_store,
-                namespace,
-                config.kv_store_bytes,
-                ttl_s=config.kv_store_ttl_s,
-                key_file=config.kv_store_key_file,
-                name="shared",
-            )
+        stores[_name("shared", config.kv_store)] = open_store(
+            config.kv_store,
+            namespace,
+            config.kv_store_bytes,
+            ttl_s=config.kv_store_ttl_s,
+            key_file=config.kv_store_key_file,
+            name="shared",
         )
     return stores
+
+
+def _place(path: Path) -> str:
+    """Return what identifies a directory among those of all machines: its kernel, device and inode."""
+    try:
+        kernel = BOOT_ID.read_text()
+    except OSError:  # not Linux
+        kernel = str(uuid.getnode())
+    status = path.stat()
+    return f"{kernel.strip()} {status.st_dev} {status.st_ino}"
+
+
+def _name(*parts: str) -> str:
+    return f"{parts[0]}-{blake2b(repr(parts).encode(), digest_size=8).hexdigest()}"

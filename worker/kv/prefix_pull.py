@@ -75,7 +75,7 @@ class PrefixPull:
         num_read = self._receiver.num_blocks_received - num_known if self._receiver is not None else 0
         num_bytes = num_read * self._host.block_bytes
         counters.handover_bytes += num_bytes
-        counters.note_read(num_bytes, self._receiver.transfer_s if self._receiver is not None else 0.0)
+        counters.reads.note(num_bytes, self._receiver.transfer_s if self._receiver is not None else 0.0)
         return Received(self.num_tokens, origins=self._origins.by_block)
 
     async def _receive(self, call: LeaseCall) -> None:

@@ -14,6 +14,7 @@ class Tier:
     """A store with its measured speed and its counters."""
 
     store: KVStore
+    shared_name: str = ""  # equal for all workers that share the store
     counters: TierCounters = field(default_factory=TierCounters)
     speed: FetchSpeed = field(default_factory=FetchSpeed)
     late: "set[asyncio.Future[Any]]" = field(default_factory=set)  # calls that nobody waits for any more

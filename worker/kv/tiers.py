@@ -24,8 +24,10 @@ from baton.kvtransfer.store.stored_read import StoredRead
 from baton.kvtransfer.threads import run_in_thread
 from baton.worker.engine_host import EngineHost
 from baton.worker.kv.block_saver import BlockSaver
+from baton.worker.kv.stored_hashes import StoredHashes
 from baton.worker.kv.tier import Tier
 from baton.worker.kv.tier_price import is_slow
+from baton.worker.reporting import ReadRate
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +68,17 @@ class Lookup:
 class KVTiers:
     """The stores of one worker, fastest first. Used from the event loop."""
 
-    def __init__(self, host: EngineHost, pool: PoolBlocks, tiers: Sequence[Tier]) -> None:
+    def __init__(
+        self, host: EngineHost, pool: PoolBlocks, tiers: Sequence[Tier], fetches: ReadRate | None = None
+    ) -> None:
+        """fetches: counts what is fetched."""
         self._host = host
         self._pool = pool
+        self._fetches = fetches or ReadRate()
         self._tiers = tiers
-        self._saver = BlockSaver(host, pool, tiers)
+        self.names = [tier.shared_name for tier in tiers]
+        self.hashes = StoredHashes()
+        self._saver = BlockSaver(host, pool, tiers, self.hashes.add)
 
     def start(self) -> None:
         """Start saving the pool's blocks."""
@@ -90,7 +98,8 @@ class KVTiers:
         tiers = [tier for tier in self._tiers if not tier.late]
         if request.receives_kv or request.needs_whole_prompt or num_blocks < MIN_BLOCKS or not tiers:
             return None
-        lookup = Lookup(tiers, request.hash_blocks(block_size)[:num_blocks])
+        hashes = request.hash_blocks(block_size)[:num_blocks]
+        lookup = Lookup(tiers, hashes)
         looking = run_in_thread("kv-lookup", lookup.run)
         try:
             await asyncio.wait((looking,), timeout=LOOKUP_S)
@@ -99,16 +108,22 @@ class KVTiers:
         if looking.done() and (error := looking.exception()) is not None:
             logger.error("a lookup of stored KV failed", exc_info=error)
         found = list(lookup.found)
+        self.hashes.add(hashes[: len(found)])
+        if looking.done() and len(tiers) == len(self._tiers):  # all have been asked
+            self.hashes.discard(hashes[len(found) :])
         if len(found) < MIN_BLOCKS:
             return None
-        return StoredFetch(self._host, self._pool, request, found)
+        return StoredFetch(self._host, self._pool, request, found, self._fetches)
 
 
 class StoredFetch:
     """The stored blocks of one request, and their fetch into its own blocks."""
 
-    def __init__(self, host: EngineHost, pool: PoolBlocks, request: Request, found: Sequence[Tier]) -> None:
+    def __init__(
+        self, host: EngineHost, pool: PoolBlocks, request: Request, found: Sequence[Tier], fetches: ReadRate
+    ) -> None:
         """found: the tier that has each block, from the request's first block on."""
+        self._fetches = fetches
         self._host = host
         self._pool = pool
         self._request = request
@@ -202,3 +217,4 @@ class StoredFetch:
             tier.counters.fetched_blocks += num_blocks
             tier.counters.fetched_bytes += num_blocks * self._pool.block_bytes
             tier.counters.fetch_seconds += sum(own_s)
+            self._fetches.note(num_blocks * self._pool.block_bytes, sum(own_s))

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.kv.block_hash import hash_blocks
+from baton.engine.kv.dtype import kv_bytes_per_token
 from baton.engine.sampling.params import SamplingParams
 from baton.kvtransfer.store.factory import open_store
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
+from tests.integration.router_process import MODEL, router_process, wait_workers
 from tests.integration.worker_process import worker_process, worker_processes
 from tests.marks import slow_case
 from tests.redis_server import redis_server
@@ -182,3 +185,42 @@ async def test_two_prefill_workers_and_a_decode_worker_share_a_store(
             assert again.token_ids == expected
             assert dict(again.served_by.stored_tokens) == {kind: 160}
             assert again.served_by.prefill_cached_tokens == 160
+
+
+async def test_a_router_sends_a_prompt_to_the_store_that_has_it(tmp_path: Path) -> None:
+    """Two workers with a disk each, whose pools have room for one prompt. A short one would be computed anywhere."""
+    disks = [tmp_path / name for name in ("a", "b")]
+    for disk in disks:
+        disk.mkdir()
+    pool_bytes = 16 * 80 * kv_bytes_per_token(read_model_config(MODEL))
+    small = ("--max-num-seqs=2", f"--kv-cache-memory-bytes={pool_bytes}")
+    rng = random.Random(4)
+    prompts = [[rng.randrange(3, 999) for _ in range(1000)] for _ in range(6)]
+    async with (
+        worker_processes(MODEL, tmp_path, *(("both", *small, f"--kv-disk={disk}") for disk in disks)) as workers,
+        router_process(tmp_path, "--port=0", f"--workers={','.join(each.address for each in workers)}") as router,
+        router.client() as client,
+    ):
+        await wait_workers(client, 2)
+
+        async def served(prompt: list[int]) -> tuple[str, dict[str, str]]:
+            body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+            response = await client.post("/v1/completions", json=body)
+            assert response.status_code == 200, response.text
+            return response.json()["choices"][0]["text"], dict(response.headers)
+
+        async def num_stored() -> int:
+            """Return how many blocks the router knows to be in stores."""
+            return sum(worker["stored_blocks"] for worker in (await client.get("/workers")).json()["workers"])
+
+        first = []
+        async with asyncio.timeout(60):
+            for prompt in prompts:
+                first.append(await served(prompt))
+                while await num_stored() < 62 * len(first):  # the next prompt evicts this one
+                    await asyncio.sleep(0.02)
+        assert len({headers["x-baton-decode"] for _, headers in first}) == 2
+        for prompt, (text, headers) in zip(prompts, first, strict=True):
+            again, later = await served(prompt)
+            assert (again, later["x-baton-decode"]) == (text, headers["x-baton-decode"])
+            assert int(later["x-baton-cached-tokens"]) == 992

@@ -7,6 +7,7 @@ import pytest
 from baton.engine.kv.block_hash import HASH_BYTES, BlockHash, hash_blocks
 from baton.engine.kv.prefix_cache import CacheChanges
 from baton.worker.cache_feed import MAX_PENDING, Subscription
+from baton.worker.kv.stored_hashes import StoredHashes
 
 
 def split(packed: bytes) -> set[BlockHash]:
@@ -96,3 +97,24 @@ def test_a_large_snapshot_does_not_count_as_lag(monkeypatch: pytest.MonkeyPatch)
     subscription = Subscription(stored=dict.fromkeys(snapshot), num_snapshot=100)
     subscription.add(CacheChanges([BlockHash(b"x" * 16)], []))
     assert not subscription.is_lost
+
+
+def test_messages_rebuild_what_the_stores_have_for_any_times_of_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.worker.cache_feed.MAX_MESSAGE_HASHES", 7)
+    rng = random.Random(2)
+    universe = hash_blocks(list(range(400)), 4)
+    known = StoredHashes(max_known=40)
+    known.add(universe[:10])
+    known.take_changes()
+    subscription = Subscription(saved=dict.fromkeys(known.snapshot()))
+    mirror: set[BlockHash] = set()
+    for _ in range(300):
+        known.discard(rng.sample(universe, rng.randint(0, 9)))
+        known.add(rng.sample(universe, rng.randint(0, 9)))
+        subscription.add(CacheChanges(), known.take_changes())
+        while rng.random() < 0.6 and (events := subscription.take()) is not None:
+            mirror.difference_update(split(events.lost))
+            mirror.update(split(events.saved))
+            if not events.more:
+                assert mirror == set(known.snapshot())
+    assert len(known.snapshot()) <= 40

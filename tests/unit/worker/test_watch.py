@@ -299,15 +299,15 @@ def test_a_lost_watcher_leaves_no_state() -> None:
 
 
 def test_the_reported_read_rate_follows_the_reads() -> None:
-    counters = WorkerCounters()
-    assert counters.read_bytes_per_s == 0
-    counters.note_read(1000, 0.5)
-    assert counters.read_bytes_per_s == 2000
-    counters.note_read(0, 1.0)  # no bytes, no rate
-    assert counters.read_bytes_per_s == 2000
+    reads = WorkerCounters().reads
+    assert reads.bytes_per_s == 0
+    reads.note(1000, 0.5)
+    assert reads.bytes_per_s == 2000
+    reads.note(0, 1.0)  # no bytes, no rate
+    assert reads.bytes_per_s == 2000
     for _ in range(100):
-        counters.note_read(500, 0.5)
-    assert counters.read_bytes_per_s == pytest.approx(1000, rel=0.01)
+        reads.note(500, 0.5)
+    assert reads.bytes_per_s == pytest.approx(1000, rel=0.01)
 
 
 async def test_a_large_snapshot_is_sent_in_pieces_without_a_wait_in_between(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,3 +261,28 @@ def test_fallbacks_have_the_same_model_and_pinned_requests_have_none() -> None:
     plan = COST(pinned, cluster(worker("d", requests=40), prefill("p"), prefill("r")))
     assert names(plan) == ("d", "p", None)
     assert plan.prefill_fallbacks == ()
+
+
+def test_a_prompt_goes_where_a_store_has_it_unless_that_is_slower_than_computing() -> None:
+    """10,000 tokens a second are computed, and 16 tokens are 1 MiB."""
+    stored = replace(request(5000), stored_tokens={"e/1": 4800})
+    quick, slow = (replace(worker("e"), kv_stores=("host",), fetch_bytes_per_s=rate) for rate in (10e9, 1e8))
+    for turn in range(5):
+        assert names(COST(stored, cluster(worker("d"), quick, worker("f"), turn=turn))) == ("e", None, None)
+    assert names(COST(stored, cluster(worker("d"), replace(slow, num_requests=9)))) == ("d", None, None)
+    busy = replace(quick, num_requests=9, num_queued_tokens=100_000)
+    assert names(COST(stored, cluster(worker("d"), busy))) == ("d", None, None)
+
+
+def test_a_prefill_worker_is_chosen_by_its_store() -> None:
+    stored = replace(request(5000), stored_tokens={"q/1": 4800})
+    workers = worker("d", requests=20), prefill("p"), replace(prefill("q"), fetch_bytes_per_s=10e9)
+    assert names(COST(stored, cluster(*workers))) == ("d", "q", None)
+    assert names(COST(replace(stored, cached_tokens={"p/1": 4900}), cluster(*workers)))[1] == "p"
+
+
+def test_a_stored_prefix_counts_as_short_with_a_fixed_threshold() -> None:
+    policy = make_policy("cost", 500, None)
+    workers = worker("d"), prefill("p")
+    assert names(policy(request(5000), cluster(*workers)))[1] == "p"
+    assert names(policy(replace(request(5000), stored_tokens={"d/1": 4800}), cluster(*workers)))[1] is None

@@ -71,6 +71,9 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         self.skip_sequence = False
         self.num_watches = 0
         self.load = worker_pb2.WorkerLoad()  # merged into its reports
+        self.kv_stores: tuple[str, ...] = ()
+        self.saved: list[bytes] = []  # hashes in its stores, sent with the next update
+        self.lost: list[bytes] = []
         self._cached: set[bytes] = set()
         self._news: asyncio.Event = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -114,6 +117,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
             block_size=BLOCK_SIZE,
             num_blocks=1000,
             max_model_len=self.max_model_len,
+            kv_stores=self.kv_stores,
         )
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.WorkerUpdate]:  # noqa: N802
@@ -127,7 +131,13 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
                 await self._news.wait()
                 continue
             stored, known = self._cached - known, set(self._cached)
-            events = worker_pb2.CacheEvents(sequence=sequence, stored=b"".join(sorted(stored)))
+            events = worker_pb2.CacheEvents(
+                sequence=sequence,
+                stored=b"".join(sorted(stored)),
+                saved=b"".join(self.saved),
+                lost=b"".join(self.lost),
+            )
+            self.saved, self.lost = [], []
             sequence += 2 if self.skip_sequence else 1
             self.skip_sequence = False
             yield worker_pb2.WorkerUpdate(
