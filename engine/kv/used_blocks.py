@@ -1,11 +1,25 @@
 """The cached blocks that requests stored or found, from which stores below the pool are filled."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from baton.engine.kv.block_hash import BlockHash
+from baton.engine.kv.block_pool import BlockPool
+from baton.engine.request import BlockId
 
 MAX_BLOCKS = 1 << 16  # of each kind; the oldest are forgotten first
+REPEAT_S = 300.0  # at least, until a saved block is offered again when it is used: stores may have evicted it
+
+
+@dataclass(frozen=True, slots=True)
+class UsedBlock:
+    """A cached block, which nothing holds: a copy of it is good if the block was not allocated in the meantime."""
+
+    block_hash: BlockHash
+    block: BlockId
+    num_allocations: int
 
 
 class UsedBlocks:
@@ -14,16 +28,22 @@ class UsedBlocks:
     A block is popular if a second request found it, or if the request that computed it had found those before it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._popular: dict[BlockHash, None] = {}
         self._others: dict[BlockHash, None] = {}
+        self._saved: set[BlockHash] = set()
+        self._saved_earlier: set[BlockHash] = set()
+        self._clock = clock
+        self._saved_since_s = clock()
 
     def __len__(self) -> int:
         return len(self._popular) + len(self._others)
 
     def note(self, hashes: Iterable[BlockHash], is_popular: bool) -> None:
-        """Add blocks; one that is there already may become popular, and keeps its place otherwise."""
+        """Add blocks, except recently saved ones. One that is there may become popular, or else keeps its place."""
         for block_hash in hashes:
+            if block_hash in self._saved or block_hash in self._saved_earlier:
+                continue
             if is_popular:
                 self._others.pop(block_hash, None)
                 self._popular.setdefault(block_hash)
@@ -42,3 +62,15 @@ class UsedBlocks:
                 del kind[block_hash]
             taken += first
         return taken
+
+    def end_copy(self, taken: Sequence[UsedBlock], pool: BlockPool) -> list[bool]:
+        """Return which copies, made since `BlockManager.take_used`, are good.
+
+        Their blocks are left out for 300 s or more: those of a popular prompt are used by many requests.
+        """
+        now_s = self._clock()
+        if now_s - self._saved_since_s > REPEAT_S or len(self._saved) > MAX_BLOCKS:
+            self._saved, self._saved_earlier, self._saved_since_s = set(), self._saved, now_s
+        are_good = [each.num_allocations == pool.num_allocations(each.block) for each in taken]
+        self._saved.update(each.block_hash for each, is_good in zip(taken, are_good, strict=True) if is_good)
+        return are_good

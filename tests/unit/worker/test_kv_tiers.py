@@ -27,6 +27,7 @@ from baton.kvtransfer.store.pool_blocks import PoolBlocks
 from baton.kvtransfer.store.store import Key, StoreUnavailable, StoreUse
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
+from baton.worker.kv.block_saver import PAUSE_S
 from baton.worker.kv.receives import KVReceives
 from baton.worker.kv.tier import Tier
 from baton.worker.kv.tiers import KVTiers, StoredFetch
@@ -44,6 +45,7 @@ class DictStore:
         self.name = name
         self.blocks: dict[Key, bytes] = {}
         self.reads: list[Key] = []
+        self.num_writes = 0
         self.hangs_at: dict[Key, threading.Event] = {}
         self.fails_at: set[Key] = set()
         self.lookups_hang: threading.Event | None = None
@@ -65,6 +67,7 @@ class DictStore:
         return block is not None
 
     def write(self, key: Key, block: memoryview) -> int:
+        self.num_writes += 1
         if key in self.blocks:
             return 0
         self.blocks[key] = bytes(block)
@@ -289,3 +292,49 @@ async def test_a_read_that_hangs_before_anything_is_known(
     assert rig.received == [0]
     store.hangs_at[hashes[0]].set()
     await rig.close()
+
+
+async def test_a_prompt_that_is_used_again_is_not_copied_again(model: Path) -> None:
+    store, rig = DictStore(), Rig(model)
+    rig.tiers.append(Tier(store))
+    await rig.generate(PROMPT)
+    await rig.saved(store, 10)
+    for _ in range(2):
+        await rig.generate(PROMPT)
+    await rig.close()
+    assert store.num_writes == len(store.blocks)
+
+
+async def test_blocks_wait_for_a_store_that_is_late(model: Path) -> None:
+    """They were copied and thrown away otherwise."""
+    store, rig = DictStore(), Rig(model)
+    rig.tiers.append(Tier(store))
+    late = asyncio.get_running_loop().create_future()
+    rig.tiers[0].give_up(late)
+    await rig.generate(PROMPT)
+    await asyncio.sleep(2 * PAUSE_S)
+    late.set_result(None)
+    await rig.saved(store, 10)
+    await rig.close()
+
+
+@pytest.mark.parametrize("place", ["copy", "write"])
+async def test_saving_goes_on_after_an_unexpected_failure(
+    model: Path, place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("baton.worker.kv.block_saver.FAILURE_PAUSE_S", 0.01)
+    store, rig = DictStore(), Rig(model)
+    rig.tiers.append(Tier(store))
+    with monkeypatch.context() as patch:
+        patch.setattr(*((PoolBlocks, "buffer") if place == "copy" else (store, "write")), fail)
+        await rig.generate(PROMPT)
+        async with asyncio.timeout(10):
+            while "could not be saved: no pinned memory" not in caplog.text:
+                await asyncio.sleep(0.01)
+    await rig.generate(PROMPT[1:])
+    await rig.saved(store, 10)
+    await rig.close()
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("no pinned memory")
