@@ -94,7 +94,7 @@ def test_kv_of_other_models_is_not_saved(blocks: BlockManager) -> None:
     request = Request(RequestId("received"), list(range(4 * BLOCK_SIZE + 1)), 4 * BLOCK_SIZE + 1, SamplingParams())
     assert blocks.take(request, reserve=0, reads_cache=True)
     origin = frozenset({KVOrigin("gptq", "3-other")})
-    blocks.set_origins(request, 2 * BLOCK_SIZE, {block: origin for block in request.block_table[:2]})
+    blocks.set_origins(request, 2 * BLOCK_SIZE, dict.fromkeys(request.block_table[:2], origin))
     blocks.receive(request, 2 * BLOCK_SIZE)
     blocks.advance(request, 4 * BLOCK_SIZE)  # computed from theirs
     assert len(blocks.cache.match(request.block_hashes)) == 4
