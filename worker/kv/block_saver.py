@@ -101,8 +101,6 @@ class BlockSaver:
             finally:
                 for write, tier in writes.items():
                     tier.give_up(write)
-            for write in (each for each in writes if each.done()):
-                write.result()
 
     async def _copy_out(self) -> "Batch":
         """Copy the next blocks out of the pool."""
@@ -134,7 +132,7 @@ def _copy(pool: PoolBlocks, blocks: Sequence[BlockId]) -> NDArray[np.uint8]:
 
 
 def _write(tier: Tier, batch: Batch) -> None:
-    """Write a batch to one store; one that fails gets no more of it."""
+    """Write a batch to one store; one that fails gets no more of it. Never raises."""
     _step_aside()
     try:
         for block_hash, copy in zip(batch.hashes, batch.copies, strict=True):
@@ -142,9 +140,12 @@ def _write(tier: Tier, batch: Batch) -> None:
             tier.counters.saved_blocks += num_bytes > 0
             tier.counters.saved_bytes += num_bytes
         tier.note_use()
-    except StoreUnavailable as error:
+    except Exception as error:
         tier.counters.failures += 1
-        logger.debug("%d blocks are not saved in the %s tier: %s", len(batch.hashes), tier.store.name, error)
+        is_known = isinstance(error, StoreUnavailable)  # and has been logged by the store's guard
+        level, trace = (logging.DEBUG, None) if is_known else (logging.ERROR, error)
+        text = "some of %d blocks could not be saved in the %s tier: %s"
+        logger.log(level, text, len(batch.hashes), tier.store.name, error, exc_info=trace)
 
 
 def _step_aside() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 import threading
 import time
 import uuid
@@ -46,11 +47,16 @@ class DictStore:
         self.blocks: dict[Key, bytes] = {}
         self.reads: list[Key] = []
         self.num_writes = 0
+        self.num_lookups = 0
         self.hangs_at: dict[Key, threading.Event] = {}
         self.fails_at: set[Key] = set()
         self.lookups_hang: threading.Event | None = None
+        self.lookup_error: Exception | None = None
 
     def count(self, keys: Sequence[Key]) -> int:
+        self.num_lookups += 1
+        if self.lookup_error is not None:
+            raise self.lookup_error
         if self.lookups_hang is not None:
             self.lookups_hang.wait()
         return len(list(itertools.takewhile(self.blocks.__contains__, keys)))
@@ -223,6 +229,7 @@ async def test_what_does_not_come_is_computed(
     rig = Rig(model, store)
     assert await rig.generate(PROMPT) == tokens
     assert rig.received == [4 * BLOCK_SIZE]
+    assert rig.tiers[0].counters.failures == (fault == "fails")
     if fault == "missing":
         store.count = original  # type: ignore[method-assign]
     await rig.close()
@@ -263,8 +270,14 @@ async def test_a_lookup_that_hangs_is_given_up(
     assert await rig.generate(PROMPT) == tokens
     assert rig.received == []
     assert rig.tiers[0].late
+    assert other.num_lookups == 0
     assert await rig.stores.find(Request(RequestId("x"), list(PROMPT), len(PROMPT), SamplingParams())) is not None
+    assert other.num_lookups == 1
     store.lookups_hang.set()
+    async with asyncio.timeout(10):
+        while rig.tiers[0].late:
+            await asyncio.sleep(0.01)
+    assert other.num_lookups == 1
     await rig.close()
 
 
@@ -329,7 +342,7 @@ async def test_saving_goes_on_after_an_unexpected_failure(
         patch.setattr(*((PoolBlocks, "buffer") if place == "copy" else (store, "write")), fail)
         await rig.generate(PROMPT)
         async with asyncio.timeout(10):
-            while "could not be saved: no pinned memory" not in caplog.text:
+            while not re.search("could not be saved.*: nothing is left", caplog.text):
                 await asyncio.sleep(0.01)
     await rig.generate(PROMPT[1:])
     await rig.saved(store, 10)
@@ -337,4 +350,39 @@ async def test_saving_goes_on_after_an_unexpected_failure(
 
 
 def fail(*_: object) -> None:
-    raise RuntimeError("no pinned memory")
+    raise RuntimeError("nothing is left")
+
+
+async def test_a_lookup_that_fails_is_counted_and_the_prompt_computed(
+    model: Path, filled: tuple[DictStore, list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    store, tokens = filled
+    rig = Rig(model, store)
+    store.lookup_error = StoreUnavailable("no route to host")
+    assert await rig.generate(PROMPT) == tokens
+    assert rig.tiers[0].counters.failures == 1
+    store.lookup_error = KeyError("a bug")
+    assert await rig.generate(PROMPT, salt="other") == tokens
+    assert "a lookup of stored KV failed" in caplog.text
+    await rig.close()
+
+
+async def test_no_thread_for_a_lookup(
+    model: Path, filled: tuple[DictStore, list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(model, filled[0])
+    request = Request(RequestId("x"), list(PROMPT), len(PROMPT), SamplingParams())
+    with monkeypatch.context() as patch:
+        patch.setattr("baton.worker.kv.tiers.run_in_thread", fail)
+        assert await rig.stores.find(request) is None
+    assert "stored KV is not looked up: nothing is left" in caplog.text
+    await rig.close()
+
+
+async def test_a_prompt_that_the_engine_would_refuse_is_not_hashed(model: Path) -> None:
+    rig = Rig(model, DictStore())
+    num_tokens = rig.host.finish_rule.max_model_len
+    request = Request(RequestId("x"), [5] * num_tokens, num_tokens, SamplingParams())
+    assert await rig.stores.find(request) is None
+    assert request.block_hashes == []
+    await rig.close()
