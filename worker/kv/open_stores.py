@@ -1,5 +1,7 @@
 """The stores of a worker, as its options name them."""
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 from baton.kvtransfer.store.breaker import GuardedStore
@@ -21,38 +23,37 @@ def open_stores(config: WorkerConfig, host: EngineHost, pool: Tensor, counters: 
     """Open the worker's stores, fastest first. Raises OptionError if one cannot be used."""
     if not config.has_kv_stores:
         return NO_STORES
-    if host.kv_groups.num_groups > 1 or host.kv_groups.states is not None:
+    if host.kv_groups.has_windows or host.kv_groups.states is not None:
         raise OptionError(
             "kv_host_memory_bytes, kv_disk and kv_store do not support models with recurrent layers, nor "
             "hybrid_kv_cache yet; leave them out"
         )
+    tiers: list[Tier] = []
     try:
-        opened = _opened(config, host.origin.fingerprint)
-        tiers = [Tier(GuardedStore(store, LONGEST_CALL_S)) for store in opened]
+        for store in _opened(config, host.origin.fingerprint):
+            tiers.append(Tier(GuardedStore(store, LONGEST_CALL_S)))
+            tiers[-1].note_use()
+    except BaseException as error:
         for tier in tiers:
-            tier.note_use()
-    except StoreUnavailable as error:
-        raise OptionError(f"KV store: {error}") from error
+            tier.store.close()
+        if isinstance(error, StoreUnavailable):
+            raise OptionError(f"KV store: {error}") from error
+        raise
     counters.tiers |= {tier.store.name: tier.counters for tier in tiers}
     return KVTiers(host, PoolBlocks(pool), tiers)
 
 
-def _opened(config: WorkerConfig, namespace: str) -> list[KVStore]:
-    stores: list[KVStore] = []
+def _opened(config: WorkerConfig, namespace: str) -> Iterator[KVStore]:
     if config.kv_host_memory_bytes is not None:
-        stores.append(open_host_store(namespace, config.kv_host_memory_bytes))
+        yield open_host_store(namespace, config.kv_host_memory_bytes)
     if config.kv_disk is not None:
-        key_file = config.kv_store_key_file
-        stores.append(open_store(config.kv_disk, namespace, config.kv_disk_bytes, key_file=key_file))
+        yield open_store(config.kv_disk, namespace, config.kv_disk_bytes, key_file=config.kv_store_key_file)
     if config.kv_store is not None:
-        stores.append(
-            open_store(
-                config.kv_store,
-                namespace,
-                config.kv_store_bytes,
-                ttl_s=config.kv_store_ttl_s,
-                key_file=config.kv_store_key_file,
-                name="shared",
-            )
+        yield open_store(
+            config.kv_store,
+            namespace,
+            config.kv_store_bytes,
+            ttl_s=config.kv_store_ttl_s,
+            key_file=config.kv_store_key_file,
+            name="shared",
         )
-    return stores
