@@ -187,7 +187,7 @@ class StoredFetch:
         return Received((num_known + num_read) * self._block_size)
 
     def _enter(self, engine: Engine) -> None:
-        rate = engine.stats().prefill_tokens_per_s
+        rate = engine.prefill_tokens_per_s
         self._block_s = self._block_size / rate if rate else 0.0
         num_cached = engine.blocks.num_cached_tokens(self._request) // self._block_size
         self._request.receives_kv = self._pays(self._found[num_cached:])
