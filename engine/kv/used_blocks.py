@@ -1,9 +1,9 @@
 """The cached blocks that requests stored or found, from which stores below the pool are filled."""
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from baton.engine.kv.block_hash import BlockHash
 from baton.engine.kv.block_pool import BlockPool
@@ -29,8 +29,8 @@ class UsedBlocks:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._popular: dict[BlockHash, None] = {}
-        self._others: dict[BlockHash, None] = {}
+        self._popular: OrderedDict[BlockHash, None] = OrderedDict()  # a dict finds its first key slowly
+        self._others: OrderedDict[BlockHash, None] = OrderedDict()
         self._saved: set[BlockHash] = set()
         self._saved_earlier: set[BlockHash] = set()
         self._clock = clock
@@ -51,16 +51,13 @@ class UsedBlocks:
                 self._others.setdefault(block_hash)
         for kind in (self._popular, self._others):
             while len(kind) > MAX_BLOCKS:
-                del kind[next(iter(kind))]
+                kind.popitem(last=False)
 
     def take(self, count: int) -> list[BlockHash]:
         """Remove and return the next blocks, at most `count`."""
         taken: list[BlockHash] = []
         for kind in (self._popular, self._others):
-            first = list(islice(kind, count - len(taken)))
-            for block_hash in first:
-                del kind[block_hash]
-            taken += first
+            taken += [kind.popitem(last=False)[0] for _ in range(min(count - len(taken), len(kind)))]
         return taken
 
     def end_copy(self, taken: Sequence[UsedBlock], pool: BlockPool) -> list[bool]:

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 LOOKUP_S = 0.05  # a lookup that takes longer is given up
 CHECK_S = 0.01  # between two checks of a running fetch
 MIN_BLOCKS = 2  # fewer are computed as quickly
+LATE_S = 2.0  # for late calls when the worker ends: a store with one is not closed
 MAX_PASSES = 4  # over the stores, when each has other parts of a prompt
 
 
@@ -81,8 +82,10 @@ class KVTiers:
     async def close(self) -> None:
         """Save what is left, and close the stores; the engine must still run, and no fetch."""
         await self._saver.close()
+        if late := [call for tier in self._tiers for call in tier.late]:
+            await asyncio.wait(late, timeout=LATE_S)
         for tier in self._tiers:
-            if not tier.late:
+            if all(call.done() for call in tier.late):
                 await asyncio.to_thread(tier.store.close)
 
     async def find(self, request: Request) -> "StoredFetch | None":

@@ -48,6 +48,8 @@ class DictStore:
         self.name = name
         self.blocks: dict[Key, bytes] = {}
         self.reads: list[Key] = []
+        self.is_closed = False
+        self.writes_hang: threading.Event | None = None
         self.num_writes = 0
         self.num_lookups = 0
         self.hangs_at: dict[Key, threading.Event] = {}
@@ -76,6 +78,8 @@ class DictStore:
 
     def write(self, key: Key, block: memoryview) -> int:
         self.num_writes += 1
+        if self.writes_hang is not None:
+            self.writes_hang.wait()
         if key in self.blocks:
             return 0
         self.blocks[key] = bytes(block)
@@ -85,7 +89,7 @@ class DictStore:
         return StoreUse(len(self.blocks), 0, 0)
 
     def close(self) -> None:
-        pass
+        self.is_closed = True
 
 
 class Rig:
@@ -332,6 +336,29 @@ async def test_a_prompt_that_is_used_again_is_not_copied_again(model: Path) -> N
         await rig.generate(PROMPT)
     await rig.close()
     assert store.num_writes == len(store.blocks)
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+async def test_a_store_that_is_late_at_the_end_is_closed_once_it_may_be(
+    model: Path, is_short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store in host memory that is not closed stays there."""
+    monkeypatch.setattr("baton.worker.kv.block_saver.FLUSH_S", 0.01)
+    monkeypatch.setattr("baton.worker.kv.tiers.LATE_S", 10.0 if is_short else 0.01)
+    store, rig = DictStore(), Rig(model)
+    store.writes_hang = threading.Event()
+    rig.tiers.append(Tier(store))
+    await rig.generate(PROMPT)
+    closing = asyncio.ensure_future(rig.stores.close())
+    async with asyncio.timeout(10):
+        while not rig.tiers[0].late:
+            await asyncio.sleep(0.01)
+    if is_short:
+        store.writes_hang.set()
+    await closing
+    assert store.is_closed is is_short
+    store.writes_hang.set()
+    await rig.close()
 
 
 async def test_blocks_wait_for_a_store_that_is_late(model: Path) -> None:

@@ -1,10 +1,13 @@
 """Blocks that stores below the pool copy: which are offered, and what the copies leave as it was."""
 
+import time
+
 import pytest
 
+from baton.engine.kv.block_hash import BlockHash
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.kv.origin import KVOrigin
-from baton.engine.kv.used_blocks import REPEAT_S, UsedBlock, UsedBlocks
+from baton.engine.kv.used_blocks import MAX_BLOCKS, REPEAT_S, UsedBlock, UsedBlocks
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 
@@ -87,6 +90,22 @@ def test_popular_blocks_are_saved_once_in_a_while(blocks: BlockManager, clock: C
         save(blocks)
     compute(blocks, prompt)
     assert len(save(blocks)) >= 9
+
+
+def test_a_long_backlog_costs_the_engine_little() -> None:
+    """It is there while a store hangs; the engine's thread adds to it in every step."""
+    used, hashes = UsedBlocks(), [BlockHash(number.to_bytes(16)) for number in range(MAX_BLOCKS + MAX_BLOCKS // 2)]
+
+    def note_s(some: list[BlockHash]) -> float:
+        started_s = time.perf_counter()
+        used.note(some, is_popular=False)
+        return time.perf_counter() - started_s
+
+    empty_s = note_s(hashes[: MAX_BLOCKS // 2])
+    used.note(hashes[:MAX_BLOCKS], is_popular=False)
+    assert note_s(hashes[MAX_BLOCKS:]) < 20 * empty_s  # a dict takes 100 times as long
+    assert used.take(2) == hashes[MAX_BLOCKS // 2 :][:2]
+    assert len(used) == MAX_BLOCKS - 2
 
 
 def test_kv_of_other_models_is_not_saved(blocks: BlockManager) -> None:
