@@ -83,7 +83,7 @@ class BlockManager:
         request.kv_origins |= self.origins(cached)
         request.num_computed_tokens = num_known * self.block_size
         if self.used is not None:
-            self.used.note(request.block_hashes[:num_known], is_popular=True)
+            self.used.note_found(request.block_hashes[:num_known])
         return True
 
     def _blocks_to_take(self, request: Request, num_known: int) -> list[range]:

@@ -10,7 +10,7 @@ from baton.engine.kv.block_pool import BlockPool
 from baton.engine.request import BlockId
 
 MAX_BLOCKS = 1 << 16  # of each kind; the oldest are forgotten first
-REPEAT_S = 300.0  # at least, until a saved block is offered again when it is used: stores may have evicted it
+REPEAT_S = 300.0  # at least, until a saved block that is found is offered again, so that stores note its use
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,14 @@ class UsedBlocks:
     def __len__(self) -> int:
         return len(self._popular) + len(self._others)
 
+    def note_found(self, hashes: Iterable[BlockHash]) -> None:
+        """Add blocks that another request stored, except recently saved ones."""
+        saved = self._saved, self._saved_earlier
+        self.note((each for each in hashes if each not in saved[0] and each not in saved[1]), is_popular=True)
+
     def note(self, hashes: Iterable[BlockHash], is_popular: bool) -> None:
-        """Add blocks, except recently saved ones. One that is there may become popular, or else keeps its place."""
+        """Add blocks that were just stored; one that is there already may become popular, or else keeps its place."""
         for block_hash in hashes:
-            if block_hash in self._saved or block_hash in self._saved_earlier:
-                continue
             if is_popular:
                 self._others.pop(block_hash, None)
                 self._popular.setdefault(block_hash)
@@ -63,7 +66,8 @@ class UsedBlocks:
     def end_copy(self, taken: Sequence[UsedBlock], pool: BlockPool) -> list[bool]:
         """Return which copies, made since `BlockManager.take_used`, are good.
 
-        Their blocks are left out for 300 s or more: those of a popular prompt are used by many requests.
+        Their blocks are left out for 300 s or more, or until they are computed again: many requests find those of a
+        popular prompt.
         """
         now_s = self._clock()
         if now_s - self._saved_since_s > REPEAT_S or len(self._saved) > MAX_BLOCKS:

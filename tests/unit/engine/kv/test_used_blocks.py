@@ -92,6 +92,17 @@ def test_popular_blocks_are_saved_once_in_a_while(blocks: BlockManager, clock: C
     assert len(save(blocks)) >= 9
 
 
+def test_a_block_that_is_computed_again_is_saved_again(blocks: BlockManager) -> None:
+    """Stores have evicted it as well, or it would have been fetched."""
+    prompt = list(range(10 * BLOCK_SIZE + 1))
+    compute(blocks, prompt)
+    save(blocks)
+    compute(blocks, list(range(100, 100 + NUM_BLOCKS * BLOCK_SIZE)))
+    save(blocks)
+    request = compute(blocks, prompt)
+    assert [each.block_hash for each in save(blocks)] == request.block_hashes
+
+
 def test_a_long_backlog_costs_the_engine_little() -> None:
     """It is there while a store hangs; the engine's thread adds to it in every step."""
     used, hashes = UsedBlocks(), [BlockHash(number.to_bytes(16)) for number in range(MAX_BLOCKS + MAX_BLOCKS // 2)]
