@@ -299,6 +299,11 @@ class Engine:
         """Report that a receiving request's blocks are no longer being written; see `Scheduler.end_receive`."""
         self.scheduler.end_receive(request_id, received)
 
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Prompt tokens computed per second; 0: not known yet."""
+        return self._step_times.rates().prefill_tokens_per_s
+
     def stats(self) -> EngineStats:
         """Return the current load and the counters since start."""
         num_running = len(self.scheduler.running)

@@ -41,6 +41,8 @@ from baton.worker.reporting import WorkerCounters
 
 T = TypeVar("T")
 
+ENDED = "this worker has ended its service; ask another"
+
 
 async def beats_until(waiting: "asyncio.Future[T]", is_stuck: Callable[[], bool]) -> AsyncIterator[None]:
     """Yield every HEARTBEAT_S until `waiting` is done, except while the engine is stuck. Never raises its error."""
@@ -127,7 +129,7 @@ class PrefillJob:
     def close(self) -> None:
         """Have the call end with UNAVAILABLE, after the events that are due, but without further checksums."""
         self.is_closed = True
-        error = EngineEnded("this worker has ended its service; ask another")
+        error = EngineEnded(ENDED)
         output = RequestOutput(self.request.request_id, 0, finish_reason=FinishReason.ERROR, error=error)
         self.steps.put_nowait(PrefillStep(output, 0.0))
 
@@ -196,6 +198,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             try:
                 try:
                     job.stored = await self._stores.find(job.request)
+                    if job.is_closed:  # `close` has aborted what the engine did not have yet
+                        raise EngineEnded(ENDED)
                     adding = job.stored.add() if job.stored else host.call(lambda engine: engine.add(job.request))
                     async for _ in beats_until(adding, self._is_stalled):
                         yield worker_pb2.PrefillEvent()

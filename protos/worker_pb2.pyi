@@ -598,7 +598,7 @@ class KVTier(_message.Message):
     saved_blocks: _builtins.int
     """blocks that it has written since its start"""
     failures: _builtins.int
-    """writes that failed since its start"""
+    """lookups, reads and writes that failed since its start"""
     def __init__(
         self,
         *,

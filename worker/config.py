@@ -266,6 +266,9 @@ class WorkerConfig:
             raise OptionError(
                 "kv_host_memory_bytes, kv_disk and kv_store do not support tensor_parallel yet; leave them out"
             )
+        scheme, separator, _ = (self.kv_disk or "").partition("://")
+        if separator and scheme != "file":
+            raise OptionError(f"kv_disk: {scheme}:// is not a directory; set a path, or kv_store for a server")
         if self.kv_store_key_file is not None and self.kv_disk is None and self.kv_store is None:
             raise OptionError("kv_store_key_file: nothing to encrypt; set kv_disk or kv_store too")
 

@@ -26,7 +26,7 @@ TIER_COUNTERS = {
     "slow_fetches": "Fetches from a store that ended early, since the rest was computed sooner.",
     "saved_blocks": "KV blocks written to a store.",
     "saved_bytes": "Bytes of KV written to a store.",
-    "failures": "Failed writes of KV to a store.",
+    "failures": "Failed lookups, reads and writes of KV in a store.",
 }
 TIER_GAUGES = {
     "num_blocks": "KV blocks that a store holds; 0 if it does not know.",

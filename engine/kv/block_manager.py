@@ -18,7 +18,7 @@ from baton.engine.kv.origin import NO_ORIGINS, KVOrigin
 from baton.engine.kv.pin import Pin, Pins
 from baton.engine.kv.prefix_cache import PrefixCache
 from baton.engine.kv.state_layout import StateLayout
-from baton.engine.kv.used_blocks import UsedBlocks
+from baton.engine.kv.used_blocks import UsedBlock, UsedBlocks
 from baton.engine.request import NULL_BLOCK, BlockId, Request, RequestId
 
 
@@ -37,7 +37,7 @@ class BlockManager:
         self.block_size = block_size
         self.groups = groups or KVGroups(block_size)
         self.cache = PrefixCache(BlockPool(num_blocks), enable_prefix_caching, self.groups)
-        self.used: UsedBlocks | None = None  # set by whoever saves blocks in a store, which takes them
+        self.used: UsedBlocks | None = None  # for stores below the pool, if there are any
         self._step_tokens = step_tokens
         self._fills: dict[RequestId, list[BlockId]] = {}
         self._pins = Pins(self.cache)
@@ -83,7 +83,7 @@ class BlockManager:
         request.kv_origins |= self.origins(cached)
         request.num_computed_tokens = num_known * self.block_size
         if self.used is not None:
-            self.used.note(request.block_hashes[:num_known], is_popular=True)
+            self.used.note_found(request.block_hashes[:num_known])
         return True
 
     def _blocks_to_take(self, request: Request, num_known: int) -> list[range]:
@@ -281,15 +281,15 @@ class BlockManager:
         blocks = self.groups.transfer_order(num_blocks * self.block_size).blocks(tables, state=state)
         return self._pins.hold(blocks, num_blocks)
 
-    def pin_used(self, count: int) -> tuple[Pin, list[BlockHash]]:
-        """Hold up to `count` of the used blocks that are cached and whose KV this model computed; also their hashes.
+    def take_used(self, count: int) -> list[UsedBlock]:
+        """Return up to `count` used blocks that are cached and whose KV this model computed. With one KV group.
 
-        With one KV group and no recurrent state.
+        They are not held, which would change the order of eviction; see `UsedBlocks.end_copy`.
         """
         assert self.used is not None
-        found = {each: self.cache.block_of(each) for each in self.used.take(count) if each in self.cache}
-        own = {block_hash: block for block_hash, block in found.items() if block not in self._origins}
-        return self._pins.hold(list(own.values()), len(own)), list(own)
+        found = ((each, self.cache.block_of(each)) for each in self.used.take(count) if each in self.cache)
+        own = ((block_hash, block) for block_hash, block in found if block not in self._origins)
+        return [UsedBlock(block_hash, block, self.cache.pool.num_allocations(block)) for block_hash, block in own]
 
     def unpin(self, pin_id: int) -> None:
         """Release the blocks of a pin."""

@@ -17,6 +17,7 @@ class BlockPool:
             raise ValueError(f"a pool needs 2 blocks or more, one of them for padding, got {num_blocks}")
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
+        self._num_allocations = [0] * num_blocks
         self._ref_counts[NULL_BLOCK] = 1
         self._free: OrderedDict[BlockId, None] = OrderedDict.fromkeys(map(BlockId, range(1, num_blocks)))
 
@@ -29,12 +30,17 @@ class BlockPool:
         """Return how many holders a block has."""
         return self._ref_counts[block]
 
+    def num_allocations(self, block: BlockId) -> int:
+        """Return how often a block was allocated; until it is again, nothing is written to its cached content."""
+        return self._num_allocations[block]
+
     def allocate(self, count: int) -> list[BlockId]:
         """Take `count` free blocks, each with one holder; the caller must have checked `num_free`."""
         assert count <= len(self._free), f"{count} blocks requested, {len(self._free)} free"
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self._ref_counts[block] = 1
+            self._num_allocations[block] += 1
         return blocks
 
     def hold(self, blocks: Iterable[BlockId]) -> None:

@@ -1,4 +1,4 @@
-"""Holds on cached blocks that a peer or a store reads."""
+"""Holds on cached blocks that a peer reads."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from baton.engine.request import BlockId
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A hold on cached blocks."""
+    """A hold on a cached prefix."""
 
     pin_id: int
-    num_blocks: int  # length of the prefix that they are, in blocks of a group
+    num_blocks: int  # length of the prefix
     blocks: list[BlockId]  # those that later tokens attend to, in transfer order
 
 

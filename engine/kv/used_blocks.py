@@ -1,11 +1,25 @@
 """The cached blocks that requests stored or found, from which stores below the pool are filled."""
 
-from collections.abc import Iterable
-from itertools import islice
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from baton.engine.kv.block_hash import BlockHash
+from baton.engine.kv.block_pool import BlockPool
+from baton.engine.request import BlockId
 
 MAX_BLOCKS = 1 << 16  # of each kind; the oldest are forgotten first
+REPEAT_S = 300.0  # at least, until a saved block that is found is offered again, so that stores note its use
+
+
+@dataclass(frozen=True, slots=True)
+class UsedBlock:
+    """A cached block, which nothing holds: a copy of it is good if the block was not allocated in the meantime."""
+
+    block_hash: BlockHash
+    block: BlockId
+    num_allocations: int
 
 
 class UsedBlocks:
@@ -14,15 +28,24 @@ class UsedBlocks:
     A block is popular if a second request found it, or if the request that computed it had found those before it.
     """
 
-    def __init__(self) -> None:
-        self._popular: dict[BlockHash, None] = {}
-        self._others: dict[BlockHash, None] = {}
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._popular: OrderedDict[BlockHash, None] = OrderedDict()  # a dict finds its first key slowly
+        self._others: OrderedDict[BlockHash, None] = OrderedDict()
+        self._saved: set[BlockHash] = set()
+        self._saved_earlier: set[BlockHash] = set()
+        self._clock = clock
+        self._saved_since_s = clock()
 
     def __len__(self) -> int:
         return len(self._popular) + len(self._others)
 
+    def note_found(self, hashes: Iterable[BlockHash]) -> None:
+        """Add blocks that another request stored, except recently saved ones."""
+        saved = self._saved, self._saved_earlier
+        self.note((each for each in hashes if each not in saved[0] and each not in saved[1]), is_popular=True)
+
     def note(self, hashes: Iterable[BlockHash], is_popular: bool) -> None:
-        """Add blocks; one that is there already may become popular, and keeps its place otherwise."""
+        """Add blocks that were just stored; one that is there already may become popular, or else keeps its place."""
         for block_hash in hashes:
             if is_popular:
                 self._others.pop(block_hash, None)
@@ -31,14 +54,24 @@ class UsedBlocks:
                 self._others.setdefault(block_hash)
         for kind in (self._popular, self._others):
             while len(kind) > MAX_BLOCKS:
-                del kind[next(iter(kind))]
+                kind.popitem(last=False)
 
     def take(self, count: int) -> list[BlockHash]:
         """Remove and return the next blocks, at most `count`."""
         taken: list[BlockHash] = []
         for kind in (self._popular, self._others):
-            first = list(islice(kind, count - len(taken)))
-            for block_hash in first:
-                del kind[block_hash]
-            taken += first
+            taken += [kind.popitem(last=False)[0] for _ in range(min(count - len(taken), len(kind)))]
         return taken
+
+    def end_copy(self, taken: Sequence[UsedBlock], pool: BlockPool) -> list[bool]:
+        """Return which copies, made since `BlockManager.take_used`, are good.
+
+        Their blocks are left out for 300 s or more, or until they are computed again: many requests find those of a
+        popular prompt.
+        """
+        now_s = self._clock()
+        if now_s - self._saved_since_s > REPEAT_S or len(self._saved) > MAX_BLOCKS:
+            self._saved, self._saved_earlier, self._saved_since_s = set(), self._saved, now_s
+        are_good = [each.num_allocations == pool.num_allocations(each.block) for each in taken]
+        self._saved.update(each.block_hash for each, is_good in zip(taken, are_good, strict=True) if is_good)
+        return are_good

@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from baton.engine.engine import Engine
 from baton.engine.errors import EngineEnded
@@ -27,6 +28,7 @@ from baton.worker.kv.tier import Tier
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 0.25  # between two looks for blocks to save
+FAILURE_PAUSE_S = 10.0  # after a failure of the worker itself
 BATCH_BYTES = 16 << 20  # of blocks that are copied at once
 NICENESS = 10  # of the thread that copies and writes, so that steps come first
 WRITE_S = 20.0  # for a batch; a store that takes longer gets no more until it has ended
@@ -36,8 +38,8 @@ FLUSH_S = 5.0  # for blocks that are not saved when the worker ends
 class BlockSaver:
     """A task that saves the pool's blocks in every tier, in the order of `UsedBlocks`.
 
-    Blocks are held only while they are copied, and are not waited for: what the pool evicts before its turn is not
-    saved. At most one batch is in memory.
+    Blocks are neither held nor waited for: what the pool evicts before its turn, or while it is copied, is not saved.
+    A batch is in memory until all tiers have written it, but those that are late hold one each of their own.
     """
 
     def __init__(
@@ -78,74 +80,86 @@ class BlockSaver:
 
     async def _run(self) -> None:
         while True:
-            is_last = self._is_closing.is_set()
+            is_last, pause_s = self._is_closing.is_set(), PAUSE_S
             try:
                 await self._save_all()
             except EngineEnded:
                 return
-            except TransferFailed as error:
-                logger.warning("blocks of KV could not be saved: %s", error)
+            except Exception as error:
+                is_known = isinstance(error, TransferFailed)
+                logger.error("blocks of KV could not be saved: %s", error, exc_info=None if is_known else error)
+                pause_s = FAILURE_PAUSE_S
             if is_last:
                 return
             with suppress(TimeoutError):
-                async with asyncio.timeout(PAUSE_S):
+                async with asyncio.timeout(pause_s):
                     await self._is_closing.wait()
 
     async def _save_all(self) -> None:
         while len(self._used) and not self._host.is_short_of_ranks:
-            batch = await self._copy_out()
             tiers = [tier for tier in self._tiers if not tier.late]
-            if batch.hashes and tiers:
-                writes = {run_in_thread("kv-save", partial(_write, tier, batch)): tier for tier in tiers}
-                try:
-                    done, _ = await asyncio.wait(writes, timeout=WRITE_S)
-                    self._saved(batch.hashes[: max((write.result() for write in done), default=0)])
-                finally:
-                    for write, tier in writes.items():
-                        tier.give_up(write)
+            if not tiers:
+                return
+            batch = await self._copy_out()
+            if not batch.hashes:
+                continue
+            writes = {run_in_thread("kv-save", partial(_write, tier, batch)): tier for tier in tiers}
+            try:
+                done, _ = await asyncio.wait(writes, timeout=WRITE_S)
+                self._saved(batch.hashes[: max((write.result() for write in done), default=0)])
+            finally:
+                for write, tier in writes.items():
+                    tier.give_up(write)
 
     async def _copy_out(self) -> "Batch":
         """Copy the next blocks out of the pool."""
-        pinning = self._host.call(lambda engine: engine.blocks.pin_used(self._batch))
-        await settled(pinning)
-        pin, hashes = pinning.result()
-        buffer = self._pool.buffer(len(hashes))
-        copying = run_in_thread("kv-copy", partial(_copy, self._pool, pin.blocks, buffer))
-        try:
-            await settled(copying)
-        finally:
-            self._host.call(lambda engine: engine.blocks.unpin(pin.pin_id))
-        copying.result()
-        return Batch(hashes, buffer)
+        taken = await self._host.call(lambda engine: engine.blocks.take_used(self._batch))
+        if not taken:
+            return Batch([], [])
+        copying = run_in_thread("kv-copy", partial(_copy, self._pool, [each.block for each in taken]))
+        await settled(copying)
+        rows = copying.result()
+        are_good = await self._host.call(lambda engine: self._used.end_copy(taken, engine.blocks.cache.pool))
+        good = [index for index, is_good in enumerate(are_good) if is_good]
+        return Batch([taken[index].block_hash for index in good], [rows[index] for index in good])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Copies of blocks, uint8 [num_blocks, block_bytes], and their hashes."""
+    """Hashes of blocks, and copies of them, each uint8 [block_bytes]."""
 
     hashes: list[BlockHash]
-    buffer: Tensor
+    copies: list[NDArray[np.uint8]]
 
 
-def _copy(pool: PoolBlocks, blocks: Sequence[BlockId], buffer: Tensor) -> None:
+def _copy(pool: PoolBlocks, blocks: Sequence[BlockId]) -> NDArray[np.uint8]:
+    """Return copies of blocks, [num_blocks, block_bytes]."""
     _step_aside()
+    buffer = pool.buffer(len(blocks))
     pool.copy_out(blocks, buffer)
+    return rows_of(buffer)
 
 
 def _write(tier: Tier, batch: Batch) -> int:
-    """Write a batch to one store, and return how many of its blocks are there; a store that fails gets no more."""
+    """Write a batch to one store, and return how many of its blocks are there; one that fails gets no more of it.
+
+    Never raises.
+    """
     _step_aside()
     num_saved = 0
     try:
-        for block_hash, row in zip(batch.hashes, rows_of(batch.buffer), strict=True):
-            num_bytes = tier.store.write(block_hash, row.data)
+        for block_hash, copy in zip(batch.hashes, batch.copies, strict=True):
+            num_bytes = tier.store.write(block_hash, copy.data)
             num_saved += 1
             tier.counters.saved_blocks += num_bytes > 0
             tier.counters.saved_bytes += num_bytes
         tier.note_use()
-    except StoreUnavailable as error:
+    except Exception as error:
         tier.counters.failures += 1
-        logger.debug("%d blocks are not saved in the %s tier: %s", len(batch.hashes), tier.store.name, error)
+        is_known = isinstance(error, StoreUnavailable)  # and has been logged by the store's guard
+        level, trace = (logging.DEBUG, None) if is_known else (logging.ERROR, error)
+        text = "some of %d blocks could not be saved in the %s tier: %s"
+        logger.log(level, text, len(batch.hashes), tier.store.name, error, exc_info=trace)
     return num_saved
 
 

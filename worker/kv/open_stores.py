@@ -1,6 +1,7 @@
 """The stores of a worker, as its options name them."""
 
 import uuid
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 
@@ -27,34 +28,35 @@ def open_stores(config: WorkerConfig, host: EngineHost, pool: Tensor, counters: 
     """Open the worker's stores, fastest first. Raises OptionError if one cannot be used."""
     if not config.has_kv_stores:
         return NO_STORES
-    if host.kv_groups.num_groups > 1 or host.kv_groups.states is not None:
+    if host.kv_groups.has_windows or host.kv_groups.states is not None:
         raise OptionError(
             "kv_host_memory_bytes, kv_disk and kv_store do not support models with recurrent layers, nor "
             "hybrid_kv_cache yet; leave them out"
         )
+    tiers: list[Tier] = []
     try:
-        opened = _opened(config, host.origin.fingerprint)
-        tiers = [Tier(GuardedStore(store, LONGEST_CALL_S), name) for name, store in opened.items()]
+        for name, store in _opened(config, host.origin.fingerprint):
+            tiers.append(Tier(GuardedStore(store, LONGEST_CALL_S), name))
+            tiers[-1].note_use()
+    except BaseException as error:
         for tier in tiers:
-            tier.note_use()
-    except StoreUnavailable as error:
-        raise OptionError(f"KV store: {error}") from error
+            tier.store.close()
+        if isinstance(error, StoreUnavailable):
+            raise OptionError(f"KV store: {error}") from error
+        raise
     counters.tiers |= {tier.store.name: tier.counters for tier in tiers}
     return KVTiers(host, PoolBlocks(pool), tiers, counters.fetches)
 
 
-def _opened(config: WorkerConfig, namespace: str) -> dict[str, KVStore]:
-    """Return the stores by names that only workers have in common that share them; they contain no secrets."""
-    stores: dict[str, KVStore] = {}
+def _opened(config: WorkerConfig, namespace: str) -> Iterator[tuple[str, KVStore]]:
+    """Yield the stores with names that only workers have in common that share them; they contain no secrets."""
     if config.kv_host_memory_bytes is not None:
-        host = open_host_store(namespace, config.kv_host_memory_bytes)
-        stores[_name("host", _place(SHM))] = host
+        yield _name("host", _place(SHM)), open_host_store(namespace, config.kv_host_memory_bytes)
     if config.kv_disk is not None:
-        key_file = config.kv_store_key_file
-        disk = open_store(config.kv_disk, namespace, config.kv_disk_bytes, key_file=key_file)
-        stores[_name("disk", _place(Path(config.kv_disk)))] = disk
+        disk = open_store(config.kv_disk, namespace, config.kv_disk_bytes, key_file=config.kv_store_key_file)
+        yield _name("disk", _place(Path(config.kv_disk))), disk
     if config.kv_store is not None:
-        stores[_name("shared", config.kv_store)] = open_store(
+        shared = open_store(
             config.kv_store,
             namespace,
             config.kv_store_bytes,
@@ -62,7 +64,7 @@ def _opened(config: WorkerConfig, namespace: str) -> dict[str, KVStore]:
             key_file=config.kv_store_key_file,
             name="shared",
         )
-    return stores
+        yield _name("shared", config.kv_store), shared
 
 
 def _place(path: Path) -> str:

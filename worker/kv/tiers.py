@@ -19,7 +19,7 @@ from baton.engine.request import Request
 from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import TransferError
 from baton.kvtransfer.store.pool_blocks import PoolBlocks
-from baton.kvtransfer.store.store import KVStore, StoreUnavailable
+from baton.kvtransfer.store.store import StoreUnavailable
 from baton.kvtransfer.store.stored_read import StoredRead
 from baton.kvtransfer.threads import run_in_thread
 from baton.worker.engine_host import EngineHost
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 LOOKUP_S = 0.05  # a lookup that takes longer is given up
 CHECK_S = 0.01  # between two checks of a running fetch
 MIN_BLOCKS = 2  # fewer are computed as quickly
+LATE_S = 2.0  # for late calls when the worker ends: a store with one is not closed
 MAX_PASSES = 4  # over the stores, when each has other parts of a prompt
 
 
@@ -43,6 +44,7 @@ class Lookup:
     def __init__(self, tiers: Sequence[Tier], hashes: Sequence[BlockHash]) -> None:
         self.found: list[Tier] = []  # the tier of each block, up to the first that none has
         self.asked: Tier | None = None  # whose answer it waits for
+        self.is_given_up = False  # the next tier is not asked
         self._tiers = tiers
         self._hashes = hashes
 
@@ -51,17 +53,18 @@ class Lookup:
         for _ in range(MAX_PASSES):
             before = len(self.found)
             for tier in self._tiers:
-                if len(self.found) < len(self._hashes):
+                if len(self.found) < len(self._hashes) and not self.is_given_up:
                     self.asked = tier
-                    self.found += [tier] * self._count(tier.store)
+                    self.found += [tier] * self._count(tier)
             if len(self.found) == before:
                 return
 
-    def _count(self, store: KVStore) -> int:
+    def _count(self, tier: Tier) -> int:
         try:
-            return store.count(self._hashes[len(self.found) :])
+            return tier.store.count(self._hashes[len(self.found) :])
         except StoreUnavailable as error:
-            logger.debug("no lookup in the %s tier: %s", store.name, error)
+            tier.counters.failures += 1
+            logger.debug("no lookup in the %s tier: %s", tier.store.name, error)
             return 0
 
 
@@ -87,8 +90,10 @@ class KVTiers:
     async def close(self) -> None:
         """Save what is left, and close the stores; the engine must still run, and no fetch."""
         await self._saver.close()
+        if late := [call for tier in self._tiers for call in tier.late]:
+            await asyncio.wait(late, timeout=LATE_S)
         for tier in self._tiers:
-            if not tier.late:
+            if all(call.done() for call in tier.late):
                 await asyncio.to_thread(tier.store.close)
 
     async def find(self, request: Request) -> "StoredFetch | None":
@@ -96,17 +101,23 @@ class KVTiers:
         block_size = self._host.config.block_size
         num_blocks = (request.num_tokens - 1) // block_size  # at least one token is left to compute
         tiers = [tier for tier in self._tiers if not tier.late]
-        if request.receives_kv or request.needs_whole_prompt or num_blocks < MIN_BLOCKS or not tiers:
+        is_longer = request.num_tokens >= self._host.finish_rule.max_model_len  # than the engine takes
+        if request.receives_kv or request.needs_whole_prompt or num_blocks < MIN_BLOCKS or not tiers or is_longer:
             return None
         hashes = request.hash_blocks(block_size)[:num_blocks]
         lookup = Lookup(tiers, hashes)
-        looking = run_in_thread("kv-lookup", lookup.run)
+        try:
+            looking = run_in_thread("kv-lookup", lookup.run)
+        except RuntimeError as error:  # the process has as many threads as it may
+            logger.warning("stored KV is not looked up: %s", error)
+            return None
         try:
             await asyncio.wait((looking,), timeout=LOOKUP_S)
         finally:
+            lookup.is_given_up = True
             (lookup.asked or tiers[0]).give_up(looking)
-        if looking.done() and (error := looking.exception()) is not None:
-            logger.error("a lookup of stored KV failed", exc_info=error)
+        if looking.done() and (failure := looking.exception()) is not None:
+            logger.error("a lookup of stored KV failed", exc_info=failure)
         found = list(lookup.found)
         self.hashes.add(hashes[: len(found)])
         if looking.done() and len(tiers) == len(self._tiers):  # all have been asked
@@ -184,6 +195,8 @@ class StoredFetch:
         """Return what was fetched. A failure is logged and counted; only the missing blocks must be computed."""
         num_read = self._read.abandon() if self._read is not None else 0
         error = None if task.cancelled() else task.exception()
+        if isinstance(error, StoreUnavailable):
+            self._found[self._num_known + num_read].counters.failures += 1
         if isinstance(error, StoreUnavailable | TransferError):
             logger.warning("a fetch of stored KV failed, and the rest is computed: %s", error)
         elif error is not None:
@@ -192,7 +205,7 @@ class StoredFetch:
         return Received((num_known + num_read) * self._block_size)
 
     def _enter(self, engine: Engine) -> None:
-        rate = engine.stats().prefill_tokens_per_s
+        rate = engine.prefill_tokens_per_s
         self._block_s = self._block_size / rate if rate else 0.0
         num_cached = engine.blocks.num_cached_tokens(self._request) // self._block_size
         self._request.receives_kv = self._pays(self._found[num_cached:])

@@ -21,6 +21,7 @@ from baton.simulation.engine.request import SimulatedRequest
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.engine.tokens import Tokens
 from baton.simulation.workers.host import SimulatedHost
+from baton.worker.base import NoStores
 from baton.worker.drain import Drain
 from baton.worker.reporting import WorkerCounters
 from tests.unit.simulation.served import until
@@ -176,3 +177,53 @@ async def test_a_reused_id_leaves_no_block_held(monkeypatch: pytest.MonkeyPatch)
         await until(lambda: num_held() == 10)
         await requests.close()
         await until(lambda: num_held() == 0)
+
+
+class SlowStores(NoStores):
+    """Stores with lookups that go on until `found` is set, and then fail."""
+
+    def __init__(self) -> None:
+        self.found = asyncio.Event()
+        self.num_lookups = 0
+
+    async def find(self, request: Request) -> None:
+        self.num_lookups += 1
+        await self.found.wait()
+        raise KeyError("a bug")
+
+
+@pytest.mark.parametrize("end", ["abort", "session", "hand off", "close", "none"])
+async def test_a_request_that_ends_during_its_lookup_of_stored_kv_never_enters_the_engine(end: str) -> None:
+    """It is reported as taken all the same; without an end, it is computed after a lookup that failed."""
+    core, host = new_host()
+    counters, drain, stores, session = WorkerCounters(), Drain(), SlowStores(), RouterSession("1", "router-1")
+    requests = DecodeRequests(host, Channels(), counters, drain, "decode-0", LIMITS, stores=stores)
+    simulated = SimulatedRequest(request_id="a", token_ids=PROMPT, num_output_tokens=5).to_engine()
+    with counters.taken.watched("router-1") as taken:
+        sampling = common_pb2.SamplingParams(max_tokens=simulated.sampling.max_tokens)
+        requests.submit(
+            worker_pb2.GenerateCommand(
+                request_id="a", number=7, token_ids=PROMPT, num_prompt_tokens=len(PROMPT), sampling=sampling
+            ),
+            session,
+        )
+        await until(lambda: stores.num_lookups == 1)
+        assert (taken, drain.num_requests) == ([], 1)
+        if end == "abort":
+            requests.abort("a", session)
+        elif end == "session":
+            requests.abort_all(session)
+        elif end == "hand off":
+            handing_off = asyncio.create_task(drain.run(0.0))
+            await until(lambda: drain.num_requests == 0)
+            requests.abort("a", session)  # the router releases it
+            await handing_off
+        elif end == "close":
+            await requests.close()
+        stores.found.set()
+        await until(lambda: taken == [7])
+        await until(lambda: drain.num_requests == 0)
+        stats = await host.stats()
+        assert (stats.num_generated_tokens > 0) is (end == "none")
+        core.scheduler.check_integrity()
+    await requests.close()

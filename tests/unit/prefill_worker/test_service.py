@@ -10,11 +10,13 @@ from typing import Any
 import grpc
 import pytest
 
+from baton.engine.request import Request
 from baton.prefill_worker.service import PrefillService
 from baton.process.progress import HEARTBEAT_S
 from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.peers import Channels
+from baton.worker.base import NO_STORES, NoStores, Stores
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
 from baton.worker.reporting import WorkerCounters
@@ -37,9 +39,11 @@ async def serving(host: EngineHost) -> AsyncIterator[worker_pb2_grpc.PrefillStub
 
 
 @asynccontextmanager
-async def serving_and_service(host: EngineHost) -> AsyncIterator[tuple[worker_pb2_grpc.PrefillStub, PrefillService]]:
+async def serving_and_service(
+    host: EngineHost, stores: Stores = NO_STORES
+) -> AsyncIterator[tuple[worker_pb2_grpc.PrefillStub, PrefillService]]:
     channels = Channels()
-    service = PrefillService(host, channels, WorkerCounters(), Drain(), TIMEOUT_S)
+    service = PrefillService(host, channels, WorkerCounters(), Drain(), TIMEOUT_S, stores)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     worker_pb2_grpc.add_PrefillServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -104,6 +108,41 @@ async def test_a_service_that_closes_ends_its_calls_and_frees_their_blocks(tmp_p
             with pytest.raises(grpc.aio.AioRpcError, match="ask another") as raised:
                 await read_to_end(call)
             assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        stats = await host.stats()
+        assert stats.num_free_blocks == stats.num_blocks
+
+
+class SlowStores(NoStores):
+    """Stores with a lookup that goes on until `found` is set; then they have nothing."""
+
+    def __init__(self) -> None:
+        self.is_looking = asyncio.Event()
+        self.found = asyncio.Event()
+
+    async def find(self, request: Request) -> None:
+        self.is_looking.set()
+        await self.found.wait()
+        request.receives_kv = True  # as `StoredFetch.add` does
+
+
+async def test_a_service_that_closes_during_a_lookup_of_stored_kv_leaves_no_request(tmp_path: Path) -> None:
+    """No service would end the receive of a request that enters the engine after the change of role."""
+    model = make_checkpoint("qwen3", tmp_path / "model")
+    stores = SlowStores()
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        hosts(model, None, ["alone"]) as (host,),
+        serving_and_service(host, stores) as (stub, service),
+    ):
+        call = stub.Prefill(prompt_for(host))
+        await stores.is_looking.wait()
+        await service.close()
+        await host.call(lambda _: None)
+        host.forget_listeners()
+        stores.found.set()
+        with pytest.raises(grpc.aio.AioRpcError, match="ask another") as raised:
+            await read_to_end(call)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         stats = await host.stats()
         assert stats.num_free_blocks == stats.num_blocks
 

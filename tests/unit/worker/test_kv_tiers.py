@@ -2,12 +2,14 @@
 
 import asyncio
 import itertools
+import re
 import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -27,8 +29,10 @@ from baton.kvtransfer.store.pool_blocks import PoolBlocks
 from baton.kvtransfer.store.store import Key, StoreUnavailable, StoreUse
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
+from baton.worker.kv.block_saver import PAUSE_S
 from baton.worker.kv.receives import KVReceives
 from baton.worker.kv.tier import Tier
+from baton.worker.kv.tier_price import FetchSpeed
 from baton.worker.kv.tiers import KVTiers, StoredFetch
 from tests.checkpoints import make_checkpoint
 
@@ -44,11 +48,19 @@ class DictStore:
         self.name = name
         self.blocks: dict[Key, bytes] = {}
         self.reads: list[Key] = []
+        self.is_closed = False
+        self.writes_hang: threading.Event | None = None
+        self.num_writes = 0
+        self.num_lookups = 0
         self.hangs_at: dict[Key, threading.Event] = {}
         self.fails_at: set[Key] = set()
         self.lookups_hang: threading.Event | None = None
+        self.lookup_error: Exception | None = None
 
     def count(self, keys: Sequence[Key]) -> int:
+        self.num_lookups += 1
+        if self.lookup_error is not None:
+            raise self.lookup_error
         if self.lookups_hang is not None:
             self.lookups_hang.wait()
         return len(list(itertools.takewhile(self.blocks.__contains__, keys)))
@@ -65,6 +77,9 @@ class DictStore:
         return block is not None
 
     def write(self, key: Key, block: memoryview) -> int:
+        self.num_writes += 1
+        if self.writes_hang is not None:
+            self.writes_hang.wait()
         if key in self.blocks:
             return 0
         self.blocks[key] = bytes(block)
@@ -74,7 +89,7 @@ class DictStore:
         return StoreUse(len(self.blocks), 0, 0)
 
     def close(self) -> None:
-        pass
+        self.is_closed = True
 
 
 class Rig:
@@ -150,6 +165,14 @@ class Rig:
         self._memory.close()
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a thread may start late, and a model this small computes as fast as it is fetched."""
+    monkeypatch.setattr("baton.worker.kv.tiers.LOOKUP_S", 10.0)
+    monkeypatch.setattr("baton.worker.kv.tier_price.GRACE_S", 10.0)
+    monkeypatch.setattr(FetchSpeed, "pays", lambda *_: True)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("qwen3", tmp_path_factory.mktemp("tiers") / "model")
@@ -220,14 +243,16 @@ async def test_what_does_not_come_is_computed(
     rig = Rig(model, store)
     assert await rig.generate(PROMPT) == tokens
     assert rig.received == [4 * BLOCK_SIZE]
+    assert rig.tiers[0].counters.failures == (fault == "fails")
     if fault == "missing":
         store.count = original  # type: ignore[method-assign]
     await rig.close()
 
 
 async def test_a_read_that_hangs_costs_little_and_never_writes_later(
-    model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes]
+    model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("baton.worker.kv.tier_price.GRACE_S", 1.0)
     store, tokens = filled
     hang = store.hangs_at[hashes[4]] = threading.Event()
     rig = Rig(model, store)
@@ -250,8 +275,9 @@ async def test_a_read_that_hangs_costs_little_and_never_writes_later(
 
 
 async def test_a_lookup_that_hangs_is_given_up(
-    model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes]
+    model: Path, filled: tuple[DictStore, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("baton.worker.kv.tiers.LOOKUP_S", 0.05)
     store, tokens = filled
     other = DictStore("disk")
     other.blocks = dict(store.blocks)
@@ -260,16 +286,25 @@ async def test_a_lookup_that_hangs_is_given_up(
     assert await rig.generate(PROMPT) == tokens
     assert rig.received == []
     assert rig.tiers[0].late
+    assert other.num_lookups == 0
+    monkeypatch.setattr("baton.worker.kv.tiers.LOOKUP_S", 10.0)
     assert await rig.stores.find(Request(RequestId("x"), list(PROMPT), len(PROMPT), SamplingParams())) is not None
+    assert other.num_lookups == 1
     store.lookups_hang.set()
+    async with asyncio.timeout(10):
+        while rig.tiers[0].late:
+            await asyncio.sleep(0.01)
+    assert other.num_lookups == 1
     await rig.close()
 
 
 async def test_blocks_in_the_pool_are_not_fetched(
     model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes]
 ) -> None:
+    """Nor are the load figures of all requests computed for it, whose cost grows with the queue."""
     store, _ = filled
     rig = Rig(model, store)
+    rig.engine.stats = fail  # type: ignore[method-assign]
     await rig.generate(PROMPT[: 4 * BLOCK_SIZE + 1])
     await rig.generate(PROMPT)
     assert store.reads == hashes
@@ -280,12 +315,117 @@ async def test_blocks_in_the_pool_are_not_fetched(
 
 
 async def test_a_read_that_hangs_before_anything_is_known(
-    model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes]
+    model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("baton.worker.kv.tier_price.UNKNOWN_S", 0.2)
     store, tokens = filled
     store.hangs_at[hashes[0]] = threading.Event()
     rig = Rig(model, store)
     assert await rig.generate(PROMPT) == tokens
     assert rig.received == [0]
     store.hangs_at[hashes[0]].set()
+    await rig.close()
+
+
+async def test_a_prompt_that_is_used_again_is_not_copied_again(model: Path) -> None:
+    store, rig = DictStore(), Rig(model)
+    rig.tiers.append(Tier(store))
+    await rig.generate(PROMPT)
+    await rig.saved(store, 10)
+    for _ in range(2):
+        await rig.generate(PROMPT)
+    await rig.close()
+    assert store.num_writes == len(store.blocks)
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+async def test_a_store_that_is_late_at_the_end_is_closed_once_it_may_be(
+    model: Path, is_short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store in host memory that is not closed stays there."""
+    monkeypatch.setattr("baton.worker.kv.block_saver.FLUSH_S", 0.01)
+    monkeypatch.setattr("baton.worker.kv.tiers.LATE_S", 10.0 if is_short else 0.01)
+    store, rig = DictStore(), Rig(model)
+    store.writes_hang = threading.Event()
+    rig.tiers.append(Tier(store))
+    await rig.generate(PROMPT)
+    closing = asyncio.ensure_future(rig.stores.close())
+    async with asyncio.timeout(10):
+        while not rig.tiers[0].late:
+            await asyncio.sleep(0.01)
+    if is_short:
+        store.writes_hang.set()
+    await closing
+    assert store.is_closed is is_short
+    store.writes_hang.set()
+    await rig.close()
+
+
+async def test_blocks_wait_for_a_store_that_is_late(model: Path) -> None:
+    """They were copied and thrown away otherwise."""
+    store, rig = DictStore(), Rig(model)
+    rig.tiers.append(Tier(store))
+    late = asyncio.get_running_loop().create_future()
+    rig.tiers[0].give_up(late)
+    await rig.generate(PROMPT)
+    await asyncio.sleep(2 * PAUSE_S)
+    late.set_result(None)
+    await rig.saved(store, 10)
+    await rig.close()
+
+
+@pytest.mark.parametrize("place", ["copy", "write"])
+async def test_saving_goes_on_after_an_unexpected_failure(
+    model: Path, place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("baton.worker.kv.block_saver.FAILURE_PAUSE_S", 0.01)
+    store, rig = DictStore(), Rig(model)
+    rig.tiers.append(Tier(store))
+    with monkeypatch.context() as patch:
+        patch.setattr(*((PoolBlocks, "buffer") if place == "copy" else (store, "write")), fail)
+        await rig.generate(PROMPT)
+        async with asyncio.timeout(10):
+            while not re.search("could not be saved.*: nothing is left", caplog.text):
+                await asyncio.sleep(0.01)
+    await rig.generate(PROMPT[1:])
+    await rig.saved(store, 10)
+    await rig.close()
+
+
+def fail(*_: object) -> Any:
+    raise RuntimeError("nothing is left")
+
+
+async def test_a_lookup_that_fails_is_counted_and_the_prompt_computed(
+    model: Path, filled: tuple[DictStore, list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    store, tokens = filled
+    rig = Rig(model, store)
+    store.lookup_error = StoreUnavailable("no route to host")
+    assert await rig.generate(PROMPT) == tokens
+    assert rig.tiers[0].counters.failures == 1
+    store.lookup_error = KeyError("a bug")
+    assert await rig.generate(PROMPT, salt="other") == tokens
+    assert "a lookup of stored KV failed" in caplog.text
+    await rig.close()
+
+
+async def test_no_thread_for_a_lookup(
+    model: Path, filled: tuple[DictStore, list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(model, filled[0])
+    request = Request(RequestId("x"), list(PROMPT), len(PROMPT), SamplingParams())
+    with monkeypatch.context() as patch:
+        patch.setattr("baton.worker.kv.tiers.run_in_thread", fail)
+        assert await rig.stores.find(request) is None
+    assert "stored KV is not looked up: nothing is left" in caplog.text
+    await rig.close()
+
+
+async def test_a_prompt_that_the_engine_would_refuse_is_not_hashed(model: Path) -> None:
+    rig = Rig(model, DictStore())
+    num_tokens = rig.host.finish_rule.max_model_len
+    request = Request(RequestId("x"), [5] * num_tokens, num_tokens, SamplingParams())
+    assert await rig.stores.find(request) is None
+    assert request.block_hashes == []
     await rig.close()
