@@ -15,6 +15,7 @@ from tests.redis_server import HOST, RedisServer, redis_server
 from tests.unit.kvtransfer.store.store_rig import (
     FILE_BYTES,
     NAMESPACE,
+    block_of,
     check_contract,
     key_of,
     read,
@@ -57,6 +58,18 @@ async def test_keys_have_a_prefix_and_a_time_to_live_from_the_last_use(store: Re
     client.expire(NAME, 100)
     assert read(store, 0)
     assert 500 < int(client.ttl(NAME)) <= 600
+
+
+async def test_a_block_that_is_there_is_not_sent(
+    store: RedisStore, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(store, 0)
+    assert store.write(key_of(0), block_of(0)) == 0
+    statistics = client.info("commandstats")
+    assert isinstance(statistics, dict)
+    assert statistics["cmdstat_set"]["calls"] == 1
+    monkeypatch.setattr(store._client, "exists", lambda name: 0)  # another worker stores it just then
+    assert store.write(key_of(0), block_of(0)) == 0
 
 
 async def test_without_a_time_to_live_blocks_stay(server: RedisServer, client: Redis) -> None:
