@@ -80,13 +80,6 @@ async def test_without_a_time_to_live_blocks_stay(server: RedisServer, client: R
     store.close()
 
 
-async def test_counting_takes_several_round_trips(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_store, "KEYS_AT_ONCE", 3)
-    write(store, *range(8))
-    keys = [key_of(number) for number in range(12)]
-    assert [store.count(keys), store.count(keys[:8]), store.count(keys[:6])] == [8, 8, 6]
-
-
 async def test_other_bytes_are_a_miss_and_deleted(store: RedisStore, client: Redis) -> None:
     write(store, 0)
     value = client.get(NAME)
