@@ -71,9 +71,11 @@ class Evictor:
 
     def make_room(self, num_bytes: int) -> bool:
         """Return whether so many bytes may be added, after an eviction if one is due. Raises StoreUnavailable."""
-        if self._num_bytes() + num_bytes > int(self._capacity_bytes * LIMIT):
+        count = self._usage.read()
+        if count is None or count.num_bytes + num_bytes > int(self._capacity_bytes * LIMIT):
             self.scan(num_bytes)
-        return self._num_bytes() + num_bytes <= self._capacity_bytes
+            count = self._usage.read() or Count()
+        return count.num_bytes + num_bytes <= self._capacity_bytes
 
     def scan(self, room_bytes: int = 0) -> None:
         """Correct the count, delete expired blocks and, if the folder is full, evict to 95 % and for so much room.
@@ -84,7 +86,7 @@ class Evictor:
             if not is_locked:
                 return
             remove_abandoned(root)
-            counted = self._usage.read() or Count()  # read first: what is added during the scan must stay
+            counted = self._usage.read()  # read first: what is added during the scan must stay
             used_ns, sizes = array("q"), array("q")
             with closing(_blocks(root)) as blocks:
                 for block in blocks:
@@ -94,14 +96,14 @@ class Evictor:
                         used_ns.append(self._corrected(block))
                         sizes.append(block.num_bytes)
             total = Count(len(sizes), sum(sizes))
-            self._usage.add(total.minus(counted))
+            if counted is None:
+                self._usage.set(total)
+            else:
+                self._usage.add(total.minus(counted))
             if total.num_bytes + room_bytes > int(self._capacity_bytes * LIMIT):
                 target_bytes = min(int(self._capacity_bytes * TARGET), self._capacity_bytes - room_bytes)
                 if total.num_bytes > target_bytes:
                     self._evict(root, _victims(used_ns, sizes, total.num_bytes - target_bytes))
-
-    def _num_bytes(self) -> int:
-        return (self._usage.read() or Count()).num_bytes
 
     def _evict(self, root: int, victims: Victims) -> None:
         evicted, last_bytes = Count(), victims.last_bytes

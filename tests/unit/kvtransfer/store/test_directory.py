@@ -256,6 +256,21 @@ def test_what_is_stored_outlives_the_process(root: Path, clock: Clock) -> None:
     check_integrity(store, root)
 
 
+def test_a_lost_count_is_found_again_by_the_next_write(root: Path, clock: Clock) -> None:
+    store = open_store(root, clock)
+    write(store, *range(98))
+    (root / ".usage").unlink()
+    damage(path_of(root, 50), 0)
+    assert not read(store, 50)
+    assert store.use().num_blocks == 0
+    write(store, 98)
+    assert store.use().num_blocks == 98
+    for number in range(99, 150):
+        write(store, number)
+        assert store.use().num_bytes <= CAPACITY
+    check_integrity(store, root)
+
+
 def test_a_start_and_a_scan_remove_what_ended_writers_left(root: Path, clock: Clock) -> None:
     store = open_store(root, clock)
     write(store, 0)
