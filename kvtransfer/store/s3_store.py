@@ -21,9 +21,10 @@ from baton.kvtransfer.store.prefix_search import PROBES, count_prefix
 from baton.kvtransfer.store.store import Key, StoreUnavailable, StoreUse
 
 CONNECT_TIMEOUT = timedelta(seconds=2)
-TIMEOUT = timedelta(seconds=10)  # of a request
+TIMEOUT = timedelta(seconds=5)  # of a request
 RETRY_TIMEOUT = timedelta(seconds=5)
 MAX_RETRIES = 1
+ROLE_PATH = "/latest/api/token"  # of Amazon's metadata service, which is asked for the machine's role
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,4 +138,6 @@ class S3Store:
             yield
         except (BaseError, OSError, ValueError) as error:
             reason = f"{type(error).__name__}: {first_line(error)}"[:MAX_CHARS]
+            if ROLE_PATH in reason:
+                reason = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
             raise StoreUnavailable(f"{self._address}: {reason}") from error

@@ -101,6 +101,17 @@ def test_a_missing_bucket_or_wrong_key_is_unavailable(endpoint: str, monkeypatch
         assert "wr0ng" not in str(caught.value)
 
 
+def test_without_credentials_the_message_names_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    [port] = free_ports(HOST, 1)
+    for name in CREDENTIALS:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://{HOST}:{port}")
+    store = S3Store(address(f"http://{HOST}:{port}"), NAMESPACE)
+    with pytest.raises(StoreUnavailable, match="no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or"):
+        read(store, 0)
+    store.close()
+
+
 def test_a_server_that_is_gone_is_unavailable(tmp_path: Path) -> None:
     [port] = free_ports(HOST, 1)
     before = open_descriptors()
