@@ -1,6 +1,7 @@
 """The directory in host memory that the workers of one namespace share."""
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,6 +124,16 @@ def test_a_directory_that_was_created_again_is_not_deleted(tmp_path: Path, monke
     monkeypatch.setattr(shared_memory, "try_lock", replace_and_lock)
     shared_memory_directory("b", 1, tmp_path)
     assert (path / ".held").exists()
+
+
+def test_a_directory_that_was_deleted_and_created_again_is_left_to_its_users(tmp_path: Path) -> None:
+    first = shared_memory_directory("a", 1, tmp_path)
+    shutil.rmtree(first.path)
+    second = shared_memory_directory("a", 1, tmp_path)
+    first.close()
+    assert (second.path / ".held").exists()
+    second.close()
+    assert names(tmp_path) == []
 
 
 def test_starts_and_ends_at_once_agree(tmp_path: Path) -> None:
