@@ -121,8 +121,8 @@ class DirectoryStore:
     def write(self, key: Key, block: memoryview) -> int:
         """Store a block, unless it is there; return the number of bytes that were written.
 
-        Returns 0, too, if the store is full while another process evicts. Raises StoreUnavailable, also for a block
-        that is larger than the capacity.
+        Returns 0, too, if the store is full while another process or thread evicts. Raises StoreUnavailable, also for a
+        block that is larger than the capacity.
         """
         name, block = hex_name(key), block.cast("B")
         size = HEADER_BYTES + len(block)
@@ -146,6 +146,7 @@ class DirectoryStore:
 
     def close(self) -> None:
         """Release the directory; the blocks stay, except in host memory that no other process uses."""
+        self._evictor.close()
         self._on_close()
 
     def _has(self, folder: int, name: str) -> bool:
@@ -187,7 +188,7 @@ class DirectoryStore:
         now_ns = self._now_ns()
         if self._sweep_ns is not None and now_ns >= self._next_sweep_ns:
             self._next_sweep_ns = now_ns + self._sweep_ns
-            self._evictor.scan()
+            self._evictor.scan_soon()
 
     def _write_file(self, name: str, parts: list[memoryview]) -> bool:
         """Write a file and rename it; False if it was deleted meanwhile."""
