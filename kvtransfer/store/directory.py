@@ -21,6 +21,7 @@ from pathlib import Path
 
 from baton.kvtransfer.store.envelope import HEADER_BYTES, check_namespace, hex_name, is_intact, pack_header
 from baton.kvtransfer.store.eviction import WRITING, Evictor, remove_abandoned
+from baton.kvtransfer.store.prefix_search import count_prefix
 from baton.kvtransfer.store.private_folder import PrivateFolder
 from baton.kvtransfer.store.store import Key, StoreUnavailable, StoreUse
 from baton.kvtransfer.store.usage import Count, Usage, try_lock
@@ -82,17 +83,15 @@ class DirectoryStore:
         return self._name
 
     def count(self, keys: Sequence[Key]) -> int:
-        """Return how many keys, from the first on, have a file that has not expired."""
+        """Return how many keys, from the first on, seem to have a file that has not expired; see `count_prefix`."""
         names = [hex_name(key) for key in keys]
         with suppress(FileNotFoundError), self._folder.open(self._namespace) as folder:
-            for index, name in enumerate(names):
-                try:
-                    status = os.stat(f"{name[:2]}/{name}", dir_fd=folder, follow_symlinks=False)
-                except (FileNotFoundError, NotADirectoryError):
-                    return index
-                if not stat.S_ISREG(status.st_mode) or self._evictor.is_expired(status.st_mtime_ns):
-                    return index
-            return len(names)
+
+            def first_missing(places: Sequence[int]) -> int:
+                missing = (at for at, place in enumerate(places) if not self._has(folder, names[place]))
+                return next(missing, len(places))
+
+            return count_prefix(len(names), first_missing)
         return 0
 
     def read(self, key: Key, into: memoryview) -> bool:
@@ -122,8 +121,8 @@ class DirectoryStore:
     def write(self, key: Key, block: memoryview) -> int:
         """Store a block, unless it is there; return the number of bytes that were written.
 
-        Returns 0, too, if the store is full while another process evicts. Raises StoreUnavailable, also for a block
-        that is larger than the capacity.
+        Returns 0, too, if the store is full while another process or thread evicts. Raises StoreUnavailable, also for a
+        block that is larger than the capacity.
         """
         name, block = hex_name(key), block.cast("B")
         size = HEADER_BYTES + len(block)
@@ -147,7 +146,15 @@ class DirectoryStore:
 
     def close(self) -> None:
         """Release the directory; the blocks stay, except in host memory that no other process uses."""
+        self._evictor.close()
         self._on_close()
+
+    def _has(self, folder: int, name: str) -> bool:
+        try:
+            status = os.stat(f"{name[:2]}/{name}", dir_fd=folder, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return stat.S_ISREG(status.st_mode) and not self._evictor.is_expired(status.st_mtime_ns)
 
     def _read_intact(self, fd: int, status: os.stat_result, key: Key, into: memoryview) -> bool:
         if not stat.S_ISREG(status.st_mode) or status.st_size != HEADER_BYTES + len(into):
@@ -181,7 +188,7 @@ class DirectoryStore:
         now_ns = self._now_ns()
         if self._sweep_ns is not None and now_ns >= self._next_sweep_ns:
             self._next_sweep_ns = now_ns + self._sweep_ns
-            self._evictor.scan()
+            self._evictor.scan_soon()
 
     def _write_file(self, name: str, parts: list[memoryview]) -> bool:
         """Write a file and rename it; False if it was deleted meanwhile."""

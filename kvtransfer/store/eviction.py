@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+import threading
 from array import array
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -12,6 +13,7 @@ import numpy as np
 
 from baton.kvtransfer.store.envelope import NAMESPACE
 from baton.kvtransfer.store.private_folder import FOLDER, PrivateFolder
+from baton.kvtransfer.store.store import StoreUnavailable
 from baton.kvtransfer.store.usage import Count, Usage, try_lock
 
 LOCK_FILE = ".evicting"
@@ -19,6 +21,7 @@ WRITING = ".writing"  # folder of blocks that are being written
 LIMIT = 63 / 64  # of the capacity, above which one process evicts while others may use the rest
 TARGET = 0.95  # of the capacity, after an eviction
 MAX_FUTURE_NS = 60 * 10**9  # that the time of a file may be ahead of ours, because of another host's clock
+MAX_BLOCKS_AT_ONCE = 10_000  # scanned within a write, which takes some 0.1 s
 BATCH = 64  # evicted blocks that are subtracted from the count at once
 FAN = re.compile(r"[0-9a-f]{2}", re.ASCII)
 BLOCK = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -64,16 +67,49 @@ class Evictor:
         self._capacity_bytes = capacity_bytes
         self._ttl_ns = None if ttl_s is None else int(ttl_s * 10**9)
         self._now_ns = now_ns
+        self._mutex = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._error: StoreUnavailable | None = None  # of the thread
 
     def is_expired(self, used_ns: int) -> bool:
         """Return whether a block that was last used then has outlived the time to live."""
         return self._ttl_ns is not None and self._now_ns() - used_ns > self._ttl_ns
 
     def make_room(self, num_bytes: int) -> bool:
-        """Return whether so many bytes may be added, after an eviction if one is due. Raises StoreUnavailable."""
-        if self._num_bytes() + num_bytes > int(self._capacity_bytes * LIMIT):
-            self.scan(num_bytes)
-        return self._num_bytes() + num_bytes <= self._capacity_bytes
+        """Return whether so many bytes may be added; begin an eviction if one is due. Raises StoreUnavailable."""
+        count = self._usage.read()
+        if count is None or count.num_bytes + num_bytes > int(self._capacity_bytes * LIMIT):
+            self.scan_soon(num_bytes)
+            count = self._usage.read() or Count()
+        return count.num_bytes + num_bytes <= self._capacity_bytes
+
+    def scan_soon(self, room_bytes: int = 0) -> None:
+        """Scan at once, or in a thread if the folder has so many blocks that it takes long.
+
+        Raises StoreUnavailable, also for the last scan in a thread.
+        """
+        count = self._usage.read() or Count()
+        if count.num_blocks <= MAX_BLOCKS_AT_ONCE:
+            self.scan(room_bytes)
+            return
+        with self._mutex:
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, args=(room_bytes,), name="kv-evict", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Wait for the end of a scan."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, room_bytes: int) -> None:
+        try:
+            self.scan(room_bytes)
+        except StoreUnavailable as error:
+            self._error = error
 
     def scan(self, room_bytes: int = 0) -> None:
         """Correct the count, delete expired blocks and, if the folder is full, evict to 95 % and for so much room.
@@ -84,7 +120,7 @@ class Evictor:
             if not is_locked:
                 return
             remove_abandoned(root)
-            counted = self._usage.read() or Count()  # read first: what is added during the scan must stay
+            counted = self._usage.read()  # read first: what is added during the scan must stay
             used_ns, sizes = array("q"), array("q")
             with closing(_blocks(root)) as blocks:
                 for block in blocks:
@@ -94,14 +130,14 @@ class Evictor:
                         used_ns.append(self._corrected(block))
                         sizes.append(block.num_bytes)
             total = Count(len(sizes), sum(sizes))
-            self._usage.add(total.minus(counted))
+            if counted is None:
+                self._usage.set(total)
+            else:
+                self._usage.add(total.minus(counted))
             if total.num_bytes + room_bytes > int(self._capacity_bytes * LIMIT):
                 target_bytes = min(int(self._capacity_bytes * TARGET), self._capacity_bytes - room_bytes)
                 if total.num_bytes > target_bytes:
                     self._evict(root, _victims(used_ns, sizes, total.num_bytes - target_bytes))
-
-    def _num_bytes(self) -> int:
-        return (self._usage.read() or Count()).num_bytes
 
     def _evict(self, root: int, victims: Victims) -> None:
         evicted, last_bytes = Count(), victims.last_bytes

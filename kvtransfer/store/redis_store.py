@@ -18,6 +18,7 @@ from redis.retry import Retry
 
 from baton.kvtransfer.errors import MAX_CHARS, first_line
 from baton.kvtransfer.store.envelope import HEADER_BYTES, check_namespace, hex_name, is_intact, pack_header
+from baton.kvtransfer.store.prefix_search import count_prefix
 from baton.kvtransfer.store.store import Key, StoreUnavailable, StoreUse
 from baton.settings.registry_url import RegistryUrl
 
@@ -25,7 +26,6 @@ CONNECT_TIMEOUT_S = 1.0
 TIMEOUT_S = 2.0  # of each reading and writing of a socket
 READ_BYTES = 1 << 20  # from a socket at once; with the client's default, a block takes twice as long
 MAX_VALUE_BYTES = 512 << 20  # that Redis stores
-KEYS_AT_ONCE = 512  # in one round trip of `count`
 
 
 class RedisStore:
@@ -45,16 +45,17 @@ class RedisStore:
         return "redis"
 
     def count(self, keys: Sequence[Key]) -> int:
-        """Return how many keys, from the first on, are there."""
+        """Return how many keys, from the first on, seem to be stored; see `count_prefix`."""
         names = [self._name(key) for key in keys]
-        for start in range(0, len(names), KEYS_AT_ONCE):
+
+        def first_missing(places: Sequence[int]) -> int:
             with self._translated_errors(), self._client.pipeline(transaction=False) as pipeline:
-                for name in names[start : start + KEYS_AT_ONCE]:
-                    pipeline.exists(name)
+                for place in places:
+                    pipeline.exists(names[place])
                 found: list[int] = pipeline.execute()
-            if not all(found):
-                return start + found.index(0)
-        return len(names)
+            return found.index(0) if 0 in found else len(found)
+
+        return count_prefix(len(names), first_missing)
 
     def read(self, key: Key, into: memoryview) -> bool:
         """Read a block into a buffer of exactly its size. A damaged one is deleted and counts as missing."""

@@ -17,13 +17,14 @@ from obstore.store import S3Store as Bucket
 
 from baton.kvtransfer.errors import MAX_CHARS, first_line
 from baton.kvtransfer.store.envelope import HEADER_BYTES, check_namespace, hex_name, is_intact, pack_header
+from baton.kvtransfer.store.prefix_search import PROBES, count_prefix
 from baton.kvtransfer.store.store import Key, StoreUnavailable, StoreUse
 
 CONNECT_TIMEOUT = timedelta(seconds=2)
-TIMEOUT = timedelta(seconds=10)  # of a request
+TIMEOUT = timedelta(seconds=5)  # of a request
 RETRY_TIMEOUT = timedelta(seconds=5)
 MAX_RETRIES = 1
-PROBES = 32  # keys that `count` looks up at once
+ROLE_PATH = "/latest/api/token"  # of Amazon's metadata service, which is asked for the machine's role
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +76,14 @@ class S3Store:
         return "s3"
 
     def count(self, keys: Sequence[Key]) -> int:
-        """Return how many keys, from the first on, seem to be stored.
-
-        It looks up 32 keys at once: first some among all, then those between the last one that is there and the
-        first that is not. A missing block between stored ones may therefore go unnoticed; `read` finds it missing.
-        """
+        """Return how many keys, from the first on, seem to be stored; see `count_prefix`."""
         names = [hex_name(key) for key in keys]
-        present, missing = 0, len(names)  # all below `present` seem to be there; `missing` is not, or is the end
-        while present < missing:
-            step = -(-(missing - present) // PROBES)
-            probes = [*range(present + step - 1, missing - 1, step), missing - 1]
-            found = list(self._threads.map(self._has, (names[probe] for probe in probes)))
-            first = found.index(False) if False in found else len(probes)
-            present = probes[first - 1] + 1 if first else present
-            missing = probes[first] if first < len(probes) else missing
-        return present
+
+        def first_missing(places: Sequence[int]) -> int:
+            found = list(self._threads.map(self._has, (names[place] for place in places)))
+            return found.index(False) if False in found else len(found)
+
+        return count_prefix(len(names), first_missing)
 
     def read(self, key: Key, into: memoryview) -> bool:
         """Read a block into a buffer of exactly its size. A damaged or expired one is deleted and counts as missing."""
@@ -144,4 +138,6 @@ class S3Store:
             yield
         except (BaseError, OSError, ValueError) as error:
             reason = f"{type(error).__name__}: {first_line(error)}"[:MAX_CHARS]
+            if ROLE_PATH in reason:
+                reason = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
             raise StoreUnavailable(f"{self._address}: {reason}") from error

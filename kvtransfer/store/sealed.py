@@ -96,7 +96,10 @@ def read_key_file(path: str | Path) -> bytes:
     except OSError as error:
         raise OptionError(f"the key file {path} cannot be read: {error.strerror}") from error
     if mode & stat.S_IROTH:
-        raise OptionError(f"other users can read the key file {path} (mode {mode:o}): run chmod 600 on it")
+        raise OptionError(
+            f"other users can read the key file {path} (mode {mode:o}): run chmod 600 on it, or set defaultMode: 0440 "
+            "of the Kubernetes secret"
+        )
     if len(content) == KEY_BYTES:
         return content
     try:

@@ -36,7 +36,7 @@ class SharedMemoryDirectory:
         """Delete the directory if no other process holds it. Idempotent."""
         if self._fd >= 0:
             # Of two processes that close at once, the later one gets the lock: the earlier has lost its shared one.
-            if try_lock(self._fd):
+            if try_lock(self._fd) and _is_at(self.path, self._fd):
                 _delete(self.path, self._prefix)
             os.close(self._fd)
         self._fd = -1

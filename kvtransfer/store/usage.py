@@ -12,6 +12,7 @@ from baton.kvtransfer.store.private_folder import PrivateFolder
 RECORD = struct.Struct("<8sqq")
 MAGIC = b"BATONUSE"
 FILE = ".usage"
+OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Usage:
         self._pending = Count()  # not in the file yet, since another process had its lock
 
     def read(self) -> Count | None:
-        """Return the count; None if there is none, for example before the first scan. Raises StoreUnavailable."""
+        """Return the count; None if there is none, as in a new folder: a scan sets it. Raises StoreUnavailable."""
         with suppress(FileNotFoundError), self._folder.open() as folder:
             fd = os.open(FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             try:
@@ -49,22 +50,34 @@ class Usage:
             return None if count is None else _not_negative(count.plus(self._pending))
         return None
 
-    def add(self, change: Count) -> Count:
-        """Change the count, and return the new one. Raises StoreUnavailable, and adds the change at the next call."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    def add(self, change: Count) -> None:
+        """Change the count, if there is one. Raises StoreUnavailable, and adds the change at the next call."""
         with self._mutex:
             self._pending = self._pending.plus(change)
             with self._folder.open(create=True) as folder:
-                fd = os.open(FILE, flags, 0o600, dir_fd=folder)
                 try:
-                    is_locked = try_lock(fd)
-                    total = _not_negative((_read(fd) or Count()).plus(self._pending))
-                    if is_locked:
-                        os.pwrite(fd, RECORD.pack(MAGIC, total.num_blocks, total.num_bytes), 0)
+                    fd = os.open(FILE, OPEN, dir_fd=folder)
+                except FileNotFoundError:
+                    self._pending = Count()  # the next scan counts it
+                    return
+                try:
+                    if try_lock(fd):
+                        count = _read(fd)
+                        if count is not None:
+                            _write(fd, count.plus(self._pending))
                         self._pending = Count()
                 finally:
                     os.close(fd)
-            return total
+
+    def set(self, count: Count) -> None:
+        """Begin to count from here. Raises StoreUnavailable."""
+        with self._mutex, self._folder.open(create=True) as folder:
+            fd = os.open(FILE, OPEN | os.O_CREAT, 0o600, dir_fd=folder)
+            try:
+                self._pending = Count()
+                _write(fd, count)
+            finally:
+                os.close(fd)
 
 
 def try_lock(fd: int) -> bool:
@@ -82,6 +95,11 @@ def _read(fd: int) -> Count | None:
         return None
     magic, num_blocks, num_bytes = RECORD.unpack(record)
     return Count(num_blocks, num_bytes) if magic == MAGIC and min(num_blocks, num_bytes) >= 0 else None
+
+
+def _write(fd: int, count: Count) -> None:
+    count = _not_negative(count)
+    os.pwrite(fd, RECORD.pack(MAGIC, count.num_blocks, count.num_bytes), 0)
 
 
 def _not_negative(count: Count) -> Count:

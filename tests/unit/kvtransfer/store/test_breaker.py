@@ -169,6 +169,24 @@ def test_one_call_tries_while_others_are_skipped(store: GuardedStore, fake: Fake
     assert store.num_recoveries == 1
 
 
+def test_failures_of_calls_that_were_in_progress_do_not_lengthen_the_pause(
+    store: GuardedStore, fake: FakeStore
+) -> None:
+    fake.failing = {"read"}
+    plain = fake._call
+
+    def fail_twice(call: str) -> None:
+        fake._call = plain  # type: ignore[method-assign]  # a second call, while the first is in progress
+        assert read(store) is None
+        plain(call)
+
+    fake._call = fail_twice  # type: ignore[method-assign]
+    assert read(store) is None
+    assert store.num_failures == 2
+    fake.calls.clear()
+    assert tries(store, fake, 2, 0.5) == [1]
+
+
 def test_an_unexpected_error_passes_and_does_not_end_the_tries(store: GuardedStore, fake: FakeStore) -> None:
     def fail(call: str) -> None:
         raise KeyError(call)

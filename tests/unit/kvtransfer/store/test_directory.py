@@ -116,6 +116,24 @@ def test_the_least_recently_used_blocks_are_evicted(root: Path, clock: Clock) ->
     check_integrity(store, root)
 
 
+def test_of_blocks_used_at_once_no_more_than_necessary_are_evicted(root: Path, clock: Clock) -> None:
+    store = open_store(root, clock)
+    write(store, *range(98))
+    clock.advance(1)
+    write(store, 98)
+    assert len(files(root)) == 96
+    check_integrity(store, root)
+
+
+def test_a_large_block_gets_its_room(root: Path, clock: Clock) -> None:
+    store = open_store(root, clock)
+    write(store, *range(90))
+    assert store.write(key_of(90), block_of(90, 50_000)) > 50_000
+    assert read(store, 90, 50_000)
+    assert store.use().num_bytes <= CAPACITY
+    check_integrity(store, root)
+
+
 def test_a_use_is_recorded_once_a_minute(root: Path, clock: Clock) -> None:
     store = open_store(root, clock)
     write(store, 0)
@@ -159,8 +177,19 @@ def test_a_block_expires_after_its_last_use(root: Path, clock: Clock) -> None:
     clock.advance(200)
     assert [read(store, 0), read(store, 1)] == [True, False]
     assert [store.count([key_of(0)]), store.count([key_of(1)])] == [1, 0]
-    assert not path_of(root, 1).exists() or store.write(key_of(1), block_of(1)) == FILE_BYTES
+    write(store, 1)
     assert read(store, 1)
+    check_integrity(store, root)
+
+
+def test_an_expired_block_is_written_again(root: Path, clock: Clock) -> None:
+    """Even if it is not deleted yet: the time to live is shorter than the time between deletions."""
+    store = open_store(root, clock, ttl_s=10)
+    write(store, 0)
+    clock.advance(11)
+    assert path_of(root, 0).exists()
+    write(store, 0)
+    assert read(store, 0)
     check_integrity(store, root)
 
 
@@ -227,6 +256,21 @@ def test_what_is_stored_outlives_the_process(root: Path, clock: Clock) -> None:
     check_integrity(store, root)
 
 
+def test_a_lost_count_is_found_again_by_the_next_write(root: Path, clock: Clock) -> None:
+    store = open_store(root, clock)
+    write(store, *range(98))
+    (root / ".usage").unlink()
+    damage(path_of(root, 50), 0)
+    assert not read(store, 50)
+    assert store.use().num_blocks == 0
+    write(store, 98)
+    assert store.use().num_blocks == 98
+    for number in range(99, 150):
+        write(store, number)
+        assert store.use().num_bytes <= CAPACITY
+    check_integrity(store, root)
+
+
 def test_a_start_and_a_scan_remove_what_ended_writers_left(root: Path, clock: Clock) -> None:
     store = open_store(root, clock)
     write(store, 0)
@@ -235,6 +279,19 @@ def test_a_start_and_a_scan_remove_what_ended_writers_left(root: Path, clock: Cl
         left.touch()
         act()
         assert not left.exists()
+
+
+def test_a_scan_leaves_a_write_in_progress_alone(root: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, other = open_store(root, clock), open_store(root, clock)
+    writev = os.writev
+
+    def scan_first(fd: int, views: list[memoryview]) -> int:
+        other._evictor.scan()
+        return writev(fd, views)
+
+    monkeypatch.setattr(os, "writev", scan_first)
+    write(store, 0)
+    assert read(store, 0)
 
 
 def test_all_operations_agree_with_a_model(root: Path, clock: Clock) -> None:

@@ -128,6 +128,17 @@ def test_a_changed_file_is_a_miss_and_written_again(
     check_integrity(store, root)
 
 
+def test_the_count_follows_damaged_blocks(store: DirectoryStore, root: Path) -> None:
+    write(store, 1)
+    flip(path_of(root, 0))
+    assert not read(store, 0)
+    check_integrity(store, root)
+    write(store, 0)
+    truncate(path_of(root, 1))
+    write(store, 1)
+    assert store.use().num_blocks == 2
+
+
 @pytest.mark.parametrize("change", [truncate, empty, extend, link_to_itself_elsewhere, make_fifo])
 def test_a_file_that_cannot_be_the_block_is_replaced_by_a_write(
     store: DirectoryStore, root: Path, tmp_path: Path, change: Callable[[Path], None]
@@ -144,6 +155,8 @@ def test_a_folder_in_the_place_of_a_block_is_a_miss(store: DirectoryStore, root:
     path_of(root, 0).mkdir()
     assert not read(store, 0)
     assert store.count([key_of(0)]) == 0
+    store._evictor.scan()
+    assert store.use().num_blocks == 0
     with pytest.raises(StoreUnavailable, match="directory") as caught:
         write(store, 0)
     one_line(caught.value)

@@ -7,9 +7,14 @@ import time
 from pathlib import Path
 from subprocess import PIPE, Popen
 
+import pytest
+
+from baton.kvtransfer.store import eviction
 from baton.kvtransfer.store.directory import DirectoryStore
+from baton.kvtransfer.store.store import StoreUnavailable
 from tests.unit.kvtransfer.store import writer
 from tests.unit.kvtransfer.store.store_rig import (
+    FILE_BYTES,
     HEADER_BYTES,
     NAMESPACE,
     block_of,
@@ -141,3 +146,44 @@ def test_while_another_process_evicts_writes_use_the_rest_and_then_store_nothing
     assert store.write(key_of(204), block_of(204)) > 0
     assert len(files(root)) == 191
     check_integrity(store, root)
+
+
+def test_a_large_directory_is_scanned_by_a_thread_while_writes_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction, "MAX_BLOCKS_AT_ONCE", 100)
+    root = tmp_path / "root"
+    store = DirectoryStore(root, NAMESPACE, 200 * FILE_BYTES)
+    for number in range(196):
+        assert store.write(key_of(number), block_of(number))
+    entered, leave = threading.Event(), threading.Event()
+    scan = store._evictor.scan
+
+    def wait(room_bytes: int) -> None:
+        entered.set()
+        assert leave.wait(TIMEOUT_S)
+        scan(room_bytes)
+
+    monkeypatch.setattr(store._evictor, "scan", wait)
+    written = [store.write(key_of(number), block_of(number)) > 0 for number in range(196, 206)]
+    assert written == [True] * 4 + [False] * 6
+    assert entered.wait(TIMEOUT_S)
+    leave.set()
+    store.close()
+    assert len(files(root)) == 190
+    check_integrity(store, root)
+
+
+def test_an_error_of_the_thread_is_raised_by_the_next_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eviction, "MAX_BLOCKS_AT_ONCE", 0)
+    store = DirectoryStore(tmp_path / "root", NAMESPACE, 2 * FILE_BYTES)
+    store.write(key_of(0), block_of(0))
+
+    def fail(room_bytes: int) -> None:
+        raise StoreUnavailable("the disk has failed")
+
+    monkeypatch.setattr(store._evictor, "scan", fail)
+    store.write(key_of(1), block_of(1))
+    store.close()
+    with pytest.raises(StoreUnavailable, match="the disk has failed"):
+        store.write(key_of(2), block_of(2))

@@ -15,6 +15,7 @@ from tests.redis_server import HOST, RedisServer, redis_server
 from tests.unit.kvtransfer.store.store_rig import (
     FILE_BYTES,
     NAMESPACE,
+    block_of,
     check_contract,
     key_of,
     read,
@@ -59,19 +60,24 @@ async def test_keys_have_a_prefix_and_a_time_to_live_from_the_last_use(store: Re
     assert 500 < int(client.ttl(NAME)) <= 600
 
 
+async def test_a_block_that_is_there_is_not_sent(
+    store: RedisStore, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(store, 0)
+    assert store.write(key_of(0), block_of(0)) == 0
+    statistics = client.info("commandstats")
+    assert isinstance(statistics, dict)
+    assert statistics["cmdstat_set"]["calls"] == 1
+    monkeypatch.setattr(store._client, "exists", lambda name: 0)  # another worker stores it just then
+    assert store.write(key_of(0), block_of(0)) == 0
+
+
 async def test_without_a_time_to_live_blocks_stay(server: RedisServer, client: Redis) -> None:
     store = RedisStore(parse_registry_url(server.url), NAMESPACE)
     write(store, 0)
     assert read(store, 0)
     assert client.ttl(NAME) == -1
     store.close()
-
-
-async def test_counting_takes_several_round_trips(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_store, "KEYS_AT_ONCE", 3)
-    write(store, *range(8))
-    keys = [key_of(number) for number in range(12)]
-    assert [store.count(keys), store.count(keys[:8]), store.count(keys[:6])] == [8, 8, 6]
 
 
 async def test_other_bytes_are_a_miss_and_deleted(store: RedisStore, client: Redis) -> None:

@@ -8,7 +8,7 @@ import pytest
 from obstore.store import S3Store as Bucket
 
 from baton.deployment.local.ports import free_ports
-from baton.kvtransfer.store.s3_store import PROBES, BucketAddress, S3Store
+from baton.kvtransfer.store.s3_store import BucketAddress, S3Store
 from baton.kvtransfer.store.store import StoreUnavailable
 from tests.s3_server import BUCKET, CREDENTIALS, HOST, s3_server
 from tests.unit.kvtransfer.store.store_rig import (
@@ -73,23 +73,6 @@ def test_other_bytes_are_a_miss_and_deleted(store: S3Store, bucket: Bucket) -> N
     assert read(store, 0)
 
 
-@pytest.mark.parametrize("num_keys", [0, 1, PROBES, PROBES + 1, 1000])
-def test_counting_finds_the_first_missing_key(store: S3Store, num_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = [key_of(number) for number in range(num_keys)]
-    lookups: list[str] = []
-    for num_stored in {0, 1, num_keys // 3, num_keys - 1, num_keys} - {-1}:
-        names = {key.hex() for key in keys[:num_stored]}
-        lookups.clear()
-
-        def has(name: str, names: set[str] = names) -> bool:
-            lookups.append(name)
-            return name in names
-
-        monkeypatch.setattr(store, "_has", has)
-        assert store.count(keys) == min(num_stored, num_keys)
-        assert len(lookups) <= 3 * PROBES
-
-
 def test_blocks_expire_after_they_were_stored(store: S3Store, endpoint: str, request: pytest.FixtureRequest) -> None:
     write(store, 0, 1)
     same = address(endpoint, request.node.name)
@@ -116,6 +99,17 @@ def test_a_missing_bucket_or_wrong_key_is_unavailable(endpoint: str, monkeypatch
         with pytest.raises(StoreUnavailable, match="PermissionDeniedError") as caught:
             act()
         assert "wr0ng" not in str(caught.value)
+
+
+def test_without_credentials_the_message_names_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    [port] = free_ports(HOST, 1)
+    for name in CREDENTIALS:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://{HOST}:{port}")
+    store = S3Store(address(f"http://{HOST}:{port}"), NAMESPACE)
+    with pytest.raises(StoreUnavailable, match="no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or"):
+        read(store, 0)
+    store.close()
 
 
 def test_a_server_that_is_gone_is_unavailable(tmp_path: Path) -> None:

@@ -53,6 +53,13 @@ def test_the_stored_bytes_show_nothing_and_never_repeat(root: Path) -> None:
     assert content[-BLOCK_BYTES:] != again[-BLOCK_BYTES:]
 
 
+def test_a_block_that_is_there_is_not_encrypted_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_sealed(root)
+    write(store, 0)
+    monkeypatch.setattr(os, "urandom", None)
+    assert store.write(key_of(0), block_of(0)) == 0
+
+
 def forge(root: Path, number: int, payload: bytes, namespace: str = NAMESPACE) -> None:
     """Store bytes under a key, with the checksum that belongs to them."""
     path = path_of(root, number, namespace)

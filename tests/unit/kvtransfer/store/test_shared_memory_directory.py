@@ -1,6 +1,7 @@
 """The directory in host memory that the workers of one namespace share."""
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from subprocess import PIPE, Popen
 
 import pytest
 
+from baton.kvtransfer.store import shared_memory_directory as shared_memory
 from baton.kvtransfer.store.shared_memory_directory import shared_memory_directory
 from baton.kvtransfer.store.store import StoreUnavailable
 from tests.unit.kvtransfer.store.store_rig import open_descriptors
@@ -16,6 +18,7 @@ from tests.unit.kvtransfer.store.store_rig import open_descriptors
 HOLDER = """
 import sys
 from pathlib import Path
+from baton.kvtransfer.store import shared_memory_directory as shared_memory
 from baton.kvtransfer.store.shared_memory_directory import shared_memory_directory
 held = shared_memory_directory(sys.argv[1], 1, Path(sys.argv[2]))
 print(held.path, flush=True)
@@ -25,6 +28,7 @@ held.close()
 REPEATED = """
 import sys
 from pathlib import Path
+from baton.kvtransfer.store import shared_memory_directory as shared_memory
 from baton.kvtransfer.store.shared_memory_directory import shared_memory_directory
 for _ in range(100):
     held = shared_memory_directory("a", 1, Path(sys.argv[1]))
@@ -89,6 +93,46 @@ def test_remains_of_an_interrupted_deletion_are_deleted(tmp_path: Path) -> None:
     (tmp_path / f"baton-kv-{os.geteuid()}-.0123" / "folder").mkdir(parents=True, mode=0o700)
     (tmp_path / f"baton-kv-{os.geteuid()}-.0123").chmod(0o700)
     shared_memory_directory("a", 1, tmp_path).close()
+    assert names(tmp_path) == []
+
+
+def test_a_directory_is_renamed_before_its_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that starts meanwhile must not find half of it; a later one deletes what a killed one has left."""
+    held = shared_memory_directory("a", 1, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda path: None)
+        held.close()
+    assert not held.path.exists()
+    [remains] = names(tmp_path)
+    assert remains.startswith(".")
+    shared_memory_directory("b", 1, tmp_path).close()
+    assert names(tmp_path) == []
+
+
+def test_a_directory_that_was_created_again_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with holder("a", tmp_path) as process:
+        process.kill()
+    path, try_lock = tmp_path / f"baton-kv-{os.geteuid()}-a", shared_memory.try_lock
+
+    def replace_and_lock(fd: int) -> bool:
+        if not (tmp_path / "old").exists():
+            path.rename(tmp_path / "old")
+            path.mkdir(0o700)
+            (path / ".held").touch()
+        return try_lock(fd)
+
+    monkeypatch.setattr(shared_memory, "try_lock", replace_and_lock)
+    shared_memory_directory("b", 1, tmp_path)
+    assert (path / ".held").exists()
+
+
+def test_a_directory_that_was_deleted_and_created_again_is_left_to_its_users(tmp_path: Path) -> None:
+    first = shared_memory_directory("a", 1, tmp_path)
+    shutil.rmtree(first.path)
+    second = shared_memory_directory("a", 1, tmp_path)
+    first.close()
+    assert (second.path / ".held").exists()
+    second.close()
     assert names(tmp_path) == []
 
 
