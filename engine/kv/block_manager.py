@@ -159,6 +159,13 @@ class BlockManager:
             self.cache.release(held(table[end:]))
             del table[end:]
 
+    def trim(self, request: Request) -> None:
+        """Release the blocks after those for all tokens of the request: they were for drafts that were wrong."""
+        end = self.num_blocks_for(request.num_tokens)
+        for table in request.block_tables:
+            self.cache.release(held(table[end:]))
+            del table[end:]
+
     def free(self, request: Request) -> None:
         """Release all blocks of the request's block tables."""
         for table in reversed(request.block_tables):
