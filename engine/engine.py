@@ -94,7 +94,9 @@ class Engine:
             len(self.pool), config.block_size, config.enable_prefix_caching, loaded.groups, config.step_tokens
         )
         self._clock = StepClock()
-        self.speculator = speculator_of(config, self.blocks, self.finish_rule, self._clock.rates)
+        self.speculator = speculator_of(
+            config, self.blocks, self.finish_rule, self._clock.rates, self.grammars.may_draft
+        )
         may_sample = self.grammars.may_sample
         self.scheduler = Scheduler(config, self.blocks, self.finish_rule, may_sample, self.speculator)
         if group is not None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 
 import numpy as np
 import torch
@@ -14,11 +13,12 @@ from baton.engine.execution.in_flight_step import HostCopy, LaunchedStep
 from baton.engine.grammar.masks import GrammarMasks
 from baton.engine.kv.groups import KVGroups
 from baton.engine.models import Model
-from baton.engine.outputs import PositionLogprobs, SampledToken
+from baton.engine.outputs import PositionLogprobs
 from baton.engine.pooling.pooler import Pooler, sums_on_host
-from baton.engine.request import NULL_BLOCK, Request
+from baton.engine.request import NULL_BLOCK
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.schedule import ScheduledRequest, StepResult
+from baton.engine.speculation.drafted_rows import num_accepted, sampled_requests
 from baton.engine.vision.step_images import StepImages
 
 
@@ -75,13 +75,13 @@ class ModelRunner:
             self._clear_new_blocks(scheduled)
         if previous is not None:
             batch = replace(batch, sampled_ids=_sampled_inputs(previous.token_ids, scheduled))
-        sampling, drafted = _sampled_requests(scheduled)
+        sampling, drafted = sampled_requests(scheduled)
         if self.grammars is not None:
-            self.grammars.begin(sampling)
+            self.grammars.begin(sampling, drafted)
         ranges = self.pooler.ranges(scheduled) if self.pooler is not None else {}
         logits, sums = self._forward(replace(batch, pooled=tuple(ranges.values())) if ranges else batch)
         sampled = self._select(logits, rows.sampled_rows)
-        masks = self.grammars.collect(sampling) if self.grammars is not None else None
+        masks = self.grammars.collect(sampling, drafted) if self.grammars is not None else None
         token_ids = self.sampler.draw(sampled, sampling, previous is not None, masks, drafted)
         return LaunchedStep(
             scheduled,
@@ -102,7 +102,7 @@ class ModelRunner:
         results, row = [], 0
         for place, (item, prompt_logprobs) in enumerate(zip(launched.scheduled, launched.prompt_logprobs, strict=True)):
             if item.samples and row not in launched.late_rows:
-                last = row + _num_accepted(item, described[row : row + len(item.drafts)])
+                last = row + num_accepted(item.drafts, described, row, launched.late_rows)
                 forced = launched.forced.get(last, ())
                 further = described[row + 1 : last + 1]
                 results.append(StepResult(described[row], forced, prompt_logprobs, further=further))
@@ -223,27 +223,6 @@ class ModelRunner:
         first = max(item.start, item.request.num_prompt_logprobs)
         targets = item.request.token_ids[first + 1 : first + 1 + len(rows)]
         return self.sampler.prompt_logprobs(logits[rows.start : rows.stop], targets, num_top)
-
-
-def _sampled_requests(scheduled: Sequence[ScheduledRequest]) -> tuple[list[Request], dict[int, Sequence[int]]]:
-    """Return the request of each row that is sampled, and by row the drafts that precede its token.
-
-    Each request that samples has a row, and one more for each of its drafts.
-    """
-    requests: list[Request] = []
-    drafted: dict[int, Sequence[int]] = {}
-    for item in scheduled:
-        requests += [item.request] * item.samples
-        for count in range(1, len(item.drafts) + 1):
-            drafted[len(requests)] = item.drafts[:count]
-            requests.append(item.request)
-    return requests, drafted
-
-
-def _num_accepted(item: ScheduledRequest, sampled: Sequence[SampledToken]) -> int:
-    """Return how many of a request's drafts equal the tokens sampled in their places."""
-    pairs = zip(item.drafts, sampled, strict=True)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_id, pairs))
 
 
 def _sampled_inputs(token_ids: Tensor, scheduled: Sequence[ScheduledRequest]) -> Tensor:

@@ -1,9 +1,8 @@
 """Logits processors, applied before sampling: grammar masks, bias, minimum length, penalties."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -14,8 +13,7 @@ from baton.engine.execution.device import to_device_async
 from baton.engine.grammar.masks import StepMasks
 from baton.engine.request import Request
 from baton.engine.sampling.params import SamplingParams
-
-NO_DRAFTS: Mapping[int, Sequence[int]] = MappingProxyType({})
+from baton.engine.speculation.drafted_rows import NO_DRAFTS, Drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class LogitsEditor:
         logits: Tensor,
         requests: Sequence[Request],
         masks: StepMasks | None = None,
-        drafted: Mapping[int, Sequence[int]] = NO_DRAFTS,
+        drafted: Drafted = NO_DRAFTS,
     ) -> Tensor:
         """Return a copy of the logits with all requested changes, in vLLM's order; `logits` itself if there are none.
 
@@ -105,9 +103,7 @@ def _index(rows: Sequence[int], token_ids: Sequence[Tensor]) -> tuple[Tensor, Te
     return row_ids.repeat_interleave(repeats, output_size=sum(counts)), torch.cat(list(token_ids))
 
 
-def _penalise_repetition(
-    logits: Tensor, requests: Sequence[Request], rows: Sequence[int], drafted: Mapping[int, Sequence[int]]
-) -> None:
+def _penalise_repetition(logits: Tensor, requests: Sequence[Request], rows: Sequence[int], drafted: Drafted) -> None:
     """Divide positive and multiply negative logits of all known tokens (Keskar et al. 2019, CTRL, section 4.1)."""
     row_ids, token_ids = _flatten(requests, rows, [0] * len(rows), drafted, logits.device)
     penalties = torch.tensor([request.sampling.repetition_penalty for request in requests], device=logits.device)
@@ -117,9 +113,7 @@ def _penalise_repetition(
     logits[row_ids, token_ids] = torch.where(current > 0, current / penalty, current * penalty)
 
 
-def _penalise_output(
-    logits: Tensor, requests: Sequence[Request], rows: Sequence[int], drafted: Mapping[int, Sequence[int]]
-) -> None:
+def _penalise_output(logits: Tensor, requests: Sequence[Request], rows: Sequence[int], drafted: Drafted) -> None:
     """Subtract from each output token the presence penalty once and the frequency penalty per occurrence."""
     starts = [requests[row].num_prompt_tokens for row in rows]
     row_ids, token_ids = _flatten(requests, rows, starts, drafted, logits.device)
@@ -136,7 +130,7 @@ def _flatten(
     requests: Sequence[Request],
     rows: Sequence[int],
     starts: Sequence[int],
-    drafted: Mapping[int, Sequence[int]],
+    drafted: Drafted,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """Return row and token id of each known or drafted token from `starts` on: two tensors of [num_tokens] int64."""

@@ -1,7 +1,7 @@
 """Sampler: the next token of each request, from the model's logits."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,11 +11,12 @@ from baton.engine.execution.device import to_device_async
 from baton.engine.grammar.masks import StepMasks
 from baton.engine.outputs import PositionLogprobs, SampledToken, TokenLogprob
 from baton.engine.request import Request
-from baton.engine.sampling.logits import NO_DRAFTS, LogitsEditor
+from baton.engine.sampling.logits import LogitsEditor
 from baton.engine.sampling.noise import row_keys
 from baton.engine.sampling.params import GREEDY_BELOW, SamplingParams
 from baton.engine.sampling.random_choice import RandomRows, draw_truncated, draw_whole
 from baton.engine.sampling.truncation import find_candidates
+from baton.engine.speculation.drafted_rows import NO_DRAFTS, Drafted
 
 
 def position_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[PositionLogprobs]:
@@ -80,7 +81,7 @@ class Sampler:
         requests: Sequence[Request],
         num_unknown: int = 0,
         masks: StepMasks | None = None,
-        drafted: Mapping[int, Sequence[int]] = NO_DRAFTS,
+        drafted: Drafted = NO_DRAFTS,
     ) -> Tensor:
         """Sample a token for each request, [num_rows] int64 on the logits' device; see `sample`.
 

@@ -46,14 +46,18 @@ class Speculator:
         blocks: BlockManager,
         finish_rule: FinishRule,
         rates: Callable[[], StepRates],
+        may_draft: Callable[[Request], bool] = lambda _: True,
     ) -> None:
-        """max_tokens: of a draft; rates: returns those of steps without drafts."""
+        """max_tokens: of a draft. rates: returns those of steps without drafts. may_draft: whether the grammar of a
+        request, if it has one, can mask drafted tokens.
+        """
         self.counters = SpeculationCounters()
         self._max_tokens = max_tokens
         self._drafter = drafter
         self._blocks = blocks
         self._finish_rule = finish_rule
         self._rates = rates
+        self._may_draft = may_draft
         self._costs = DraftCosts()
         self._acceptances: WeakKeyDictionary[Request, Acceptance] = WeakKeyDictionary()
 
@@ -112,7 +116,7 @@ class Speculator:
         Drafted tokens are not the last of an output, so that the request ends with a token that is sampled.
         """
         limit = min(self._max_tokens, self._finish_rule.num_left(request) - 1)
-        if limit <= 0 or not _may_draft(request):
+        if limit <= 0 or request.keep_blocks or not self._may_draft(request):  # a peer may read all of kept blocks
             return None
         proposed = self._drafter.propose(request, limit)
         token_ids = list(takewhile(lambda token_id: not self._finish_rule.is_end(request, token_id), proposed))
@@ -129,14 +133,18 @@ class Speculator:
 
 
 def speculator_of(
-    config: EngineConfig, blocks: BlockManager, finish_rule: FinishRule, rates: Callable[[], StepRates]
+    config: EngineConfig,
+    blocks: BlockManager,
+    finish_rule: FinishRule,
+    rates: Callable[[], StepRates],
+    may_draft: Callable[[Request], bool],
 ) -> Speculator | None:
     """Return the speculator that an engine's options ask for; None: its requests have no drafts."""
     options = SpeculationConfig.parse(config.speculative_config)
     if options is None:
         return None
     drafter = NGramDrafter(options.prompt_lookup_min, options.prompt_lookup_max)
-    return Speculator(options.num_speculative_tokens, drafter, blocks, finish_rule, rates)
+    return Speculator(options.num_speculative_tokens, drafter, blocks, finish_rule, rates, may_draft)
 
 
 def _plain_s(rates: StepRates, num_sequences: int) -> float:
@@ -144,8 +152,3 @@ def _plain_s(rates: StepRates, num_sequences: int) -> float:
     if not rates.decode_step_s:
         return 0.0
     return rates.decode_step_s + (num_sequences - 1) * rates.decode_sequence_s
-
-
-def _may_draft(request: Request) -> bool:
-    """Return whether a request may have drafts: a peer reads kept blocks, the last, partly filled one included."""
-    return not request.keep_blocks and request.sampling.grammar is None

@@ -25,7 +25,9 @@ def searched(token_ids: Sequence[int], shortest: int, longest: int) -> int | Non
 
 
 @pytest.mark.parametrize(("shortest", "longest"), [(1, 1), (1, 4), (2, 5), (3, 3)])
-def test_the_longest_suffix_is_found_where_it_occurs_last(shortest: int, longest: int, monkeypatch) -> None:
+def test_the_longest_suffix_is_found_where_it_occurs_last(
+    shortest: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ngram, "MAX_CANDIDATES", 1000)
     rng = random.Random(longest)
     for _ in range(20):
@@ -58,7 +60,7 @@ def test_the_index_grows_with_the_request() -> None:
     assert drafter.propose(request, 2) == [9, 1]
 
 
-def test_a_long_prompt_is_indexed_in_parts(monkeypatch) -> None:
+def test_a_long_prompt_is_indexed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "TOKENS_PER_CALL", 10)
     rng = random.Random(0)
     request = make_request([*(rng.randrange(50, 1000) for _ in range(45)), 1, 2, 3, 4, 5, 1, 2])

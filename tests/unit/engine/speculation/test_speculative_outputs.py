@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from baton.engine.errors import UnsupportedModel
+from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduling.schedule import ScheduledRequest
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_except
+from tests.unit.engine.grammar_rig import byte_tokenizer, schema_grammar
 from tests.unit.engine.speculation.speculation_rig import OracleDrafter, assert_equal, copies, engine_of, run
 
 VOCAB = range(3, VOCAB_SIZE)
@@ -101,6 +104,44 @@ def test_windows_and_latents(architecture: str, tmp_path: Path) -> None:
     engine.speculator._drafter = OracleDrafter(outputs, 1, VOCAB, right=0.8)
     assert_equal(run(engine, requests), expected)
     assert engine.stats().speculation.num_accepted_tokens > 50
+
+
+@pytest.mark.parametrize("seed", slow_except(range(4), {0}))
+def test_grammars(seed: int, tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3", tmp_path / "model", tokenizer=byte_tokenizer())
+    draw = random.Random(seed)
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "maximum": 9999}, "long_name": {"enum": ["ab", "x"]}},
+        "required": ["a", "long_name"],
+    }
+    grammars = (schema_grammar(schema), Grammar(GrammarKind.REGEX, "([a-c]|[0-9]-){4,20}"), None)
+    requests = []
+    for number in range(12):
+        prompt = draw.choices(VOCAB, k=draw.randrange(1, 20))
+        sampling = draw.choice((
+            SamplingParams(temperature=1.0, seed=number),
+            SamplingParams(temperature=0, repetition_penalty=1.1),
+            SamplingParams(temperature=0.8, top_p=0.9, seed=number, logprobs=1, min_tokens=6),
+        ))  # fmt: skip
+        limited = replace(sampling, grammar=grammars[number % 3], max_tokens=draw.choice((9, 60)))
+        requests.append(Request(RequestId(str(number)), prompt, len(prompt), limited))
+    expected = run(engine_of(model, False), copies(requests))
+    engine = engine_of(model, True)
+    assert engine.speculator is not None
+    outputs = {name: outcome.token_ids for name, outcome in expected.items()}
+    engine.speculator._drafter = OracleDrafter(outputs, seed, VOCAB, right=0.8)
+    accepted: set[str] = set()
+    note = engine.speculator.note
+
+    def noting(item: ScheduledRequest, num_accepted: int) -> None:
+        accepted.update([item.request.request_id] * (num_accepted > 1))
+        note(item, num_accepted)
+
+    engine.speculator.note = noting  # type: ignore[method-assign]
+    assert_equal(run(engine, requests), expected)
+    constrained = {each.request_id for each in requests if each.sampling.grammar is not None}
+    assert len(accepted & constrained) >= 3
 
 
 def test_models_with_recurrent_state_refuse_drafts(tmp_path: Path) -> None:
