@@ -95,7 +95,7 @@ class Engine:
         )
         self._clock = StepClock()
         self.speculator = speculator_of(
-            config, self.blocks, self.finish_rule, self._clock.rates, self.grammars.may_draft
+            config, self.blocks, self.finish_rule, self._clock.rates_for_drafts, self.grammars.may_draft
         )
         may_sample = self.grammars.may_sample
         self.scheduler = Scheduler(config, self.blocks, self.finish_rule, may_sample, self.speculator)

@@ -105,6 +105,9 @@ def load_report(
         num_grammar_late_masks=stats.grammars.num_late_masks,
         num_awaited_blocks=stats.num_awaited_blocks,
         num_receiving=stats.num_receiving,
+        num_drafts=stats.speculation.num_drafts,
+        num_draft_tokens=stats.speculation.num_draft_tokens,
+        accepted_by_position=stats.speculation.accepted_by_position,
     )
 
 

@@ -7,6 +7,8 @@ from baton.engine.scheduling.step_rates import StepRates, StepTimes, StepWork
 from baton.engine.speculation.speculator import Speculator
 
 STEP_TIME_WEIGHT = 0.1  # weight of the newest step in the running mean
+PLAIN_STEPS = 4  # decoding steps without drafts before the first with drafts
+MAX_DRAFTED_STEPS = 64  # steps with drafts before another without
 
 
 class StepClock:
@@ -16,10 +18,20 @@ class StepClock:
         self.mean_s = 0.0
         self._times = StepTimes()
         self._collected_at_s = 0.0  # monotonic clock
+        self._num_plain = 0
+        self._num_drafted = 0  # since the last step without drafts
 
     def rates(self) -> StepRates:
         """Return the rates fitted to the steps so far."""
         return self._times.rates()
+
+    def rates_for_drafts(self) -> StepRates:
+        """Return the rates if they are those of recent steps that decode without drafts; unknown ones otherwise.
+
+        As drafts are chosen by the time of a step without them, some steps must have none.
+        """
+        is_recent = self._num_plain >= PLAIN_STEPS and self._num_drafted < MAX_DRAFTED_STEPS
+        return self.rates() if is_recent else StepRates()
 
     def begin_next(self, now_s: float) -> None:
         """Note that a step was collected, until which the device did not begin the next one. Monotonic clock."""
@@ -37,7 +49,10 @@ class StepClock:
         step_s = now_s - max(started_at_s, self._collected_at_s)
         self.mean_s += STEP_TIME_WEIGHT * (step_s - self.mean_s)
         num_drafted = sum(len(item.drafts) for item in scheduled)
+        self._num_drafted += num_drafted > 0
         if not num_drafted:
             self._times.add(work, step_s)
+            if work.num_sequences:
+                self._num_plain, self._num_drafted = self._num_plain + 1, 0
         elif speculator is not None and not work.num_prompt_tokens:
             speculator.note_step(work.num_sequences, num_drafted, step_s)

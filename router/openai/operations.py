@@ -149,7 +149,7 @@ def _worker(pool: WorkerPool, connection: WorkerConnection) -> dict[str, object]
     if description is None or connection.state is ConnectionState.CONNECTING:  # no load report yet
         return {**body, "worker_id": None, "role": None, "last_error": connection.last_error}
     load = connection.load.reported
-    fields = load.DESCRIPTOR.fields_by_name
+    values = {name: getattr(load, name) for name in load.DESCRIPTOR.fields_by_name if name != "peer_transports"}
     return {
         **body,
         "worker_id": description.worker_id,
@@ -163,7 +163,7 @@ def _worker(pool: WorkerPool, connection: WorkerConnection) -> dict[str, object]
         "transports": sorted(description.pool.endpoints),
         "cached_blocks": pool.index.num_blocks(description.incarnation),
         "inflight": connection.load.num_own_requests,
-        "load": {name: getattr(load, name) for name in fields if name != "peer_transports"},
+        "load": values | {"accepted_by_position": list(load.accepted_by_position)},
         "peer_transports": dict(load.peer_transports),
     }
 

@@ -15,7 +15,14 @@ from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_except
 from tests.unit.engine.grammar_rig import byte_tokenizer, schema_grammar
-from tests.unit.engine.speculation.speculation_rig import OracleDrafter, assert_equal, copies, engine_of, run
+from tests.unit.engine.speculation.speculation_rig import (
+    OracleDrafter,
+    assert_equal,
+    copies,
+    draft_always,
+    engine_of,
+    run,
+)
 
 VOCAB = range(3, VOCAB_SIZE)
 
@@ -54,9 +61,7 @@ def test_outputs_equal_those_without_drafts(model: Path, seed: int, memory: int)
     requests = [random_request(draw, str(number), shared) for number in range(25)]
     expected = run(engine_of(model, False, kv_cache_memory_bytes=memory), copies(requests))
     engine = engine_of(model, True, kv_cache_memory_bytes=memory)
-    assert engine.speculator is not None
-    outputs = {name: outcome.token_ids for name, outcome in expected.items()}
-    engine.speculator._drafter = OracleDrafter(outputs, seed, VOCAB, right=0.8)
+    draft_always(engine, {name: outcome.token_ids for name, outcome in expected.items()}, seed)
     assert_equal(run(engine, requests), expected)
     counters = engine.stats().speculation
     assert counters.num_accepted_tokens > 100
@@ -99,9 +104,7 @@ def test_windows_and_latents(architecture: str, tmp_path: Path) -> None:
     options = {"hybrid_kv_cache": architecture == "gemma3"}
     expected = run(engine_of(model, False, **options), copies(requests))
     engine = engine_of(model, True, **options)
-    assert engine.speculator is not None
-    outputs = {name: outcome.token_ids for name, outcome in expected.items()}
-    engine.speculator._drafter = OracleDrafter(outputs, 1, VOCAB, right=0.8)
+    draft_always(engine, {name: outcome.token_ids for name, outcome in expected.items()}, 1)
     assert_equal(run(engine, requests), expected)
     assert engine.stats().speculation.num_accepted_tokens > 50
 
@@ -128,9 +131,8 @@ def test_grammars(seed: int, tmp_path: Path) -> None:
         requests.append(Request(RequestId(str(number)), prompt, len(prompt), limited))
     expected = run(engine_of(model, False), copies(requests))
     engine = engine_of(model, True)
+    draft_always(engine, {name: outcome.token_ids for name, outcome in expected.items()}, seed)
     assert engine.speculator is not None
-    outputs = {name: outcome.token_ids for name, outcome in expected.items()}
-    engine.speculator._drafter = OracleDrafter(outputs, seed, VOCAB, right=0.8)
     accepted: set[str] = set()
     note = engine.speculator.note
 
