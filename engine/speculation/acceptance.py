@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 PRIOR = 0.5  # acceptance of a request without drafts yet
-DECAY = 0.8  # of a draft's weight with each later draft
+DECAY = 0.9  # of a draft's weight with each later draft
 FIRST_INTERVAL, LAST_INTERVAL = 32, 512  # drafts that are left out between two probes
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
-MARGIN = 1.02  # least gain in tokens per second; smaller ones are within the error of the estimates
+MARGIN = 1.05  # least gain in tokens per second; smaller ones are within the error of the estimates
 
 
 @dataclass(frozen=True, slots=True)

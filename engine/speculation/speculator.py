@@ -25,6 +25,7 @@ from baton.engine.speculation.draft_costs import DraftCosts
 from baton.engine.speculation.figures import SpeculationCounters
 from baton.engine.speculation.ngram import NGramDrafter
 from baton.engine.speculation.price import Candidate, StepCost, draft_lengths
+from baton.engine.speculation.probe_budget import ProbeBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Speculator:
         self._rates = rates
         self._may_draft = may_draft
         self._costs = DraftCosts()
+        self._probes = ProbeBudget()
         self._acceptances: WeakKeyDictionary[Request, Acceptance] = WeakKeyDictionary()
 
     def add_drafts(self, items: list[ScheduledRequest], most: int) -> None:
@@ -100,15 +102,27 @@ class Speculator:
         proposals = [found for place, request in requests.items() if (found := self._propose(place, request))]
         if not proposals or most <= 0:
             return []
-        candidates = [
-            Candidate(len(each.token_ids), each.acceptance.rate, int(each.acceptance.is_probe_due))
-            for each in proposals
-        ]
-        lengths = draft_lengths(candidates, num_sequences, self._cost(num_sequences), most)
+        rates = self._rates()
+        cost = self._costs.of(_plain_s(rates, num_sequences), rates.decode_sequence_s)
+        candidates = self._candidates(proposals, cost)
+        lengths = draft_lengths(candidates, num_sequences, cost, min(most, self._costs.most_drafts))
         for each, length in zip(proposals, lengths, strict=True):
             if not length:
                 each.acceptance.leave_out()
+        if not any(lengths):
+            self._costs.leave_out()
         return list(zip(proposals, lengths, strict=True))
+
+    def _candidates(self, proposals: Sequence[Proposal], cost: StepCost) -> list[Candidate]:
+        """Return the candidates of a step, with the probes that are due and that the budget allows."""
+        self._probes.earn(cost)
+        due = [place for place, each in enumerate(proposals) if each.acceptance.is_probe_due]
+        probed = due[: self._probes.affordable(len(due), cost)]
+        self._probes.spend(len(probed), cost)
+        return [
+            Candidate(len(each.token_ids), each.acceptance.rate, int(place in probed))
+            for place, each in enumerate(proposals)
+        ]
 
     def _propose(self, place: int, request: Request) -> Proposal | None:
         """Return the proposal for a request; None if there is none.
@@ -126,10 +140,6 @@ class Speculator:
         if acceptance is None:
             acceptance = self._acceptances[request] = Acceptance()
         return Proposal(place, token_ids, acceptance)
-
-    def _cost(self, num_sequences: int) -> StepCost:
-        rates = self._rates()
-        return self._costs.of(_plain_s(rates, num_sequences), rates.decode_sequence_s)
 
 
 def speculator_of(

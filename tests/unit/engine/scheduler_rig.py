@@ -13,6 +13,7 @@ from baton.engine.scheduling.step_rates import StepRates
 from baton.engine.speculation.base import Drafter
 from baton.engine.speculation.speculator import Speculator
 from tests.unit.engine.fake_model import VOCAB, FakeModel, reference
+from tests.unit.engine.speculation.free_drafts import FreeDrafts
 
 BLOCK_SIZE = 4
 
@@ -36,6 +37,7 @@ class Rig:
         self.speculator: Speculator | None = None
         if self.drafter is not None:
             self.speculator = Speculator(5, self.drafter, blocks, finish_rule, lambda: StepRates(decode_step_s=1.0))
+            self.speculator._costs = FreeDrafts()
         self.scheduler = Scheduler(
             self.config, blocks, finish_rule, lambda request: request.request_id not in self.unready, self.speculator
         )

@@ -10,9 +10,9 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.outputs import PositionLogprobs
 from baton.engine.request import FinishReason, Request
-from baton.engine.speculation.price import StepCost
 from baton.settings.values import parse_json
 from tests.architectures import VOCAB_SIZE
+from tests.unit.engine.speculation.free_drafts import FreeDrafts
 
 NGRAM = parse_json('{"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1}')
 TIMEOUT_S = 60
@@ -58,7 +58,7 @@ def engine_of(model: Path, speculates: bool, **options: object) -> Engine:
 def draft_always(engine: Engine, outputs: Mapping[str, Sequence[int]] | None = None, seed: int = 0) -> None:
     """Let drafts cost nothing, and be the requests' known continuations if these are given."""
     assert engine.speculator is not None
-    engine.speculator._cost = lambda num_sequences: StepCost(1.0, 0.0, 0.0)  # type: ignore[method-assign]
+    engine.speculator._costs = FreeDrafts()
     if outputs is not None:
         engine.speculator._drafter = OracleDrafter(outputs, seed, range(3, VOCAB_SIZE), right=0.8)
 

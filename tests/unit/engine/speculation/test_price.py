@@ -6,8 +6,9 @@ import random
 import pytest
 
 from baton.engine.speculation.acceptance import FIRST_INTERVAL, LAST_INTERVAL, Acceptance
-from baton.engine.speculation.draft_costs import TRUSTED_STEPS, DraftCosts
+from baton.engine.speculation.draft_costs import FEW_DRAFTS, FIRST_AGE, LAST_AGE, TRUSTED_STEPS, DraftCosts
 from baton.engine.speculation.price import MARGIN, Candidate, StepCost, draft_lengths
+from baton.engine.speculation.probe_budget import SHARE, ProbeBudget
 
 
 def rate(
@@ -139,8 +140,43 @@ def test_the_first_steps_with_drafts_do_not_decide() -> None:
     for _ in range(TRUSTED_STEPS - 1):
         costs.add(5, step_s=1.0, plain_s=0.01)
     assert costs.of(0.01, sequence_s=0.001) == StepCost(0.01, 0.0, 0.001)
+    assert costs.most_drafts <= FEW_DRAFTS
     costs.add(5, step_s=1.0, plain_s=0.01)
     assert costs.of(0.01, sequence_s=0.001).draft_s == pytest.approx(0.01)
+    assert costs.most_drafts > 1000
     unknown = DraftCosts()
     unknown.add(5, step_s=1.0, plain_s=0.0)
     assert unknown == DraftCosts()
+
+
+def test_costs_that_forbid_drafts_are_measured_again_ever_more_rarely() -> None:
+    costs, intervals = DraftCosts(), []
+    for _ in range(6):
+        for _ in range(TRUSTED_STEPS):
+            costs.add(5, step_s=0.05, plain_s=0.01)
+        intervals.append(0)
+        while costs.of(0.01, 0.0).draft_s > 0:
+            costs.leave_out()
+            intervals[-1] += 1
+    assert intervals == [FIRST_AGE << n for n in range(5)] + [LAST_AGE]
+    for _ in range(3 * TRUSTED_STEPS):
+        costs.add(5, step_s=0.011, plain_s=0.01)
+    for _ in range(FIRST_AGE):
+        costs.leave_out()
+    assert costs.most_drafts <= FEW_DRAFTS
+
+
+def test_probes_take_a_small_share_of_the_time() -> None:
+    budget, cost, num_probes = ProbeBudget(), StepCost(1.0, 0.5, 0.25), 0
+    for _ in range(10_000):
+        budget.earn(cost)
+        count = budget.affordable(2, cost)
+        budget.spend(count, cost)
+        num_probes += count
+    assert 0.9 * SHARE < num_probes * 0.75 / 10_000 < 1.6 * SHARE  # the fixed part is shared by two
+    assert ProbeBudget().affordable(2, cost) == 0
+    rich = ProbeBudget()
+    for _ in range(10_000):
+        rich.earn(cost)
+    assert rich.affordable(1000, cost) == 14  # of four steps
+    assert rich.affordable(3, StepCost(1.0, 0.0, 0.0)) == 3
