@@ -16,8 +16,7 @@ FIRST_AGE, LAST_AGE = 64, 1024  # steps without drafts after which the times are
 class DraftCosts:
     """Least-squares fit of the time that drafts add to a step: fixed, and for each drafted token.
 
-    Errors are relative to the step's time, as in `StepTimes`, so that a delayed step counts little. Times are relative
-    to those of steps without drafts.
+    Errors are relative to the step's time, as in `StepTimes`, so that a delayed step counts little.
     """
 
     _num_steps: int = 0  # since the times were last given up
@@ -40,8 +39,8 @@ class DraftCosts:
         self._num_steps += 1
         if self._num_steps > 2 * TRUSTED_STEPS:  # they pay
             self._longest_age = FIRST_AGE
-        weight = (plain_s / step_s) ** 2
-        target = weight * min(max(step_s / plain_s - 1, 0.0), num_drafted)
+        weight = step_s**-2
+        target = weight * min(max(step_s - plain_s, 0.0), num_drafted * plain_s)
         self._ones = DECAY * self._ones + weight
         self._counts = DECAY * self._counts + weight * num_drafted
         self._squares = DECAY * self._squares + weight * num_drafted**2
@@ -81,4 +80,4 @@ class DraftCosts:
             fixed, each = 0.0, self._count_target / self._squares
         elif each < 0:
             fixed, each = self._target / ones, 0.0
-        return StepCost(plain_s, fixed * plain_s, each * plain_s)
+        return StepCost(plain_s, fixed, each)
