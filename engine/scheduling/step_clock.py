@@ -9,6 +9,7 @@ from baton.engine.speculation.speculator import Speculator
 STEP_TIME_WEIGHT = 0.1  # weight of the newest step in the running mean
 PLAIN_STEPS = 4  # decoding steps without drafts before the first with drafts
 MAX_DRAFTED_STEPS = 64  # steps with drafts before another without
+STEPS_PER_FIT = 8  # for drafts: a fit takes as long as many drafts
 
 
 class StepClock:
@@ -20,6 +21,8 @@ class StepClock:
         self._collected_at_s = 0.0  # monotonic clock
         self._num_plain = 0
         self._num_drafted = 0  # since the last step without drafts
+        self._fitted = StepRates()
+        self._fitted_at = 0  # number of steps without drafts
 
     def rates(self) -> StepRates:
         """Return the rates fitted to the steps so far."""
@@ -30,8 +33,11 @@ class StepClock:
 
         As drafts are chosen by the time of a step without them, some steps must have none.
         """
-        is_recent = self._num_plain >= PLAIN_STEPS and self._num_drafted < MAX_DRAFTED_STEPS
-        return self.rates() if is_recent else StepRates()
+        if self._num_plain < PLAIN_STEPS or self._num_drafted >= MAX_DRAFTED_STEPS:
+            return StepRates()
+        if not self._fitted_at or self._num_plain >= self._fitted_at + STEPS_PER_FIT:
+            self._fitted, self._fitted_at = self.rates(), self._num_plain
+        return self._fitted
 
     def begin_next(self, now_s: float) -> None:
         """Note that a step was collected, until which the device did not begin the next one. Monotonic clock."""

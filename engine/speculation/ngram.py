@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from baton.engine.request import Request
 
-TOKENS_PER_CALL = 4096  # indexed at most by one call: about a millisecond; a long prompt takes several
+TOKENS_PER_CALL = 1024  # indexed at most by one call: about half a millisecond; a long prompt takes several
 MAX_CANDIDATES = 16  # latest occurrences of a suffix that are compared
 NONE = -1
 
