@@ -253,7 +253,7 @@ class Engine:
         self._num_generated_tokens += sum(len(output.token_ids) for output in outputs)
         self.grammars.counters.num_forced += sum(len(output.forced) for output in outputs)
         if self._epoch == step.epoch:  # otherwise the time includes re-forming the group
-            self._clock.add(step.scheduled, step.work, step.started_at_s, now_s, self.speculator)
+            self._clock.add(step.scheduled, step.work, step.started_at_s, now_s, self.speculator, self.looks_ahead)
         self._clock.begin_next(now_s)
         return StepOutput(outputs, finished_at_s=now_s)
 

@@ -50,8 +50,13 @@ class StepClock:
         started_at_s: float,
         now_s: float,
         speculator: Speculator | None,
+        looks_ahead: bool = False,
     ) -> None:
-        """Add a step that was launched at `started_at_s` and has ended. speculator: gets the times of drafts."""
+        """Add a step that was launched at `started_at_s` and has ended.
+
+        speculator: gets the times of drafts. looks_ahead: other steps are launched ahead, so the host's work between
+        two steps adds time only to those with drafts.
+        """
         step_s = now_s - max(started_at_s, self._collected_at_s)
         self.mean_s += STEP_TIME_WEIGHT * (step_s - self.mean_s)
         num_drafted = sum(len(item.drafts) for item in scheduled)
@@ -61,4 +66,6 @@ class StepClock:
             if work.num_sequences:
                 self._num_plain, self._num_drafted = self._num_plain + 1, 0
         elif speculator is not None and not work.num_prompt_tokens:
-            speculator.note_step(work.num_sequences, num_drafted, step_s)
+            between_s = max(started_at_s - self._collected_at_s, 0.0)
+            added_s = between_s if looks_ahead and between_s < self.mean_s else 0.0  # otherwise there was no work
+            speculator.note_step(work.num_sequences, num_drafted, step_s + added_s)

@@ -14,7 +14,8 @@ class ProbeBudget:
 
     def earn(self, cost: StepCost) -> None:
         """Add the share of one more step."""
-        self._saved_s = min(self._saved_s + SHARE * cost.plain_s, MAX_STEPS * cost.plain_s)
+        if cost.plain_s:
+            self._saved_s = min(self._saved_s + SHARE * cost.plain_s, MAX_STEPS * cost.plain_s)
 
     def affordable(self, num_due: int, cost: StepCost) -> int:
         """Return how many of `num_due` requests may have a probe of one token in the next step."""

@@ -37,6 +37,16 @@ class Proposal:
     acceptance: Acceptance
 
 
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """The proposals for a step, and how many tokens of each to verify."""
+
+    proposals: Sequence[Proposal]
+    lengths: Sequence[int]
+    num_probes: int
+    cost: StepCost
+
+
 class Speculator:
     """The drafts of an engine's requests: how many tokens a step verifies, and how many were right."""
 
@@ -67,7 +77,9 @@ class Speculator:
         """Extend requests of a step by drafts, `most` tokens in all, in place."""
         num_sequences = sum(item.samples for item in items)
         decodes = {place: item.request for place, item in enumerate(items) if item.samples and item.num_new_tokens == 1}
-        for proposal, length in self._plan(decodes, num_sequences, most):
+        plan = self._plan(decodes, num_sequences, most)
+        self._note_plan(plan)
+        for proposal, length in zip(plan.proposals, plan.lengths, strict=True):
             item = items[proposal.place]
             if length and self._blocks.grow(item.request, num_unknown=length):
                 items[proposal.place] = item.with_drafts(proposal.token_ids[:length])
@@ -80,7 +92,11 @@ class Speculator:
         if any(item.drafts for item in in_flight):
             return True
         requests = {place: item.request for place, item in enumerate(in_flight)}
-        return any(length for _, length in self._plan(requests, len(requests), self._max_tokens))
+        plan = self._plan(requests, len(requests), self._max_tokens)
+        if any(plan.lengths):
+            return True
+        self._note_plan(plan)  # otherwise `add_drafts` does
+        return False
 
     def note(self, item: ScheduledRequest, num_accepted: int) -> None:
         """Note how many of a request's drafted tokens were right, after it got its new tokens.
@@ -97,32 +113,33 @@ class Speculator:
         rates = self._rates()
         self._costs.add(num_drafted, step_s, _plain_s(rates, num_sequences))
 
-    def _plan(self, requests: dict[int, Request], num_sequences: int, most: int) -> list[tuple[Proposal, int]]:
-        """Return the proposals for a step's requests, by place, and how many tokens of each to verify."""
+    def _plan(self, requests: dict[int, Request], num_sequences: int, most: int) -> DraftPlan:
+        """Return the drafts for a step's requests, by place, `most` tokens in all."""
         proposals = [found for place, request in requests.items() if (found := self._propose(place, request))]
-        if not proposals or most <= 0:
-            return []
+        if not proposals:
+            return DraftPlan((), (), 0, StepCost(0.0, 0.0, 0.0))
         rates = self._rates()
         cost = self._costs.of(_plain_s(rates, num_sequences), rates.decode_sequence_s)
-        candidates = self._candidates(proposals, cost)
-        lengths = draft_lengths(candidates, num_sequences, cost, min(most, self._costs.most_drafts))
-        for each, length in zip(proposals, lengths, strict=True):
-            if not length:
-                each.acceptance.leave_out()
-        if not any(lengths):
-            self._costs.leave_out()
-        return list(zip(proposals, lengths, strict=True))
-
-    def _candidates(self, proposals: Sequence[Proposal], cost: StepCost) -> list[Candidate]:
-        """Return the candidates of a step, with the probes that are due and that the budget allows."""
-        self._probes.earn(cost)
         due = [place for place, each in enumerate(proposals) if each.acceptance.is_probe_due]
         probed = due[: self._probes.affordable(len(due), cost)]
-        self._probes.spend(len(probed), cost)
-        return [
+        candidates = [
             Candidate(len(each.token_ids), each.acceptance.rate, int(place in probed))
             for place, each in enumerate(proposals)
         ]
+        lengths = draft_lengths(candidates, num_sequences, cost, min(most, self._costs.most_drafts))
+        return DraftPlan(proposals, lengths, len(probed), cost)
+
+    def _note_plan(self, plan: DraftPlan) -> None:
+        """Note the proposals that a step leaves out, and the time that it takes for probes."""
+        if not plan.proposals:
+            return
+        self._probes.earn(plan.cost)
+        self._probes.spend(plan.num_probes, plan.cost)
+        for each, length in zip(plan.proposals, plan.lengths, strict=True):
+            if not length:
+                each.acceptance.leave_out()
+        if not any(plan.lengths):
+            self._costs.leave_out()
 
     def _propose(self, place: int, request: Request) -> Proposal | None:
         """Return the proposal for a request; None if there is none.

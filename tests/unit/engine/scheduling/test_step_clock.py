@@ -24,12 +24,14 @@ class Timed:
         blocks = BlockManager(9, 4, enable_prefix_caching=False)
         self.speculator = Speculator(5, NGramDrafter(2, 5), blocks, rule, self.clock.rates_for_drafts)
 
-    def add(self, step_s: float, num_drafted: int = 0) -> None:
-        """Add a step of one sequence."""
+    def add(self, step_s: float, num_drafted: int = 0, between_s: float = 0.0, looks_ahead: bool = False) -> None:
+        """Add a step of one sequence, some time after the last one was collected."""
         scheduled = step([7] * num_drafted)
         work = StepWork.of(scheduled)
         assert work == StepWork(num_sequences=1, num_prompt_tokens=0)
-        self.clock.add(scheduled, work, 0.0, step_s, self.speculator)
+        self.clock.begin_next(100.0)
+        started_s = 100.0 + between_s
+        self.clock.add(scheduled, work, started_s, started_s + step_s, self.speculator, looks_ahead)
 
 
 def test_rates_are_those_of_steps_without_drafts() -> None:
@@ -55,3 +57,14 @@ def test_drafts_wait_for_steps_without_them() -> None:
     for _ in range(100):
         timed.add(0.05)
     assert abs(timed.clock.rates_for_drafts().decode_step_s - 0.05) < 1e-2
+
+
+def test_the_time_between_steps_counts_if_it_is_hidden_otherwise() -> None:
+    for looks_ahead, between_s, expected in ((False, 0.004, 0.002), (True, 0.004, 0.006), (True, 1.0, 0.002)):
+        timed = Timed()
+        for _ in range(20):
+            timed.add(0.01)
+        for _ in range(20):
+            timed.add(0.012, num_drafted=1, between_s=between_s, looks_ahead=looks_ahead)
+        cost = timed.speculator._costs.of(0.01, 0.0)
+        assert abs(cost.drafting_s + cost.draft_s - expected) < 2e-4
