@@ -128,8 +128,9 @@ class DecodeRequest:
         """Send a step's output for this request to its router; no-op if the step brought nothing to report."""
         delta = worker_pb2.RequestDelta(request_id=self.command.request_id)
         delta.token_ids.extend(output.token_ids)
-        if output.sampled is not None and output.sampled.logprobs is not None:
-            delta.logprobs.append(logprobs_to_proto(output.sampled.logprobs))
+        delta.logprobs.extend(
+            logprobs_to_proto(each.logprobs) for each in output.all_sampled if each.logprobs is not None
+        )
         delta.prompt_logprobs.extend(map(logprobs_to_proto, output.prompt_logprobs))
         if output.finish_reason is not None:
             delta.finish_reason = FINISH_REASONS[output.finish_reason]

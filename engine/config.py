@@ -8,6 +8,7 @@ from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.delta_net import DeltaNetConfig
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.engine.rope import RopeConfig, yarn_mscale
+from baton.engine.speculation.config import SpeculationConfig
 from baton.engine.vision.config import VisionConfig
 from baton.settings.options import described, option
 from baton.settings.values import JsonText, OptionError
@@ -125,6 +126,11 @@ class EngineConfig:
         "top-p, penalties, a grammar or logprobs wait for the previous one.",
     )
     enforce_eager: bool = option(False, "On a GPU, decode without CUDA graphs.")
+    speculative_config: JsonText | None = option(
+        None,
+        'Speculative decoding, as in vLLM: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, '
+        '"prompt_lookup_max": 5}. Outputs stay the same. Default: none.',
+    )
 
     def __post_init__(self) -> None:
         """Replace the device `auto` by the one it resolves to on this machine. Raises OptionError."""
@@ -138,6 +144,7 @@ class EngineConfig:
                 f"state_checkpoint_tokens is {self.state_checkpoint_tokens}, but must be a multiple of block_size "
                 f"({self.block_size})"
             )
+        SpeculationConfig.parse(self.speculative_config)
         if self.device == "auto":
             object.__setattr__(self, "device", visible_gpus().auto_device)
 

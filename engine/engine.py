@@ -32,13 +32,15 @@ from baton.engine.request import FinishRule, Request, RequestId
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest, StepResult
 from baton.engine.scheduling.scheduler import Scheduler
-from baton.engine.scheduling.step_rates import StepTimes, StepWork
+from baton.engine.scheduling.step_clock import StepClock
+from baton.engine.scheduling.step_rates import StepWork
+from baton.engine.speculation.figures import SpeculationCounters
+from baton.engine.speculation.speculator import speculator_of
 from baton.engine.vision.image import check_images
 from baton.engine.vision.step_images import StepImages
 
 log = logging.getLogger(__name__)
 
-STEP_TIME_WEIGHT = 0.1  # weight of the newest step in the running mean
 WAITING_MULTIPLIER = 2.0
 FORMING_MULTIPLIER = 30.0
 
@@ -91,16 +93,17 @@ class Engine:
         self.blocks = BlockManager(
             len(self.pool), config.block_size, config.enable_prefix_caching, loaded.groups, config.step_tokens
         )
-        self.scheduler = Scheduler(config, self.blocks, self.finish_rule, self.grammars.may_sample)
+        self._clock = StepClock()
+        self.speculator = speculator_of(
+            config, self.blocks, self.finish_rule, self._clock.rates_for_drafts, self.grammars.may_draft
+        )
+        self.scheduler = Scheduler(config, self.blocks, self.finish_rule, self.grammars.may_sample, self.speculator)
         if group is not None:
             group.join(self.origin.fingerprint)
             group.form()
         self.group = group
         self.lockstep = Lockstep(group) if group is not None else None
         self.tensor = tensor
-        self._step_s = 0.0
-        self._collected_at_s = 0.0  # monotonic clock
-        self._step_times = StepTimes()
         self._num_generated_tokens = 0
         self._num_prefilled_tokens = 0
         self._failed: list[RequestOutput] = []  # of requests whose step ran out of memory; reported by `schedule`
@@ -249,10 +252,8 @@ class Engine:
         self._num_generated_tokens += sum(len(output.token_ids) for output in outputs)
         self.grammars.counters.num_forced += sum(len(output.forced) for output in outputs)
         if self._epoch == step.epoch:  # otherwise the time includes re-forming the group
-            step_s = now_s - max(step.started_at_s, self._collected_at_s)
-            self._step_s += STEP_TIME_WEIGHT * (step_s - self._step_s)
-            self._step_times.add(step.work, step_s)
-        self._collected_at_s = now_s
+            self._clock.add(step.scheduled, step.work, step.started_at_s, now_s, self.speculator, self.looks_ahead)
+        self._clock.begin_next(now_s)
         return StepOutput(outputs, finished_at_s=now_s)
 
     def schedule_ahead(self, step: InFlightStep) -> list[ScheduledRequest]:
@@ -302,19 +303,19 @@ class Engine:
     @property
     def prefill_tokens_per_s(self) -> float:
         """Prompt tokens computed per second; 0: not known yet."""
-        return self._step_times.rates().prefill_tokens_per_s
+        return self._clock.rates().prefill_tokens_per_s
 
     def stats(self) -> EngineStats:
         """Return the current load and the counters since start."""
         num_running = len(self.scheduler.running)
-        rates = self._step_times.rates()
+        rates = self._clock.rates()
         return EngineStats(
             num_running=num_running,
             num_waiting=self.scheduler.num_unfinished - num_running,
             num_queued_tokens=self.scheduler.num_queued_tokens,
             num_free_blocks=self.blocks.num_free,
             num_blocks=self.blocks.num_usable,
-            step_s=self._step_s,
+            step_s=self._clock.mean_s,
             num_generated_tokens=self._num_generated_tokens,
             num_prefilled_tokens=self._num_prefilled_tokens,
             num_preemptions=self.scheduler.num_preemptions,
@@ -326,6 +327,7 @@ class Engine:
             num_awaited_blocks=self.scheduler.num_awaited_blocks,
             num_receiving=self.scheduler.num_receiving,
             grammars=replace(self.grammars.counters),
+            speculation=self.speculator.counters.copy() if self.speculator else SpeculationCounters(),
         )
 
     def expert_figures(self) -> ExpertFigures | None:

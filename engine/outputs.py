@@ -1,10 +1,12 @@
 """Outputs and statistics of an engine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.engine.errors import EngineError
 from baton.engine.grammar.figures import GrammarCounters
 from baton.engine.request import FinishReason, Request, RequestId
+from baton.engine.speculation.figures import SpeculationCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,22 @@ class RequestOutput:
     request_id: RequestId
     num_computed_tokens: int  # after the step
     sampled: SampledToken | None = None  # None after a prompt chunk that was not the last, or if a mask was late
-    forced: list[int] = field(default_factory=list)  # tokens that follow the sampled one by the request's grammar
+    further: Sequence[SampledToken] = ()  # sampled in the same step after it, since drafted tokens were right
+    forced: list[int] = field(default_factory=list)  # tokens that follow the sampled ones by the request's grammar
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)  # of prompt positions from 1 on, in order
     embedding: bytes | None = None  # float32, little-endian; with FinishReason.STOP of a pooled request
     finish_reason: FinishReason | None = None
     error: EngineError | None = None  # with FinishReason.ERROR
 
     @property
+    def all_sampled(self) -> list[SampledToken]:
+        """The sampled tokens, in order."""
+        return [self.sampled, *self.further] if self.sampled is not None else []
+
+    @property
     def token_ids(self) -> list[int]:
         """The new output tokens."""
-        return [self.sampled.token_id, *self.forced] if self.sampled is not None else []
+        return [*(each.token_id for each in self.all_sampled), *self.forced]
 
 
 @dataclass(slots=True)
@@ -81,6 +89,7 @@ class EngineStats:
     num_awaited_blocks: int = 0  # that waiting requests need and do not have
     num_receiving: int = 0  # of the waiting requests: those whose KV is computed elsewhere and not here yet
     grammars: GrammarCounters = field(default_factory=GrammarCounters)
+    speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
 
 
 @dataclass(frozen=True, slots=True)

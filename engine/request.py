@@ -119,12 +119,19 @@ class FinishRule:
         """Return why the request ends if `token_id` is appended; None if it continues."""
         sampling = request.sampling
         num_output_tokens = request.num_output_tokens + 1
-        is_eos = token_id in self.eos_token_ids and not sampling.ignore_eos
+        is_eos = self._is_eos(request, token_id)
         if is_eos and sampling.grammar is not None:  # below min_tokens only if no other token was allowed
             return FinishReason.STOP
         if num_output_tokens >= sampling.min_tokens and (is_eos or token_id in sampling.stop_token_ids):
             return FinishReason.STOP
         return FinishReason.LENGTH if self.ends_by_length(request) else None
+
+    def is_end(self, request: Request, token_id: int) -> bool:
+        """Return whether a token ends the request, or would if its output were longer."""
+        return self._is_eos(request, token_id) or token_id in request.sampling.stop_token_ids
+
+    def _is_eos(self, request: Request, token_id: int) -> bool:
+        return token_id in self.eos_token_ids and not request.sampling.ignore_eos
 
     def ends_by_length(self, request: Request) -> bool:
         """Return whether the next token is the last, whichever token it is."""

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from baton.engine.grammar.figures import GrammarCounters
 from baton.engine.outputs import EngineStats, ExpertFigures
+from baton.engine.speculation.figures import SpeculationCounters
 from baton.kvtransfer.base import PeerId
 from baton.rpc.metrics_format import plain_accept
 from baton.worker.engine_host import EngineHost
@@ -92,6 +93,7 @@ class WorkerMetrics(Collector):
         yield self._counter("prefix_cache_queries", "Tokens looked up in the cache.", stats.num_looked_up_tokens)
         yield self._counter("prefix_cache_hits", "Tokens found in the cache.", stats.num_cached_tokens)
         yield from self._of_grammars(stats.grammars)
+        yield from self._of_drafts(stats.speculation)
         yield self._counter("handovers", "Handovers received.", counters.handovers)
         yield self._counter("handover_bytes", "Bytes received by handovers.", counters.handover_bytes)
         yield self._counter("handover_failures", "Handovers that failed.", counters.handover_failures)
@@ -132,6 +134,19 @@ class WorkerMetrics(Collector):
             for tier, counters in tiers.items():
                 gauge.add_metric([*self._labels.values(), tier], getattr(counters, name))
             yield gauge
+
+    def _of_drafts(self, drafts: SpeculationCounters) -> Iterator[Family]:
+        """Yield the metrics of speculative decoding."""
+        yield self._counter("spec_decode_num_drafts", "Drafts verified.", drafts.num_drafts)
+        yield self._counter("spec_decode_num_draft_tokens", "Drafted tokens verified.", drafts.num_draft_tokens)
+        yield self._counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", drafts.num_accepted_tokens)
+        text = "Drafted tokens accepted, by their place in the draft."
+        positions = CounterMetricFamily(
+            "baton:spec_decode_num_accepted_tokens_per_pos", text, labels=[*self._labels, "position"]
+        )
+        for position, count in enumerate(drafts.accepted_by_position):
+            positions.add_metric([*self._labels.values(), str(position)], count)
+        yield positions
 
     def _of_experts(self, experts: ExpertFigures, is_short: bool) -> Iterator[Family]:
         """Yield the metrics of an expert-parallel rank."""

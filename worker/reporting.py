@@ -132,6 +132,9 @@ def load_report(
         num_awaited_blocks=stats.num_awaited_blocks,
         num_receiving=stats.num_receiving,
         tiers=[_tier(name, tier) for name, tier in counters.tiers.items()],
+        num_drafts=stats.speculation.num_drafts,
+        num_draft_tokens=stats.speculation.num_draft_tokens,
+        accepted_by_position=stats.speculation.accepted_by_position,
     )
 
 

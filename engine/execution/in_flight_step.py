@@ -35,7 +35,7 @@ class LaunchedStep:
     """Device-side results of a launched step."""
 
     scheduled: Sequence[ScheduledRequest]
-    token_ids: Tensor  # [num_sampled] int64 on the device, one per request that samples
+    token_ids: Tensor  # [num_sampled] int64 on the device, one per request that samples and one per draft
     copy: HostCopy  # host copy of `token_ids`
     logprobs: Sequence[PositionLogprobs | None]  # by sampled token
     prompt_logprobs: Sequence[list[PositionLogprobs]]  # by scheduled request

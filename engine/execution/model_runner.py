@@ -18,6 +18,7 @@ from baton.engine.pooling.pooler import Pooler, sums_on_host
 from baton.engine.request import NULL_BLOCK
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.schedule import ScheduledRequest, StepResult
+from baton.engine.speculation.drafted_rows import num_accepted, sampled_requests
 from baton.engine.vision.step_images import StepImages
 
 
@@ -26,7 +27,7 @@ class LogitsRows:
     """Rows of a step's logits and what they are used for."""
 
     token_indices: list[int] = field(default_factory=list)  # index in the batch of each row's token
-    sampled_rows: list[int] = field(default_factory=list)  # one row per request that samples
+    sampled_rows: list[int] = field(default_factory=list)  # one row per request that samples, and for each draft
     prompt_rows: dict[int, range] = field(default_factory=dict)  # rows for prompt logprobs, by index in the schedule
 
 
@@ -74,14 +75,14 @@ class ModelRunner:
             self._clear_new_blocks(scheduled)
         if previous is not None:
             batch = replace(batch, sampled_ids=_sampled_inputs(previous.token_ids, scheduled))
-        sampling = [item.request for item in scheduled if item.samples]
+        sampling, drafted = sampled_requests(scheduled)
         if self.grammars is not None:
-            self.grammars.begin(sampling)
+            self.grammars.begin(sampling, drafted)
         ranges = self.pooler.ranges(scheduled) if self.pooler is not None else {}
         logits, sums = self._forward(replace(batch, pooled=tuple(ranges.values())) if ranges else batch)
         sampled = self._select(logits, rows.sampled_rows)
-        masks = self.grammars.collect(sampling) if self.grammars is not None else None
-        token_ids = self.sampler.draw(sampled, sampling, num_unknown=previous is not None, masks=masks)
+        masks = self.grammars.collect(sampling, drafted) if self.grammars is not None else None
+        token_ids = self.sampler.draw(sampled, sampling, previous is not None, masks, drafted)
         return LaunchedStep(
             scheduled,
             token_ids,
@@ -101,10 +102,13 @@ class ModelRunner:
         results, row = [], 0
         for place, (item, prompt_logprobs) in enumerate(zip(launched.scheduled, launched.prompt_logprobs, strict=True)):
             if item.samples and row not in launched.late_rows:
-                results.append(StepResult(described[row], launched.forced.get(row, ()), prompt_logprobs))
+                last = row + num_accepted(item.drafts, described, row, launched.late_rows)
+                forced = launched.forced.get(last, ())
+                further = described[row + 1 : last + 1]
+                results.append(StepResult(described[row], forced, prompt_logprobs, further=further))
             else:
                 results.append(StepResult(prompt_logprobs=prompt_logprobs, embedding=embeddings.get(place)))
-            row += item.samples
+            row += item.samples + len(item.drafts)
         return results
 
     def run_idle(self) -> None:
@@ -139,8 +143,9 @@ class ModelRunner:
                     rows.prompt_rows[place] = range(len(rows.token_indices), len(rows.token_indices) + last - first)
                     rows.token_indices += range(first + offset, last + offset)
             if item.samples:
-                rows.sampled_rows.append(len(rows.token_indices))
-                rows.token_indices.append(end - 1)
+                count = 1 + len(item.drafts)
+                rows.sampled_rows += range(len(rows.token_indices), len(rows.token_indices) + count)
+                rows.token_indices += range(end - count, end)
         return rows
 
     def _batch(self, scheduled: Sequence[ScheduledRequest], rows: LogitsRows) -> Batch:
@@ -149,8 +154,9 @@ class ModelRunner:
         tables = self._block_tables(scheduled, -(-max(context_lens) // self.block_size))
         token_ids: list[int] = []
         for item in scheduled:
-            known = item.request.token_ids[item.start : item.start + item.num_new_tokens]
+            known = item.request.token_ids[item.start : item.start + item.num_known_tokens]
             token_ids += known or [0]  # a token sampled by the previous step is filled in on the device
+            token_ids += item.drafts
         query_starts = np.concatenate(([0], np.cumsum(query_lens)))
         seq_of_token = np.repeat(np.arange(len(scheduled)), query_lens)
         starts = np.array(context_lens) - np.array(query_lens) - query_starts[:-1]

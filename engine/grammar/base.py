@@ -16,6 +16,10 @@ class Matcher(Protocol):
         """Advance by a token; return False, without effect, if the grammar does not allow it here."""
         ...
 
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last `num_tokens` accepted tokens."""
+        ...
+
     def forced_text(self) -> str:
         """Return the longest text that every output continues with here; empty if there is a choice."""
         ...

@@ -17,6 +17,11 @@ def mask_of(token_ids: Collection[int], num_words: int) -> Tensor:
     return words.to(torch.int32)  # the upper half wraps around to negative numbers
 
 
+def has_token(mask: Tensor, token_id: int) -> bool:
+    """Return whether a mask, [num_words] int32, has a token."""
+    return bool(int(mask[token_id // WORD_BITS]) >> (token_id % WORD_BITS) & 1)
+
+
 def only_token(mask: Tensor) -> int | None:
     """Return the only token of a mask, [num_words] int32; None if it has none or several."""
     words = mask.numpy()

@@ -9,7 +9,7 @@ from weakref import ref
 
 from baton.engine.errors import EngineError
 from baton.engine.grammar.grammar import Grammar
-from baton.engine.grammar.position import GrammarPosition
+from baton.engine.grammar.position import Allowed, GrammarPosition
 from baton.engine.request import Request
 
 SLOW_FILL_S = 0.05  # CPU time of a mask from which its request's masks are filled between the steps
@@ -41,6 +41,8 @@ class MaskFill:
     state: "GrammarState"
     token_ids: Sequence[int]  # output tokens to match first
     is_awaited: bool  # by a step; otherwise on the threads for slow masks
+    drafts: Sequence[int] = ()  # tokens that may follow them, behind which masks are filled too
+    ahead: Sequence[Allowed] = ()  # behind each of these, up to one that is not allowed
     phase: Phase = Phase.QUEUED
     started_at_s: float = 0.0  # monotonic clock
     thread_id: int = 0
@@ -101,12 +103,21 @@ class GrammarState:
     ready: object = None  # the compiled grammar, which counts as used as long as this refers to it
     position: GrammarPosition | None = None  # None: the grammar is not compiled
     num_masked: int = -1  # output tokens that precede the mask in `position`
+    ahead: Sequence[Allowed] = ()  # behind the drafted tokens that may follow these
     is_slow: bool = False
     is_cheap: bool = True  # to compile
     waiting_since_s: float | None = None  # monotonic clock; None: its mask can be filled, or was
     num_missed: int = 0  # consecutive steps without its mask, because those of other requests were in front
     fill: MaskFill | None = None
     error: EngineError | None = None
+
+    def allowed(self, request: Request, num_drafted: int) -> Allowed | None:
+        """Return what may follow the request's tokens and drafted ones; None if its mask is missing."""
+        if self.position is None or self.num_masked != request.num_output_tokens:
+            return None
+        if not num_drafted:
+            return self.position.allowed
+        return self.ahead[num_drafted - 1] if num_drafted <= len(self.ahead) else None
 
     def note_wait(self) -> None:
         """Note that the request cannot be sampled for lack of its mask."""

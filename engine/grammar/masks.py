@@ -39,6 +39,7 @@ from baton.engine.grammar.position import GrammarPosition
 from baton.engine.grammar.state_memory import StateMemory
 from baton.engine.grammar.threads import MaskThreads
 from baton.engine.request import Request
+from baton.engine.speculation.drafted_rows import NO_DRAFTS, Drafted
 
 logger = logging.getLogger(__name__)
 
@@ -135,17 +136,32 @@ class GrammarMasks:
             self._check_later()
             return False
 
-    def begin(self, requests: Sequence[Request]) -> None:
-        """Start filling the masks of the requests that a step samples."""
-        states = [(request, state) for request in requests if (state := self._state_of(request))]
+    def may_draft(self, request: Request) -> bool:
+        """Return whether the masks of drafted tokens can be filled with the next one; True without a grammar."""
+        state = self._state_of(request)
+        if state is None:
+            return request.sampling.grammar is None
+        with self._changed:
+            return state.is_cheap and not state.is_slow and state.lacks_mask(request)
+
+    def begin(self, requests: Sequence[Request], drafted: Drafted = NO_DRAFTS) -> None:
+        """Start filling the masks of the requests that a step samples.
+
+        drafted: by row, tokens that precede its token and that the request does not have yet. The rows of a request are
+        in the order of their number.
+        """
+        rows = ((row, request) for row, request in enumerate(requests) if request.sampling.grammar is not None)
+        drafts = {request: drafted.get(row, ()) for row, request in rows}
+        states = [(request, state) for request in drafts if (state := self._state_of(request))]
         if not states:
             return
         with self._changed:
+            lacking = [(request, state) for request, state in states if state.lacks_mask(request)]
             self._threads.start_awaited(
-                [self._fill(state, request, is_awaited=True) for request, state in states if state.lacks_mask(request)]
+                [self._fill(state, request, is_awaited=True, drafts=drafts[request]) for request, state in lacking]
             )
 
-    def collect(self, requests: Sequence[Request]) -> StepMasks | None:
+    def collect(self, requests: Sequence[Request], drafted: Drafted = NO_DRAFTS) -> StepMasks | None:
         """Wait for the masks that `begin` has started, as the module says; None if no request has a grammar."""
         states = [(row, request, state) for row, request in enumerate(requests) if (state := self._state_of(request))]
         if not states:
@@ -155,15 +171,16 @@ class GrammarMasks:
             masks = torch.full((len(requests), self._num_words), -1, dtype=torch.int32)
             rows, late, forced = [], [], {}
             for row, request, state in states:
-                if state.num_masked == request.num_output_tokens:
-                    assert state.position is not None
-                    masks[row] = state.position.row
+                num_drafted = len(drafted.get(row, ()))
+                if (allowed := state.allowed(request, num_drafted)) is not None:
+                    masks[row] = allowed.row
                     rows.append(row)
-                    if len(state.position.forced) > 1 and request.sampling.logprobs is None:
-                        forced[row] = list(state.position.forced)[1:]
+                    if len(allowed.forced) > 1 and request.sampling.logprobs is None:
+                        forced[row] = allowed.forced[1:]
                 else:
                     late.append(row)
-                    self._note_late(state)
+                    if not num_drafted:
+                        self._note_late(state)
         return StepMasks(self._compiler, masks, rows, frozenset(late), forced)
 
     def take_failures(self) -> list[tuple[Request, EngineError]]:
@@ -224,10 +241,10 @@ class GrammarMasks:
                 state.is_slow, state.is_cheap = ready.is_slow, ready.is_cheap
         self._wake()
 
-    def _fill(self, state: GrammarState, request: Request, is_awaited: bool) -> MaskFill:
+    def _fill(self, state: GrammarState, request: Request, is_awaited: bool, drafts: Sequence[int] = ()) -> MaskFill:
         assert state.position is not None
         start = request.num_prompt_tokens + state.position.num_tokens
-        state.fill = MaskFill(state, request.token_ids[start:], is_awaited)
+        state.fill = MaskFill(state, request.token_ids[start:], is_awaited, drafts)
         return state.fill
 
     def _note_filled(self, fill: MaskFill, problem: Exception | None) -> None:
@@ -238,7 +255,7 @@ class GrammarMasks:
         if state.error is None:
             assert state.position is not None
             state.fill, state.waiting_since_s, state.num_missed = None, None, 0
-            state.num_masked = state.position.num_tokens
+            state.num_masked, state.ahead = state.position.num_tokens, fill.ahead
             if isinstance(problem, SlowMask):
                 self._refuse(state, problem)
             elif problem is not None:

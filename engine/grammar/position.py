@@ -2,15 +2,25 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from baton.engine.grammar.base import Matcher
-from baton.engine.grammar.bitmask import WORD_BITS, mask_of, only_token
+from baton.engine.grammar.bitmask import WORD_BITS, has_token, mask_of, only_token
 from baton.engine.grammar.forced import MAX_CHARS, ForcedToken
 
 MAX_FORCED = 32  # tokens that are matched ahead
+MAX_LOOK_AHEAD_S = 0.01  # CPU time of matching drafted tokens, beyond which the rest of them is left out
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The tokens that may follow a position, and those that must."""
+
+    row: Tensor  # [ceil(vocab / 32)] int32: the mask; if tokens are forced, it has only the first
+    forced: Sequence[int] = ()
 
 
 class GrammarPosition:
@@ -39,6 +49,7 @@ class GrammarPosition:
         self.match_s = 0.0  # CPU time of matching, which bounds the matcher's memory; see `state_memory`
         self.forced: deque[int] = deque()  # tokens that follow them; if there are any, `row` has only the first
         self._matcher = matcher  # is behind the forced tokens
+        self._num_accepted = 0  # tokens that the matcher has accepted
         self._text = ""  # forced text in front of and behind the matcher's position
         self._place = 0  # of the matcher in that text; equal to its length if the text is unknown
         self._forced_token = forced_token
@@ -69,9 +80,40 @@ class GrammarPosition:
         else:
             self._check_mask()
 
+    @property
+    def allowed(self) -> Allowed:
+        """A copy of the mask, and of the forced tokens."""
+        return Allowed(self.row.clone(), tuple(self.forced))
+
+    def look_ahead(self, token_ids: Sequence[int], restart_clock: Callable[[], float]) -> list[Allowed]:
+        """Return what is allowed behind each of `token_ids` if they follow, and go back.
+
+        Stops at a token that the grammar does not allow, or that took long. restart_clock: as in `advance`.
+        """
+        row, forced, text, place = self.row.clone(), self.forced.copy(), self._text, self._place
+        num_tokens, num_accepted, match_s = self.num_tokens, self._num_accepted, self.match_s
+        found: list[Allowed] = []
+        spent_s = 0.0
+        try:
+            for token_id in token_ids:
+                if spent_s > MAX_LOOK_AHEAD_S or not has_token(self.row, token_id):
+                    break
+                before_s = self.match_s
+                self.advance([token_id], restart_clock)
+                spent_s += self.match_s - before_s + restart_clock()  # of matching, and of the mask
+                found.append(self.allowed)
+        except ValueError:  # no token can follow: that is a problem only if the output gets there
+            pass
+        self._matcher.rollback(self._num_accepted - num_accepted)
+        self.row, self.forced, self._text, self._place = row, forced, text, place
+        self.num_tokens, self._num_accepted, self.match_s = num_tokens, num_accepted, match_s
+        return found
+
     def _accept(self, token_id: int) -> bool:
         self._text, self._place = "", 0
-        return self._matcher.accept(token_id)
+        is_match = self._matcher.accept(token_id)
+        self._num_accepted += is_match
+        return is_match
 
     def _force(self, restart_clock: Callable[[], float]) -> None:
         """Match the tokens that the grammar forces next, up to a bound. If there are none, fill the mask."""
@@ -101,6 +143,7 @@ class GrammarPosition:
         restart_clock()
         if token_id in self._stop_token_ids or not self._matcher.accept(token_id):
             return False
+        self._num_accepted += 1
         self.match_s += restart_clock()
         return True
 

@@ -143,6 +143,8 @@ class MaskThreads:
             try:
                 assert position is not None
                 position.advance(fill.token_ids, fill.restart_clock)
+                if fill.drafts:
+                    fill.ahead = position.look_ahead(fill.drafts, fill.restart_clock)
             except Exception as error:  # a ValueError is the request's problem, others are faults of the library
                 problem = error
             with self._changed:

@@ -157,6 +157,10 @@ class XGrammarMatcher:
         """Advance by a token; return False, without effect, if the grammar does not allow it here."""
         return token_id not in self._hidden and bool(self._matcher.accept_token(token_id))
 
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last `num_tokens` accepted tokens."""
+        self._matcher.rollback(num_tokens)
+
     def forced_text(self) -> str:
         """Return the longest text that every output continues with here; empty if there is a choice.
 

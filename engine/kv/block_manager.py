@@ -40,7 +40,7 @@ class BlockManager:
         self.used: UsedBlocks | None = None  # for stores below the pool, if there are any
         self._step_tokens = step_tokens
         self._fills: dict[RequestId, list[BlockId]] = {}
-        self._pins = Pins(self.cache)
+        self.pins = Pins(self.cache)
         # Other models that computed a block's KV, or KV before it in the request that computed it.
         self._origins: dict[BlockId, frozenset[KVOrigin]] = {}
 
@@ -158,6 +158,13 @@ class BlockManager:
         """
         end = self.num_blocks_for(request.num_computed_tokens)
         for table in self._tables(request, has_window=True):
+            self.cache.release(held(table[end:]))
+            del table[end:]
+
+    def trim(self, request: Request) -> None:
+        """Release the blocks after those for all tokens of the request: they were for drafts that were wrong."""
+        end = self.num_blocks_for(request.num_tokens)
+        for table in request.block_tables:
             self.cache.release(held(table[end:]))
             del table[end:]
 
@@ -279,7 +286,7 @@ class BlockManager:
         num_blocks = len(tables[0])
         state = self._checkpoint(hashes[:num_blocks])
         blocks = self.groups.transfer_order(num_blocks * self.block_size).blocks(tables, state=state)
-        return self._pins.hold(blocks, num_blocks)
+        return self.pins.hold(blocks, num_blocks)
 
     def take_used(self, count: int) -> list[UsedBlock]:
         """Return up to `count` used blocks that are cached and whose KV this model computed. With one KV group.
@@ -291,16 +298,12 @@ class BlockManager:
         own = ((block_hash, block) for block_hash, block in found if block not in self._origins)
         return [UsedBlock(block_hash, block, self.cache.pool.num_allocations(block)) for block_hash, block in own]
 
-    def unpin(self, pin_id: int) -> None:
-        """Release the blocks of a pin."""
-        self._pins.release(pin_id)
-
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Assert that every block has exactly its expected holders."""
         requests = list(requests)
         holders = [block for request in requests for table in request.block_tables for block in held(table)]
         holders += [block for request in requests for block in (*request.state_blocks, *request.checkpoint_blocks)]
-        holders += chain(*self._fills.values(), self._pins)
+        holders += chain(*self._fills.values(), self.pins)
         self.cache.pool.check_integrity(holders)
         self.cache.check_integrity()
 

@@ -72,6 +72,7 @@ def check_recurrent(config: EngineConfig, model: ModelConfig, num_ranks: int, *,
         "tensor_parallel": num_ranks > 1,
         "expert_parallel": is_expert_parallel,
         "allow_mixed_quantization": config.allow_mixed_quantization,
+        "speculative_config": config.speculative_config is not None,
     }
     for name, is_wanted in refused.items():
         if is_wanted:

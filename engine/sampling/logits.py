@@ -13,6 +13,7 @@ from baton.engine.execution.device import to_device_async
 from baton.engine.grammar.masks import StepMasks
 from baton.engine.request import Request
 from baton.engine.sampling.params import SamplingParams
+from baton.engine.speculation.drafted_rows import NO_DRAFTS, Drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +32,25 @@ class LogitsEditor:
         self._eos_token_ids = eos_token_ids
         self._edits: WeakKeyDictionary[Request, TokenEdits] = WeakKeyDictionary()
 
-    def edit(self, logits: Tensor, requests: Sequence[Request], masks: StepMasks | None = None) -> Tensor:
+    def edit(
+        self,
+        logits: Tensor,
+        requests: Sequence[Request],
+        masks: StepMasks | None = None,
+        drafted: Drafted = NO_DRAFTS,
+    ) -> Tensor:
         """Return a copy of the logits with all requested changes, in vLLM's order; `logits` itself if there are none.
 
-        logits: [num_rows, vocab]; row `i` belongs to `requests[i]`, as in `masks`. Except for the masks, only the
-        affected tokens are read and written. A token that a mask forbids stays at -inf whatever its bias.
+        logits: [num_rows, vocab]; row `i` belongs to `requests[i]`, as in `masks`, and follows the request's tokens and
+        `drafted[i]`. Except for the masks, only the affected tokens are read and written. A token that a mask forbids
+        stays at -inf whatever its bias.
         """
+        num_outputs = [request.num_output_tokens + len(drafted.get(i, ())) for i, request in enumerate(requests)]
         biased = [i for i, request in enumerate(requests) if request.sampling.logit_bias]
         forbidding = [
             i
             for i, request in enumerate(requests)
-            if request.num_output_tokens < request.sampling.min_tokens
+            if num_outputs[i] < request.sampling.min_tokens
             and self._has_stops(request.sampling)
             and request.sampling.grammar is None  # its mask takes the minimum into account
         ]
@@ -49,7 +58,7 @@ class LogitsEditor:
         penalised = [
             i
             for i, request in enumerate(requests)
-            if (request.sampling.presence_penalty or request.sampling.frequency_penalty) and request.num_output_tokens
+            if (request.sampling.presence_penalty or request.sampling.frequency_penalty) and num_outputs[i]
         ]
         if not (biased or forbidding or repeating or penalised or masks is not None):
             return logits
@@ -64,9 +73,9 @@ class LogitsEditor:
             stop_ids = [self._token_edits(requests[row], edited).stop_ids for row in forbidding]
             edited[_index(forbidding, stop_ids)] = -torch.inf
         if repeating:
-            _penalise_repetition(edited, requests, repeating)
+            _penalise_repetition(edited, requests, repeating, drafted)
         if penalised:
-            _penalise_output(edited, requests, penalised)
+            _penalise_output(edited, requests, penalised, drafted)
         return edited
 
     def _has_stops(self, sampling: SamplingParams) -> bool:
@@ -94,9 +103,9 @@ def _index(rows: Sequence[int], token_ids: Sequence[Tensor]) -> tuple[Tensor, Te
     return row_ids.repeat_interleave(repeats, output_size=sum(counts)), torch.cat(list(token_ids))
 
 
-def _penalise_repetition(logits: Tensor, requests: Sequence[Request], rows: Sequence[int]) -> None:
+def _penalise_repetition(logits: Tensor, requests: Sequence[Request], rows: Sequence[int], drafted: Drafted) -> None:
     """Divide positive and multiply negative logits of all known tokens (Keskar et al. 2019, CTRL, section 4.1)."""
-    row_ids, token_ids = _flatten(requests, rows, [0] * len(rows), logits.device)
+    row_ids, token_ids = _flatten(requests, rows, [0] * len(rows), drafted, logits.device)
     penalties = torch.tensor([request.sampling.repetition_penalty for request in requests], device=logits.device)
     penalty = penalties.to(logits.dtype)[row_ids]
     current = logits[row_ids, token_ids]
@@ -104,10 +113,10 @@ def _penalise_repetition(logits: Tensor, requests: Sequence[Request], rows: Sequ
     logits[row_ids, token_ids] = torch.where(current > 0, current / penalty, current * penalty)
 
 
-def _penalise_output(logits: Tensor, requests: Sequence[Request], rows: Sequence[int]) -> None:
+def _penalise_output(logits: Tensor, requests: Sequence[Request], rows: Sequence[int], drafted: Drafted) -> None:
     """Subtract from each output token the presence penalty once and the frequency penalty per occurrence."""
     starts = [requests[row].num_prompt_tokens for row in rows]
-    row_ids, token_ids = _flatten(requests, rows, starts, logits.device)
+    row_ids, token_ids = _flatten(requests, rows, starts, drafted, logits.device)
     sampling = [request.sampling for request in requests]
     presence = torch.tensor([s.presence_penalty for s in sampling], dtype=logits.dtype, device=logits.device)
     frequency = torch.tensor([s.frequency_penalty for s in sampling], dtype=logits.dtype, device=logits.device)
@@ -118,10 +127,16 @@ def _penalise_output(logits: Tensor, requests: Sequence[Request], rows: Sequence
 
 
 def _flatten(
-    requests: Sequence[Request], rows: Sequence[int], starts: Sequence[int], device: torch.device
+    requests: Sequence[Request],
+    rows: Sequence[int],
+    starts: Sequence[int],
+    drafted: Drafted,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Return row and token id of each known token from `starts` on: two tensors of [num_tokens] int64."""
+    """Return row and token id of each known or drafted token from `starts` on: two tensors of [num_tokens] int64."""
     tokens = [array("q", requests[row].token_ids[start:]) for row, start in zip(rows, starts, strict=True)]
+    for row, part in zip(rows, tokens, strict=True):
+        part.extend(drafted.get(row, ()))
     row_ids = np.repeat(np.array(rows, dtype=np.int64), [len(part) for part in tokens])
     token_ids = np.concatenate([np.frombuffer(part, dtype=np.int64) for part in tokens])
     return torch.from_numpy(row_ids).to(device), torch.from_numpy(token_ids).to(device)

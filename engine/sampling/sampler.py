@@ -16,6 +16,7 @@ from baton.engine.sampling.noise import row_keys
 from baton.engine.sampling.params import GREEDY_BELOW, SamplingParams
 from baton.engine.sampling.random_choice import RandomRows, draw_truncated, draw_whole
 from baton.engine.sampling.truncation import find_candidates
+from baton.engine.speculation.drafted_rows import NO_DRAFTS, Drafted
 
 
 def position_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[PositionLogprobs]:
@@ -80,17 +81,22 @@ class Sampler:
         requests: Sequence[Request],
         num_unknown: int = 0,
         masks: StepMasks | None = None,
+        drafted: Drafted = NO_DRAFTS,
     ) -> Tensor:
         """Sample a token for each request, [num_rows] int64 on the logits' device; see `sample`.
 
         num_unknown: number of preceding tokens of each request that the host does not know yet. masks: of the requests'
-        grammars. Does not wait for the device, unless requests edit their logits or have top-k or top-p.
+        grammars. drafted: by row, tokens that precede its token and that the request does not have yet. Does not wait
+        for the device, unless requests edit their logits or have top-k or top-p.
         """
         if logits.shape != (len(requests), self.vocab_size):
             raise ValueError(f"logits are {list(logits.shape)} for {len(requests)} requests x {self.vocab_size} tokens")
         if not requests:
             return torch.empty(0, dtype=torch.int64, device=logits.device)
-        return self._choose(self._editor.edit(logits, requests, masks), requests, num_unknown)
+        positions = [
+            request.num_tokens + num_unknown + len(drafted.get(row, ())) for row, request in enumerate(requests)
+        ]
+        return self._choose(self._editor.edit(logits, requests, masks, drafted), requests, positions)
 
     @staticmethod
     def described(token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs | None]) -> list[SampledToken]:
@@ -109,7 +115,7 @@ class Sampler:
             raise ValueError(f"logits are {list(logits.shape)} for {len(targets)} tokens of {self.vocab_size}")
         return position_logprobs(logits, targets, num_top)
 
-    def _choose(self, logits: Tensor, requests: Sequence[Request], num_unknown: int) -> Tensor:
+    def _choose(self, logits: Tensor, requests: Sequence[Request], positions: Sequence[int]) -> Tensor:
         greedy, whole, truncated = [], [], []
         for row, request in enumerate(requests):
             sampling = request.sampling
@@ -125,10 +131,10 @@ class Sampler:
         if greedy:
             token_ids[_on(greedy, logits)] = _argmax(_take(logits, greedy))
         for chunk in self._chunks(whole):
-            drawn = self._random_rows(logits, requests, chunk, num_unknown)
+            drawn = self._random_rows(logits, requests, chunk, positions)
             token_ids[_on(chunk, logits)] = draw_whole(drawn.logits, drawn.peak, drawn.keys)
         for chunk in self._chunks(truncated):
-            token_ids[_on(chunk, logits)] = draw_truncated(self._random_rows(logits, requests, chunk, num_unknown))
+            token_ids[_on(chunk, logits)] = draw_truncated(self._random_rows(logits, requests, chunk, positions))
         return token_ids
 
     def _chunks(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -136,18 +142,17 @@ class Sampler:
         return (rows[start : start + size] for start in range(0, len(rows), size))
 
     def _random_rows(
-        self, logits: Tensor, requests: Sequence[Request], rows: Sequence[int], num_unknown: int
+        self, logits: Tensor, requests: Sequence[Request], rows: Sequence[int], positions: Sequence[int]
     ) -> RandomRows:
         sampling = [requests[row].sampling for row in rows]
         temperature = _on([params.temperature for params in sampling], logits)
         scaled = _take(logits, rows) / temperature[:, None]
         peak = scaled.amax(-1, keepdim=True).clamp_(min=torch.finfo(scaled.dtype).min)  # finite if all are -inf
         _apply_min_p(scaled, peak, sampling)
-        positions = [requests[row].num_tokens + num_unknown for row in rows]
         top_k = [min(params.top_k or self.vocab_size, self.vocab_size) for params in sampling]
         return RandomRows(
             logits=scaled,
-            keys=row_keys([params.seed for params in sampling], positions, logits.device),
+            keys=row_keys([params.seed for params in sampling], [positions[row] for row in rows], logits.device),
             peak=peak,
             top_k=_on(top_k, logits)[:, None],
             top_p=_on([params.top_p for params in sampling], logits, torch.float64)[:, None],

@@ -1,7 +1,7 @@
 """Input and output of a step."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton.engine.kv.origin import KVOrigin
 from baton.engine.outputs import PositionLogprobs, RequestOutput, SampledToken
@@ -10,13 +10,14 @@ from baton.engine.request import BlockId, Request
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """A request and the range of its tokens that the step computes."""
+    """A request and the range of its tokens that the step computes; drafts, if there are any, are its last tokens."""
 
     request: Request
     start: int  # first position to compute; all earlier positions have KV by the time the step runs
     num_new_tokens: int
-    samples: bool  # the range ends with the last known token, so the next one is sampled, unless the request is pooled
+    samples: bool  # the last known token is in the range, so the next one is sampled, unless the request is pooled
     source: int | None = None  # row of the token in the previous step's samples, if that step samples it
+    drafts: Sequence[int] = ()  # tokens that may follow the known ones; the token after each of them is sampled too
 
     @classmethod
     def of(cls, request: Request, num_new_tokens: int) -> "ScheduledRequest":
@@ -29,6 +30,15 @@ class ScheduledRequest:
     def after(cls, previous: "ScheduledRequest", source: int) -> "ScheduledRequest":
         """Schedule the token that the step in flight samples for the same request."""
         return cls(previous.request, previous.start + previous.num_new_tokens, 1, samples=True, source=source)
+
+    def with_drafts(self, drafts: Sequence[int]) -> "ScheduledRequest":
+        """Return the request with drafted tokens at the end of its range, which has the last known token."""
+        return replace(self, num_new_tokens=self.num_new_tokens + len(drafts), drafts=drafts)
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Number of tokens in the range without the drafts."""
+        return self.num_new_tokens - len(self.drafts)
 
     @property
     def is_last(self) -> bool:
@@ -56,9 +66,10 @@ class StepResult:
     """Model's output for one scheduled request."""
 
     sampled: SampledToken | None = None  # None, although the request samples, if its token must be sampled again
-    forced: Sequence[int] = ()  # tokens that follow the sampled one by the request's grammar
+    forced: Sequence[int] = ()  # tokens that follow the sampled ones by the request's grammar
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     embedding: bytes | None = None  # of a pooled request whose prompt the step completes
+    further: Sequence[SampledToken] = ()  # sampled after the first: all of the sampled tokens but the last were drafted
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,7 @@ from baton.engine.scheduling.request_limits import check_request
 from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest, StepResult
 from baton.engine.scheduling.step_budget import RemainingBudget, StepBudget
 from baton.engine.scheduling.waiting_queue import OrderedRequests
-
-
-def _always(_: Request) -> bool:
-    return True
+from baton.engine.speculation.speculator import Speculator
 
 
 class Scheduler:
@@ -31,7 +28,8 @@ class Scheduler:
         config: EngineConfig,
         blocks: BlockManager,
         finish_rule: FinishRule,
-        may_sample: Callable[[Request], bool] = _always,
+        may_sample: Callable[[Request], bool] = lambda _: True,
+        speculator: Speculator | None = None,  # adds drafts to steps
     ) -> None:
         """may_sample: whether a request's last known token may be computed, so that the next one is sampled."""
         if config.step_tokens <= config.batch_seqs:
@@ -43,6 +41,7 @@ class Scheduler:
         self.blocks = blocks
         self.finish_rule = finish_rule
         self._may_sample = may_sample
+        self._speculator = speculator
         self.budget = StepBudget(config.step_tokens)
         self.waiting = OrderedRequests()
         self.running = OrderedRequests()
@@ -80,7 +79,9 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
-        self._check(request)
+        if request.request_id in self._requests or self.blocks.is_filling(request.request_id):
+            raise InvalidRequest(f"request id {request.request_id} is in use")
+        check_request(request, self.blocks, self.finish_rule.max_model_len)
         if len(self.waiting) >= self.config.max_num_waiting:
             raise QueueFull(f"{len(self.waiting)} requests are waiting, the maximum; try again later")
         self._num_arrivals += 1
@@ -96,6 +97,8 @@ class Scheduler:
         while (short := self._schedule_chunks(schedule, remaining)) is not None and not schedule.requests:
             self._preempt(self._victim(short))
         self._admit(schedule, remaining)
+        if self._speculator is not None:
+            self._speculator.add_drafts(schedule.requests, min(remaining.num_tokens, remaining.num_prompt_logits))
         schedule.requests.sort(key=lambda item: item.num_new_tokens > 1)
         self._may_admit = schedule.leaves_waiting
         return schedule
@@ -108,6 +111,8 @@ class Scheduler:
         running = [item for item in in_flight if item.request.status is RequestStatus.RUNNING]
         may_admit = self._may_admit or (self.blocks.groups.has_windows and len(self.waiting) > 0)  # steps free blocks
         if may_admit or len(running) != len(self.running) or not all(item.samples for item in in_flight):
+            return []
+        if self._speculator is not None and self._speculator.holds_up(running):
             return []
         items = []
         for row, item in enumerate(in_flight):
@@ -126,16 +131,21 @@ class Scheduler:
             request = item.request
             if request.status is not RequestStatus.RUNNING:  # ended by the previous step, after this one was launched
                 continue
-            end = item.start + item.num_new_tokens
+            num_accepted = len(result.further)
+            end = item.start + item.num_known_tokens + num_accepted
             must_repeat = item.samples and result.sampled is None
             if must_repeat and self.blocks.groups.states is not None:
                 outputs += self.restart([item], "the mask of its grammar is late")
                 continue
+            request.token_ids += item.drafts[:num_accepted]
             self.blocks.advance(request, end - 1 if must_repeat else end)
             request.num_prompt_logprobs += len(result.prompt_logprobs)
             num_known = request.num_tokens
             if result.sampled is not None:
-                self._append(request, [result.sampled.token_id, *result.forced])
+                last = result.further[-1] if result.further else result.sampled
+                self._append(request, [last.token_id, *result.forced])
+                if item.drafts and self._speculator is not None:
+                    self._speculator.note(item, num_accepted)
             elif result.embedding is not None:
                 self._stop(request, FinishReason.STOP)
             outputs.append(
@@ -143,6 +153,7 @@ class Scheduler:
                     request_id=request.request_id,
                     num_computed_tokens=request.num_computed_tokens,
                     sampled=result.sampled,
+                    further=result.further,
                     forced=request.token_ids[num_known + 1 :],
                     prompt_logprobs=result.prompt_logprobs,
                     embedding=result.embedding,
@@ -211,11 +222,6 @@ class Scheduler:
             assert {id(request) for request in queue} == expected, f"the {status.value} queue is wrong"
         assert not any(any(each.block_tables) for each in self.waiting), "a waiting request holds blocks"
         assert all(request.num_computed_tokens < request.num_tokens for request in self.running)
-
-    def _check(self, request: Request) -> None:
-        if request.request_id in self._requests or self.blocks.is_filling(request.request_id):
-            raise InvalidRequest(f"request id {request.request_id} is in use")
-        check_request(request, self.blocks, self.finish_rule.max_model_len)
 
     def _schedule_decodes(self, schedule: Schedule) -> int:
         """Schedule every request that lacks one token, preempting the last in service order while blocks run out.

@@ -25,8 +25,11 @@ class StepWork:
 
     @classmethod
     def of(cls, scheduled: Sequence[ScheduledRequest]) -> "StepWork":
-        """Return the work of a step. A single remaining prompt token counts as a decode, since it costs the same."""
-        prompts = [item for item in scheduled if item.num_new_tokens > 1]
+        """Return the work of a step, without drafts.
+
+        A single remaining prompt token counts as a decode, since it costs the same.
+        """
+        prompts = [item for item in scheduled if item.num_known_tokens > 1]
         return cls(
             len(scheduled) - len(prompts),
             sum(item.num_new_tokens for item in prompts),

@@ -35,6 +35,8 @@ COUNTERS = {
     "grammar_mask_seconds": ("CPU seconds of filling token masks.", "grammar_mask_s"),
     "grammar_forced_tokens": ("Output tokens that grammars forced.", "num_grammar_forced_tokens"),
     "grammar_late_masks": ("Token masks that were not filled in time.", "num_grammar_late_masks"),
+    "spec_decode_num_drafts": ("Drafts that the worker verified.", "num_drafts"),
+    "spec_decode_num_draft_tokens": ("Drafted tokens that the worker verified.", "num_draft_tokens"),
 }
 
 
@@ -78,6 +80,7 @@ class WorkerSeries(Collector):
             for worker in workers:
                 counter.add_metric((self._model_name, worker.name), getattr(worker.load, attribute))
             yield counter
+        yield from self._accepted(workers)
         yield self._info(workers)
         yield self._transports(workers)
 
@@ -93,6 +96,20 @@ class WorkerSeries(Collector):
             yield ReportingWorker(
                 name, description.pool.incarnation, connection.address, role, connection.load.reported
             )
+
+    def _accepted(self, workers: Iterable[ReportingWorker]) -> Iterator[CounterMetricFamily]:
+        """Yield the drafted tokens that were accepted: all of them, and by their place in the draft."""
+        name, text = f"{PREFIX}spec_decode_num_accepted_tokens", "Drafted tokens that were right"
+        total = CounterMetricFamily(name, f"{text}.", labels=LABELS)
+        by_position = CounterMetricFamily(
+            f"{name}_per_pos", f"{text}, by their place in the draft.", labels=(*LABELS, "position")
+        )
+        for worker in workers:
+            labels = (self._model_name, worker.name)
+            total.add_metric(labels, sum(worker.load.accepted_by_position))
+            for position, count in enumerate(worker.load.accepted_by_position):
+                by_position.add_metric((*labels, str(position)), count)
+        yield from (total, by_position)
 
     def _info(self, workers: Iterable[ReportingWorker]) -> GaugeMetricFamily:
         labels = ("model_name", "worker", "role", "address")

@@ -172,7 +172,9 @@ def _worker(pool: WorkerPool, connection: WorkerConnection) -> dict[str, object]
 
 
 def _fields(message: Message, without: Collection[str] = ()) -> dict[str, object]:
-    return {name: getattr(message, name) for name in message.DESCRIPTOR.fields_by_name if name not in without}
+    """Return a message's fields by name, repeated numbers as lists."""
+    values = {name: getattr(message, name) for name in message.DESCRIPTOR.fields_by_name if name not in without}
+    return {name: value if isinstance(value, int | float | str) else list(value) for name, value in values.items()}
 
 
 async def _read_pools(model: ServedModel) -> str:

@@ -138,3 +138,9 @@ def test_overrides_of_the_models_config_reach_routers_and_workers() -> None:
     for text in (arguments["engine"]["hf_overrides"], router_config(objects)["hf_overrides"]):
         assert json.loads(text) == overrides
         assert "1000000" in text
+
+
+def test_speculative_decoding_reaches_workers() -> None:
+    config = {"method": "ngram", "num_speculative_tokens": 4}
+    arguments = charts.serve_config(rendered({"engine": {"speculativeConfig": config}}))["applications"][0]["args"]
+    assert json.loads(arguments["engine"]["speculative_config"]) == config

@@ -128,4 +128,4 @@ class KVSourceService(worker_pb2_grpc.KVSourceServicer):
         if pinning.cancelled() or pinning.exception() is not None:  # the engine has ended, and holds nothing
             return
         pin = pinning.result()
-        self._host.call(lambda engine: engine.blocks.unpin(pin.pin_id))
+        self._host.call(lambda engine: engine.blocks.pins.release(pin.pin_id))

@@ -39,7 +39,10 @@ PANELS = {
         "kv_store_key_file",
     ),
     "KV transfer": ("transport", "kv_port", "transfer_deadline_s", "handover_timeout_s"),
-    "Batching": ("max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "async_scheduling", "enforce_eager"),
+    "Batching": (
+        *("max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "async_scheduling", "enforce_eager"),
+        "speculative_config",
+    ),
     "Server": (
         *("host", "port", "grpc_port", "router_processes", "processes", "heartbeat_timeout_s"),
         *("api_key", "api_keys_file"),

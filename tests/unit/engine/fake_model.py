@@ -50,9 +50,27 @@ class FakeModel:
         results = []
         for item in scheduled:
             request, start = item.request, item.request.num_computed_tokens
-            state = self.compute(request.block_table, request.token_ids, start, start + item.num_new_tokens)
-            results.append(self.result(state) if item.samples else StepResult())
+            known = start + item.num_known_tokens
+            state = self.compute(request.block_table, request.token_ids, start, known)
+            if item.drafts:
+                results.append(self.verified(request, known, item.drafts, state))
+            else:
+                results.append(self.result(state) if item.samples else StepResult())
         return results
+
+    def verified(self, request: Request, start: int, drafts: Sequence[int], state: int) -> StepResult:
+        """Compute drafted tokens from `start` on; return the tokens up to the one after the last right draft."""
+        token_ids = [*request.token_ids[:start], *drafts]
+        end = start + len(drafts)
+        states = [
+            state,
+            *(self.compute(request.block_table, token_ids, place, place + 1) for place in range(start, end)),
+        ]
+        num_right = 0
+        while num_right < len(drafts) and drafts[num_right] == next_token(states[num_right]):
+            num_right += 1
+        first, *further = [SampledToken(next_token(each)) for each in states[: num_right + 1]]
+        return StepResult(first, self.result(states[num_right]).forced, further=further)
 
     def result(self, state: int) -> StepResult:
         """The token that follows a prefix, and as many of the next ones as the prefix says."""

@@ -198,8 +198,7 @@ class Rank:
         with self.changed:
             self.num_steps += 1
             for each in step.outputs:
-                if each.sampled is not None:
-                    self.outputs[each.request_id].append(each.sampled)
+                self.outputs[each.request_id] += each.all_sampled
                 if each.finish_reason is not None:
                     self.unfinished.discard(each.request_id)
             self.changed.notify_all()

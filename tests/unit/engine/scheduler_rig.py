@@ -9,7 +9,11 @@ from baton.engine.request import FinishReason, FinishRule, Request, RequestId, R
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduling.schedule import Received
 from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.scheduling.step_rates import StepRates
+from baton.engine.speculation.base import Drafter
+from baton.engine.speculation.speculator import Speculator
 from tests.unit.engine.fake_model import VOCAB, FakeModel, reference
+from tests.unit.engine.speculation.free_drafts import FreeDrafts
 
 BLOCK_SIZE = 4
 
@@ -24,15 +28,18 @@ class Rig:
     )
 
     max_forced: int = 0  # tokens that the model adds to a sampled one
+    drafter: Drafter | None = None
 
     def __post_init__(self) -> None:
         blocks = BlockManager(self.num_blocks, BLOCK_SIZE, self.config.enable_prefix_caching)
         self.unready: set[RequestId] = set()  # requests that may not be sampled yet
+        finish_rule = FinishRule(frozenset({VOCAB}), max_model_len=100)
+        self.speculator: Speculator | None = None
+        if self.drafter is not None:
+            self.speculator = Speculator(5, self.drafter, blocks, finish_rule, lambda: StepRates(decode_step_s=1.0))
+            self.speculator._costs = FreeDrafts()
         self.scheduler = Scheduler(
-            self.config,
-            blocks,
-            FinishRule(frozenset({VOCAB}), max_model_len=100),
-            lambda request: request.request_id not in self.unready,
+            self.config, blocks, finish_rule, lambda request: request.request_id not in self.unready, self.speculator
         )
         self.model = FakeModel(self.num_blocks, BLOCK_SIZE, self.max_forced)
         self.outputs: dict[RequestId, list[int]] = {}

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from baton.engine.outputs import StepOutput
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduling.schedule import ScheduledRequest
+from baton.settings.values import parse_json
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_except
@@ -32,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("qwen3", tmp_path_factory.mktemp("qwen3") / "model")
 
 
-def engine_of(model: Path, async_scheduling: bool, **options: int) -> Engine:
+def engine_of(model: Path, async_scheduling: bool, **options: Any) -> Engine:
     config = EngineConfig(
         model=str(model), dtype="float32", num_threads=1, async_scheduling=async_scheduling, block_size=4,
         max_num_batched_tokens=64, **{"kv_cache_memory_bytes": 1 << 20, "max_num_seqs": 8} | options,
@@ -107,14 +109,15 @@ class Clients:
             name = output.request_id
             is_ending = self.reasons.get(name) is FinishReason.ABORT  # the abort waits for steps in flight
             assert is_ending or name not in self.reasons, "an output of a request that has ended"
-            if output.sampled is not None:
-                self.tokens[name].append(output.sampled.token_id)
+            for token_id in output.token_ids:
+                self.tokens[name].append(token_id)
                 self._num_tokens += 1
                 if self._left and self._num_tokens % 23 == 0:
                     self._send(self._left.pop(0))
             if output.finish_reason is not None and not is_ending:
                 self.reasons[name] = output.finish_reason
-            elif name in self._aborted and len(self.tokens[name]) == 4:
+            elif name in self._aborted and len(self.tokens[name]) >= 4:
+                self._aborted.discard(name)
                 self.reasons[name] = FinishReason.ABORT
                 self.loop.call(lambda engine, name=name: engine.abort(name))
         if len(self.reasons) == len(self.tokens):
@@ -141,6 +144,29 @@ def test_tokens_equal_those_of_synchronous_scheduling(model: Path, seed: int, me
     assert found.reasons == expected.reasons
     assert found.num_launched_ahead > 5
     assert expected.num_launched_ahead == 0
+
+
+def test_drafts_change_no_token_and_leave_other_steps_asynchronous(model: Path) -> None:
+    """Two tokens repeat, so that there are drafts; other outputs hardly repeat."""
+    likely = SamplingParams(temperature=1.0, seed=3, logit_bias={7: 20.0, 8: 20.0}, ignore_eos=True, max_tokens=80)
+    lists = [
+        [Request(RequestId(str(n)), [7, 8, 7 + n], 3, replace(sampling, seed=n, max_tokens=80)) for n in range(4)]
+        for sampling in (likely, SamplingParams(temperature=2.0, ignore_eos=True))
+    ]
+    drafted = []
+    for requests in lists:
+        engine = engine_of(model, True, speculative_config=parse_json('{"method": "ngram"}'))
+        found, expected = (
+            Clients(engine, requests),
+            Clients(engine_of(model, False), [_copy(each) for each in requests]),
+        )
+        for clients in (found, expected):
+            clients.run(at_once=4)
+        assert found.tokens == expected.tokens
+        counters = engine.stats().speculation
+        drafted.append(counters.num_draft_tokens)
+        assert found.num_launched_ahead > 20 or requests is lists[0]
+    assert drafted[0] > drafted[1]
 
 
 @pytest.mark.parametrize("seed", slow_except(range(12), {0, 1}))

@@ -43,6 +43,9 @@ class CountingGrammar:
         self._num_tokens += is_right
         return is_right
 
+    def rollback(self, num_tokens: int) -> None:
+        self._num_tokens -= num_tokens
+
     def forced_text(self) -> str:
         return ""
 

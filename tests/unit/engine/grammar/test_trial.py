@@ -119,6 +119,9 @@ def test_a_walk_draws_and_repeats_tokens_and_each_is_watched(tmp_path: Path) -> 
         def forced_text(self) -> str:
             raise AssertionError("a walk does not need it")
 
+        def rollback(self, num_tokens: int) -> None:
+            raise AssertionError("a walk does not need it")
+
     for _ in range(2):
         walk(NotingMatcher(), frozenset({EOS}), torch.zeros(-(-VOCAB_SIZE // 32), dtype=torch.int32), watch)
     assert walked[:MAX_WALK_TOKENS] == walked[MAX_WALK_TOKENS:]  # the same each time

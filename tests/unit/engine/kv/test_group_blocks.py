@@ -156,7 +156,7 @@ class Rig:
         elif choice < 0.95 and len(self.pins) < 2:
             self.pin()
         elif self.pins:
-            self.blocks.unpin(self.pins.pop())
+            self.blocks.pins.release(self.pins.pop())
         if len(self.receiving) > 3:
             self.end_receive(self.receiving[0])
 
@@ -182,7 +182,7 @@ def test_every_read_finds_its_content(kind: str, seed: int) -> None:
     for request in list(rig.running):
         rig.end(request)
     for pin in rig.pins:
-        rig.blocks.unpin(pin)
+        rig.blocks.pins.release(pin)
     assert rig.blocks.num_free == rig.blocks.num_usable
 
 

@@ -80,7 +80,7 @@ class Rig:
         elif choice < 0.95 and not self.pins:
             self.pin()
         elif self.pins:
-            self.blocks.unpin(self.pins.pop(self.rng.randrange(len(self.pins))))
+            self.blocks.pins.release(self.pins.pop(self.rng.randrange(len(self.pins))))
 
     def check(self) -> None:
         """Assert that the cache, and a copy kept up to date by its changes, are closed under prefixes."""

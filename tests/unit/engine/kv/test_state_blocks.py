@@ -114,7 +114,7 @@ class Rig:
         elif choice < 0.95 and len(self.pins) < 2:
             self.pin()
         elif self.pins:
-            self.blocks.unpin(self.pins.pop())
+            self.blocks.pins.release(self.pins.pop())
         if len(self.receiving) > 2:
             self.end_receive(self.receiving[0])
         self.blocks.check_integrity([*self.running, *self.receiving])
@@ -142,7 +142,7 @@ def test_every_step_reads_the_state_of_the_tokens_before_it(seed: int) -> None:
     for request in list(rig.running):
         rig.end(request)
     for pin in rig.pins:
-        rig.blocks.unpin(pin)
+        rig.blocks.pins.release(pin)
     assert rig.blocks.num_free == rig.blocks.num_usable
 
 

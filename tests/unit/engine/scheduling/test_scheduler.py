@@ -44,11 +44,11 @@ def test_random_workloads_produce_the_reference_tokens(max_forced: int) -> None:
             if rng.random() < 0.1:
                 pins.append(rig.scheduler.blocks.pin(rig.scheduler.blocks.cache.snapshot()[:1]).pin_id)
             elif pins:
-                rig.scheduler.blocks.unpin(pins.pop())
+                rig.scheduler.blocks.pins.release(pins.pop())
             rig.scheduler.check_integrity()
         rig.run_to_end()
         for pin in pins:
-            rig.scheduler.blocks.unpin(pin)
+            rig.scheduler.blocks.pins.release(pin)
         for name, (prompt, max_tokens) in requests.items():
             expected = reference(prompt, max_tokens)
             got = rig.outputs[RequestId(name)]

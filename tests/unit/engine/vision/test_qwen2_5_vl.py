@@ -16,6 +16,7 @@ from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.vision.encoder import VisionLayer
 from baton.engine.vision.image import Image
+from tests.unit.engine.speculation.speculation_rig import NGRAM, draft_always
 from tests.vision_checkpoints import (
     VisionOracle,
     make_vision_checkpoint,
@@ -136,6 +137,13 @@ def test_steps_launched_ahead_have_the_positions_behind_the_image(model: Path, e
         step = following
     assert len(tokens) > 2
     assert tokens == expected[name][: len(tokens)]
+
+
+def test_drafts_have_the_positions_behind_the_image(model: Path, expected: dict[str, list[int]]) -> None:
+    engine = engine_of(model, speculative_config=NGRAM)
+    draft_always(engine, expected)
+    assert run(engine, [request_of(name, prompt) for name, prompt in PROMPTS.items()]) == expected
+    assert engine.stats().speculation.num_accepted_tokens > len(PROMPTS)
 
 
 def test_a_second_request_uses_the_cached_image_without_encoding_it(

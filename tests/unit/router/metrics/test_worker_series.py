@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from prometheus_client import CollectorRegistry
 
 from baton.membership.registry.memory import MemoryRegistry
+from baton.protos.worker_pb2 import WorkerLoad
 from baton.router.metrics.worker_series import WorkerSeries
 from tests.unit.router.rigs.pools import MODEL_NAME, ready, running_pool
 from tests.unit.router.rigs.running_router import until
@@ -53,3 +54,21 @@ async def test_workers_with_the_same_id_have_separate_series() -> None:
         await workers[1].stop()
         await until(lambda: ready(pool) == {addresses[0]})
         assert handovers(registry) == {"decode-0": 3}
+
+
+async def test_drafts_of_a_worker_are_shown_by_position() -> None:
+    worker, registry = ScriptedWorker(), CollectorRegistry()
+    worker.load = WorkerLoad(num_drafts=4, num_draft_tokens=12, accepted_by_position=[3, 1, 1, 0])
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(worker.stop)
+        pool = await stack.enter_async_context(running_pool(MemoryRegistry([await worker.start()])))
+        registry.register(WorkerSeries(pool, MODEL_NAME))
+        await until(lambda: ready(pool) == {worker.address})
+        series = read_series(registry)
+    prefix, labels = "baton:spec_decode_num", f'model_name="{MODEL_NAME}"'
+    totals = [series[f'{prefix}_{name}_total{{{labels},worker="decode-0"}}'] for name in ("drafts", "draft_tokens")]
+    assert totals == [4, 12]
+    assert series[f'{prefix}_accepted_tokens_total{{{labels},worker="decode-0"}}'] == 5
+    name = f"{prefix}_accepted_tokens_per_pos_total"
+    found = [series[f'{name}{{{labels},position="{place}",worker="decode-0"}}'] for place in range(4)]
+    assert found == [3, 1, 1, 0]

@@ -40,7 +40,7 @@ def test_request_starts_when_a_lease_frees_its_blocks() -> None:
         await host.call(lambda engine: engine.add(other))
         await asyncio.sleep(1)
         assert other.status is RequestStatus.WAITING  # 2 of 10 blocks are free
-        await host.call(lambda engine: engine.blocks.unpin(pin.pin_id))
+        await host.call(lambda engine: engine.blocks.pins.release(pin.pin_id))
         await asyncio.sleep(1)
         assert other.num_output_tokens == 2
         core.scheduler.check_integrity()

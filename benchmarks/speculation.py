@@ -1,0 +1,233 @@
+"""Speculative decoding by prompt lookup, compared with plain decoding.
+
+    python -m benchmarks.speculation [--model DIRECTORY] [--batches 1,4,16] [--repeats N] [--json FILE]
+
+Two engines with the same model, one of them with drafts, in one process. A wave is a number of requests that start at
+once and generate equally many tokens; the waves of both engines are interleaved, and each pair must have the same
+tokens.
+
+- editing: greedy, and the prompt repeats a passage. A trained model goes on copying it, and so does the bundled one, so
+  the output is mostly found in the prompt, as when a model edits a text or a program.
+- free: random prompts and a temperature of 1. Hardly anything repeats, so drafts can only cost time.
+
+The output rate is that of the whole wave, its prefill included. Accepted are drafted tokens that were right.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+
+import click
+
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.loop import EngineLoop
+from baton.engine.outputs import StepOutput
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.speculation.figures import SpeculationCounters
+from baton.settings.values import JsonText, parse_json
+from benchmarks.report import Report
+
+BUNDLED = Path(str(files("baton"))) / "bundled_model"
+NGRAM = '{"method": "ngram"}'
+EDITING, FREE = "editing", "free"
+PASSAGE_LEN, NUM_COPIES = 60, 4
+FIRST_WORD = 300  # token ids from here on are words
+TIMEOUT_S = 600.0
+COLUMNS = ("workload", "batch", "plain tok/s", "drafted tok/s", "ratio", "slowest ratio", "drafted", "accepted")
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """Result of a wave."""
+
+    outputs: list[list[int]]
+    tokens_per_s: float
+    num_drafted: int
+    num_accepted: int
+
+
+class Runner:
+    """An engine on its thread, which runs waves."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._engine = Engine(config)
+        self._loop = EngineLoop(self._engine, self._take, self._fail)
+        self._changed = threading.Condition()
+        self._outputs: dict[str, list[int]] = {}
+        self._unfinished: set[str] = set()
+        self._failure: BaseException | None = None
+        self._loop.start()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self._engine.model_config.vocab_size
+
+    def wave(self, requests: Sequence[Request]) -> Wave:
+        """Run requests that start at once. Raises TimeoutError, or the error that the engine failed with."""
+        before = self._drafts()
+        self._outputs = {each.request_id: [] for each in requests}
+        self._unfinished = set(self._outputs)
+        started_s = time.perf_counter()
+        self._loop.call(lambda engine: [engine.add(each) for each in requests]).result(TIMEOUT_S)
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._unfinished or self._failure is not None, TIMEOUT_S):
+                raise TimeoutError("a wave takes too long; ask for fewer tokens")
+        if self._failure is not None:
+            raise self._failure
+        elapsed_s = time.perf_counter() - started_s
+        outputs, after = list(self._outputs.values()), self._drafts()
+        return Wave(
+            outputs,
+            sum(map(len, outputs)) / elapsed_s,
+            after.num_draft_tokens - before.num_draft_tokens,
+            after.num_accepted_tokens - before.num_accepted_tokens,
+        )
+
+    def stop(self) -> None:
+        """End the engine."""
+        self._loop.stop()
+
+    def _drafts(self) -> SpeculationCounters:
+        return self._loop.call(lambda engine: engine.stats().speculation).result(TIMEOUT_S)
+
+    def _take(self, step: StepOutput) -> None:
+        with self._changed:
+            for output in step.outputs:
+                self._outputs[output.request_id] += output.token_ids
+                if output.finish_reason is not None:
+                    self._unfinished.discard(output.request_id)
+            self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+
+@dataclass(slots=True)
+class Samples:
+    """Waves of one row, pairwise."""
+
+    plain: list[Wave] = field(default_factory=list)
+    drafted: list[Wave] = field(default_factory=list)
+
+    def add_row(self, report: Report, workload: str, batch: int) -> None:
+        """Add the row's medians to a report."""
+        plain, drafted = (median(each.tokens_per_s for each in waves) for waves in (self.plain, self.drafted))
+        ratios = [two.tokens_per_s / one.tokens_per_s for one, two in zip(self.plain, self.drafted, strict=True)]
+        num_drafted = sum(each.num_drafted for each in self.drafted)
+        num_accepted = sum(each.num_accepted for each in self.drafted)
+        num_tokens = sum(len(output) for each in self.drafted for output in each.outputs)
+        accepted = num_accepted / num_drafted if num_drafted else 0.0
+        report.add(workload, batch, plain, drafted, median(ratios), min(ratios), num_drafted / num_tokens, accepted)
+
+
+def make_wave(workload: str, batch: int, num_tokens: int, vocab_size: int, seed: int) -> list[Request]:
+    """Return the requests of a wave; another seed gives other prompts."""
+    draw = random.Random(seed)
+    words = range(min(FIRST_WORD, vocab_size // 2), vocab_size)
+    requests = []
+    for number in range(batch):
+        if workload == EDITING:
+            prompt = draw.choices(words, k=PASSAGE_LEN) * NUM_COPIES
+            sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+        else:
+            prompt = draw.choices(words, k=PASSAGE_LEN * NUM_COPIES)
+            sampling = SamplingParams(temperature=1, seed=draw.getrandbits(60), max_tokens=num_tokens, ignore_eos=True)
+        requests.append(Request(RequestId(f"{seed}-{number}"), prompt, len(prompt), sampling))
+    return requests
+
+
+@contextmanager
+def both(make_config: Callable[[JsonText | None], EngineConfig], options: str) -> Iterator[tuple[Runner, Runner]]:
+    """Yield an engine without drafts and one with."""
+    runners = [Runner(make_config(None)), Runner(make_config(parse_json(options)))]
+    try:
+        yield runners[0], runners[1]
+    finally:
+        for each in runners:
+            each.stop()
+
+
+def measure(
+    plain: Runner, drafted: Runner, batches: Sequence[int], repeats: int, num_tokens: int, report: Report
+) -> None:
+    """Fill the table. Raises RuntimeError if drafts change a token."""
+    rows = {(workload, batch): Samples() for workload in (EDITING, FREE) for batch in batches}
+    for repeat in range(repeats + 1):  # the first is a warm-up
+        for place, ((workload, batch), samples) in enumerate(rows.items()):
+            seed = 1000 * repeat + place
+            waves = [
+                each.wave(make_wave(workload, batch, num_tokens, each.vocab_size, seed)) for each in (plain, drafted)
+            ]
+            if waves[0].outputs != waves[1].outputs:
+                report.notes.append(f"{workload}, batch {batch}, seed {seed}: the tokens differ")
+            if repeat:
+                samples.plain.append(waves[0])
+                samples.drafted.append(waves[1])
+    for (workload, batch), samples in rows.items():
+        samples.add_row(report, workload, batch)
+
+
+def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -> list[int]:
+    try:
+        return [int(each) for each in value.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(f"{value}: only numbers with commas between them, such as 1,4,16") from error
+
+
+@click.command()
+@click.option(
+    "--model",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=BUNDLED,
+    help="Checkpoint. Default: the bundled one.",
+)
+@click.option("--dtype", default="auto", show_default=True, help="Type of weights and activations.")
+@click.option("--num-threads", type=int, help="Threads of torch. Default: one per core.")
+@click.option("--batches", default="1,4,16", show_default=True, callback=_numbers, help="Requests of a wave.")
+@click.option("--num-tokens", default=256, show_default=True, help="Output tokens of a request.")
+@click.option("--repeats", default=5, show_default=True, help="Measured waves of each row.")
+@click.option("--config", "options", default=NGRAM, show_default=True, help="Value of speculative_config.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON.")
+def main(
+    model: Path,
+    dtype: str,
+    num_threads: int | None,
+    batches: list[int],
+    num_tokens: int,
+    repeats: int,
+    options: str,
+    json_file: Path | None,
+) -> None:
+    """Measure speculative decoding."""
+
+    def config(speculation: JsonText | None) -> EngineConfig:
+        return EngineConfig(
+            model=str(model),
+            dtype=dtype,
+            num_threads=num_threads,
+            kv_cache_memory_bytes=1 << 30,
+            enable_prefix_caching=False,
+            speculative_config=speculation,
+        )
+
+    report = Report(f"Drafts of {options}, {num_tokens} tokens a request, {model.name}", COLUMNS)
+    with both(config, options) as (plain, drafted):
+        measure(plain, drafted, batches, repeats, num_tokens, report)
+    report.show()
+    if json_file is not None:
+        report.write(json_file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""How often a request's drafted tokens are right, and when to try again after they were not."""
+
+from dataclasses import dataclass
+
+PRIOR = 0.5  # acceptance of a request without drafts yet
+DECAY = 0.9  # of a draft's weight with each later draft
+FIRST_INTERVAL, LAST_INTERVAL = 32, 512  # drafts that are left out between two probes
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Measured acceptance of a request's drafted tokens. Recent drafts count most."""
+
+    num_left_out: int = 0  # consecutive drafts of which no token was verified
+    _tested: float = 1.0  # decayed: tokens whose predecessors in the draft were right
+    _accepted: float = PRIOR
+    _interval: int = FIRST_INTERVAL
+
+    @property
+    def rate(self) -> float:
+        """Probability that a drafted token is right if those before it are."""
+        return self._accepted / self._tested
+
+    @property
+    def is_probe_due(self) -> bool:
+        """Whether one token of the next draft should be verified at any price."""
+        return self.num_left_out >= self._interval
+
+    def leave_out(self) -> None:
+        """Note a draft of which no token was verified."""
+        self.num_left_out += 1
+
+    def note(self, num_drafted: int, num_accepted: int) -> None:
+        """Note that the first `num_accepted` of `num_drafted` tokens were right.
+
+        Probes become rarer as long as they fail. One that is right counts as much as all drafts before it.
+        """
+        decay = DECAY
+        if not self.is_probe_due or num_accepted:
+            self._interval = FIRST_INTERVAL
+        else:
+            self._interval = min(2 * self._interval, LAST_INTERVAL)
+        if self.is_probe_due and num_accepted:
+            decay = min(DECAY, num_accepted / self._tested)
+        self.num_left_out = 0
+        self._tested = decay * self._tested + min(num_accepted + 1, num_drafted)
+        self._accepted = decay * self._accepted + num_accepted

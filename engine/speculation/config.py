@@ -1,0 +1,64 @@
+"""Options of speculative decoding, under vLLM's names."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from baton.settings.values import JsonText, OptionError, parsed_json, shown
+
+OPTION = "speculative_config"
+METHODS = ("ngram",)
+MAX_DRAFT_TOKENS = 64
+MAX_LOOKUP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """Options of speculative decoding."""
+
+    method: str
+    num_speculative_tokens: int = 5  # most drafted tokens of a request and step
+    prompt_lookup_min: int = 2  # shortest suffix that is looked up in the earlier tokens
+    prompt_lookup_max: int = 5  # longest one
+
+    @classmethod
+    def parse(cls, text: JsonText | None) -> "SpeculationConfig | None":
+        """Return the options of a JSON object; None: no speculation. Raises OptionError."""
+        if text is None:
+            return None
+        found = parsed_json(text)
+        known = [each.name for each in fields(cls)]
+        if unknown := sorted(set(found) - set(known)):
+            raise OptionError(f"{OPTION}: {shown(unknown[0])} is unknown; the keys are {', '.join(known)}")
+        method = found.get("method")
+        if method not in METHODS:
+            problem = "method is missing" if method is None else f"method {shown(method)} is unknown"
+            raise OptionError(f"{OPTION}: {problem}; the methods are {', '.join(METHODS)}")
+        shortest, longest = _lookup(found)
+        count = _number(found, "num_speculative_tokens", DEFAULTS.num_speculative_tokens, MAX_DRAFT_TOKENS)
+        return cls(str(method), count, shortest, longest)
+
+
+DEFAULTS = SpeculationConfig(METHODS[0])
+
+
+def _lookup(found: Mapping[str, object]) -> tuple[int, int]:
+    """Return the shortest and the longest suffix that is looked up; one that is not given adapts to the other."""
+    shortest, longest = DEFAULTS.prompt_lookup_min, DEFAULTS.prompt_lookup_max
+    if "prompt_lookup_max" in found:
+        longest = _number(found, "prompt_lookup_max", longest, MAX_LOOKUP)
+        shortest = min(shortest, longest)
+    if "prompt_lookup_min" in found:
+        shortest = _number(found, "prompt_lookup_min", shortest, MAX_LOOKUP)
+        longest = longest if "prompt_lookup_max" in found else max(longest, shortest)
+    if shortest > longest:
+        raise OptionError(
+            f"{OPTION}: prompt_lookup_min is {shortest}, but must be at most prompt_lookup_max ({longest})"
+        )
+    return shortest, longest
+
+
+def _number(found: Mapping[str, object], name: str, default: int, most: int) -> int:
+    value = found.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise OptionError(f"{OPTION}: {name} is {shown(value)}, but must be a number from 1 to {most}")
+    return value

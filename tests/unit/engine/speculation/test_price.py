@@ -1,0 +1,182 @@
+"""How many drafted tokens pay, and when a request that was wrong is tried again."""
+
+import itertools
+import random
+
+import pytest
+
+from baton.engine.speculation.acceptance import FIRST_INTERVAL, LAST_INTERVAL, Acceptance
+from baton.engine.speculation.draft_costs import FEW_DRAFTS, FIRST_AGE, LAST_AGE, TRUSTED_STEPS, DraftCosts
+from baton.engine.speculation.price import MARGIN, Candidate, StepCost, draft_lengths
+from baton.engine.speculation.probe_budget import SHARE, ProbeBudget
+
+
+def rate(
+    candidates: list[Candidate], lengths: tuple[int, ...] | list[int], num_sequences: int, cost: StepCost
+) -> float:
+    """Expected tokens per second."""
+    tokens = float(num_sequences)
+    for each, length in zip(candidates, lengths, strict=True):
+        tokens += sum(each.acceptance**count for count in range(1, length + 1))
+    drafts = sum(lengths)
+    return tokens / (cost.plain_s + (cost.drafting_s if drafts else 0.0) + drafts * cost.draft_s)
+
+
+def test_no_other_lengths_are_faster() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        candidates = [Candidate(rng.randint(1, 4), rng.random()) for _ in range(rng.randint(1, 3))]
+        num_sequences = len(candidates) + rng.randint(0, 3)
+        cost = StepCost(1.0, rng.choice([0.0, 0.3]), rng.choice([0.0, 0.02, 0.1, 0.4]))
+        lengths = draft_lengths(candidates, num_sequences, cost, most=100)
+        every = itertools.product(*(range(each.num_tokens + 1) for each in candidates))
+        best = max(rate(candidates, each, num_sequences, cost) for each in every)
+        assert best <= rate(candidates, lengths, num_sequences, cost) * (1 if any(lengths) else MARGIN) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "num_sequences", "draft_s", "expected"),
+    [
+        (0.9, 1, 0.01, 5),  # nearly free
+        (0.5, 1, 0.3, 1),
+        (0.1, 1, 0.3, 0),  # rarely right
+        (0.9, 1, 1.0, 0),  # as expensive as a step
+        (0.5, 16, 0.05, 0),  # a full batch pays more for the same time
+    ],
+)
+def test_the_price_of_time_decides(acceptance: float, num_sequences: int, draft_s: float, expected: int) -> None:
+    [length] = draft_lengths([Candidate(5, acceptance)], num_sequences, StepCost(1.0, 0.0, draft_s), most=100)
+    assert length == expected
+
+
+def test_a_fixed_cost_pays_only_if_all_drafts_together_do() -> None:
+    cost = StepCost(1.0, 0.5, 0.01)
+    assert draft_lengths([Candidate(5, 0.4)], 1, cost, most=100) != [0]
+    assert draft_lengths([Candidate(5, 0.2)], 1, cost, most=100) == [0]
+    assert draft_lengths([Candidate(5, 0.2)] * 4, 4, cost, most=100) == [0] * 4
+
+
+def test_the_best_drafts_get_the_tokens_if_there_are_few() -> None:
+    candidates = [Candidate(5, 0.5), Candidate(5, 0.9)]
+    assert draft_lengths(candidates, 2, StepCost(1.0, 0.0, 0.0), most=3) == [0, 3]
+    assert draft_lengths(candidates, 2, StepCost(1.0, 0.0, 0.0), most=0) == [0, 0]
+    assert draft_lengths([], 2, StepCost(1.0, 0.0, 0.0), most=5) == []
+
+
+def test_nothing_is_drafted_before_the_time_of_a_step_is_known() -> None:
+    assert draft_lengths([Candidate(5, 0.9)], 1, StepCost(0.0, 0.0, 0.0), most=10) == [0]
+
+
+def test_a_probe_has_its_token_at_any_price() -> None:
+    candidates = [Candidate(5, 0.0, least=1), Candidate(5, 0.0)]
+    assert draft_lengths(candidates, 2, StepCost(1.0, 1.0, 1.0), most=10) == [1, 0]
+    assert draft_lengths(candidates * 3, 6, StepCost(1.0, 1.0, 1.0), most=2) == [1, 0, 1, 0, 0, 0]
+
+
+def test_the_acceptance_follows_the_recent_drafts() -> None:
+    acceptance = Acceptance()
+    for _ in range(4):
+        acceptance.note(num_drafted=5, num_accepted=0)
+    assert acceptance.rate < 0.1
+    for _ in range(4):
+        acceptance.note(num_drafted=5, num_accepted=5)
+    assert acceptance.rate > 0.8
+    for _ in range(50):  # four of five tokens are right
+        acceptance.note(num_drafted=9, num_accepted=4)
+    assert acceptance.rate == pytest.approx(0.8, abs=0.001)
+
+
+def test_probes_become_rarer_until_one_is_right() -> None:
+    acceptance, intervals = Acceptance(), []
+    acceptance.note(num_drafted=5, num_accepted=0)
+    acceptance.note(num_drafted=5, num_accepted=0)
+    for _ in range(7):
+        while not acceptance.is_probe_due:
+            acceptance.leave_out()
+        intervals.append(acceptance.num_left_out)
+        acceptance.note(num_drafted=1, num_accepted=0)
+    assert intervals == [FIRST_INTERVAL << n for n in range(5)] + [LAST_INTERVAL] * 2
+    while not acceptance.is_probe_due:
+        acceptance.leave_out()
+    acceptance.note(num_drafted=1, num_accepted=1)
+    assert acceptance.rate > 0.5
+    while not acceptance.is_probe_due:
+        acceptance.leave_out()
+    assert acceptance.num_left_out == FIRST_INTERVAL
+
+
+def test_costs_of_drafts_are_fitted_to_the_steps() -> None:
+    rng, costs = random.Random(1), DraftCosts()
+    for _ in range(100):
+        count = rng.randint(1, 6)
+        costs.add(count, 0.01 * (1 + 0.3 + 0.05 * count) * rng.uniform(0.98, 1.02), plain_s=0.01)
+    cost = costs.of(0.01, 0.0)
+    assert cost.drafting_s == pytest.approx(0.003, rel=0.2)
+    assert cost.draft_s == pytest.approx(0.0005, rel=0.3)
+
+
+def test_costs_of_steps_that_are_all_alike_are_those_of_the_tokens() -> None:
+    costs = DraftCosts()
+    for _ in range(10):
+        costs.add(4, step_s=0.014, plain_s=0.01)
+    cost = costs.of(0.02, 0.0)  # of a larger batch
+    assert cost.drafting_s == pytest.approx(0.0)
+    assert cost.draft_s == pytest.approx(0.001)
+
+
+def test_costs_are_never_negative() -> None:
+    rng = random.Random(2)
+    for _ in range(50):
+        costs = DraftCosts()
+        for _ in range(10):
+            costs.add(rng.randint(1, 5), rng.uniform(0.005, 0.05), plain_s=0.01)
+        cost = costs.of(0.01, 0.0)
+        assert cost.drafting_s >= 0
+        assert cost.draft_s >= 0
+
+
+def test_the_first_steps_with_drafts_do_not_decide() -> None:
+    costs = DraftCosts()
+    for _ in range(TRUSTED_STEPS - 1):
+        costs.add(5, step_s=1.0, plain_s=0.01)
+    assert costs.of(0.01, sequence_s=0.001) == StepCost(0.01, 0.0, 0.001)
+    assert costs.most_drafts <= FEW_DRAFTS
+    costs.add(5, step_s=1.0, plain_s=0.01)
+    assert costs.of(0.01, sequence_s=0.001).draft_s == pytest.approx(0.01)
+    assert costs.most_drafts > 1000
+    unknown = DraftCosts()
+    unknown.add(5, step_s=1.0, plain_s=0.0)
+    assert unknown == DraftCosts()
+
+
+def test_costs_that_forbid_drafts_are_measured_again_ever_more_rarely() -> None:
+    costs, intervals = DraftCosts(), []
+    for _ in range(6):
+        for _ in range(TRUSTED_STEPS):
+            costs.add(5, step_s=0.05, plain_s=0.01)
+        intervals.append(0)
+        while costs.of(0.01, 0.0).draft_s > 0:
+            costs.leave_out()
+            intervals[-1] += 1
+    assert intervals == [FIRST_AGE << n for n in range(5)] + [LAST_AGE]
+    for _ in range(3 * TRUSTED_STEPS):
+        costs.add(5, step_s=0.011, plain_s=0.01)
+    for _ in range(FIRST_AGE):
+        costs.leave_out()
+    assert costs.most_drafts <= FEW_DRAFTS
+
+
+def test_probes_take_a_small_share_of_the_time() -> None:
+    budget, cost, num_probes = ProbeBudget(), StepCost(1.0, 0.5, 0.25), 0
+    for _ in range(10_000):
+        budget.earn(cost)
+        count = budget.affordable(2, cost)
+        budget.spend(count, cost)
+        num_probes += count
+    assert 0.9 * SHARE < num_probes * 0.75 / 10_000 < 1.6 * SHARE  # the fixed part is shared by two
+    assert ProbeBudget().affordable(2, cost) == 0
+    rich = ProbeBudget()
+    for _ in range(10_000):
+        rich.earn(cost)
+    assert rich.affordable(1000, cost) == 14  # of four steps
+    assert rich.affordable(3, StepCost(1.0, 0.0, 0.0)) == 3

@@ -1,0 +1,52 @@
+"""The option `speculative_config`."""
+
+import pytest
+
+from baton.engine.config import EngineConfig
+from baton.engine.speculation.config import SpeculationConfig
+from baton.settings.values import OptionError, parse_json
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"method": "ngram"}', SpeculationConfig("ngram", 5, 2, 5)),
+        ('{"method": "ngram", "num_speculative_tokens": 3}', SpeculationConfig("ngram", 3, 2, 5)),
+        ('{"method": "ngram", "prompt_lookup_max": 1}', SpeculationConfig("ngram", 5, 1, 1)),
+        ('{"method": "ngram", "prompt_lookup_min": 7}', SpeculationConfig("ngram", 5, 7, 7)),
+        ('{"method": "ngram", "prompt_lookup_min": 3, "prompt_lookup_max": 4}', SpeculationConfig("ngram", 5, 3, 4)),
+    ],
+)
+def test_options_are_those_of_vllm(text: str, expected: SpeculationConfig) -> None:
+    assert SpeculationConfig.parse(parse_json(text)) == expected
+
+
+def test_there_is_no_speculation_by_default() -> None:
+    assert SpeculationConfig.parse(EngineConfig(model="").speculative_config) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "method is missing; the methods are ngram"),
+        ('{"method": "eagle"}', "method 'eagle' is unknown; the methods are ngram"),
+        ('{"method": ["ngram"]}', "the methods are ngram"),
+        (
+            '{"method": "ngram", "model": "x"}',
+            "'model' is unknown; the keys are method, num_speculative_tokens, prompt_",
+        ),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 0}',
+            "num_speculative_tokens is 0, but must be a number from 1",
+        ),
+        ('{"method": "ngram", "num_speculative_tokens": true}', "num_speculative_tokens is True, but must be"),
+        ('{"method": "ngram", "prompt_lookup_max": "5"}', "prompt_lookup_max is '5', but must be a number from 1 to"),
+        (
+            '{"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}',
+            r"prompt_lookup_min is 4, but must be at most prompt_lookup_max \(3\)",
+        ),
+    ],
+)
+def test_other_options_are_refused(text: str, message: str) -> None:
+    with pytest.raises(OptionError, match=f"speculative_config: .*{message}"):
+        EngineConfig(model="", speculative_config=parse_json(text))
