@@ -137,9 +137,9 @@ plots: setup
 	$(BIN)/python -m benchmarks.plots
 
 # The documentation as a site, in site/. Its figures are drawn by Mermaid, which the theme would load from a content
-# delivery network.
-MERMAID := 11.17.2
-MERMAID_SHA256 := 581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390eb8
+# delivery network; the theme's dark scheme has no colours for arrowheads of later versions.
+MERMAID := 11.12.3
+MERMAID_SHA256 := 71dc54e481779b526de5e615c2eb00c99fa5acb75da9c5524d02e333d2fda89a
 .venv/docs/$(MERMAID).done: pyproject.toml
 	$(PYTHON) -m venv .venv/docs
 	.venv/docs/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
