@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 CHECKOV := 3.3.30
 
 .PHONY: setup serve test test-all fuzz lint audit bench engines-peers gpu-bundle gpu-check chaos protos constraints dist \
-	base-check check-crds image-check
+	base-check check-crds image-check docs
 
 # Only the dependencies for serving.
 .venv/.base: pyproject.toml setup.py constraints.txt \
@@ -135,3 +135,20 @@ image-check:
 .PHONY: plots
 plots: setup
 	$(BIN)/python -m benchmarks.plots
+
+# The documentation as a site, in site/. Its figures are drawn by Mermaid, which the theme would load from a content
+# delivery network; the theme's dark scheme has no colours for arrowheads of later versions.
+MERMAID := 11.12.3
+MERMAID_SHA256 := 71dc54e481779b526de5e615c2eb00c99fa5acb75da9c5524d02e333d2fda89a
+.venv/docs/$(MERMAID).done: pyproject.toml
+	$(PYTHON) -m venv .venv/docs
+	.venv/docs/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	.venv/docs/bin/python -m pip install --quiet --group docs
+	cd .venv/docs && PATH="$$PWD/bin:$$PATH" npm pack --silent mermaid@$(MERMAID)
+	cd .venv/docs && tar -xzf mermaid-$(MERMAID).tgz package/dist/mermaid.min.js package/LICENSE
+	cd .venv/docs && echo "$(MERMAID_SHA256)  package/dist/mermaid.min.js" | sha256sum --check --quiet
+	rm .venv/docs/mermaid-$(MERMAID).tgz
+	touch $@
+
+docs: .venv/docs/$(MERMAID).done
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. .venv/docs/bin/mkdocs build --strict

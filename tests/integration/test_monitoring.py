@@ -1,6 +1,8 @@
 """Every series and label that the chart's dashboards and alerts query is in a running cluster's `/metrics`."""
 
 import asyncio
+import re
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,6 +16,7 @@ from tests.integration.workers_view import wait_all_ready
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 LONG_PROMPT = "The module calendar prints a month. " * 24
 
 
@@ -54,6 +57,13 @@ async def test_keda_queries_existing_series(page: Page) -> None:
     keda = {"keda": scaler, "router": {"autoscaling": {"enabled": False}}}
     [trigger] = only(render(merged(MODEL, keda)), "ScaledObject")["spec"]["triggers"]
     assert check(trigger["metadata"]["query"], page) == set()
+
+
+async def test_the_reference_lists_every_series(page: Page) -> None:
+    listed = set(re.findall(r"^\| `(baton:\w+)` \|", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE))
+    names = {re.sub(r"_(bucket|sum|count)$", "", name) for name in page if name.startswith("baton:")}
+    assert len(names) > 40
+    assert names - listed == set()
 
 
 async def test_the_checks_detect_missing_series(page: Page) -> None:

@@ -1,0 +1,1 @@
+"""Generators of docs/reference/ from the code."""
