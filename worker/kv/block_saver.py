@@ -2,9 +2,6 @@
 
 import asyncio
 import logging
-import os
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,7 +27,6 @@ logger = logging.getLogger(__name__)
 PAUSE_S = 0.25  # between two looks for blocks to save
 FAILURE_PAUSE_S = 10.0  # after a failure of the worker itself
 BATCH_BYTES = 16 << 20  # of blocks that are copied at once
-NICENESS = 10  # of the thread that copies and writes, so that steps come first
 WRITE_S = 20.0  # for a batch; a store that takes longer gets no more until it has ended
 FLUSH_S = 5.0  # for blocks that are not saved when the worker ends
 
@@ -134,7 +130,6 @@ class Batch:
 
 def _copy(pool: PoolBlocks, blocks: Sequence[BlockId]) -> NDArray[np.uint8]:
     """Return copies of blocks, [num_blocks, block_bytes]."""
-    _step_aside()
     buffer = pool.buffer(len(blocks))
     pool.copy_out(blocks, buffer)
     return rows_of(buffer)
@@ -145,7 +140,6 @@ def _write(tier: Tier, batch: Batch) -> int:
 
     Never raises.
     """
-    _step_aside()
     num_saved = 0
     try:
         for block_hash, copy in zip(batch.hashes, batch.copies, strict=True):
@@ -161,9 +155,3 @@ def _write(tier: Tier, batch: Batch) -> int:
         text = "some of %d blocks could not be saved in the %s tier: %s"
         logger.log(level, text, len(batch.hashes), tier.store.name, error, exc_info=trace)
     return num_saved
-
-
-def _step_aside() -> None:
-    """Lower the calling thread's priority, so that steps come first."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
