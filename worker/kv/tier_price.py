@@ -51,10 +51,11 @@ def is_slow(num_read: int, num_blocks: int, elapsed_s: float, compute_s: float) 
 
     compute_s: seconds to compute all of the blocks; 0: not known.
     """
-    if not compute_s:
-        return elapsed_s > UNKNOWN_S
-    if elapsed_s < GRACE_S:
-        return False
-    if num_read == 0:
-        return elapsed_s > FIRST_SHARE * compute_s
-    return elapsed_s / num_read > compute_s / num_blocks
+    if not num_read or not compute_s:
+        return elapsed_s > patience_s(compute_s)
+    return elapsed_s > GRACE_S and elapsed_s / num_read > compute_s / num_blocks
+
+
+def patience_s(compute_s: float) -> float:
+    """Return for how long a fetch may bring nothing, if its blocks take `compute_s` to compute; 0: not known."""
+    return max(GRACE_S, FIRST_SHARE * compute_s) if compute_s else UNKNOWN_S

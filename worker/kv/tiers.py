@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from baton.engine.engine import Engine
 from baton.engine.kv.block_hash import BlockHash
-from baton.engine.request import Request
+from baton.engine.request import BlockId, Request
 from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import TransferError
 from baton.kvtransfer.store.pool_blocks import PoolBlocks
@@ -26,7 +26,7 @@ from baton.worker.engine_host import EngineHost
 from baton.worker.kv.block_saver import BlockSaver
 from baton.worker.kv.stored_hashes import StoredHashes
 from baton.worker.kv.tier import Tier
-from baton.worker.kv.tier_price import is_slow
+from baton.worker.kv.tier_price import is_slow, patience_s
 from baton.worker.reporting import ReadRate
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ LOOKUP_S = 0.05  # a lookup that takes longer is given up
 CHECK_S = 0.01  # between two checks of a running fetch
 MIN_BLOCKS = 2  # fewer are computed as quickly
 LATE_S = 2.0  # for late calls when the worker ends: a store with one is not closed
+MAX_FETCHES = 4  # at once, each on a thread; the next ones wait as long as for a first block
 MAX_PASSES = 4  # over the stores, when each has other parts of a prompt
 
 
@@ -78,6 +79,7 @@ class KVTiers:
         self._host = host
         self._pool = pool
         self._fetches = fetches or ReadRate()
+        self._slots = asyncio.Semaphore(MAX_FETCHES)
         self._tiers = tiers
         self.names = [tier.shared_name for tier in tiers]
         self.hashes = StoredHashes()
@@ -124,17 +126,24 @@ class KVTiers:
             self.hashes.discard(hashes[len(found) :])
         if len(found) < MIN_BLOCKS:
             return None
-        return StoredFetch(self._host, self._pool, request, found, self._fetches)
+        return StoredFetch(self._host, self._pool, request, found, self._fetches, self._slots)
 
 
 class StoredFetch:
     """The stored blocks of one request, and their fetch into its own blocks."""
 
     def __init__(
-        self, host: EngineHost, pool: PoolBlocks, request: Request, found: Sequence[Tier], fetches: ReadRate
+        self,
+        host: EngineHost,
+        pool: PoolBlocks,
+        request: Request,
+        found: Sequence[Tier],
+        fetches: ReadRate,
+        slots: asyncio.Semaphore,
     ) -> None:
-        """found: the tier that has each block, from the request's first block on."""
+        """found: the tier that has each block, from the request's first block on; slots: of fetches at once."""
         self._fetches = fetches
+        self._slots = slots
         self._host = host
         self._pool = pool
         self._request = request
@@ -167,6 +176,21 @@ class StoredFetch:
         self._num_known = min(self._request.num_computed_tokens // self._block_size, len(self._found))
         tiers = self._found[self._num_known :]
         blocks = self._request.block_table[self._num_known : len(self._found)]
+        if not tiers:  # the pool has them all by now
+            return
+        compute_s = len(tiers) * self._block_s
+        try:
+            async with asyncio.timeout(patience_s(compute_s)):
+                await self._slots.acquire()
+        except TimeoutError:
+            tiers[0].counters.slow_fetches += 1
+            return
+        try:
+            await self._fetch(tiers, blocks, compute_s)
+        finally:
+            self._slots.release()
+
+    async def _fetch(self, tiers: Sequence[Tier], blocks: Sequence[BlockId], compute_s: float) -> None:
         read = StoredRead(self._pool, [tier.store for tier in tiers], self._hashes[self._num_known :], blocks)
         self._read = read
         started_at_s = time.monotonic()
@@ -177,7 +201,7 @@ class StoredFetch:
                 num_read, elapsed_s = len(read.durations_s), time.monotonic() - started_at_s
                 if reading.done() or num_read == len(tiers):
                     break
-                if is_slow(num_read, len(tiers), elapsed_s, len(tiers) * self._block_s):
+                if is_slow(num_read, len(tiers), elapsed_s, compute_s):
                     tiers[num_read].counters.slow_fetches += 1
                     return
             await asyncio.wait((reading,))

@@ -429,3 +429,28 @@ async def test_a_prompt_that_the_engine_would_refuse_is_not_hashed(model: Path) 
     assert await rig.stores.find(request) is None
     assert request.block_hashes == []
     await rig.close()
+
+
+async def test_fetches_at_once_are_bounded(
+    model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt whose fetch gets no turn in time is computed; a fetch that is given up ends its turn."""
+    monkeypatch.setattr("baton.worker.kv.tiers.MAX_FETCHES", 1)
+    monkeypatch.setattr("baton.worker.kv.tier_price.UNKNOWN_S", 0.2)
+    store, tokens = filled
+    hang = store.hangs_at[hashes[0]] = threading.Event()
+    rig = Rig(model, store)
+    await rig.stores._slots.acquire()
+    assert await rig.generate(PROMPT) == tokens
+    assert (rig.received, store.reads, rig.tiers[0].counters.slow_fetches) == ([0], [], 1)
+    rig.stores._slots.release()
+    await rig.close()
+    rig = Rig(model, store)
+    assert await rig.generate(PROMPT) == tokens
+    assert (rig.received, store.reads, rig.tiers[0].counters.slow_fetches) == ([0], [hashes[0]], 1)
+    hang.set()
+    async with asyncio.timeout(10):
+        while rig.tiers[0].late:
+            await asyncio.sleep(0.01)
+    assert not rig.stores._slots.locked()
+    await rig.close()
