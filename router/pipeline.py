@@ -214,7 +214,9 @@ class Pipeline:
         if (start := generation.start(index)) is not None:
             output = ResumedOutput(output, start, len(generation.token_ids))
             worker_deltas = recalled_first(start, worker_deltas)
-        meter = CompletionMeter(self._metrics)
+        context = generation.request.context
+        # As in vLLM, the wait for admission counts, but not that of a batch, which may take hours.
+        meter = CompletionMeter(self._metrics, None if context.is_deferred else context.arrived_s)
         reason = "abort"
         is_prompt_counted = index > 0  # the first completion counts the prompt
         try:

@@ -1,7 +1,8 @@
 """A request's deadline, priority, fairness key and routing hints."""
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 HintedPlan = Literal["local", "remote"]
@@ -30,4 +31,5 @@ class RequestContext:
     deadline_s: float | None = None  # of its last token, on the clock of `time.monotonic`; None: no deadline
     priority: int = 0  # lower is served earlier
     is_deferred: bool = False  # of a batch: served behind all interactive requests
+    arrived_s: float = field(default_factory=time.monotonic, compare=False)
     tenant: str = ""  # shares bounds on a worker's threads; "": an anonymous client

@@ -52,12 +52,16 @@ class RouterMetrics:
             "tool_call_invalid_arguments", "Calls of tools whose arguments are no JSON object."
         )
         self._plans = self._count_by("plan", "requests_by_plan", "Requests routed, by plan.")
-        self._ttft = self._histogram("time_to_first_token_seconds", "Request to first token.", TTFT_BUCKETS_S)
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "Arrival of the request to its first token.", TTFT_BUCKETS_S
+        )
         self._itl = self._histogram("inter_token_latency_seconds", "Time between two tokens.", TOKEN_BUCKETS_S)
         self._tpot = self._histogram(
             "request_time_per_output_token_seconds", "Mean time between two tokens of a request.", TOKEN_BUCKETS_S
         )
-        self._e2e = self._histogram("e2e_request_latency_seconds", "Request to last token.", REQUEST_BUCKETS_S)
+        self._e2e = self._histogram(
+            "e2e_request_latency_seconds", "Arrival of the request to its last token.", REQUEST_BUCKETS_S
+        )
         self._prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS)
         self._output_length = self._histogram("request_generation_tokens", "Tokens of a completion.", LENGTH_BUCKETS)
         self._max_tokens = self._histogram("request_params_max_tokens", "max_tokens of requests.", LENGTH_BUCKETS)
@@ -130,9 +134,10 @@ class RouterMetrics:
 class CompletionMeter:
     """Latencies of one completion, and its calls."""
 
-    def __init__(self, metrics: RouterMetrics) -> None:
+    def __init__(self, metrics: RouterMetrics, started_s: float | None = None) -> None:
+        """started_s: on the clock of `time.monotonic`; None: now."""
         self._metrics = metrics
-        self._started_s = time.perf_counter()
+        self._started_s = time.monotonic() if started_s is None else started_s
         self._first_s = self._last_s = 0.0
         self._num_tokens = 0
         self._num_calls = self._num_invalid = 0
@@ -147,7 +152,7 @@ class CompletionMeter:
         """Record the arrival of tokens."""
         if not num_tokens:
             return
-        now_s = time.perf_counter()
+        now_s = time.monotonic()
         if self._num_tokens:
             self._metrics.tokens_arrived(num_tokens, now_s - self._last_s)
         else:
@@ -161,5 +166,5 @@ class CompletionMeter:
         """Record the end of the completion. Calls of tools end it as the model's own end does, as in vLLM's metrics."""
         self._metrics.calls_ended(reason, self._num_calls, self._num_invalid)
         reason = "stop" if reason == "tool_calls" else reason
-        now_s = time.perf_counter()
+        now_s = time.monotonic()
         self._metrics.completion_ended(reason, self._num_tokens, now_s - self._started_s, self._last_s - self._first_s)

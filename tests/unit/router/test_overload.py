@@ -1,6 +1,7 @@
 """An overloaded router, over HTTP and gRPC."""
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -231,3 +232,19 @@ async def test_waiting_requests_fail_at_the_drain_timeout() -> None:
         for answer in await asyncio.gather(*requests):
             assert answer.status_code == 503
             assert "its drain timeout has expired" in answer.json()["error"]["message"]
+
+
+async def test_ttft_includes_the_wait_in_the_queue() -> None:
+    worker = held()
+    async with running_router(worker, max_inflight=1) as router:
+        first = post(router, cache_salt="first")
+        await until(lambda: len(worker.commands) == 1)
+        waiting_s = time.monotonic()
+        second = post(router, cache_salt="second")
+        await wait_metric(router, "router_waiting", 1)
+        await asyncio.sleep(0.2)
+        waited_s = time.monotonic() - waiting_s
+        worker.go_on.set()
+        await asyncio.gather(first, second)
+        assert await metric(router, "time_to_first_token_seconds_sum") > waited_s + 0.2
+        assert await metric(router, "e2e_request_latency_seconds_sum") > waited_s + 0.2
