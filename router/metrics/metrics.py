@@ -52,16 +52,12 @@ class RouterMetrics:
             "tool_call_invalid_arguments", "Calls of tools whose arguments are no JSON object."
         )
         self._plans = self._count_by("plan", "requests_by_plan", "Requests routed, by plan.")
-        self._ttft = self._histogram(
-            "time_to_first_token_seconds", "Arrival of the request to its first token.", TTFT_BUCKETS_S
-        )
+        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", TTFT_BUCKETS_S)
         self._itl = self._histogram("inter_token_latency_seconds", "Time between two tokens.", TOKEN_BUCKETS_S)
         self._tpot = self._histogram(
             "request_time_per_output_token_seconds", "Mean time between two tokens of a request.", TOKEN_BUCKETS_S
         )
-        self._e2e = self._histogram(
-            "e2e_request_latency_seconds", "Arrival of the request to its last token.", REQUEST_BUCKETS_S
-        )
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", REQUEST_BUCKETS_S)
         self._prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS)
         self._output_length = self._histogram("request_generation_tokens", "Tokens of a completion.", LENGTH_BUCKETS)
         self._max_tokens = self._histogram("request_params_max_tokens", "max_tokens of requests.", LENGTH_BUCKETS)
