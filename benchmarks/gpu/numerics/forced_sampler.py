@@ -9,6 +9,7 @@ from torch import Tensor
 from baton.engine.grammar.masks import StepMasks
 from baton.engine.request import Request
 from baton.engine.sampling.sampler import Sampler
+from baton.engine.speculation.drafted_rows import NO_DRAFTS, Drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,16 @@ class ForcedSampler(Sampler):
     logits: dict[str, list[Tensor]] = field(default_factory=dict)  # by request and output token: [vocab] on the CPU
 
     def draw(
-        self, logits: Tensor, requests: Sequence[Request], num_unknown: int = 0, masks: StepMasks | None = None
+        self,
+        logits: Tensor,
+        requests: Sequence[Request],
+        num_unknown: int = 0,
+        masks: StepMasks | None = None,
+        drafted: Drafted = NO_DRAFTS,
     ) -> Tensor:
         """Return the next token of each request, [num_rows] int64 on the logits' device."""
         assert not num_unknown, "the host must know a request's tokens"
+        assert not drafted, "drafts are not forced"
         for request, row in zip(requests, logits.cpu(), strict=True):
             self.logits.setdefault(request.request_id, []).append(row.clone())
         if self.tokens is None:
