@@ -71,7 +71,6 @@ class Engine:
             if tensor.shard.rank:
                 raise EngineError(f"rank {tensor.shard.rank} of a tensor-parallel group must follow rank 0")
         self.config = config
-
         loaded = load(config, allocate_pool, on_progress, group, tensor)
         self.model_config, self.layout, self.pool = loaded.config, loaded.layout, loaded.pool
         self.kv_parts, self.groups, self.cores = loaded.kv_parts, loaded.groups, loaded.cores
@@ -173,8 +172,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
-        request.sampling.validate(self.model_config.vocab_size)
-        vocab_size = self.model_config.vocab_size
+        request.sampling.validate(vocab_size := self.model_config.vocab_size)
         if not all(0 <= token_id < vocab_size for token_id in request.token_ids):
             raise InvalidRequest(f"a prompt token id is out of range; valid ids are 0 to {vocab_size - 1}")
         check_images(request.images, request.token_ids, request.num_prompt_tokens, self.model_config.vision)
@@ -289,6 +287,8 @@ class Engine:
             self.scheduler.budget.recover()
             return launched
         wait_for(self.pool.device)  # what was launched of the step writes to blocks that a peer may fill next
+        for item in scheduled:
+            self.blocks.trim(item.request)
         torch.cuda.empty_cache()  # out here, where the error no longer keeps the step's tensors alive
         return None
 

@@ -144,10 +144,10 @@ class Scheduler:
             if result.sampled is not None:
                 last = result.further[-1] if result.further else result.sampled
                 self._append(request, [last.token_id, *result.forced])
-                if item.drafts and self._speculator is not None:
-                    self._speculator.note(item, num_accepted)
             elif result.embedding is not None:
                 self._stop(request, FinishReason.STOP)
+            if item.drafts and self._speculator is not None:
+                self._speculator.note(item, None if must_repeat else num_accepted)
             outputs.append(
                 RequestOutput(
                     request_id=request.request_id,

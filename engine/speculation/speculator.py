@@ -98,13 +98,16 @@ class Speculator:
         self._note_plan(plan)  # otherwise `add_drafts` does
         return False
 
-    def note(self, item: ScheduledRequest, num_accepted: int) -> None:
-        """Note how many of a request's drafted tokens were right, after it got its new tokens.
+    def note(self, item: ScheduledRequest, num_accepted: int | None) -> None:
+        """Note how many of a request's drafted tokens were right, after it got its new tokens; None: it got none, since
+        the mask of its grammar was late.
 
         Releases the blocks of the others.
         """
-        self.counters.note(len(item.drafts), num_accepted)
         self._blocks.trim(item.request)
+        if num_accepted is None:
+            return
+        self.counters.note(len(item.drafts), num_accepted)
         if (acceptance := self._acceptances.get(item.request)) is not None:
             acceptance.note(len(item.drafts), num_accepted)
 
