@@ -72,9 +72,12 @@ class Speculator:
         self._costs = DraftCosts()
         self._probes = ProbeBudget()
         self._acceptances: WeakKeyDictionary[Request, Acceptance] = WeakKeyDictionary()
+        # First drafted tokens for which the next step was held up, and their places.
+        self._guesses: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()
 
     def add_drafts(self, items: list[ScheduledRequest], most: int) -> None:
         """Extend requests of a step by drafts, `most` tokens in all, in place."""
+        self._check_guesses()
         num_sequences = sum(item.samples for item in items)
         decodes = {place: item.request for place, item in enumerate(items) if item.samples and item.num_new_tokens == 1}
         plan = self._plan(decodes, num_sequences, most)
@@ -94,6 +97,11 @@ class Speculator:
         requests = {place: item.request for place, item in enumerate(in_flight)}
         plan = self._plan(requests, len(requests), self._max_tokens)
         if any(plan.lengths):
+            self._probes.spend(plan.num_probes, plan.cost)
+            for proposal, length in zip(plan.proposals, plan.lengths, strict=True):
+                if length:
+                    request = requests[proposal.place]
+                    self._guesses[request] = request.num_tokens, proposal.token_ids[0]
             return True
         self._note_plan(plan)  # otherwise `add_drafts` does
         return False
@@ -115,6 +123,13 @@ class Speculator:
         """Note the time of a step that had no work but sequences that decode, with `num_drafted` drafted tokens."""
         rates = self._rates()
         self._costs.add(num_drafted, step_s, _plain_s(rates, num_sequences))
+
+    def _check_guesses(self) -> None:
+        """Note which guesses were right. If one was wrong, its request may have no proposal now; but it cost time."""
+        for request, (place, token_id) in self._guesses.items():
+            if request.num_tokens > place:
+                self._acceptances[request].note(1, int(request.token_ids[place] == token_id))
+        self._guesses.clear()
 
     def _plan(self, requests: dict[int, Request], num_sequences: int, most: int) -> DraftPlan:
         """Return the drafts for a step's requests, by place, `most` tokens in all."""
