@@ -133,6 +133,7 @@ class Speculator:
 
     def _plan(self, requests: dict[int, Request], num_sequences: int, most: int) -> DraftPlan:
         """Return the drafts for a step's requests, by place, `most` tokens in all."""
+        self._drafter.begin_step()
         proposals = [found for place, request in requests.items() if (found := self._propose(place, request))]
         if not proposals:
             return DraftPlan((), (), 0, StepCost(0.0, 0.0, 0.0))

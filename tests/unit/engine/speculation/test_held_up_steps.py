@@ -35,6 +35,9 @@ class Guess:
 
     has_proposal: bool = True
 
+    def begin_step(self) -> None:
+        """Do nothing."""
+
     def propose(self, request: Request, limit: int) -> list[int]:
         """Propose tokens."""
         return [GUESS] * limit if self.has_proposal else []

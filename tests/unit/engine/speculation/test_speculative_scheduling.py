@@ -7,6 +7,8 @@ import pytest
 from baton.engine.config import EngineConfig
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from baton.engine.speculation import ngram
+from baton.engine.speculation.ngram import NGramDrafter
 from tests.unit.engine.fake_model import VOCAB, reference
 from tests.unit.engine.scheduler_rig import BLOCK_SIZE, Rig
 
@@ -18,6 +20,9 @@ class RandomDrafter:
         self._rng = random.Random(seed)
         self._right = right
         self.least, self.most = least, 100
+
+    def begin_step(self) -> None:
+        """Do nothing."""
 
     def propose(self, request: Request, limit: int) -> list[int]:
         """Propose a random number of tokens."""
@@ -148,3 +153,12 @@ def test_no_step_is_launched_ahead_of_drafts() -> None:
     assert rig.scheduler.schedule_ahead(schedule.requests)
     drafter.least, drafter.most = 1, 100
     assert not rig.scheduler.schedule_ahead(schedule.requests)
+
+
+def test_every_step_indexes_more_of_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "TOKENS_PER_STEP", 2)
+    rig = Rig(drafter=(drafter := NGramDrafter(1, 3)))
+    request = rig.add("a", [1, 2] * 10, 60)
+    for _ in range(15):
+        rig.step()
+    assert 15 < drafter._indexes[request].next_end < 32
