@@ -94,8 +94,9 @@ class Engine:
         )
         self._clock = StepClock()
         self.speculator = speculator_of(
-            config, self.blocks, self.finish_rule, self._clock.rates_for_drafts, self.grammars.may_draft
-        )
+            config, self.blocks, self.finish_rule, self._clock.rates_for_drafts, self.grammars.may_draft,
+            lambda: group.ranks.num_tokens_elsewhere if group is not None else 0,
+        )  # fmt: skip
         self.scheduler = Scheduler(config, self.blocks, self.finish_rule, self.grammars.may_sample, self.speculator)
         if group is not None:
             group.join(self.origin.fingerprint)
@@ -103,8 +104,7 @@ class Engine:
         self.group = group
         self.lockstep = Lockstep(group) if group is not None else None
         self.tensor = tensor
-        self._num_generated_tokens = 0
-        self._num_prefilled_tokens = 0
+        self._num_generated_tokens = self._num_prefilled_tokens = 0
         self._failed: list[RequestOutput] = []  # of requests whose step ran out of memory; reported by `schedule`
 
     @property

@@ -28,9 +28,10 @@ class Candidate:
 def draft_lengths(candidates: Sequence[Candidate], num_sequences: int, cost: StepCost, most: int) -> list[int]:
     """Return how many tokens of each candidate to verify, `most` in all.
 
-    num_sequences: sequences that decode in the step, each of which gets one token without drafts. A token at place `k`
-    of a draft is accepted with probability `acceptance ** k`. Tokens are taken in the order of that probability while
-    each raises the expected tokens per second of the whole batch; none are, if all together do not raise it by MARGIN.
+    num_sequences: sequences that decode in the step, each of which gets one token without drafts, and tokens of other
+    ranks that the same step computes. A token at place `k` of a draft is accepted with probability `acceptance ** k`.
+    Tokens are taken in the order of that probability while each raises the expected tokens per second of the whole
+    batch; none are, if all together do not raise it by MARGIN.
     """
     least, left = [], most
     for each in candidates:

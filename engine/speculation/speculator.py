@@ -58,9 +58,10 @@ class Speculator:
         finish_rule: FinishRule,
         rates: Callable[[], StepRates],
         may_draft: Callable[[Request], bool] = lambda _: True,
+        num_elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
         """max_tokens: of a draft. rates: returns those of steps without drafts. may_draft: whether the grammar of a
-        request, if it has one, can mask drafted tokens.
+        request, if it has one, can mask drafted tokens. num_elsewhere: tokens of other ranks that take part in a step.
         """
         self.counters = SpeculationCounters()
         self._max_tokens = max_tokens
@@ -69,6 +70,7 @@ class Speculator:
         self._finish_rule = finish_rule
         self._rates = rates
         self._may_draft = may_draft
+        self._num_elsewhere = num_elsewhere
         self._costs = DraftCosts()
         self._probes = ProbeBudget()
         self._acceptances: WeakKeyDictionary[Request, Acceptance] = WeakKeyDictionary()
@@ -145,7 +147,8 @@ class Speculator:
             Candidate(len(each.token_ids), each.acceptance.rate, int(place in probed))
             for place, each in enumerate(proposals)
         ]
-        lengths = draft_lengths(candidates, num_sequences, cost, min(most, self._costs.most_drafts))
+        num_delayed = num_sequences + self._num_elsewhere()
+        lengths = draft_lengths(candidates, num_delayed, cost, min(most, self._costs.most_drafts))
         return DraftPlan(proposals, lengths, len(probed), cost)
 
     def _note_plan(self, plan: DraftPlan) -> None:
@@ -184,13 +187,14 @@ def speculator_of(
     finish_rule: FinishRule,
     rates: Callable[[], StepRates],
     may_draft: Callable[[Request], bool],
+    num_elsewhere: Callable[[], int],
 ) -> Speculator | None:
     """Return the speculator that an engine's options ask for; None: its requests have no drafts."""
     options = SpeculationConfig.parse(config.speculative_config)
     if options is None:
         return None
     drafter = NGramDrafter(options.prompt_lookup_min, options.prompt_lookup_max)
-    return Speculator(options.num_speculative_tokens, drafter, blocks, finish_rule, rates, may_draft)
+    return Speculator(options.num_speculative_tokens, drafter, blocks, finish_rule, rates, may_draft, num_elsewhere)
 
 
 def _plain_s(rates: StepRates, num_sequences: int) -> float:
