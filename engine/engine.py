@@ -71,7 +71,6 @@ class Engine:
             if tensor.shard.rank:
                 raise EngineError(f"rank {tensor.shard.rank} of a tensor-parallel group must follow rank 0")
         self.config = config
-
         loaded = load(config, allocate_pool, on_progress, group, tensor)
         self.model_config, self.layout, self.pool = loaded.config, loaded.layout, loaded.pool
         self.kv_parts, self.groups, self.cores = loaded.kv_parts, loaded.groups, loaded.cores
@@ -95,8 +94,9 @@ class Engine:
         )
         self._clock = StepClock()
         self.speculator = speculator_of(
-            config, self.blocks, self.finish_rule, self._clock.rates_for_drafts, self.grammars.may_draft
-        )
+            config, self.blocks, self.finish_rule, self._clock.rates_for_drafts, self.grammars.may_draft,
+            lambda: group.ranks.num_tokens_elsewhere if group is not None else 0,
+        )  # fmt: skip
         self.scheduler = Scheduler(config, self.blocks, self.finish_rule, self.grammars.may_sample, self.speculator)
         if group is not None:
             group.join(self.origin.fingerprint)
@@ -104,8 +104,7 @@ class Engine:
         self.group = group
         self.lockstep = Lockstep(group) if group is not None else None
         self.tensor = tensor
-        self._num_generated_tokens = 0
-        self._num_prefilled_tokens = 0
+        self._num_generated_tokens = self._num_prefilled_tokens = 0
         self._failed: list[RequestOutput] = []  # of requests whose step ran out of memory; reported by `schedule`
 
     @property
@@ -173,8 +172,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
-        request.sampling.validate(self.model_config.vocab_size)
-        vocab_size = self.model_config.vocab_size
+        request.sampling.validate(vocab_size := self.model_config.vocab_size)
         if not all(0 <= token_id < vocab_size for token_id in request.token_ids):
             raise InvalidRequest(f"a prompt token id is out of range; valid ids are 0 to {vocab_size - 1}")
         check_images(request.images, request.token_ids, request.num_prompt_tokens, self.model_config.vision)
@@ -289,6 +287,8 @@ class Engine:
             self.scheduler.budget.recover()
             return launched
         wait_for(self.pool.device)  # what was launched of the step writes to blocks that a peer may fill next
+        for item in scheduled:
+            self.blocks.trim(item.request)
         torch.cuda.empty_cache()  # out here, where the error no longer keeps the step's tensors alive
         return None
 

@@ -8,6 +8,7 @@ from threading import Condition
 from baton.engine.errors import QueueFull
 from baton.engine.grammar.daemon_threads import DaemonThreads
 from baton.engine.grammar.mask_fill import MAX_FILL_S, GrammarState, MaskFill, Phase, SlowMask
+from baton.engine.grammar.position import MAX_LOOK_AHEAD_S
 
 MIN_THREADS, MAX_THREADS = 2, 8  # for masks that a step waits for; between them half of the cores
 NUM_SLOW_THREADS = 2
@@ -143,7 +144,7 @@ class MaskThreads:
             try:
                 assert position is not None
                 position.advance(fill.token_ids, fill.restart_clock)
-                if fill.drafts:
+                if fill.drafts and fill.cpu_s < MAX_LOOK_AHEAD_S:  # of the mask; those behind drafts take as long
                     fill.ahead = position.look_ahead(fill.drafts, fill.restart_clock)
             except Exception as error:  # a ValueError is the request's problem, others are faults of the library
                 problem = error

@@ -162,7 +162,7 @@ class BlockManager:
             del table[end:]
 
     def trim(self, request: Request) -> None:
-        """Release the blocks after those for all tokens of the request: they were for drafts that were wrong."""
+        """Release the blocks after those for all tokens of the request: they were for drafts."""
         end = self.num_blocks_for(request.num_tokens)
         for table in request.block_tables:
             self.cache.release(held(table[end:]))

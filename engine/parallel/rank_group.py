@@ -60,6 +60,12 @@ class RankGroup:
         return len(self.view.members)
 
     @property
+    def num_tokens_elsewhere(self) -> int:
+        """Tokens of the other ranks in the step that was agreed on last."""
+        has_stepped = self._view is not None and len(self.num_tokens) == self.size
+        return sum(self.num_tokens) - self.num_tokens[self.view.rank] if has_stepped else 0
+
+    @property
     def is_formed(self) -> bool:
         """Whether there is a process group, perhaps of an older epoch."""
         return self._view is not None

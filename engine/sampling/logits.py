@@ -134,9 +134,11 @@ def _flatten(
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """Return row and token id of each known or drafted token from `starts` on: two tensors of [num_tokens] int64."""
-    tokens = [array("q", requests[row].token_ids[start:]) for row, start in zip(rows, starts, strict=True)]
-    for row, part in zip(rows, tokens, strict=True):
-        part.extend(drafted.get(row, ()))
+    known: dict[Request, array[int]] = {}  # a request with drafts has several rows
+    for row, start in zip(rows, starts, strict=True):
+        if (request := requests[row]) not in known:
+            known[request] = array("q", request.token_ids[start:])
+    tokens = [known[requests[row]] + array("q", drafted.get(row, ())) for row in rows]
     row_ids = np.repeat(np.array(rows, dtype=np.int64), [len(part) for part in tokens])
     token_ids = np.concatenate([np.frombuffer(part, dtype=np.int64) for part in tokens])
     return torch.from_numpy(row_ids).to(device), torch.from_numpy(token_ids).to(device)

@@ -112,8 +112,6 @@ class Scheduler:
         may_admit = self._may_admit or (self.blocks.groups.has_windows and len(self.waiting) > 0)  # steps free blocks
         if may_admit or len(running) != len(self.running) or not all(item.samples for item in in_flight):
             return []
-        if self._speculator is not None and self._speculator.holds_up(running):
-            return []
         items = []
         for row, item in enumerate(in_flight):
             request = item.request
@@ -122,6 +120,8 @@ class Scheduler:
             if not (can_look_ahead(request) and self.blocks.grow(request, num_unknown=1)):
                 return []
             items.append(ScheduledRequest.after(item, row))
+        if items and self._speculator is not None and self._speculator.holds_up(running):
+            return []
         return items
 
     def update(self, scheduled: Sequence[ScheduledRequest], results: Sequence[StepResult]) -> list[RequestOutput]:
@@ -144,10 +144,10 @@ class Scheduler:
             if result.sampled is not None:
                 last = result.further[-1] if result.further else result.sampled
                 self._append(request, [last.token_id, *result.forced])
-                if item.drafts and self._speculator is not None:
-                    self._speculator.note(item, num_accepted)
             elif result.embedding is not None:
                 self._stop(request, FinishReason.STOP)
+            if item.drafts and self._speculator is not None:
+                self._speculator.note(item, None if must_repeat else num_accepted)
             outputs.append(
                 RequestOutput(
                     request_id=request.request_id,

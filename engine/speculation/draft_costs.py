@@ -62,6 +62,7 @@ class DraftCosts:
         self._age += 1
         if self._age >= self._longest_age:
             self._age = self._num_steps = 0
+            self._ones = self._counts = self._squares = self._target = self._count_target = 0.0
             self._longest_age = min(2 * self._longest_age, LAST_AGE)
 
     def of(self, plain_s: float, sequence_s: float) -> StepCost:

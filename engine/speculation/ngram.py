@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from baton.engine.request import Request
 
-TOKENS_PER_CALL = 1024  # indexed at most by one call: about half a millisecond; a long prompt takes several
+TOKENS_PER_STEP = 2048  # indexed at most for one step: a millisecond or two; long prompts take several
 MAX_CANDIDATES = 16  # latest occurrences of a suffix that are compared
 NONE = -1
 
@@ -27,13 +27,18 @@ class SuffixIndex:
         self._latest: dict[int, int] = {}  # end of the latest occurrence, by hash
         self._earlier = array("q")  # by end - shortest: the end of the occurrence before; NONE: there is none
 
-    def extend(self, token_ids: Sequence[int], end: int) -> None:
-        """Add the sequences that end at or before `end` and were not added; `token_ids` only ever grows."""
+    def extend(self, token_ids: Sequence[int], end: int) -> int:
+        """Add the sequences that end at or before `end` and were not added; `token_ids` only ever grows.
+
+        Returns how many there were.
+        """
         shortest, latest = self._shortest, self._latest
-        for place in range(len(self._earlier), end - shortest + 1):
+        places = range(len(self._earlier), end - shortest + 1)
+        for place in places:
             key = hash(tuple(token_ids[place : place + shortest]))
             self._earlier.append(latest.get(key, NONE))
             latest[key] = place + shortest
+        return len(places)
 
     @property
     def next_end(self) -> int:
@@ -68,7 +73,12 @@ class NGramDrafter:
     def __init__(self, shortest: int, longest: int) -> None:
         """Look up the longest suffix of `shortest` to `longest` tokens that occurs earlier."""
         self._shortest, self._longest = shortest, longest
+        self._num_left = TOKENS_PER_STEP  # tokens that may be indexed for the step
         self._indexes: WeakKeyDictionary[Request, SuffixIndex] = WeakKeyDictionary()
+
+    def begin_step(self) -> None:
+        """Begin the proposals for another step; requests that come first are indexed first."""
+        self._num_left = TOKENS_PER_STEP
 
     def propose(self, request: Request, limit: int) -> list[int]:
         """Return at most `limit` tokens that may follow the known ones; see `Drafter`."""
@@ -78,7 +88,7 @@ class NGramDrafter:
         token_ids = request.token_ids
         num_tokens = len(token_ids)
         # The suffix itself is not an earlier occurrence.
-        index.extend(token_ids, min(num_tokens - 1, index.next_end + TOKENS_PER_CALL))
+        self._num_left -= index.extend(token_ids, min(num_tokens - 1, index.next_end - 1 + self._num_left))
         end = index.find(token_ids)
         if end is None:
             return []

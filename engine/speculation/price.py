@@ -28,23 +28,25 @@ class Candidate:
 def draft_lengths(candidates: Sequence[Candidate], num_sequences: int, cost: StepCost, most: int) -> list[int]:
     """Return how many tokens of each candidate to verify, `most` in all.
 
-    num_sequences: sequences that decode in the step, each of which gets one token without drafts. A token at place `k`
-    of a draft is accepted with probability `acceptance ** k`. Tokens are taken in the order of that probability while
-    each raises the expected tokens per second of the whole batch; none are, if all together do not raise it by MARGIN.
+    num_sequences: sequences that decode in the step, each of which gets one token without drafts, and tokens of other
+    ranks that the same step computes. A token at place `k` of a draft is accepted with probability `acceptance ** k`.
+    Tokens are taken in the order of that probability while each raises the expected tokens per second of the whole
+    batch; none are, if all together do not raise it by MARGIN.
     """
-    least: list[int] = []
+    least, left = [], most
     for each in candidates:
-        least.append(min(each.least, each.num_tokens, most - sum(least)))
+        least.append(min(each.least, each.num_tokens, left))
+        left -= least[-1]
     if cost.plain_s <= 0:
         return least
     lengths = list(least)
-    tokens, step_s = float(num_sequences), cost.plain_s + cost.drafting_s + sum(least) * cost.draft_s
+    tokens, step_s = float(num_sequences), cost.plain_s + cost.drafting_s + (most - left) * cost.draft_s
     gains = []
     for place, each in enumerate(candidates):
         tokens += sum(each.acceptance**count for count in range(1, least[place] + 1))
         gains.append((-_gain(each, least[place]), place))
     heapify(gains)
-    for _ in range(most - sum(least) if gains else 0):
+    for _ in range(left if gains else 0):
         gain, place = -gains[0][0], gains[0][1]
         if gain * step_s <= tokens * cost.draft_s:
             break

@@ -58,9 +58,10 @@ class Speculator:
         finish_rule: FinishRule,
         rates: Callable[[], StepRates],
         may_draft: Callable[[Request], bool] = lambda _: True,
+        num_elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
         """max_tokens: of a draft. rates: returns those of steps without drafts. may_draft: whether the grammar of a
-        request, if it has one, can mask drafted tokens.
+        request, if it has one, can mask drafted tokens. num_elsewhere: tokens of other ranks that take part in a step.
         """
         self.counters = SpeculationCounters()
         self._max_tokens = max_tokens
@@ -69,12 +70,16 @@ class Speculator:
         self._finish_rule = finish_rule
         self._rates = rates
         self._may_draft = may_draft
+        self._num_elsewhere = num_elsewhere
         self._costs = DraftCosts()
         self._probes = ProbeBudget()
         self._acceptances: WeakKeyDictionary[Request, Acceptance] = WeakKeyDictionary()
+        # First drafted tokens for which the next step was held up, and their places.
+        self._guesses: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()
 
     def add_drafts(self, items: list[ScheduledRequest], most: int) -> None:
         """Extend requests of a step by drafts, `most` tokens in all, in place."""
+        self._check_guesses()
         num_sequences = sum(item.samples for item in items)
         decodes = {place: item.request for place, item in enumerate(items) if item.samples and item.num_new_tokens == 1}
         plan = self._plan(decodes, num_sequences, most)
@@ -94,17 +99,25 @@ class Speculator:
         requests = {place: item.request for place, item in enumerate(in_flight)}
         plan = self._plan(requests, len(requests), self._max_tokens)
         if any(plan.lengths):
+            self._probes.spend(plan.num_probes, plan.cost)
+            for proposal, length in zip(plan.proposals, plan.lengths, strict=True):
+                if length:
+                    request = requests[proposal.place]
+                    self._guesses[request] = request.num_tokens, proposal.token_ids[0]
             return True
         self._note_plan(plan)  # otherwise `add_drafts` does
         return False
 
-    def note(self, item: ScheduledRequest, num_accepted: int) -> None:
-        """Note how many of a request's drafted tokens were right, after it got its new tokens.
+    def note(self, item: ScheduledRequest, num_accepted: int | None) -> None:
+        """Note how many of a request's drafted tokens were right, after it got its new tokens; None: it got none, since
+        the mask of its grammar was late.
 
         Releases the blocks of the others.
         """
-        self.counters.note(len(item.drafts), num_accepted)
         self._blocks.trim(item.request)
+        if num_accepted is None:
+            return
+        self.counters.note(len(item.drafts), num_accepted)
         if (acceptance := self._acceptances.get(item.request)) is not None:
             acceptance.note(len(item.drafts), num_accepted)
 
@@ -113,8 +126,16 @@ class Speculator:
         rates = self._rates()
         self._costs.add(num_drafted, step_s, _plain_s(rates, num_sequences))
 
+    def _check_guesses(self) -> None:
+        """Note which guesses were right. If one was wrong, its request may have no proposal now; but it cost time."""
+        for request, (place, token_id) in self._guesses.items():
+            if request.num_tokens > place:
+                self._acceptances[request].note(1, int(request.token_ids[place] == token_id))
+        self._guesses.clear()
+
     def _plan(self, requests: dict[int, Request], num_sequences: int, most: int) -> DraftPlan:
         """Return the drafts for a step's requests, by place, `most` tokens in all."""
+        self._drafter.begin_step()
         proposals = [found for place, request in requests.items() if (found := self._propose(place, request))]
         if not proposals:
             return DraftPlan((), (), 0, StepCost(0.0, 0.0, 0.0))
@@ -126,7 +147,8 @@ class Speculator:
             Candidate(len(each.token_ids), each.acceptance.rate, int(place in probed))
             for place, each in enumerate(proposals)
         ]
-        lengths = draft_lengths(candidates, num_sequences, cost, min(most, self._costs.most_drafts))
+        num_delayed = num_sequences + self._num_elsewhere()
+        lengths = draft_lengths(candidates, num_delayed, cost, min(most, self._costs.most_drafts))
         return DraftPlan(proposals, lengths, len(probed), cost)
 
     def _note_plan(self, plan: DraftPlan) -> None:
@@ -165,13 +187,14 @@ def speculator_of(
     finish_rule: FinishRule,
     rates: Callable[[], StepRates],
     may_draft: Callable[[Request], bool],
+    num_elsewhere: Callable[[], int],
 ) -> Speculator | None:
     """Return the speculator that an engine's options ask for; None: its requests have no drafts."""
     options = SpeculationConfig.parse(config.speculative_config)
     if options is None:
         return None
     drafter = NGramDrafter(options.prompt_lookup_min, options.prompt_lookup_max)
-    return Speculator(options.num_speculative_tokens, drafter, blocks, finish_rule, rates, may_draft)
+    return Speculator(options.num_speculative_tokens, drafter, blocks, finish_rule, rates, may_draft, num_elsewhere)
 
 
 def _plain_s(rates: StepRates, num_sequences: int) -> float:

@@ -37,6 +37,9 @@ class OracleDrafter:
         self._vocab = vocab
         self._right = right
 
+    def begin_step(self) -> None:
+        """Do nothing."""
+
     def propose(self, request: Request, limit: int) -> list[int]:
         """Propose a random number of tokens."""
         start = request.num_output_tokens

@@ -29,6 +29,9 @@ class GuessingDrafter:
     rng: random.Random
     known: dict[str, tuple[int, int]] = field(default_factory=dict)  # tokens and their digest
 
+    def begin_step(self) -> None:
+        """Do nothing."""
+
     def propose(self, request: Request, limit: int) -> list[int]:
         """Propose as many tokens as possible, or none."""
         if self.rng.random() > OFTEN:

@@ -60,12 +60,18 @@ def test_the_index_grows_with_the_request() -> None:
     assert drafter.propose(request, 2) == [9, 1]
 
 
-def test_a_long_prompt_is_indexed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram, "TOKENS_PER_CALL", 10)
+def test_a_step_indexes_a_bounded_part_of_its_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "TOKENS_PER_STEP", 20)
     rng = random.Random(0)
-    request = make_request([*(rng.randrange(50, 1000) for _ in range(45)), 1, 2, 3, 4, 5, 1, 2])
+    prompts = [[*(rng.randrange(50, 1000) for _ in range(45)), 1, 2, 3, 4, 5, 1, 2] for _ in range(3)]
+    requests = [make_request(each) for each in prompts]
     drafter = NGramDrafter(2, 5)
-    assert [drafter.propose(request, 1) for _ in range(6)] == [[]] * 4 + [[3]] * 2
+    proposed = []
+    for _ in range(9):
+        drafter.begin_step()
+        proposed.append([drafter.propose(each, 1) for each in requests])
+        assert sum(index.next_end - 2 for index in drafter._indexes.values()) <= 20 * len(proposed)
+    assert proposed == [[[]] * 3] * 2 + [[[3], [], []]] * 2 + [[[3], [3], []]] * 3 + [[[3]] * 3] * 2
 
 
 def test_the_index_is_freed_with_the_request() -> None:

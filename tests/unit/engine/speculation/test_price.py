@@ -166,6 +166,18 @@ def test_costs_that_forbid_drafts_are_measured_again_ever_more_rarely() -> None:
     assert costs.most_drafts <= FEW_DRAFTS
 
 
+def test_costs_that_were_measured_while_the_machine_was_busy_are_forgotten() -> None:
+    costs = DraftCosts()
+    for _ in range(100):
+        costs.add(4, step_s=0.05, plain_s=0.01)
+    for _ in range(FIRST_AGE):
+        costs.leave_out()
+    for _ in range(TRUSTED_STEPS):
+        costs.add(costs.most_drafts, step_s=0.01 + 0.0002 * costs.most_drafts, plain_s=0.01)
+    cost = costs.of(0.01, 0.0)
+    assert cost.drafting_s + 4 * cost.draft_s < 0.0015
+
+
 def test_probes_take_a_small_share_of_the_time() -> None:
     budget, cost, num_probes = ProbeBudget(), StepCost(1.0, 0.5, 0.25), 0
     for _ in range(10_000):

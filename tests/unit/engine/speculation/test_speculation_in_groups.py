@@ -1,13 +1,21 @@
 """Drafts in tensor-parallel and expert-parallel groups: the ranks compute them like any tokens."""
 
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from baton.engine.request import Request, RequestId
+from baton.engine.kv.block_manager import BlockManager
+from baton.engine.request import FinishRule, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduling.schedule import ScheduledRequest
+from baton.engine.scheduling.step_rates import StepRates
+from baton.engine.speculation.acceptance import Acceptance
+from baton.engine.speculation.price import StepCost
+from baton.engine.speculation.speculator import Speculator
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.unit.engine.group_rig import Ranks
+from tests.unit.engine.speculation.free_drafts import FreeDrafts
 from tests.unit.engine.speculation.speculation_rig import (
     NGRAM,
     Outcome,
@@ -18,6 +26,30 @@ from tests.unit.engine.speculation.speculation_rig import (
     run,
 )
 from tests.unit.engine.tensor_rig import TensorRig
+
+
+class TakingTime(FreeDrafts):
+    """Drafts of which three take as long as a step."""
+
+    def of(self, plain_s: float, sequence_s: float) -> StepCost:
+        return StepCost(1.0, 0.0, 0.33)
+
+
+class Recorder:
+    """A drafter that notes a number at each proposal."""
+
+    def __init__(self, number: Callable[[], int], token_ids: Sequence[int] = ()) -> None:
+        self._number = number
+        self._token_ids = token_ids
+        self.seen: set[int] = set()
+
+    def begin_step(self) -> None:
+        """Do nothing."""
+
+    def propose(self, request: Request, limit: int) -> list[int]:
+        """Propose the same tokens."""
+        self.seen.add(self._number())
+        return list(self._token_ids[:limit])
 
 
 def make_requests(seed: int, count: int) -> list[Request]:
@@ -65,5 +97,44 @@ def test_expert_parallel_ranks(tmp_path: Path) -> None:
             found = {each: [token.token_id for token in outputs[each]] for each in expected[name]}
             assert found == expected[name]
             assert group[name].engine.stats().speculation.num_accepted_tokens > 20
+    finally:
+        group.close()
+
+
+def test_ranks_have_no_drafts_that_cost_the_others_more() -> None:
+    """A rank of one request could have four times its tokens, in twice the time of a step."""
+    drafts = {}
+    for num_elsewhere in (0, 4):
+        rule, blocks = FinishRule(frozenset(), max_model_len=100), BlockManager(20, 4, enable_prefix_caching=False)
+        speculator = Speculator(
+            3,
+            Recorder(lambda: 0, [5, 5, 5]),
+            blocks,
+            rule,
+            lambda: StepRates(decode_step_s=1.0),
+            num_elsewhere=lambda num=num_elsewhere: num,
+        )
+        speculator._costs = TakingTime()
+        request = Request(RequestId("a"), [1, 2, 3], 3, SamplingParams(max_tokens=50))
+        assert blocks.take(request, reserve=0, reads_cache=False)
+        request.num_computed_tokens = 2
+        speculator._acceptances[request] = Acceptance(_tested=1.0, _accepted=1.0)
+        items = [ScheduledRequest.of(request, 1)]
+        speculator.add_drafts(items, most=9)
+        drafts[num_elsewhere] = len(items[0].drafts)
+    assert drafts == {0: 3, 4: 0}
+
+
+def test_ranks_know_how_many_tokens_the_others_compute(tmp_path: Path) -> None:
+    model = make_checkpoint("mixtral", tmp_path / "model")
+    group = Ranks(model, ["rank-0", "rank-1"], speculative_config=NGRAM, dtype="float32", block_size=4)
+    try:
+        speculator = group["rank-0"].engine.speculator
+        assert speculator is not None
+        speculator._drafter = drafter = Recorder(speculator._num_elsewhere)
+        group["rank-0"].add(*make_requests(0, 1))
+        group["rank-1"].add(*make_requests(1, 4))
+        group.wait_for_all()
+        assert 4 in drafter.seen
     finally:
         group.close()

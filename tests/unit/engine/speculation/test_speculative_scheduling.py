@@ -5,16 +5,12 @@ import random
 import pytest
 
 from baton.engine.config import EngineConfig
-from baton.engine.kv.block_manager import BlockManager
-from baton.engine.request import FinishReason, FinishRule, Request, RequestId
+from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduling.schedule import ScheduledRequest
-from baton.engine.scheduling.step_rates import StepRates
-from baton.engine.speculation.price import StepCost
-from baton.engine.speculation.speculator import Speculator
+from baton.engine.speculation import ngram
+from baton.engine.speculation.ngram import NGramDrafter
 from tests.unit.engine.fake_model import VOCAB, reference
 from tests.unit.engine.scheduler_rig import BLOCK_SIZE, Rig
-from tests.unit.engine.speculation.free_drafts import FreeDrafts
 
 
 class RandomDrafter:
@@ -24,6 +20,9 @@ class RandomDrafter:
         self._rng = random.Random(seed)
         self._right = right
         self.least, self.most = least, 100
+
+    def begin_step(self) -> None:
+        """Do nothing."""
 
     def propose(self, request: Request, limit: int) -> list[int]:
         """Propose a random number of tokens."""
@@ -156,27 +155,10 @@ def test_no_step_is_launched_ahead_of_drafts() -> None:
     assert not rig.scheduler.schedule_ahead(schedule.requests)
 
 
-class ExpensiveDrafts(FreeDrafts):
-    """Drafts that never pay."""
-
-    def of(self, plain_s: float, sequence_s: float) -> StepCost:
-        return StepCost(1.0, 0.5, 0.5)
-
-
-def test_only_probes_hold_up_steps_if_drafts_do_not_pay() -> None:
-    rule, blocks = FinishRule(frozenset(), max_model_len=100), BlockManager(20, BLOCK_SIZE, False)
-    speculator = Speculator(5, RandomDrafter(0, least=1), blocks, rule, lambda: StepRates(decode_step_s=1.0))
-    speculator._costs = ExpensiveDrafts()
-    request = Request(RequestId("a"), [1, 2, 3], 3, SamplingParams(max_tokens=50), num_computed_tokens=2)
-    assert blocks.take(request, reserve=0, reads_cache=False)
-    request.num_computed_tokens = 2
-    num_held_up = 0
-    for _ in range(5000):
-        items = [ScheduledRequest.of(request, 1)]
-        if speculator.holds_up(items):
-            num_held_up += 1
-            speculator.add_drafts(items, most=100)
-            assert len(items[0].drafts) == 1
-            assert speculator.holds_up(items)
-            speculator.note(items[0], 0)
-    assert 5 < num_held_up == speculator.counters.num_drafts < 20
+def test_every_step_indexes_more_of_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "TOKENS_PER_STEP", 2)
+    rig = Rig(drafter=(drafter := NGramDrafter(1, 3)))
+    request = rig.add("a", [1, 2] * 10, 60)
+    for _ in range(15):
+        rig.step()
+    assert 15 < drafter._indexes[request].next_end < 32
