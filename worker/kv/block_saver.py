@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,9 +25,11 @@ from baton.worker.kv.tier import Tier
 
 logger = logging.getLogger(__name__)
 
-PAUSE_S = 0.25  # between two looks for blocks to save
+POLL_S = 0.05  # between two looks for blocks to save
+MANY = 16  # blocks that are saved at once: the next prompt may evict them
+PAUSE_S = 0.25  # for fewer, as each batch takes calls between steps
 FAILURE_PAUSE_S = 10.0  # after a failure of the worker itself
-BATCH_BYTES = 16 << 20  # of blocks that are copied at once
+BATCH_BYTES = 64 << 20  # of blocks that are copied at once
 WRITE_S = 20.0  # for a batch; a store that takes longer gets no more until it has ended
 FLUSH_S = 5.0  # for blocks that are not saved when the worker ends
 
@@ -76,9 +79,11 @@ class BlockSaver:
 
     async def _run(self) -> None:
         while True:
-            is_last, pause_s = self._is_closing.is_set(), PAUSE_S
+            await self._wait_for_blocks()
+            is_last = self._is_closing.is_set()
             try:
                 await self._save_all()
+                pause_s = PAUSE_S if len(self._used) else 0.0  # no store takes them now
             except EngineEnded:
                 return
             except Exception as error:
@@ -87,9 +92,19 @@ class BlockSaver:
                 pause_s = FAILURE_PAUSE_S
             if is_last:
                 return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._is_closing.wait()
+            await self._pause(pause_s)
+
+    async def _wait_for_blocks(self) -> None:
+        """Wait for many blocks, or for a while."""
+        end_s = time.monotonic() + PAUSE_S
+        while len(self._used) < MANY and time.monotonic() < end_s and not self._is_closing.is_set():
+            await self._pause(POLL_S)
+
+    async def _pause(self, pause_s: float) -> None:
+        """Pause, but not once the worker ends."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._is_closing.wait()
 
     async def _save_all(self) -> None:
         while len(self._used) and not self._host.is_short_of_ranks:

@@ -454,3 +454,15 @@ async def test_fetches_at_once_are_bounded(
             await asyncio.sleep(0.01)
     assert not rig.stores._slots.locked()
     await rig.close()
+
+
+async def test_the_blocks_of_a_prompt_are_saved_at_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next prompt may evict them. A store that is late is not asked again and again."""
+    monkeypatch.setattr("baton.worker.kv.block_saver.PAUSE_S", 1000.0)
+    monkeypatch.setattr("baton.worker.kv.block_saver.MANY", 5)
+    store = DictStore()
+    rig = Rig(model, store)
+    await asyncio.sleep(0)
+    await rig.generate(PROMPT)
+    await rig.saved(store, 10)
+    await rig.close()
