@@ -63,7 +63,7 @@ class ApiServer:
 
     def service_account(self, namespace: str, name: str, directory: Path) -> dict[str, str]:
         """Writes what a pod of that service account finds in its files; its environment variables."""
-        token = secrets.token_hex(8)
+        token = f"token-{secrets.token_hex(8)}"
         self.call(lambda _: self.http.users.update({token: User.service_account(namespace, name)}))
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "ca.crt").write_bytes(self.authority.read_bytes())
@@ -107,7 +107,7 @@ def serving(
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(directory / "authority.pem"))
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(directory / "server.pem"))
-    token = secrets.token_hex(8)
+    token = f"token-{secrets.token_hex(8)}"  # without letters in front, YAML may read digits as a number
     # With its protocol named, asyncio turns Nagle's delay of 40 ms off.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
         listening.bind(("127.0.0.1", 0))
