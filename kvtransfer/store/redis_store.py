@@ -7,12 +7,10 @@ The server's `maxmemory` and `maxmemory-policy allkeys-lru` bound what it holds.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 from redis import Redis
 from redis.backoff import NoBackoff
-from redis.credentials import CredentialProvider
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
@@ -20,6 +18,7 @@ from baton.kvtransfer.errors import MAX_CHARS, first_line
 from baton.kvtransfer.store.envelope import HEADER_BYTES, check_namespace, hex_name, is_intact, pack_header
 from baton.kvtransfer.store.prefix_search import count_prefix
 from baton.kvtransfer.store.store import Key, StoreUnavailable, StoreUse
+from baton.settings.redis_password import PasswordFile
 from baton.settings.registry_url import RegistryUrl
 
 CONNECT_TIMEOUT_S = 1.0
@@ -108,22 +107,6 @@ class RedisStore:
         except (RedisError, OSError) as error:
             reason = f"{type(error).__name__}: {first_line(error)}"[:MAX_CHARS]
             raise StoreUnavailable(f"{self._url}: {reason}") from error
-
-
-class PasswordFile(CredentialProvider):
-    """Reads the password from its file for each new connection, so that it can change while the process runs."""
-
-    def __init__(self, path: str, username: str | None) -> None:
-        self._path = Path(path)
-        self._username = username
-
-    def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """Return user and password, or the password alone. Raises RedisError if the file cannot be read."""
-        try:
-            password = self._path.read_text(encoding="utf-8").strip()
-        except (OSError, ValueError) as error:
-            raise RedisError(f"password_file: {error}") from error
-        return (password,) if self._username is None else (self._username, password)
 
 
 def _client(url: RegistryUrl) -> Redis:

@@ -8,7 +8,6 @@ write to Redis, or takes its place, could otherwise stop the event loop of every
 
 import asyncio
 from collections.abc import Awaitable
-from pathlib import Path
 from typing import Any
 
 from redis._parsers import _AsyncRESP2Parser
@@ -17,10 +16,9 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.credentials import CredentialProvider
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError
 
+from baton.settings.redis_password import PasswordFile
 from baton.settings.registry_url import RegistryUrl
 
 TIMEOUT_S = 2.0  # to connect, and per command
@@ -66,23 +64,6 @@ class BoundedParser(_AsyncRESP2Parser):
         self._num_bytes += num_bytes
         if self._num_bytes > MAX_REPLY_BYTES:
             raise ReplyTooLong(f"a reply of Redis is longer than {MAX_REPLY_BYTES} bytes")
-
-
-class PasswordFile(CredentialProvider):
-    """Reads the password from its file for each new connection, so that it can change while the process runs."""
-
-    def __init__(self, path: str, username: str | None) -> None:
-        """Store where the password is."""
-        self._path = Path(path)
-        self._username = username
-
-    def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """Return user and password, or the password alone. Raises RedisConnectionError if the file cannot be read."""
-        try:
-            password = self._path.read_text(encoding="utf-8").strip()
-        except (OSError, ValueError) as error:
-            raise RedisConnectionError(f"password_file: {self._path}: {error}") from error
-        return (password,) if self._username is None else (self._username, password)
 
 
 class RedisConnections:

@@ -1,4 +1,4 @@
-"""Sampler that stores a request's logits, and appends given tokens instead of its own."""
+"""Sampler that stores a request's logits, and appends given tokens instead of sampled ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
