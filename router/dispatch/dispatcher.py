@@ -74,7 +74,7 @@ class Dispatcher:
 
         Raises NoWorker, Draining, QueueFull, InvalidRequest (also for impossible hints), or the worker's error.
         """
-        progress = Progress(list(generation.token_ids))
+        progress = Progress(list(generation.token_ids), generation.request.adapter)
         self._budget.note_request()
         if index > 0:
             progress.move()  # it starts while the first completion runs
@@ -167,7 +167,7 @@ class Dispatcher:
 
     def _cluster(self, progress: Progress) -> ClusterSnapshot:
         """Return the workers that the completion may be sent to."""
-        cluster = self._pool.snapshot()
+        cluster = self._pool.snapshot().having(progress.adapter)
         if progress.attempt or progress.fingerprint:
             cluster = cluster.without(frozenset(progress.excluded | progress.busy), progress.fingerprint)
         return cluster
@@ -256,6 +256,7 @@ class Dispatcher:
             self._output_length.mean,
             self._output_length.typical,
             found.in_stores,
+            progress.adapter,
         )
 
     async def _attempt(
