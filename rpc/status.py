@@ -14,7 +14,18 @@ from dataclasses import dataclass
 
 from grpc import StatusCode
 
-from baton.engine.errors import EngineEnded, EngineError, InvalidRequest, QueueFull, UnsupportedModel
+from baton.engine.errors import (
+    AdapterConflict,
+    AdapterLimit,
+    AdaptersDisabled,
+    EngineEnded,
+    EngineError,
+    InvalidAdapter,
+    InvalidRequest,
+    QueueFull,
+    UnknownAdapter,
+    UnsupportedModel,
+)
 from baton.kvtransfer.errors import (
     ChecksumMismatch,
     PeerLost,
@@ -76,6 +87,11 @@ _TABLE: dict[type[BaseException], Status] = {
     QueueFull: Status(StatusCode.RESOURCE_EXHAUSTED, 429, "rate_limit_error"),
     UnsupportedModel: Status(StatusCode.UNIMPLEMENTED, 501, "invalid_request_error"),
     EngineEnded: Status(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
+    InvalidAdapter: Status(StatusCode.INVALID_ARGUMENT, 400, "invalid_request_error"),
+    UnknownAdapter: Status(StatusCode.FAILED_PRECONDITION, 404, "invalid_request_error"),
+    AdapterConflict: Status(StatusCode.ALREADY_EXISTS, 409, "conflict_error"),
+    AdapterLimit: Status(StatusCode.RESOURCE_EXHAUSTED, 409, "conflict_error"),
+    AdaptersDisabled: Status(StatusCode.FAILED_PRECONDITION, 400, "invalid_request_error"),
     EngineError: _INTERNAL,
     Unauthenticated: Status(StatusCode.UNAUTHENTICATED, 401, "invalid_request_error"),
     NotFound: Status(StatusCode.NOT_FOUND, 404, "invalid_request_error"),
