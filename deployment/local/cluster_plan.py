@@ -168,6 +168,8 @@ def plan_cluster(
         tokenizer=None if checkpoint.tokenizer is None else str(checkpoint.tokenizer),
         hf_overrides=settings.engine.get("decode", {}).get("hf_overrides"),  # type: ignore[arg-type]  # checked when read
         served_model_name=name,
+        enable_lora=any(bool(values.get("enable_lora")) for values in settings.engine.values()),
+        adapters_dir=_uds(sockets, "adapters"),
         host=cluster.host,
         port=cluster.port,
         workers=tuple(unix_address(worker.uds) for worker in workers if worker.uds is not None),

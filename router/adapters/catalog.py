@@ -73,6 +73,12 @@ class AdapterCatalog:
         """Return a known adapter."""
         return self._known.get(name)
 
+    def has(self, name: str) -> bool:
+        """Return whether a request may name this adapter. Accesses the file system."""
+        if name in self._known or name in self._waiting:
+            return True
+        return self.directory is not None and is_adapter_name(name) and self.directory.find(name) is not None
+
     async def find(self, name: str) -> Adapter | None:
         """Return the adapter that a request names, loaded from the directory if it is there; None: there is none.
 
@@ -133,7 +139,7 @@ class AdapterCatalog:
                 with suppress(RegistryLost):
                     await self._refresh()
             for module in list(self._waiting.values()):
-                with suppress(InvalidRequest, Unavailable):
+                with suppress(Unavailable):  # there is no worker yet
                     await self._load_module(module)
             await asyncio.gather(*map(self._update, self._workers()))
             self._forget_failures()
@@ -145,7 +151,9 @@ class AdapterCatalog:
             if (known := self._known.get(name)) is not None:
                 return known
             if len(self._known) >= MAX_ADAPTERS:
-                raise FieldError(NAME, f"{MAX_ADAPTERS} adapters are loaded, as many as may be; unload another one first")
+                raise FieldError(
+                    NAME, f"{MAX_ADAPTERS} adapters are loaded, as many as may be; unload another one first"
+                )
             workers = self._workers()
             if not workers:
                 raise NoWorker("no worker is ready to load the adapter")
@@ -170,25 +178,27 @@ class AdapterCatalog:
 
     async def _load_module(self, module: LoraModule) -> None:
         """Load a module once there are workers; it is tried again until it is loaded."""
+        if self._has_failed("", module.name):
+            return
         if module.name not in self._known:
             try:
                 await self._load(module.name, module.path)
-            except AdapterLoadFailed as error:
+            except InvalidRequest as error:
                 if self._note_failure("", module.name, str(error)):
                     logger.error("the adapter %s is not served: %s", module.name, error)
-                raise
+                return
         self._waiting.pop(module.name, None)
 
     async def _update(self, connection: WorkerConnection) -> None:
         """Load the adapters that a worker lacks, and unload those that were removed while it was away."""
-        for name in [each for each in connection.load.adapters if each in self._removed and each not in self._known]:
-            await unload_at(connection, name)
+        for name in list(connection.load.adapters):
+            if name in self._removed and name not in self._known:
+                await unload_at(connection, name)
         for adapter in self.adapters:
             if connection.load.adapters.get(adapter.name) == adapter.digest or connection.description is None:
                 continue
             incarnation = connection.description.incarnation
-            failure = self._failures.get((incarnation, adapter.name))
-            if failure is not None and time.monotonic() < failure.failed_s + RETRY_S:
+            if self._has_failed(incarnation, adapter.name):
                 continue
             loaded = await load_at(connection, adapter.name, adapter.path)
             if self._known.get(adapter.name) != adapter:
@@ -220,6 +230,11 @@ class AdapterCatalog:
             self._removed[name] = None
         while len(self._removed) > MAX_ADAPTERS:
             del self._removed[next(iter(self._removed))]
+
+    def _has_failed(self, incarnation: str, name: str) -> bool:
+        """Return whether the last load failed a short while ago."""
+        failure = self._failures.get((incarnation, name))
+        return failure is not None and time.monotonic() < failure.failed_s + RETRY_S
 
     def _note_failure(self, incarnation: str, name: str, reason: str) -> bool:
         """Note a failure; return whether it is new."""

@@ -8,9 +8,10 @@ from typing import TypeVar
 
 import grpc
 
-from baton.protos.worker_pb2 import LoadAdapterRequest, UnloadAdapterRequest
+from baton.protos.worker_pb2 import LoadAdapterRequest, LoadAdapterResponse, UnloadAdapterRequest
 from baton.protos.worker_pb2_grpc import WorkerStub
 from baton.router.adapters.adapter import DIGEST
+from baton.router.errors import WorkerLost
 from baton.router.workers.connection import WorkerConnection
 from baton.rpc.status import shortened
 
@@ -22,6 +23,7 @@ LOAD_TIMEOUT_S = 300.0  # an adapter of some GB from a network file system
 UNLOAD_TIMEOUT_S = 30.0
 MAX_CALLS = 32  # at once
 GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # the worker has ended: it has no adapters
+UNKNOWN = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)  # it has no adapter of this name
 WITHOUT = "it was started without --enable-lora"
 
 
@@ -53,14 +55,16 @@ async def load_at(connection: WorkerConnection, name: str, path: str) -> Loaded:
     had, request = load.adapters.get(name), LoadAdapterRequest(name=name, path=path)
     try:
         try:
-            response = await WorkerStub(channel).LoadAdapter(request, timeout=LOAD_TIMEOUT_S)
+            response = await _loaded(channel, request)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
                 raise
             await _unload(channel, name)
-            response = await WorkerStub(channel).LoadAdapter(request, timeout=LOAD_TIMEOUT_S)
+            response = await _loaded(channel, request)
     except grpc.aio.AioRpcError as error:
         return Loaded(connection, worker_id, reason="" if error.code() in GONE else _reason(error))
+    except WorkerLost:
+        return Loaded(connection, worker_id)
     digest = response.adapter.digest
     if DIGEST.fullmatch(digest) is None:
         return Loaded(connection, worker_id, reason="its digest is malformed")
@@ -84,19 +88,38 @@ async def unload_at(connection: WorkerConnection, name: str) -> None:
     except grpc.aio.AioRpcError as error:
         if error.code() not in GONE:
             logger.warning("the adapter %s stays at the worker at %s: %s", name, connection.address, _reason(error))
+    except WorkerLost:
+        logger.debug("the worker at %s was lost with the adapter %s", connection.address, name)
+
+
+async def _loaded(channel: grpc.aio.Channel, request: LoadAdapterRequest) -> LoadAdapterResponse:
+    return await _finished(WorkerStub(channel).LoadAdapter(request, timeout=LOAD_TIMEOUT_S))
 
 
 async def _unload(channel: grpc.aio.Channel, name: str) -> None:
     try:
-        await WorkerStub(channel).UnloadAdapter(UnloadAdapterRequest(name=name), timeout=UNLOAD_TIMEOUT_S)
+        await _finished(WorkerStub(channel).UnloadAdapter(UnloadAdapterRequest(name=name), timeout=UNLOAD_TIMEOUT_S))
     except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.NOT_FOUND:
+        if error.code() not in UNKNOWN:
             raise
 
 
-async def _at_all(
-    connections: Sequence[WorkerConnection], work: Callable[[WorkerConnection], Awaitable[T]]
-) -> list[T]:
+async def _finished(call: Awaitable[T]) -> T:
+    """Return a call's response. Raises WorkerLost if its channel is closed, for which gRPC raises a cancellation."""
+    task = asyncio.current_task()
+    assert task is not None
+    num_before = task.cancelling()
+    try:
+        return await call
+    except grpc.aio.UsageError as error:
+        raise WorkerLost(str(error)) from error
+    except asyncio.CancelledError as error:
+        if task.cancelling() > num_before:
+            raise
+        raise WorkerLost("the connection was closed") from error
+
+
+async def _at_all(connections: Sequence[WorkerConnection], work: Callable[[WorkerConnection], Awaitable[T]]) -> list[T]:
     turns = asyncio.Semaphore(MAX_CALLS)
 
     async def in_turn(connection: WorkerConnection) -> T:

@@ -175,10 +175,12 @@ class Dispatcher:
     async def _choose(self, generation: Generation, index: int, progress: Progress, preferred: str | None) -> Plan:
         """Return the plan. Retries and completions after the first wait for a worker; a new request fails at once.
 
+        Requests for an adapter wait, too: workers that have just joined load it.
+
         In a deployment that scales to zero, new and handed-off ones wait for the first worker, like those in the queue.
         """
         now_s = asyncio.get_running_loop().time
-        deadline_s = now_s() + (self._limits.timeout_s if progress.may_wait else 0.0)
+        deadline_s = now_s() + (self._limits.timeout_s if progress.may_wait or progress.adapter else 0.0)
         while True:
             cluster = self._cluster(progress)
             try:
