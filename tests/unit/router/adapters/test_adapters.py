@@ -63,6 +63,10 @@ async def test_an_adapter_is_loaded_at_all_workers_chosen_by_name_and_unloaded(t
         assert (card["parent"], card["root"]) == (BASE, str(path))
         assert (await router.openai.models.retrieve("sql")).id == "sql"
 
+        page = (await router.http.get("/metrics")).text
+        labels = f'lora_name="sql",model_name="{BASE}"'
+        assert f"baton:lora_generation_tokens_total{{{labels}}} 2.0" in page
+        assert f"baton:lora_prompt_tokens_total{{{labels}}}" in page
         unloaded = await unload(router.http, "sql")
         assert (unloaded.status_code, unloaded.text) == (200, "Success: LoRA adapter 'sql' removed successfully.")
         assert [worker.adapters for worker in workers] == [{}, {}]
