@@ -88,7 +88,7 @@ _TABLE: dict[type[BaseException], Status] = {
     UnsupportedModel: Status(StatusCode.UNIMPLEMENTED, 501, "invalid_request_error"),
     EngineEnded: Status(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
     InvalidAdapter: Status(StatusCode.INVALID_ARGUMENT, 400, "invalid_request_error"),
-    UnknownAdapter: Status(StatusCode.FAILED_PRECONDITION, 404, "invalid_request_error"),
+    UnknownAdapter: Status(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),  # another worker may have it
     AdapterConflict: Status(StatusCode.ALREADY_EXISTS, 409, "conflict_error"),
     AdapterLimit: Status(StatusCode.RESOURCE_EXHAUSTED, 409, "conflict_error"),
     AdaptersDisabled: Status(StatusCode.FAILED_PRECONDITION, 400, "invalid_request_error"),
