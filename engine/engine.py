@@ -321,6 +321,8 @@ class Engine:
             num_receiving=self.scheduler.backlog.num_receiving,
             grammars=replace(self.grammars.counters),
             speculation=self.speculator.counters.copy() if self.speculator else SpeculationCounters(),
+            resident_adapters=self.adapters.resident(),
+            adapter_load_s=self.adapters.load_s,
         )
 
     def expert_figures(self) -> ExpertFigures | None:

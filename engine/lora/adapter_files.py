@@ -60,7 +60,7 @@ class AdapterFiles:
             digest.update(f"\n{name} {module.scale!r}".encode())
             for matrix in (module.a, module.b):
                 digest.update(f" {matrix.dtype} {tuple(matrix.shape)} ".encode())
-                digest.update(memoryview(matrix.contiguous().view(torch.uint8).numpy()))
+                digest.update(matrix.contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
 

@@ -13,12 +13,14 @@ class ModelAdapters(Protocol):
     The engine's thread calls all methods but `add`.
     """
 
+    load_s: float  # of the last copy of an adapter to the device; 0: there was none
+
     def add(self, number: int, matrices: Sequence[LowRank | None]) -> None:
         """Lay out the matrices of each Linear under a number that no batch has yet; may be called on any thread."""
         ...
 
     def remove(self, number: int) -> None:
-        """Drop an adapter that no request uses."""
+        """Drop an adapter that no request uses, if it is there."""
         ...
 
     def plan(self, batch: Batch) -> None:

@@ -82,7 +82,7 @@ class AdapterRegistry:
         if loaded is None and len(self._by_name) + len(self._unloaded) < self.config.max_cpu_loras:
             self._by_name[read.info.name] = read
             return read.info
-        self.drop(read)
+        self.drop(read.number)
         if loaded is None:
             raise AdapterLimit(
                 f"max_cpu_loras is {self.config.max_cpu_loras}, and as many LoRA adapters are loaded or still in use: "
@@ -94,9 +94,11 @@ class AdapterRegistry:
             )
         return loaded.info
 
-    def drop(self, read: ReadAdapter) -> None:
-        """Drop an adapter that was read and not inserted."""
-        self._remove(read.number)
+    def drop(self, number: int) -> None:
+        """Drop an adapter that was read and not inserted; no-op if it was not read."""
+        if self._adapted is not None:
+            self._adapted.adapters.remove(number)
+            self.on_removed(number)
 
     def load(self, name: str, path: Path) -> AdapterInfo:
         """Read and insert an adapter; see there."""
@@ -120,6 +122,11 @@ class AdapterRegistry:
     def infos(self) -> list[AdapterInfo]:
         """Return all loaded adapters, by name."""
         return [adapter.info for _, adapter in sorted(self._by_name.items())]
+
+    @property
+    def load_s(self) -> float:
+        """Seconds of the last copy of an adapter to the device; 0: there was none."""
+        return self._adapted.adapters.load_s if self._adapted is not None else 0.0
 
     def resident(self) -> list[str]:
         """Return the names of adapters that a step can use without a copy to the device."""
@@ -149,9 +156,4 @@ class AdapterRegistry:
     def _drop_unused(self, number: int) -> None:
         if number in self._unloaded:
             self._unloaded.discard(number)
-            self._remove(number)
-
-    def _remove(self, number: int) -> None:
-        assert self._adapted is not None
-        self._adapted.adapters.remove(number)
-        self.on_removed(number)
+            self.drop(number)

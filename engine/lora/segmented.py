@@ -48,6 +48,7 @@ class SegmentedAdapters:
 
     def __init__(self, linears: Sequence[Linear]) -> None:
         """Let the Linears add the products of their rows' adapters."""
+        self.load_s = 0.0
         self._products: dict[int, Sequence[LowRankProduct | None]] = {}
         self.segments: list[Segment] = []
         for place, linear in enumerate(linears):
@@ -59,9 +60,8 @@ class SegmentedAdapters:
         self._products[number] = [None if each is None else LowRankProduct.of(each) for each in matrices]
 
     def remove(self, number: int) -> None:
-        """Drop an adapter."""
-        self.segments = []
-        del self._products[number]
+        """Drop an adapter; the products of the last step stay until the next one."""
+        self._products.pop(number, None)
 
     def plan(self, batch: Batch) -> None:
         """Divide the batch's rows into segments; those without an adapter are in none."""

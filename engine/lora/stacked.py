@@ -4,6 +4,7 @@ The shapes are those of the slots, whatever the batch has, and nothing waits for
 slots' matrices are replaced by zeros, so a step costs as much as an adapter of rank max_loras * max_lora_rank.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ class StackedAdapters:
         self, linears: Sequence[Linear], sources: Sequence[LinearSource], config: LoraConfig, dtype: torch.dtype
     ) -> None:
         """Allocate the slots, and let the Linears add the products of their rows' adapters."""
+        self.load_s = 0.0
         self._matrices: dict[int, Sequence[LowRank | None]] = {}
         self._slots = [0] * config.max_loras  # number of the adapter in each slot; 0: none
         self._used_at = [0] * config.max_loras  # step that last used the slot
@@ -44,7 +46,7 @@ class StackedAdapters:
 
     def remove(self, number: int) -> None:
         """Drop an adapter; its slot is free."""
-        del self._matrices[number]
+        self._matrices.pop(number, None)
         self._slots = [0 if each == number else each for each in self._slots]
 
     @torch.inference_mode()
@@ -65,11 +67,13 @@ class StackedAdapters:
         self.elsewhere = to_device_async(elsewhere.unsqueeze(2), self._addends[0].slots.a.device)
 
     def _load(self, number: int) -> None:
+        started_s = time.perf_counter()
         free = [slot for slot, used_at in enumerate(self._used_at) if used_at < self._num_steps]
         slot = min(free, key=lambda each: (self._slots[each] != 0, self._used_at[each]))
         self._slots[slot], self._used_at[slot] = number, self._num_steps
         for addend, matrices in zip(self._addends, self._matrices[number], strict=True):
             addend.slots.fill(slot, matrices)
+        self.load_s = time.perf_counter() - started_s
 
     def resident(self) -> frozenset[int]:
         """Return the numbers of the adapters in slots."""
