@@ -78,6 +78,8 @@ class DecodeRequest:
                 sampling=sampling_from_proto(command.sampling),
                 cache_salt=command.cache_salt,
                 images=images,
+                adapter=command.adapter or None,
+                adapter_digest=command.adapter_digest,
                 tenant=command.tenant,
                 priority=command.priority,
                 receives_kv=receives_kv(command),
@@ -117,6 +119,8 @@ class DecodeRequest:
             number=command.number,
             num_ranks=num_ranks,
             images=map(image_to_proto, self.request.images),
+            adapter=command.adapter,
+            adapter_digest=self.request.adapter_digest,
         )
 
     def note_origins(self, announced: frozenset[KVOrigin] = NO_ORIGINS) -> None:

@@ -90,6 +90,8 @@ class EngineStats:
     num_receiving: int = 0  # of the waiting requests: those whose KV is computed elsewhere and not here yet
     grammars: GrammarCounters = field(default_factory=GrammarCounters)
     speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
+    resident_adapters: Sequence[str] = ()  # names of LoRA adapters that a step can use without a copy to the device
+    adapter_load_s: float = 0.0  # of the last such copy; 0: there was none
 
 
 @dataclass(frozen=True, slots=True)

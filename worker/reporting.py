@@ -135,6 +135,8 @@ def load_report(
         num_drafts=stats.speculation.num_drafts,
         num_draft_tokens=stats.speculation.num_draft_tokens,
         accepted_by_position=stats.speculation.accepted_by_position,
+        adapter_load_s=stats.adapter_load_s,
+        resident_adapters=stats.resident_adapters,
     )
 
 

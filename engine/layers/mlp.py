@@ -21,7 +21,7 @@ class MLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the output for x [num_tokens, hidden], in the same shape."""
-        if self._gated is not None:
+        if self._gated is not None and not (self.gate_up.is_changed or self.down.is_changed):
             return self._gated(x, [len(x)])
         return self.down(ops_for(x.device).gate_and_mul(self.gate_up(x), self.activation))
 

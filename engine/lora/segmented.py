@@ -1,0 +1,97 @@
+"""Adapters on CPUs: for each run of rows with the same adapter, two products of low rank.
+
+A run's products have the rows of its own adapter only. In bf16, with Baton's own products, a token's result therefore
+has the same bits in any batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+
+import torch
+from torch import Tensor
+
+from baton.engine.execution.batch import Batch
+from baton.engine.layers.linear import Linear
+from baton.engine.lora.low_rank import LowRank
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankProduct:
+    """`b @ a @ x`, with both matrices laid out for products."""
+
+    a: Linear
+    b: Linear
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, matrices: LowRank) -> "LowRankProduct":
+        """Lay out the matrices."""
+        return cls(Linear(matrices.a), Linear(matrices.b), matrices.a.dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [num_rows, out_features] for x [num_rows, in_features]."""
+        return self.b(self.a(x.to(self.dtype)))
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Adjacent rows of a step with the same adapter."""
+
+    rows: slice
+    products: Sequence[LowRankProduct | None]  # of each Linear
+
+
+class SegmentedAdapters:
+    """Adapters of a model on a CPU."""
+
+    def __init__(self, linears: Sequence[Linear]) -> None:
+        """Let the Linears add the products of their rows' adapters."""
+        self.load_s = 0.0
+        self._products: dict[int, Sequence[LowRankProduct | None]] = {}
+        self.segments: list[Segment] = []
+        for place, linear in enumerate(linears):
+            linear.addend = SegmentedAddend(self, place)
+
+    @torch.inference_mode()
+    def add(self, number: int, matrices: Sequence[LowRank | None]) -> None:
+        """Lay out the matrices for products; see ModelAdapters."""
+        self._products[number] = [None if each is None else LowRankProduct.of(each) for each in matrices]
+
+    def remove(self, number: int) -> None:
+        """Drop an adapter; the products of the last step stay until the next one."""
+        self._products.pop(number, None)
+
+    def plan(self, batch: Batch) -> None:
+        """Divide the batch's rows into segments; those without an adapter are in none."""
+        self.segments, end = [], 0
+        for number, run in groupby(zip(batch.adapters, batch.query_lens_list, strict=False), itemgetter(0)):
+            start, end = end, end + sum(length for _, length in run)
+            if number:
+                self.segments.append(Segment(slice(start, end), self._products[number]))
+
+    def resident(self) -> frozenset[int]:
+        """Return the numbers of all adapters."""
+        return frozenset(self._products)
+
+
+class SegmentedAddend:
+    """What the adapters add to the output of one Linear."""
+
+    def __init__(self, adapters: SegmentedAdapters, place: int) -> None:
+        self._adapters = adapters
+        self._place = place
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the step has rows whose adapter changes this Linear."""
+        return any(segment.products[self._place] is not None for segment in self._adapters.segments)
+
+    def __call__(self, x: Tensor, output: Tensor) -> Tensor:
+        """Return output [num_tokens, out_features] for x [num_tokens, in_features], changed in place."""
+        for segment in self._adapters.segments:
+            product = segment.products[self._place]
+            if product is not None:
+                output[segment.rows].add_(product(x[segment.rows]))
+        return output
