@@ -60,7 +60,7 @@ class AdapterCatalog:
     _removed: dict[str, None] = field(default_factory=dict)  # names that were unloaded, the last ones at the end
     _waiting: dict[str, LoraModule] = field(default_factory=dict)  # modules that no worker has loaded yet
     _loads: dict[str, "asyncio.Task[Adapter]"] = field(default_factory=dict)  # of requests, by name
-    _failures: dict[tuple[str, str], Failure] = field(default_factory=dict)  # by incarnation and name
+    _failures: dict[tuple[str, str], Failure] = field(default_factory=dict)  # by incarnation (empty: all) and name
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # of changes of the table
     _read_s: float = 0.0  # time of the last read of the table
 
@@ -98,6 +98,8 @@ class AdapterCatalog:
         path = await asyncio.to_thread(self.directory.find, name) if self.directory is not None else None
         if path is None:
             return None
+        if self._has_failed("", name):
+            raise AdapterLoadFailed(self._failures["", name].reason)
         if (task := self._loads.get(name)) is None:
             task = self._loads[name] = asyncio.create_task(self._load(name, path), name=f"adapter {name}")
             task.add_done_callback(lambda _: self._loads.pop(name, None))
@@ -161,6 +163,8 @@ class AdapterCatalog:
             loaded = await load_at_all(workers, name, path)
             if (problem := _problem(name, path, loaded)) is not None:
                 await unload_at_all([each.connection for each in loaded if each.is_new], name)
+                if self._note_failure("", name, problem):
+                    logger.error("the adapter %s is not served: %s", name, problem)
                 raise AdapterLoadFailed(problem)
             if not loaded:
                 raise NoWorker(f"all workers were lost while they loaded the adapter {name}")
@@ -243,9 +247,13 @@ class AdapterCatalog:
         return last is None or last.reason != reason
 
     def _forget_failures(self) -> None:
-        """Forget failures at workers that have ended."""
+        """Forget failures at workers that have ended, and those that are over."""
         incarnations = {each.description.incarnation for each in self.pool.reached if each.description is not None}
-        self._failures = {key: each for key, each in self._failures.items() if not key[0] or key[0] in incarnations}
+        self._failures = {
+            key: each
+            for key, each in self._failures.items()
+            if key[0] in incarnations or key[1] in self._waiting or self._has_failed(*key)
+        }
 
     def _reason(self, name: str) -> str:
         failure = self._failures.get(("", name))

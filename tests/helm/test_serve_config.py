@@ -54,7 +54,8 @@ def test_options_have_batons_names() -> None:
     schema = charts.chart().schema
     assert schema is not None
     told = {snake(name) for name in schema["$defs"]["engine"]["properties"]}
-    assert told == engine
+    adapters = {"enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype"}  # in `lora`
+    assert told | adapters == engine
     router = {snake(name) for name in schema["properties"]["router"]["properties"]["config"]["properties"]}
     assert router <= set(options_of(RouterConfig))
     values = {

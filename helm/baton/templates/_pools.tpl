@@ -77,6 +77,9 @@ enable_lora: true
 {{ $option }}: {{ int64 . }}
 {{- end }}
 {{- end }}
+{{- with .Values.lora.dtype }}
+lora_dtype: {{ . }}
+{{- end }}
 {{- end }}
 {{- end }}
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, NotFoundError
 
-from baton.protos import worker_pb2
+from baton.protos import common_pb2, router_pb2, worker_pb2
+from baton.protos.router_pb2_grpc import InferenceStub
+from baton.router.adapters import catalog
 from tests.unit.router.rigs.adapter_worker import AdapterWorker, write_adapter
 from tests.unit.router.rigs.running_router import RunningRouter, running_router, until, wait_workers
 from tests.unit.router.rigs.scripted_worker import BLOCK_SIZE, ScriptedWorker
@@ -94,7 +97,15 @@ async def test_every_api_takes_adapters(tmp_path: Path) -> None:
         for path, body in bodies.items():
             response = await router.http.post(path, json={"model": "sql", **body})
             assert (response.status_code, response.json()["model"]) == (200, "sql"), path
-        assert [command.adapter for command in worker.commands] == ["sql"] * len(bodies)
+        tensor = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["hello"]}
+        body = {"model_name": "sql", "inputs": [tensor], "parameters": {"max_tokens": 1}}
+        inferred = await router.http.post(f"/v2/models/{BASE}/infer", json=body)
+        assert (inferred.status_code, inferred.json()["model_name"]) == (200, "sql")
+        async with grpc.aio.insecure_channel(router.grpc_address) as channel:
+            sampling = common_pb2.SamplingParams(max_tokens=1)
+            wanted = router_pb2.GenerateRequest(model="sql", text="hello", sampling=sampling)
+            _ = [message async for message in InferenceStub(channel).Generate(wanted)]
+        assert [command.adapter for command in worker.commands] == ["sql"] * (len(bodies) + 2)
         tokens = await router.http.post("/tokenize", json={"model": "sql", "prompt": "hello"})
         assert tokens.json()["count"] > 0
 
@@ -265,6 +276,46 @@ async def test_prefixes_are_found_by_the_contents_of_the_adapter(tmp_path: Path)
         await router.openai.completions.create(model=BASE, prompt=prompt, max_tokens=1)
         assert [command.adapter for command in second.commands] == ["sql"]
         assert [command.adapter for command in first.commands] == [""]
+
+
+async def test_a_broken_adapter_in_the_directory_is_not_read_for_every_request(tmp_path: Path) -> None:
+    worker = AdapterWorker()
+    (tmp_path / "sql").mkdir()
+    async with running_router(worker, enable_lora=True, lora_dir=str(tmp_path)) as router:
+        for _ in range(3):
+            response = await router.http.post("/v1/completions", json={"model": "sql", "prompt": "a"})
+            assert response.status_code == 400
+            assert "worker decode-0 cannot load the adapter sql" in message_of(response)
+    assert len(worker.loads) == 1
+
+
+async def test_there_are_at_most_so_many_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "MAX_ADAPTERS", 2)
+    for name in "abc":
+        write_adapter(tmp_path / name)
+    async with running_router(AdapterWorker(), enable_lora=True, lora_dir=str(tmp_path)) as router:
+        assert [await complete(router, name) for name in "ab"] == ["a", "b"]
+        response = await load(router.http, "c", "c")
+        assert (response.status_code, "2 adapters are loaded, as many as may be" in message_of(response)) == (400, True)
+
+
+async def test_a_batch_runs_requests_for_adapters(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapters" / "sql")
+    worker = AdapterWorker()
+    options = {"enable_lora": True, "lora_dir": str(tmp_path / "adapters"), "files_dir": str(tmp_path / "files")}
+    (tmp_path / "files").mkdir()
+    body = {"model": "sql", "prompt": "hello", "max_tokens": 1}
+    line = json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body})
+    async with running_router(worker, **options) as router:
+        file = await router.openai.files.create(file=("in.jsonl", line.encode()), purpose="batch")
+        batch = await router.openai.batches.create(
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+        )
+        async with asyncio.timeout(20):
+            while batch.status not in ("completed", "failed"):
+                batch = await router.openai.batches.retrieve(batch.id)
+                await asyncio.sleep(0.01)
+        assert (batch.status, [command.adapter for command in worker.commands]) == ("completed", ["sql"])
 
 
 async def test_only_administrators_load_and_unload_where_there_are_keys(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from baton.engine.pooling.config import PoolingConfig
 from baton.router.adapters.adapter import Adapter
 from baton.router.errors import NoWorker
 from baton.router.policy.cluster import RoutedRequest, WorkerSnapshot
 from baton.router.policy.cost_model import CostModel
+from baton.router.policy.embedding import choose_family
 from baton.router.policy.estimates import RateBook
 from baton.router.policy.policy import choose
 from tests.unit.router.rigs.cluster_builder import cluster, names, prefill, worker
@@ -65,6 +67,15 @@ def test_the_shortlist_of_many_workers_has_the_one_with_the_adapter_in_a_slot() 
     others = [having(worker(f"w{place}"), resident=False, adapter_load_s=0.1) for place in range(20)]
     resident = having(worker("resident", queued=100), resident=True)
     assert names(choose(request(), cluster(*others, resident), MODEL))[0] == "resident"
+
+
+def test_embeddings_come_from_workers_with_the_adapter() -> None:
+    pooling = PoolingConfig(kind="mean", normalizes=True, size=8)
+    able = having(replace(prefill("able"), pooling=pooling), resident=False)
+    found = cluster(replace(prefill("other"), pooling=pooling), able)
+    family = choose_family(found, adapter=SQL)
+    assert [each.worker_id for each in family.workers(found)] == ["able"]
+    assert len(choose_family(found).workers(found)) == 2
 
 
 def _book(snapshot: WorkerSnapshot) -> RateBook:
