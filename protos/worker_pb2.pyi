@@ -1095,7 +1095,7 @@ class GenerateCommand(_message.Message):
     adapter: _builtins.str
     """name of the LoRA adapter to use; empty: none"""
     adapter_digest: _builtins.str
-    """Adapter.digest that the router expects; the worker refuses the request with"""
+    """Adapter.digest that the router expects, part of the blocks' hashes; a worker"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the prompt, then the output tokens so far"""

@@ -129,6 +129,10 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
             stack.push_async_callback(_cancel, reporting)
             reading = asyncio.create_task(model.plan.run(), name="plans")
             stack.push_async_callback(_cancel, reading)
+        for catalog in service.models.catalogs:
+            stack.push_async_callback(catalog.table.close)
+            loading = asyncio.create_task(catalog.run(), name="adapters")
+            stack.push_async_callback(_cancel, loading)
         if service.group is not None:
             await stack.enter_async_context(service.group)
         await _wait_for_workers(service.models)

@@ -5,7 +5,15 @@ from typing import Literal
 
 from baton.router.admission.shared_places import reserved_places
 from baton.router.auth.api_key import hidden
-from baton.router.config_checks import check_https, check_media_domains, check_origins
+from baton.router.config_checks import (
+    check_https,
+    check_lora,
+    check_media_domains,
+    check_members,
+    check_origins,
+    check_together,
+    slo_targets_s,
+)
 from baton.router.images.limits import images_per_prompt, resized_bounds
 from baton.router.model_options import (
     MODEL_FORM,
@@ -15,10 +23,8 @@ from baton.router.model_options import (
     directory_name,
     read_model_options,
 )
-from baton.settings.names import is_loopback, is_worker_address
+from baton.settings.names import is_loopback
 from baton.settings.options import PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
-from baton.settings.registry_url import parse_registry_url
-from baton.settings.slo import parse_slo
 from baton.settings.values import JsonText, OptionError
 
 SECRETS = {  # environment variables
@@ -178,6 +184,18 @@ class RouterConfig:
     batch_inflight: int = option(
         256, "Maximum completions of batches in flight, of one router process, behind all other requests.", minimum=1
     )
+    enable_lora: bool = option(False, "Serve LoRA adapters of the model, which requests choose by name.")
+    lora_modules: tuple[str, ...] = option(
+        (),
+        "LoRA adapters to load at the start, separated by commas or blanks, as NAME=PATH or in JSON: "
+        '{"name": "NAME", "path": "PATH", "base_model_name": "MODEL"}.',
+    )
+    lora_dir: str | None = option(
+        None,
+        "Directory from which /v1/load_lora_adapter loads LoRA adapters, and requests their own ones on first use: "
+        "NAME is in lora_dir/NAME. Default: none, adapters are loaded at the start alone.",
+    )
+    adapters_dir: str | None = option(None, "Private directory with the list of the LoRA adapters.", hidden=True)
     tool_call_parser: str | None = option(
         None,
         "Format of the model's tool calls, under vLLM's names. Default: found in the chat template; none: outputs are "
@@ -252,17 +270,9 @@ class RouterConfig:
             raise OptionError("protect_operations: requires api_key or api_keys_file")
         if self.cache_secret is not None and len(self.cache_secret) < MIN_SECRET_CHARS:
             raise OptionError(f"cache_secret: must have at least {MIN_SECRET_CHARS} characters, chosen at random")
-        if self.registry is not None:
-            parse_registry_url(self.registry)
-            if self.workers:
-                raise OptionError("registry: give either registry or workers, not both")
-        for address in self.workers:
-            if not is_worker_address(address):
-                raise OptionError(f"workers: {address!r} is neither host:port, such as 127.0.0.1:7000, nor unix:/path")
-        if (self.process is None) != (self.group_dir is None):
-            raise OptionError("process: process and group_dir must be given together")
-        if (self.target_ttft_ms is None) != (self.target_tpot_ms is None):
-            raise OptionError("target_ttft_ms: target_ttft_ms and target_tpot_ms must be given together")
+        check_members(self.registry, self.workers)
+        check_together(process=self.process, group_dir=self.group_dir)
+        check_together(target_ttft_ms=self.target_ttft_ms, target_tpot_ms=self.target_tpot_ms)
         if self.slo is not None and self.target_ttft_ms is not None:
             raise OptionError("slo: it replaces target_ttft_ms and target_tpot_ms; give slo alone")
         if 0 < self.heartbeat_timeout_s < MIN_HEARTBEAT_TIMEOUT_S:
@@ -271,6 +281,7 @@ class RouterConfig:
         images_per_prompt(self.limit_mm_per_prompt)
         resized_bounds(self.mm_processor_kwargs)
         self._check_models()
+        check_lora(self.enable_lora, self.lora_modules, self.lora_dir, [model.name for model in self.models])
         check_origins(self.cors_origins)
         check_media_domains(self.allowed_media_domains)
         check_https(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs)
@@ -292,15 +303,7 @@ class RouterConfig:
         """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError."""
         if self.target_ttft_ms is not None and self.target_tpot_ms is not None:
             return {"ttft": self.target_ttft_ms / 1000, "tpot": self.target_tpot_ms / 1000}
-        if self.slo == "none":
-            return {}
-        try:
-            limits = parse_slo(self.slo or DEFAULT_SLO)
-        except OptionError as error:
-            raise OptionError(f"slo: {error}") from error
-        if len(limits) < 2:
-            raise OptionError(f"slo: {self.slo} must have both ttft and tpot, such as ttft=1s,tpot=50ms")
-        return limits
+        return slo_targets_s(self.slo or DEFAULT_SLO)
 
     @property
     def scheme(self) -> str:

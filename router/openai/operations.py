@@ -34,11 +34,13 @@ class OperationsApi:
         self._pools = {model.name: SharedResult(partial(_read_pools, model)) for model in service.models}
 
     async def models(self) -> Response:
-        """Return the list of the served models."""
-        return _json({"object": "list", "data": [_model(each) for each in self._service.models]})
+        """Return the list of the served models and their adapters."""
+        models = list(self._service.models)
+        data = [*map(_model, models), *(card for model in models for card in _adapters(model))]
+        return _json({"object": "list", "data": data})
 
     async def model(self, name: str) -> Response:
-        """Return a served model. Raises NotFound."""
+        """Return a served model or adapter. Raises NotFound."""
         return _json(_model(self._service.models.named(name)))
 
     async def health(self) -> Response:
@@ -107,15 +109,21 @@ class OperationsApi:
 
 
 def _model(model: ServedModel) -> dict[str, object]:
+    adapter = model.adapter
     return {
         "id": model.name,
         "object": "model",
-        "created": model.info.created_s,
+        "created": model.info.created_s if adapter is None else adapter.created_s,
         "owned_by": "baton",
-        "root": model.name,
-        "parent": None,
+        "root": model.name if adapter is None else adapter.path,
+        "parent": None if adapter is None else model.info.name,
         "max_model_len": model.pool.max_model_len(),
     }
+
+
+def _adapters(model: ServedModel) -> list[dict[str, object]]:
+    adapters = () if model.catalog is None else model.catalog.adapters
+    return [_model(model.with_adapter(adapter)) for adapter in adapters]
 
 
 def _state(model: ServedModel) -> dict[str, object]:
@@ -166,6 +174,7 @@ def _worker(pool: WorkerPool, connection: WorkerConnection) -> dict[str, object]
         "stored_blocks": pool.index.num_blocks(stores_of(description.incarnation)),
         "inflight": connection.load.num_own_requests,
         "load": _fields(load, without=("peer_transports", "tiers")),
+        "adapters": {"max_loras": description.adapters.max_loras, "loaded": dict(connection.load.adapters)},
         "peer_transports": dict(load.peer_transports),
         "kv_tiers": [_fields(tier) for tier in load.tiers],
     }

@@ -33,6 +33,8 @@ MEANINGS: Mapping[str, str] = {  # by path, or by method and path
     "GET /v1/batches": "lists the batches",
     "/v1/batches/{batch_id}": "state of a batch",
     "/v1/batches/{batch_id}/cancel": "cancels a batch",
+    "/v1/load_lora_adapter": "loads a [LoRA adapter](../lora.md#loading-and-unloading) at all workers",
+    "/v1/unload_lora_adapter": "unloads a LoRA adapter",
     "/tokenize": "tokens of a text or of messages, in vLLM's shape",
     "/detokenize": "text of tokens, in vLLM's shape",
     "/v1/models": "the served models",

@@ -33,6 +33,7 @@ COLUMNS = (
     Column("handovers"),
     Column("failed", 1),
 )
+MAX_ADAPTERS = 8  # shown of a worker
 TIER_TROUBLE = {"slow_fetches": "fetches ended early", "failures": "writes failed"}
 GAP = 2  # characters between columns
 
@@ -73,6 +74,22 @@ class WorkerRow:
         """Return what each store below the KV cache holds, and what the worker has fetched from it and saved there."""
         tiers = self.worker.get("kv_tiers")
         return [_tier_line(tier) for tier in tiers if isinstance(tier, Mapping)] if isinstance(tiers, list) else []
+
+    def adapters(self) -> str:
+        """Return the worker's adapters, those in slots first, and its slots; empty without any."""
+        match self.worker.get("adapters"):
+            case {"max_loras": int() as num_slots, "loaded": Mapping() as loaded} if loaded:
+                resident = self._resident()
+                names = sorted(map(str, loaded), key=lambda name: (name not in resident, name))
+                shown = ", ".join(f"{name} *" if name in resident else name for name in names[:MAX_ADAPTERS])
+                more = f" and {len(names) - MAX_ADAPTERS} more" if len(names) > MAX_ADAPTERS else ""
+                return f"{shown}{more} (* in {len(resident)} of {num_slots} slots)"
+        return ""
+
+    def _resident(self) -> set[str]:
+        load = self.worker.get("load")
+        names = load.get("resident_adapters") if isinstance(load, Mapping) else None
+        return set(map(str, names)) if isinstance(names, list) else set()
 
     def cells(self) -> list[str]:
         """Return the text of each column in COLUMNS."""
@@ -127,6 +144,11 @@ def status_table(rows: list[WorkerRow], width: int) -> Table:
 def tier_lines(rows: list[WorkerRow]) -> list[str]:
     """Return one line for each store below a worker's KV cache."""
     return [f"{row.text('worker_id')}: KV store {line}" for row in rows for line in row.tiers()]
+
+
+def adapter_lines(rows: list[WorkerRow]) -> list[str]:
+    """Return one line for each worker with LoRA adapters."""
+    return [f"{row.text('worker_id')}: adapters {text}" for row in rows if (text := row.adapters())]
 
 
 def transport_lines(rows: list[WorkerRow]) -> list[str]:
