@@ -1,7 +1,6 @@
 """Linear layers, in the weight layout that is fastest on their device."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -18,19 +17,7 @@ from baton.engine.parallel.tensor_parallel import TensorRanks
 from baton.engine.parallel.tensor_shard import TensorShard
 
 Projection = Callable[[Tensor], Tensor]  # [num_tokens, in_features] to [num_tokens, out_features]
-
-
-class Addend(Protocol):
-    """What is added to the output of a Linear, for some rows of a step (LoRA)."""
-
-    @property
-    def is_active(self) -> bool:
-        """Whether anything is added in this step."""
-        ...
-
-    def __call__(self, x: Tensor, output: Tensor) -> Tensor:
-        """Return output [num_tokens, out_features] for x [num_tokens, in_features], changed in place."""
-        ...
+Addend = Callable[[Tensor, Tensor], Tensor]  # of a Linear's input and output, which it changes in place and returns
 
 
 class Linear:
@@ -52,7 +39,7 @@ class Linear:
         """
         self.bias = bias
         self.source: LinearSource | None = None  # set if adapters may change the product
-        self.addend: Addend | None = None
+        self.addend: Addend | None = None  # of adapters; None: they are not enabled
         self.form: Int8Weight | StoredWeight | PanelWeight | None = None  # weight with its own product
         self.is_packed = False  # in oneDNN's layout
         if not isinstance(weight, Tensor):
@@ -74,11 +61,6 @@ class Linear:
         """Return [num_tokens, out_features] for x [num_tokens, in_features]."""
         output = self._product(x)
         return output if self.addend is None else self.addend(x, output)
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether something is added to the product in this step."""
-        return self.addend is not None and self.addend.is_active
 
     def _product(self, x: Tensor) -> Tensor:
         if self.form is not None:

@@ -130,8 +130,12 @@ class AdapterRegistry:
 
     def resident(self) -> list[str]:
         """Return the names of adapters that a step can use without a copy to the device."""
-        numbers = self._adapted.adapters.resident() if self._adapted is not None else ()
+        numbers = self.resident_numbers()
         return [name for name, adapter in sorted(self._by_name.items()) if adapter.number in numbers]
+
+    def resident_numbers(self) -> frozenset[int]:
+        """Return the numbers of adapters that a step can use without a copy, also of those without a name."""
+        return self._adapted.adapters.resident() if self._adapted is not None else frozenset()
 
     def resolve(self, request: Request) -> None:
         """Set which loaded adapter a new request uses.

@@ -83,11 +83,6 @@ class SegmentedAddend:
         self._adapters = adapters
         self._place = place
 
-    @property
-    def is_active(self) -> bool:
-        """Whether the step has rows whose adapter changes this Linear."""
-        return any(segment.products[self._place] is not None for segment in self._adapters.segments)
-
     def __call__(self, x: Tensor, output: Tensor) -> Tensor:
         """Return output [num_tokens, out_features] for x [num_tokens, in_features], changed in place."""
         for segment in self._adapters.segments:

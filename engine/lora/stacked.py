@@ -117,11 +117,6 @@ class StackedAddend:
         self._adapters = adapters
         self.slots = slots
 
-    @property
-    def is_active(self) -> bool:
-        """Whether the step has rows with adapters."""
-        return self._adapters.elsewhere is not None
-
     def __call__(self, x: Tensor, output: Tensor) -> Tensor:
         """Return output [num_tokens, out_features] for x [num_tokens, in_features], changed in place."""
         elsewhere = self._adapters.elsewhere

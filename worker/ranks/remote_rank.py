@@ -148,14 +148,14 @@ class RemoteRank:
         if self.connected.is_set():
             await asyncio.wait((asyncio.ensure_future(self._ended.wait()),), timeout=CLOSE_TIMEOUT_S)
 
-    async def _ask(self, message: Message, timeout_s: float = RESPONSE_TIMEOUT_S) -> rank_pb2.RankNews:
+    async def _ask(self, message: Message, timeout_s: float | None = None) -> rank_pb2.RankNews:
         """Send a command and return the response. A rank that does not respond in time counts as lost."""
         number = next(self._numbers)
         response: asyncio.Future[rank_pb2.RankNews] = asyncio.get_running_loop().create_future()
         self._responses[number] = response
         try:
             self._send(number, message)
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s or RESPONSE_TIMEOUT_S):
                 return await response
         except TimeoutError:
             self.lose(PeerLost(f"rank {self.rank} of this worker does not answer"))
