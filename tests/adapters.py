@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -28,14 +29,16 @@ def make_adapter(
     """
     draw = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
-    for name, weight in sorted(load_file(model / "model.safetensors").items()):
-        module = name.removesuffix(".weight")
-        target = module.rpartition(".")[2]
-        if target in targets and module != name:
-            width = (ranks or {}).get(target, rank)
-            prefix = f"base_model.model.{module}"
-            tensors[f"{prefix}.lora_A.weight"] = torch.randn(width, weight.shape[1], generator=draw) * size
-            tensors[f"{prefix}.lora_B.weight"] = torch.randn(weight.shape[0], width, generator=draw) * size
+    with safe_open(model / "model.safetensors", framework="pt") as checkpoint:
+        for name in sorted(checkpoint.keys()):
+            module = name.removesuffix(".weight")
+            target = module.rpartition(".")[2]
+            if target in targets and module != name:
+                outputs, inputs = checkpoint.get_slice(name).get_shape()
+                width = (ranks or {}).get(target, rank)
+                prefix = f"base_model.model.{module}"
+                tensors[f"{prefix}.lora_A.weight"] = torch.randn(width, inputs, generator=draw) * size
+                tensors[f"{prefix}.lora_B.weight"] = torch.randn(outputs, width, generator=draw) * size
     config: dict[str, object] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

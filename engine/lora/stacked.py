@@ -124,4 +124,6 @@ class StackedAddend:
             return output
         inner = F.linear(x.to(self.slots.a.dtype), self.slots.a)
         inner.view(len(x), elsewhere.shape[1], self.slots.width).masked_fill_(elsewhere, 0)
+        if inner.dtype == output.dtype:
+            return output.addmm_(inner, self.slots.b.t())  # without memory for a second output
         return output.add_(F.linear(inner, self.slots.b))

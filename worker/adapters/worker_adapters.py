@@ -9,14 +9,14 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from baton.engine.errors import InvalidAdapter
+from baton.engine.errors import EngineEnded, EngineError, InvalidAdapter
 from baton.engine.lora.info import AdapterInfo
 from baton.engine.lora.registry import ReadAdapter
 from baton.kvtransfer.errors import PeerLost
 from baton.protos import worker_pb2
+from baton.worker.adapters.own_thread import on_own_thread
 from baton.worker.engine_host import EngineHost
 from baton.worker.ranks.remote_rank import RemoteRank
 
@@ -32,6 +32,7 @@ class WorkerAdapters:
         self._followers = followers
         self._changing = asyncio.Lock()  # one change at a time, so that a load needs the memory of one adapter
         self._infos: Sequence[AdapterInfo] = ()
+        self._loads: set[asyncio.Task[AdapterInfo]] = set()
         self._loop = asyncio.get_running_loop()
         if followers:
             self._registry.on_removed = self._on_removed
@@ -53,25 +54,31 @@ class WorkerAdapters:
     async def load(self, name: str, path: str) -> worker_pb2.Adapter:
         """Load an adapter from a directory; no-op if it is loaded with the same contents.
 
-        Raises InvalidAdapter, AdapterConflict, AdapterLimit or AdaptersDisabled, and EngineEnded.
+        It goes on if the caller is cancelled. Raises InvalidAdapter, AdapterConflict, AdapterLimit or AdaptersDisabled,
+        and EngineEnded.
         """
+        loading = asyncio.create_task(self._load(name, path), name=f"adapter {name}")
+        self._loads.add(loading)
+        loading.add_done_callback(self._end_load)
+        return adapter_to_proto(await asyncio.shield(loading))
+
+    async def _load(self, name: str, path: str) -> AdapterInfo:
         async with self._changing:
-            number = self._registry.next_number()
-            # A thread of its own: OpenMP keeps a team for each thread that ever computed; see worker/server.py.
-            with ThreadPoolExecutor(1, "adapter") as loader:
-                reading = loader.submit(self._registry.read, name, Path(path), number)
-                read = await asyncio.shield(asyncio.wrap_future(reading))
-            inserted = False
+            read = await on_own_thread(self._registry.read, name, Path(path), self._registry.next_number())
             try:
                 await self._read_elsewhere(read, path)
-                info = await self._host.call(lambda engine: engine.adapters.insert(read))
-                inserted = True
-            finally:
-                if not inserted:
-                    self._host.call(lambda engine: engine.adapters.drop(read.number))
-                await self._note()
+            except EngineError:
+                await self._host.call(lambda engine: engine.adapters.drop(read.number))
+                raise
+            info = await self._host.call(lambda engine: engine.adapters.insert(read))
+            await self._note()
         logger.info("the LoRA adapter %s of %s is loaded, %d bytes", name, path, info.num_bytes)
-        return adapter_to_proto(info)
+        return info
+
+    def _end_load(self, loading: "asyncio.Task[AdapterInfo]") -> None:
+        self._loads.discard(loading)
+        if not loading.cancelled():
+            loading.exception()  # retrieved: its caller may have gone
 
     async def unload(self, name: str) -> None:
         """Refuse new requests for an adapter; running ones go on with it. Raises UnknownAdapter."""
@@ -81,9 +88,16 @@ class WorkerAdapters:
         logger.info("the LoRA adapter %s is unloaded", name)
 
     async def _read_elsewhere(self, read: ReadAdapter, path: str) -> None:
-        """Let the other ranks read the same files. Raises InvalidAdapter if they are not the same, or not there."""
+        """Let the other ranks read the same files.
+
+        Raises InvalidAdapter if they are not the same or not there, EngineEnded if a rank is lost.
+        """
         reading = (each.read_adapter(read.number, read.info.name, path) for each in self._followers)
-        for follower, result in zip(self._followers, await asyncio.gather(*reading), strict=True):
+        try:
+            results = await asyncio.gather(*reading)
+        except PeerLost as error:
+            raise EngineEnded(str(error)) from error
+        for follower, result in zip(self._followers, results, strict=True):
             if result.error:
                 raise InvalidAdapter(f"rank {follower.rank} of this worker: {result.error}")
             if result.digest != read.info.digest:

@@ -22,6 +22,7 @@ from baton.process.entry import is_orphan
 from baton.rpc.grpc_options import LOCAL_OPTIONS
 from baton.rpc.tls import make_security
 from baton.rpc.unix_sockets import unix_address
+from baton.worker.adapters.own_thread import on_own_thread
 from baton.worker.config import WorkerConfig
 from baton.worker.ranks.fixed_group import FixedGroup, tensor_group
 from baton.worker.ranks.hello import hello_of
@@ -138,9 +139,8 @@ class FollowerAdapters:
 
     async def read(self, name: str, path: str, number: int) -> str:
         """Read an adapter on a thread of its own and return its digest. Raises an EngineError if it cannot be used."""
-        with ThreadPoolExecutor(1, "adapter") as loader:
-            reading = loader.submit(self._follower().adapters.read, name, Path(path), number)
-            return (await asyncio.wrap_future(reading)).info.digest
+        read = await on_own_thread(self._follower().adapters.read, name, Path(path), number)
+        return read.info.digest
 
     def drop(self, number: int) -> None:
         """Free an adapter's memory before the next step."""
