@@ -23,6 +23,7 @@ from baton.router.adapters.failures import LoadFailures
 from baton.router.adapters.module import LoraModule
 from baton.router.adapters.table import AdapterTable
 from baton.router.adapters.worker_loads import load_at, load_at_all, problem_of, unload_at, unload_at_all
+from baton.router.dispatch.first_worker import FirstWorker
 from baton.router.errors import FieldError, NoWorker
 from baton.router.workers.connection import WorkerConnection
 from baton.router.workers.connection_state import ConnectionState
@@ -48,11 +49,13 @@ class AdapterCatalog:
         pool: WorkerPool,
         table: AdapterTable,
         directory: AdapterDirectory | None,
-        modules: Sequence[LoraModule] = (),
+        modules: Sequence[LoraModule],
+        first_worker: FirstWorker,
     ) -> None:
         """`directory`: from which clients may load more; None: they may not. `modules`: loaded at the start."""
         self.table = table
         self._pool = pool
+        self._first_worker = first_worker
         self._directory = directory
         self._waiting = {module.name: module for module in modules}  # that no worker has loaded yet
         self._known: dict[str, Adapter] = {}
@@ -81,7 +84,8 @@ class AdapterCatalog:
     async def find(self, name: str) -> Adapter | None:
         """Return the adapter that a request names, loaded from the directory if it is there; None: there is none.
 
-        Raises AdapterLoadFailed, NoWorker, or Unavailable while a module is being loaded.
+        In a deployment that scales to zero, the request waits for the first worker. Raises AdapterLoadFailed, NoWorker,
+        or Unavailable if a module cannot be loaded.
         """
         if name in self._known or not is_adapter_name(name):
             return self._known.get(name)
@@ -90,14 +94,14 @@ class AdapterCatalog:
                 await self._refresh()
             if name in self._known:
                 return self._known[name]
-        if name in self._waiting:
-            reason = self._failures.last_reason(name)
-            raise Unavailable(f"the adapter {name} is not loaded yet" + (f": {reason}" if reason else ""))
+        if (module := self._waiting.get(name)) is not None:
+            return await self._found_module(module)
         path = await asyncio.to_thread(self._directory.find, name) if self._directory is not None else None
         if path is None:
             return None
         if (reason := self._failures.reason(name)) is not None:
             raise AdapterLoadFailed(reason)
+        await self._first_worker.wait()
         if (task := self._loads.get(name)) is None:
             task = self._loads[name] = asyncio.create_task(self._load(name, path), name=f"adapter {name}")
             task.add_done_callback(lambda ended: self._end_load(name, ended))
@@ -187,6 +191,15 @@ class AdapterCatalog:
             self._replace({key: adapter for key, adapter in self._known.items() if key != name})
             await unload_at_all(self._workers(), name)
         logger.info("the adapter %s was unloaded", name)
+
+    async def _found_module(self, module: LoraModule) -> Adapter:
+        """Return a module that no worker has loaded yet, once it is loaded. Raises Unavailable."""
+        await self._first_worker.wait()
+        await self._load_module(module)
+        if (adapter := self._known.get(module.name)) is not None:
+            return adapter
+        reason = self._failures.last_reason(module.name) or "no worker is ready"
+        raise Unavailable(f"the adapter {module.name} is not loaded yet: {reason}")
 
     def _end_load(self, name: str, task: asyncio.Task[Adapter]) -> None:
         self._loads.pop(name, None)

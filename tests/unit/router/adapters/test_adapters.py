@@ -336,6 +336,22 @@ async def test_contents_that_were_replaced_at_all_workers_are_served(tmp_path: P
         assert worker.commands[-1].adapter_digest == worker.adapters["sql"] != old
 
 
+async def test_requests_wait_for_the_first_worker_of_a_deployment_that_scales_to_zero(tmp_path: Path) -> None:
+    worker, path = AdapterWorker(), write_adapter(tmp_path / "sql")
+    address = await worker.start()
+    await worker.stop()
+    options = {"enable_lora": True, "lora_dir": str(tmp_path), "lora_modules": (f"module={path}",)}
+    async with running_router(workers=(address,), cold_start_timeout_s=20.0, **options) as router:
+        waiting = [asyncio.create_task(complete(router, name)) for name in ("sql", "module")]
+        gauge = f'baton:router_waiting{{model_name="{BASE}"}} 2.0'
+        async with asyncio.timeout(20):
+            while gauge not in (await router.http.get("/metrics")).text:
+                await asyncio.sleep(0.01)
+        await worker.start()
+        assert await asyncio.gather(*waiting) == ["sql", "module"]
+    await worker.stop()
+
+
 async def test_only_administrators_load_and_unload_where_there_are_keys(tmp_path: Path) -> None:
     write_adapter(tmp_path / "sql")
     keys = tmp_path / "keys.yaml"
