@@ -64,7 +64,7 @@ def int8_weight(weight: Tensor) -> Int8Weight | Int8PanelWeight:
         return Int8PanelWeight(weight)
     if not _has_onednn_products():
         raise UnsupportedModel(
-            f"quantization int8 of a weight {list(weight.shape)} in {weight.dtype} needs a processor with VNNI: without "
+            f"quantization int8 of a weight {list(weight.shape)} in {weight.dtype} needs a CPU with VNNI: without "
             "it, weights must be in bfloat16 and their inputs a multiple of 4"
         )
     return Int8Weight(weight)
@@ -96,6 +96,6 @@ def check_quantization(quantization: str | None, device: torch.device) -> None:
         raise UnsupportedModel(f"quantization {quantization} is for CPUs, but the device is {device}: leave it out")
     if product_instructions() is None and not _has_onednn_products():
         raise UnsupportedModel(
-            f"quantization {quantization} needs a processor with VNNI, or with AVX2 and Baton's compiled modules (`baton "
+            f"quantization {quantization} needs a CPU with VNNI, or with AVX2 and Baton's compiled modules (`baton "
             "doctor` reports both): leave it out"
         )
