@@ -60,7 +60,13 @@ def _low_rank(files: AdapterFiles, source: LinearSource, dtype: torch.dtype) -> 
         if part.name in modules:
             _check(files, part, source.in_features, modules[part.name])
     a = torch.cat([each.a[:, source.columns].to(dtype) for each in modules.values()])
-    return LowRank(a, _outputs(source.parts, modules, dtype))
+    made = LowRank(a, _outputs(source.parts, modules, dtype))
+    if not all(bool(each.isfinite().all()) for each in (a, *(output.b for output in made.outputs))):
+        kind = str(dtype).removeprefix("torch.")
+        raise InvalidAdapter(
+            f"{files.source}: values of {', '.join(modules)} are too large for {kind}; start with --lora-dtype float32"
+        )
+    return made
 
 
 def _outputs(
