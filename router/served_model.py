@@ -140,16 +140,17 @@ class ModelMaker:
             reporter=PoolsReporter(router_id, pool, admission, metrics, first_worker),
             plan=plan,
             first_worker=first_worker,
-            catalog=self._catalog(info.name, pool),
+            catalog=self._catalog(info.name, pool, first_worker),
         )
 
-    def _catalog(self, name: str, pool: WorkerPool) -> AdapterCatalog | None:
+    def _catalog(self, name: str, pool: WorkerPool, first_worker: FirstWorker) -> AdapterCatalog | None:
         config, first = self.config, self.worker_models.names[0]
         if not config.enable_lora:
             return None
         modules = [each for each in map(read_module, config.lora_modules) if (each.base_model_name or first) == name]
         directory = AdapterDirectory(config.lora_dir) if config.lora_dir is not None else None
-        return AdapterCatalog(pool, open_table(config, name), directory if name == first else None, modules)
+        directory = directory if name == first else None
+        return AdapterCatalog(pool, open_table(config, name), directory, modules, first_worker)
 
     def _admission(self, pool: WorkerPool, metrics: RouterMetrics, first_worker: FirstWorker) -> Admission:
         config, cold_start_s = self.config, self.config.cold_start_timeout_s

@@ -131,3 +131,17 @@ async def _at_all(connections: Sequence[WorkerConnection], work: Callable[[Worke
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
     return shortened(error.details() or error.code().name)
+
+
+def problem_of(name: str, path: str, loaded: Sequence[Loaded]) -> str | None:
+    """Return why an adapter cannot be served after it was loaded at all workers; None: it can."""
+    for each in loaded:
+        if each.reason:
+            return f"worker {each.worker_id} cannot load the adapter {name}: {each.reason}"
+    by_digest: dict[str, list[str]] = {}
+    for each in loaded:
+        by_digest.setdefault(each.digest, []).append(each.worker_id)
+    if len(by_digest) < 2:
+        return None
+    shown = "; ".join(f"{digest} at {', '.join(ids[:4])}" for digest, ids in list(by_digest.items())[:4])
+    return f"{path} has different contents at the workers (digests: {shown}); copy the same adapter to all of them"

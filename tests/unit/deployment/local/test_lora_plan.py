@@ -1,5 +1,6 @@
 """LoRA adapters in the plan of a cluster on one machine."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,11 @@ def test_workers_that_hand_over_agree_on_adapters(tmp_path: Path) -> None:
     file.write_text("decode_engine: {enable_lora: true}")
     with pytest.raises(OptionError, match="enable_lora: False for prefill, True for decode"):
         load_settings(file, {})
+
+
+def test_a_router_without_workers_of_its_own_serves_adapters(tmp_path: Path) -> None:
+    settings = load_settings(None, {"enable_lora": True, "lora_dir": str(tmp_path)})
+    settings = replace(settings, cluster=settings.cluster.with_workers({"prefill": 0, "decode": 0, "both": 0}))
+    plan = plan_cluster(settings, CHECKPOINT, MACHINE)
+    assert (plan.workers, plan.router.enable_lora, plan.router.lora_dir) == ((), True, str(tmp_path))
+    assert plan.router.adapters_dir is None  # the registry has the list

@@ -204,6 +204,7 @@ async def test_a_worker_that_restarts_has_the_adapters_before_it_gets_requests_f
     async with running_router(worker, enable_lora=True, lora_dir=str(tmp_path)) as router:
         assert (await load(router.http, "sql", "sql")).status_code == 200
         await worker.stop()
+        await wait_workers(router.http, 1, "connecting")
         await worker.start()
         await wait_workers(router.http, 1, "ready")
         assert await complete(router, "sql") == "sql"  # it waits for the adapter
@@ -316,6 +317,39 @@ async def test_a_batch_runs_requests_for_adapters(tmp_path: Path) -> None:
                 batch = await router.openai.batches.retrieve(batch.id)
                 await asyncio.sleep(0.01)
         assert (batch.status, [command.adapter for command in worker.commands]) == ("completed", ["sql"])
+
+
+async def test_contents_that_were_replaced_at_all_workers_are_served(tmp_path: Path) -> None:
+    worker, path = AdapterWorker(), write_adapter(tmp_path / "sql")
+    async with running_router(worker, enable_lora=True, lora_dir=str(tmp_path)) as router:
+        assert await complete(router, "sql") == "sql"
+        old = worker.adapters["sql"]
+        await worker.stop()
+        await wait_workers(router.http, 1, "connecting")
+        write_adapter(path, "new weights")
+        await worker.start()
+        await wait_workers(router.http, 1, "ready")
+        body, headers = {"model": "sql", "prompt": "a", "max_tokens": 1}, {"x-baton-timeout": "0.1"}
+        async with asyncio.timeout(20):
+            while (await router.http.post("/v1/completions", json=body, headers=headers)).status_code != 200:
+                await asyncio.sleep(0.01)
+        assert worker.commands[-1].adapter_digest == worker.adapters["sql"] != old
+
+
+async def test_requests_wait_for_the_first_worker_of_a_deployment_that_scales_to_zero(tmp_path: Path) -> None:
+    worker, path = AdapterWorker(), write_adapter(tmp_path / "sql")
+    address = await worker.start()
+    await worker.stop()
+    options = {"enable_lora": True, "lora_dir": str(tmp_path), "lora_modules": (f"module={path}",)}
+    async with running_router(workers=(address,), cold_start_timeout_s=20.0, **options) as router:
+        waiting = [asyncio.create_task(complete(router, name)) for name in ("sql", "module")]
+        gauge = f'baton:router_waiting{{model_name="{BASE}"}} 2.0'
+        async with asyncio.timeout(20):
+            while gauge not in (await router.http.get("/metrics")).text:
+                await asyncio.sleep(0.01)
+        await worker.start()
+        assert await asyncio.gather(*waiting) == ["sql", "module"]
+    await worker.stop()
 
 
 async def test_only_administrators_load_and_unload_where_there_are_keys(tmp_path: Path) -> None:

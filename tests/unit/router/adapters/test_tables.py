@@ -92,4 +92,10 @@ async def test_routers_agree_and_a_router_that_restarts_knows_the_adapters(tmp_p
         assert (await third.http.post("/v1/completions", json=body)).status_code == 200
         assert (await third.http.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})).status_code == 200
         assert not worker.adapters
+    module = write_adapter(tmp_path / "sql-2", "other weights")
+    async with running_router(worker, **options) as fourth:  # an adapter of an earlier start has another path now
+        assert (await fourth.http.post("/v1/completions", json=body)).status_code == 200
+    async with running_router(worker, **options, lora_modules=(f"sql={module}",)):
+        await until(lambda: ("sql", str(module)) in worker.loads and bool(worker.adapters))
+    assert worker.loads.pop() == ("sql", str(module))
     assert set(worker.loads) == {("sql", str(tmp_path / "sql"))}
