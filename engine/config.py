@@ -126,7 +126,7 @@ class EngineConfig:
     async_scheduling: bool | None = option(
         None,
         "Launch a step while the previous one is running. Default: on GPUs. Steps with a request that uses top-k, "
-        "top-p, penalties, a grammar or logprobs wait for the previous one.",
+        "top-p, penalties, a grammar, logprobs or a LoRA adapter wait for the previous one.",
     )
     enforce_eager: bool = option(False, "On a GPU, decode without CUDA graphs.")
     speculative_config: JsonText | None = option(

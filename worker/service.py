@@ -10,7 +10,7 @@ from baton.doctor.known_peers import KnownPeers
 from baton.engine.errors import EngineEnded, EngineError, UnknownAdapter
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Context
-from baton.rpc.status import status_of
+from baton.rpc.status import shortened, status_of
 from baton.settings.names import Role
 from baton.worker.adapters.base import NO_ADAPTERS, Adapters
 from baton.worker.base import Host
@@ -131,7 +131,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         try:
             adapter = await self._adapters.load(request.name, request.path)
         except EngineError as error:
-            await context.abort(status_of(error).code, str(error))
+            await context.abort(status_of(error).code, shortened(str(error)))
         self._note_urgent_news()
         return worker_pb2.LoadAdapterResponse(adapter=adapter)
 
@@ -144,7 +144,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         except UnknownAdapter as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except EngineError as error:
-            await context.abort(status_of(error).code, str(error))
+            await context.abort(status_of(error).code, shortened(str(error)))
         self._note_urgent_news()
         return worker_pb2.UnloadAdapterResponse()
 

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from baton.engine.checkpoint.json_object import shown
+from baton.engine.checkpoint.stored_tensor import MAX_NAME_CHARS
 from baton.engine.errors import InvalidAdapter
 from baton.engine.lora.peft_config import PeftConfig
 
@@ -77,7 +78,7 @@ def read_adapter(directory: Path, max_rank: int) -> AdapterFiles:
             modules = _modules(str(path), file.keys())
             read = {name: _matrices(file, path, name, config, max_rank) for name in modules}
     except (SafetensorError, OSError) as error:
-        raise InvalidAdapter(f"{path} is damaged: {error}") from error
+        raise InvalidAdapter(f"{path} is damaged: {shown(str(error))}") from error
     return AdapterFiles(str(directory), config.base_model, read)
 
 
@@ -86,7 +87,7 @@ def _modules(source: str, tensors: Iterable[str]) -> list[str]:
     sides: dict[str, set[str]] = {}
     for name in tensors:
         match = NAME.fullmatch(name)
-        if match is None:
+        if match is None or len(name) > MAX_NAME_CHARS or not name.isprintable():
             raise InvalidAdapter(f"{source}: {shown(name)} is no LoRA matrix of a linear layer, and is not supported")
         sides.setdefault(match["module"], set()).add(match["side"])
     if not sides:

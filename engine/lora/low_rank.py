@@ -14,15 +14,20 @@ WHOLE = ("lm_head", "embed_tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class LowRank:
-    """Product that is added to the output of a Linear: `b @ a @ x`.
+class LowRankOutput:
+    """Part of an output to which `b @ (a @ x)[ranks]` is added."""
 
-    Projections that a Linear fuses have rows of `a` and columns of `b` of their own; the rest of `b` is zero. The scale
-    is in `b`.
-    """
+    columns: slice  # of the output
+    ranks: slice  # of the rows of `a`
+    b: Tensor  # [number of columns, number of ranks]; the scale is in it
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """Matrices for one Linear. Projections that it fuses have rows of `a` and columns of the output of their own."""
 
     a: Tensor  # [rank of all projections, in_features]
-    b: Tensor  # [out_features, rank of all projections]
+    outputs: Sequence[LowRankOutput]
 
 
 def low_ranks(files: AdapterFiles, sources: Sequence[LinearSource], dtype: torch.dtype) -> list[LowRank | None]:
@@ -55,20 +60,29 @@ def _low_rank(files: AdapterFiles, source: LinearSource, dtype: torch.dtype) -> 
         if part.name in modules:
             _check(files, part, source.in_features, modules[part.name])
     a = torch.cat([each.a[:, source.columns].to(dtype) for each in modules.values()])
-    return LowRank(a, _fused(source.parts, modules, dtype))
+    made = LowRank(a, _outputs(source.parts, modules, dtype))
+    if not all(bool(each.isfinite().all()) for each in (a, *(output.b for output in made.outputs))):
+        kind = str(dtype).removeprefix("torch.")
+        raise InvalidAdapter(
+            f"{files.source}: values of {', '.join(modules)} are too large for {kind}; start with --lora-dtype float32"
+        )
+    return made
 
 
-def _fused(parts: Sequence[ProjectionRows], modules: Mapping[str, ModuleMatrices], dtype: torch.dtype) -> Tensor:
-    places, rank = {}, 0
+def _outputs(
+    parts: Sequence[ProjectionRows], modules: Mapping[str, ModuleMatrices], dtype: torch.dtype
+) -> list[LowRankOutput]:
+    ranks, rank = {}, 0
     for name, module in modules.items():
-        places[name] = slice(rank, rank := rank + module.rank)
-    fused, row = torch.zeros(sum(part.num_rows for part in parts), rank, dtype=dtype), 0
+        ranks[name] = slice(rank, rank := rank + module.rank)
+    outputs, end = [], 0
     for part in parts:
+        start, end = end, end + part.num_rows
         if part.name in modules:
             module = modules[part.name]
-            fused[row : row + part.num_rows, places[part.name]] = (module.b[part.rows].float() * module.scale).to(dtype)
-        row += part.num_rows
-    return fused
+            b = (module.b[part.rows].float() * module.scale).to(dtype)
+            outputs.append(LowRankOutput(slice(start, end), ranks[part.name], b))
+    return outputs
 
 
 def _check(files: AdapterFiles, part: ProjectionRows, in_features: int, module: ModuleMatrices) -> None:

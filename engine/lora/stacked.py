@@ -107,7 +107,8 @@ class SlotMatrices:
         b = self.b[:, slot * self.width : (slot + 1) * self.width].zero_()
         if matrices is not None:
             a[: len(matrices.a)].copy_(matrices.a)
-            b[:, : matrices.b.shape[1]].copy_(matrices.b)
+            for each in matrices.outputs:
+                b[each.columns, each.ranks].copy_(each.b)
 
 
 class StackedAddend:

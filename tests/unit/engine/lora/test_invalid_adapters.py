@@ -141,3 +141,10 @@ def test_experts(tmp_path: Path) -> None:
     adapter = make_adapter(model, tmp_path / "a", ["q_proj", "gate_proj"])
     assert "cannot be changed: experts have no adapters; target the attention's projections" in refusal(engine, adapter)
     engine.adapters.load("a", make_adapter(model, tmp_path / "b", ["q_proj"]))
+
+
+def test_values_that_are_too_large_for_the_type(model: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(model, tmp_path / "a", ["q_proj"], lora_alpha=1e7)
+    engine = lora_engine(model, lora_dtype="float16")
+    assert "are too large for float16; start with --lora-dtype float32" in refusal(engine, adapter)
+    lora_engine(model, lora_dtype="float32").adapters.load("a", adapter)

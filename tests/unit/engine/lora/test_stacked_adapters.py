@@ -12,7 +12,7 @@ from baton.engine.execution.cuda_graphs import NO_DECODES
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
 from baton.engine.lora.config import LoraConfig
-from baton.engine.lora.low_rank import LowRank
+from baton.engine.lora.low_rank import LowRank, LowRankOutput
 from baton.engine.lora.segmented import SegmentedAdapters
 from baton.engine.lora.stacked import StackedAdapters
 
@@ -36,11 +36,13 @@ def linears() -> list[Linear]:
 
 def matrices(number: int) -> list[LowRank | None]:
     draw = torch.Generator().manual_seed(number)
-    made = [
-        LowRank(torch.randn(3, width, generator=draw), torch.randn(height, 3, generator=draw))
-        for height, width in SHAPES
-    ]
-    return [made[0], None if number == 2 else made[1]]
+    q, k, o = (torch.randn(height, 3, generator=draw) for height in (16, 8, 16))
+    fused = LowRank(
+        torch.randn(6, 16, generator=draw),
+        [LowRankOutput(slice(0, 16), slice(0, 3), q), LowRankOutput(slice(16, 24), slice(3, 6), k)],
+    )
+    single = LowRank(torch.randn(3, 40, generator=draw), [LowRankOutput(slice(0, 16), slice(0, 3), o)])
+    return [fused, None if number == 2 else single]
 
 
 def outputs(linears: list[Linear], inputs: list[Tensor]) -> list[Tensor]:
