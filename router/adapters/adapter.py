@@ -10,7 +10,9 @@ from baton.settings.values import shown
 MAX_ADAPTERS = 1000  # of one model
 MAX_NAME_CHARS = 128
 MAX_PATH_CHARS = 4096
-NAME = re.compile(rf"[A-Za-z0-9._/-]{{1,{MAX_NAME_CHARS}}}")
+PART = r"([A-Za-z0-9_-]|\.[A-Za-z0-9_-]|\.\.[A-Za-z0-9._-])[A-Za-z0-9._-]*"  # of a name, which is neither . nor ..
+NAME_PATTERN = f"^{PART}(/{PART})*$"
+NAME = re.compile(NAME_PATTERN)
 NAME_RULE = (
     f"1 to {MAX_NAME_CHARS} letters, digits, dots, hyphens, underscores and slashes, with no slash at either end and "
     "no part between slashes that is empty, . or .."
@@ -20,7 +22,7 @@ DIGEST = re.compile(r"[\x21-\x7e]{1,256}")
 
 def is_adapter_name(name: str) -> bool:
     """Return whether a text can be the name of an adapter. It is part of URLs and of paths below a directory."""
-    return NAME.fullmatch(name) is not None and not {"", ".", ".."}.intersection(name.split("/"))
+    return len(name) <= MAX_NAME_CHARS and NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,10 +140,10 @@ INVALID_LOADS: tuple[tuple[dict[str, object], str], ...] = (
     ({"lora_name": "sql"}, "Both 'lora_name' and 'lora_path' must be provided."),
     ({"lora_name": "a b", "lora_path": "sql"}, "lora_name must have 1 to 128 letters"),
     ({"lora_name": "a/../b", "lora_path": "sql"}, "lora_name must have"),
-    ({"lora_name": "x" * 129, "lora_path": "sql"}, "lora_name must have"),
+    ({"lora_name": "x" * 129, "lora_path": "sql"}, "lora_name: String should have at most 128 characters"),
     ({"lora_name": BASE, "lora_path": "sql"}, "is the name of a served model"),
     ({"lora_name": "known", "lora_path": "sql"}, "The lora adapter 'known' has already been loaded."),
-    ({"lora_name": "a", "lora_path": "sql", "load_inplace": True}, "load_inplace is not supported"),
+    ({"lora_name": "a", "lora_path": "sql", "load_inplace": True}, "load_inplace: Input should be False"),
 )
 
 

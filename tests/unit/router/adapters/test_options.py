@@ -2,11 +2,24 @@
 
 import pytest
 
+from baton.router.adapters.adapter import is_adapter_name
 from baton.router.adapters.module import LoraModule, read_module
 from baton.router.config import RouterConfig
 from baton.settings.values import OptionError
 
 MODEL = {"model": "/models/base", "workers": ("a:1",)}
+
+
+@pytest.mark.parametrize("name", ["a", "team/sql-1.5", "..a", "...", ".a/b_c", "x" * 128])
+def test_names(name: str) -> None:
+    assert is_adapter_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/..", "../a", "/a", "a/", "a//b", "a b", "ä", "a\n", "x" * 129, "a/./b"]
+)
+def test_texts_that_are_no_names(name: str) -> None:
+    assert not is_adapter_name(name)
 
 
 @pytest.mark.parametrize(
