@@ -90,8 +90,11 @@ class AdapterCatalog:
         if name in self._known or not is_adapter_name(name):
             return self._known.get(name)
         if self.table.is_shared and time.monotonic() > self._read_s + REFRESH_S:
-            with suppress(RegistryLost):
+            try:
                 await self._refresh()
+            except RegistryLost as error:
+                if not self._read_s:
+                    raise _unreachable(error) from error
             if name in self._known:
                 return self._known[name]
         if (module := self._waiting.get(name)) is not None:

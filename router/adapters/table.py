@@ -8,12 +8,16 @@ import asyncio
 import hashlib
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from baton.membership.registry.base import RegistryLost
 from baton.router.adapters.adapter import MAX_ADAPTERS, Adapter, decode_adapter
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class AdapterTable(Protocol):
@@ -76,15 +80,15 @@ class DirectoryTable:
 
     async def read(self) -> dict[str, Adapter]:
         """Return all adapters."""
-        return await asyncio.to_thread(self._read)
+        return await _in_thread(self._read)
 
     async def add(self, adapter: Adapter) -> Adapter:
         """Add an adapter unless there is one of this name; return the one that is there then."""
-        return await asyncio.to_thread(self._add, adapter)
+        return await _in_thread(lambda: self._add(adapter))
 
     async def remove(self, name: str) -> None:
         """Remove an adapter."""
-        await asyncio.to_thread(self._file(name).unlink, missing_ok=True)
+        await _in_thread(lambda: self._file(name).unlink(missing_ok=True))
 
     async def close(self) -> None:
         """Close nothing."""
@@ -119,3 +123,10 @@ class DirectoryTable:
         finally:
             draft.unlink()
         return adapter
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    try:
+        return await asyncio.to_thread(work)
+    except OSError as error:
+        raise RegistryLost(f"{type(error).__name__}: {error}") from error

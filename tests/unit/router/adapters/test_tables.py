@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from baton.deployment.local.ports import free_ports
 from baton.membership.registry.base import RegistryLost
 from baton.router.adapters.adapter import Adapter, decode_adapter
 from baton.router.adapters.redis_table import RedisTable
@@ -42,6 +43,9 @@ async def test_tables_in_a_directory(tmp_path: Path) -> None:
     await check_tables(DirectoryTable(tmp_path / "table"), DirectoryTable(tmp_path / "table"))
     (tmp_path / "table" / "x.json").write_text("{}")
     assert len(await DirectoryTable(tmp_path / "table").read()) == 2
+    (tmp_path / "file").touch()
+    with pytest.raises(RegistryLost, match="file"):
+        await DirectoryTable(tmp_path / "file" / "table").add(SQL)
 
 
 async def test_tables_in_redis_survive_malformed_entries_and_report_its_loss(tmp_path: Path) -> None:
@@ -64,6 +68,16 @@ async def test_tables_in_redis_survive_malformed_entries_and_report_its_loss(tmp
         await server.kill()
         with pytest.raises(RegistryLost):
             await first.read()
+
+
+async def test_requests_for_adapters_get_503_while_the_list_was_never_read(tmp_path: Path) -> None:
+    lost = f"redis://{HOST}:{free_ports(HOST, 1)[0]}/0"
+    async with running_router(enable_lora=True, lora_dir=str(tmp_path), registry=lost) as router:
+        response = await router.http.post("/v1/completions", json={"model": "sql", "prompt": "a"})
+        assert response.status_code == 503
+        assert "the list of adapters cannot be reached" in response.text
+        response = await router.http.post("/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "sql"})
+        assert response.status_code == 503
 
 
 @pytest.mark.parametrize(
