@@ -76,14 +76,14 @@ class WorkerRow:
         return [_tier_line(tier) for tier in tiers if isinstance(tier, Mapping)] if isinstance(tiers, list) else []
 
     def adapters(self) -> str:
-        """Return the worker's adapters, those in slots first, and its slots; empty without any."""
+        """Return the worker's adapters, the resident ones first, and how many fit in a batch; empty without any."""
         match self.worker.get("adapters"):
             case {"max_loras": int() as num_slots, "loaded": Mapping() as loaded} if loaded:
                 resident = self._resident()
                 names = sorted(map(str, loaded), key=lambda name: (name not in resident, name))
                 shown = ", ".join(f"{name} *" if name in resident else name for name in names[:MAX_ADAPTERS])
                 more = f" and {len(names) - MAX_ADAPTERS} more" if len(names) > MAX_ADAPTERS else ""
-                return f"{shown}{more} (* in {len(resident)} of {num_slots} slots)"
+                return f"{shown}{more} (* resident; {num_slots} in a batch)"
         return ""
 
     def _resident(self) -> set[str]:

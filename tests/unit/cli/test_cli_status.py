@@ -160,7 +160,7 @@ def test_an_autoscalers_plan_is_shown() -> None:
         assert status({**WORKERS, "router": router}, "--once").exit_code == 0
 
 
-def test_adapters_are_listed_those_in_slots_first() -> None:
+def test_adapters_are_listed_the_resident_ones_first() -> None:
     lines = status(WORKERS, "--once").output.splitlines()
     [line] = [line for line in lines if "adapters" in line]
-    assert line == "decode-0: adapters sql *, a0, a1, a2, a3, a4, a5, a6 and 2 more (* in 1 of 4 slots)"
+    assert line == "decode-0: adapters sql *, a0, a1, a2, a3, a4, a5, a6 and 2 more (* resident; 4 in a batch)"
