@@ -10,6 +10,7 @@ from baton.router.config_checks import (
     check_lora,
     check_media_domains,
     check_members,
+    check_names,
     check_origins,
     check_together,
     slo_targets_s,
@@ -281,23 +282,20 @@ class RouterConfig:
         images_per_prompt(self.limit_mm_per_prompt)
         resized_bounds(self.mm_processor_kwargs)
         self._check_models()
-        check_lora(self.enable_lora, self.lora_modules, self.lora_dir, [model.name for model in self.models])
         check_origins(self.cors_origins)
         check_media_domains(self.allowed_media_domains)
         check_https(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs)
 
     def _check_models(self) -> None:
-        """Raise OptionError for models that cannot be read, or of which two have the same name."""
-        names = set[str]()
+        """Raise OptionError for models that cannot be read, or of which two have the same name, and their adapters."""
         try:
-            for model in self.models:
-                if model.name in names:
-                    raise OptionError(f"two models have the name {model.name}; give one of them another, as PATH=NAME")
-                names.add(model.name)
+            names = [model.name for model in self.models]
         except OptionError as error:
             raise OptionError(f"also_serve: {error}") from error
+        check_names(names)
         if not self._num_reserved:
             raise OptionError(f"max_inflight: must be at least {2 * len(names)} with {len(names)} models")
+        check_lora(self.enable_lora, self.lora_modules, self.lora_dir, names)
 
     def promised_s(self) -> dict[str, float]:
         """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError."""

@@ -29,6 +29,16 @@ def check_members(registry: str | None, workers: Iterable[str]) -> None:
             raise OptionError(f"workers: {address!r} is neither host:port, such as 127.0.0.1:7000, nor unix:/path")
 
 
+def check_names(names: Iterable[str]) -> None:
+    """Raise OptionError if two served models have the same name."""
+    seen = set[str]()
+    for name in names:
+        if name in seen:
+            text = f"two models have the name {name}; give one of them another, as PATH=NAME"
+            raise OptionError(f"also_serve: {text}")
+        seen.add(name)
+
+
 def slo_targets_s(slo: str) -> dict[str, float]:
     """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError."""
     if slo == "none":

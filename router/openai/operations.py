@@ -74,7 +74,7 @@ class OperationsApi:
 
         Raises NotFound, or FieldError if there are several models and the request names none.
         """
-        name = self._service.models.named(model).name
+        name = self._service.models.named(model).info.name  # an adapter has the workers of its model
         return self._page((await self._pools[name].get()).encode())
 
     def _page(self, content: bytes, media_type: str = "application/json") -> Response:

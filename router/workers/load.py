@@ -181,6 +181,8 @@ class LoadEstimate:
 
     def _resident_adapters(self) -> frozenset[str]:
         """Return the adapters in slots, with those that this router's requests there need."""
+        if not self.adapters:
+            return frozenset()
         reported = frozenset(self.reported.resident_adapters)
         needed = {addition.adapter for addition in self._additions.values() if addition.adapter}
         return reported | needed if needed else reported

@@ -66,6 +66,7 @@ async def test_an_adapter_is_loaded_at_all_workers_chosen_by_name_and_unloaded(t
         assert (card["parent"], card["root"]) == (BASE, str(path))
         assert (await router.openai.models.retrieve("sql")).id == "sql"
 
+        assert (await router.http.get("/pools?model=sql")).json()["model"] == BASE
         page = (await router.http.get("/metrics")).text
         labels = f'lora_name="sql",model_name="{BASE}"'
         assert f"baton:lora_generation_tokens_total{{{labels}}} 2.0" in page
