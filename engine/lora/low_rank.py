@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.errors import InvalidAdapter
@@ -24,10 +25,18 @@ class LowRankOutput:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """Matrices for one Linear. Projections that it fuses have rows of `a` and columns of the output of their own."""
+    """Matrices for one Linear. Projections that it fuses have rows of `a` and columns of the output of their own.
+
+    Odd ranks are padded by a zero, since native products multiply pairs.
+    """
 
     a: Tensor  # [rank of all projections, in_features]
     outputs: Sequence[LowRankOutput]
+
+
+def even(rank: int) -> int:
+    """Return the number of rows of `a` for a projection of this rank."""
+    return rank + rank % 2
 
 
 def low_ranks(files: AdapterFiles, sources: Sequence[LinearSource], dtype: torch.dtype) -> list[LowRank | None]:
@@ -59,7 +68,7 @@ def _low_rank(files: AdapterFiles, source: LinearSource, dtype: torch.dtype) -> 
     for part in source.parts:
         if part.name in modules:
             _check(files, part, source.in_features, modules[part.name])
-    a = torch.cat([each.a[:, source.columns].to(dtype) for each in modules.values()])
+    a = torch.cat([F.pad(each.a[:, source.columns].to(dtype), (0, 0, 0, each.rank % 2)) for each in modules.values()])
     made = LowRank(a, _outputs(source.parts, modules, dtype))
     if not all(bool(each.isfinite().all()) for each in (a, *(output.b for output in made.outputs))):
         kind = str(dtype).removeprefix("torch.")
@@ -74,13 +83,13 @@ def _outputs(
 ) -> list[LowRankOutput]:
     ranks, rank = {}, 0
     for name, module in modules.items():
-        ranks[name] = slice(rank, rank := rank + module.rank)
+        ranks[name] = slice(rank, rank := rank + even(module.rank))
     outputs, end = [], 0
     for part in parts:
         start, end = end, end + part.num_rows
         if part.name in modules:
             module = modules[part.name]
-            b = (module.b[part.rows].float() * module.scale).to(dtype)
+            b = F.pad((module.b[part.rows].float() * module.scale).to(dtype), (0, module.rank % 2))
             outputs.append(LowRankOutput(slice(start, end), ranks[part.name], b))
     return outputs
 

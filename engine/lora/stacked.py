@@ -17,7 +17,7 @@ from baton.engine.execution.device import to_device_async
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.linear_source import LinearSource
 from baton.engine.lora.config import LoraConfig
-from baton.engine.lora.low_rank import LowRank
+from baton.engine.lora.low_rank import LowRank, even
 
 
 class StackedAdapters:
@@ -86,12 +86,12 @@ class SlotMatrices:
 
     a: Tensor  # [max_loras * width, in_features]
     b: Tensor  # [out_features, max_loras * width]
-    width: int  # of a slot: max_lora_rank for each of the projections
+    width: int  # of a slot: room for max_lora_rank in each of the projections
 
     @classmethod
     def of(cls, linear: Linear, source: LinearSource, config: LoraConfig, dtype: torch.dtype) -> "SlotMatrices":
         """Allocate empty slots."""
-        width = config.max_rank * len({part.name for part in source.parts})
+        width = even(config.max_rank) * len({part.name for part in source.parts})
         in_features = len(range(source.in_features)[source.columns])
         out_features = sum(part.num_rows for part in source.parts)
         device = linear.weight.device

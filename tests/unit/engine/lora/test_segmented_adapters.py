@@ -1,11 +1,21 @@
 """Products of low rank on CPUs."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+pytest.importorskip("baton.engine.native.products", reason="nothing was compiled when this was installed")
+
+from baton.engine.engine import Engine
+from baton.engine.layers import panel_weight
 from baton.engine.lora.low_rank import LowRank, LowRankOutput
 from baton.engine.lora.segmented import PanelProduct, PlainProduct, product_of
-from baton.engine.native.products import has_fastest_products
+from baton.engine.native.products import instruction_sets
+from baton.engine.outputs import PositionLogprobs
+from baton.engine.request import Request
+from baton.engine.sampling.params import SamplingParams
+from tests.unit.engine.lora.lora_rig import lora_engine, random_tokens, request
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -38,7 +48,16 @@ def test_other_types_than_bfloat16_are_computed_by_torch() -> None:
     assert isinstance(product_of(matrices(torch.float16)), PlainProduct)
 
 
-@pytest.mark.skipif(not has_fastest_products(), reason="this processor has no products of pairs, or faster ones")
+@pytest.fixture
+def own_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Baton's own products in bf16, even if oneDNN's are faster on this processor."""
+    sets = instruction_sets()
+    if not sets:
+        pytest.skip("this processor has neither AVX2 nor AVX-512")
+    monkeypatch.setattr(panel_weight, "product_instructions", lambda: sets[0])
+
+
+@pytest.mark.usefixtures("own_products")
 def test_bits_depend_on_the_row_alone() -> None:
     product = product_of(matrices(torch.bfloat16))
     assert isinstance(product, PanelProduct)
@@ -48,3 +67,29 @@ def test_bits_depend_on_the_row_alone() -> None:
         alone = torch.zeros(count, 64, dtype=torch.bfloat16)
         product(x[first : first + count], alone)
         assert torch.equal(alone, together[first : first + count])
+
+
+@pytest.mark.usefixtures("own_products")
+def test_a_request_has_the_same_bits_whatever_adapters_others_have(model: Path, adapters: dict[str, Path]) -> None:
+    engine = lora_engine(model, dtype="bfloat16", enable_prefix_caching=False)
+    for name in ("all", "attention"):
+        engine.adapters.load(name, adapters[name])
+    sampling = SamplingParams(temperature=0, max_tokens=6, logprobs=5, ignore_eos=True)
+    names = (None, "all", None, "attention", "all")
+    requests = [(f"{place}", random_tokens(20 + place, place), name, sampling) for place, name in enumerate(names)]
+    separate = [logprobs_of(engine, request(*each)) for each in requests]
+    assert logprobs_of(engine, *(request(*each) for each in requests)) == {
+        name: each for alone in separate for name, each in alone.items()
+    }
+
+
+def logprobs_of(engine: Engine, *requests: Request) -> dict[str, list[PositionLogprobs]]:
+    """Return the logprobs of each output token, by request."""
+    found: dict[str, list[PositionLogprobs]] = {each.request_id: [] for each in requests}
+    for each in requests:
+        engine.add(each)
+    while engine.has_work:
+        for output in engine.run(engine.schedule()).outputs:
+            if output.sampled is not None and output.sampled.logprobs is not None:
+                found[output.request_id].append(output.sampled.logprobs)
+    return found
