@@ -129,6 +129,8 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
             stack.push_async_callback(_cancel, reporting)
             reading = asyncio.create_task(model.plan.run(), name="plans")
             stack.push_async_callback(_cancel, reading)
+            keeping = asyncio.create_task(model.pins.run(), name="pins")
+            stack.push_async_callback(_cancel, keeping)
         if service.group is not None:
             await stack.enter_async_context(service.group)
         await _wait_for_workers(service.models)

@@ -69,7 +69,7 @@ class PrefixPins:
         self._cache = cache
         self._clock = clock
         self._pins: dict[PinKey, PrefixPin] = {}
-        self._deleted: dict[PinKey, float] = {}  # when they would have expired
+        self._deleted: dict[PinKey, float] = {}  # time of the deletion on the callers' clock; the latest ones
         self._rests_until_s = -math.inf
         self._num_dropped = 0
         self._num_blocks = 0
@@ -88,10 +88,9 @@ class PrefixPins:
         self.expire()
         return [pin for pin in self._pins.values() if pin.key.owner == owner]
 
-    def is_deleted(self, key: PinKey) -> bool:
-        """Return whether a pin was deleted, and would not have expired yet."""
-        self.expire()
-        return key in self._deleted
+    def is_deleted(self, key: PinKey, created_s: float) -> bool:
+        """Return whether a pin that was asked for at this time, on the callers' clock, was deleted since."""
+        return self._deleted.get(key, -math.inf) >= created_s
 
     def remaining_s(self, pin: PrefixPin) -> float:
         """Return the seconds until a pin expires."""
@@ -113,7 +112,6 @@ class PrefixPins:
         pin = PrefixPin(key, num_tokens, tuple(blocks), self._clock() + ttl_s)
         if former is None or set(former.blocks) != set(blocks):
             self._check_room(pin, share)
-        self._deleted.pop(key, None)
         self._cache.pool.hold(blocks)
         if former is not None:
             self._release(former)
@@ -121,25 +119,27 @@ class PrefixPins:
         self._count()
         return pin
 
-    def delete(self, key: PinKey) -> bool:
-        """Release a pin and remember that it was deleted; False if there is none."""
+    def delete(self, key: PinKey, deleted_s: float = 0.0) -> bool:
+        """Release a pin; False if there is none. `deleted_s`: see `is_deleted`; 0: it may be made again."""
+        if deleted_s:
+            self._deleted.pop(key, None)
+            self._deleted[key] = deleted_s
+        while len(self._deleted) > MAX_PINS:
+            del self._deleted[next(iter(self._deleted))]
         pin = self._pins.get(key)
         if pin is None:
             return False
         self._release(pin)
-        self._deleted[key] = pin.expires_s
-        while len(self._deleted) > MAX_PINS:
-            del self._deleted[next(iter(self._deleted))]
         self._count()
         return True
 
-    def expire(self) -> None:
-        """Release the pins whose time has passed."""
+    def expire(self) -> float | None:
+        """Release the pins whose time has passed; return the seconds until the next one expires, if there is one."""
         now_s = self._clock()
         for pin in [pin for pin in self._pins.values() if pin.expires_s <= now_s]:
             self._release(pin)
             self._count()
-        self._deleted = {key: expires_s for key, expires_s in self._deleted.items() if expires_s > now_s}
+        return min((pin.expires_s - now_s for pin in self._pins.values()), default=None)
 
     def drop_oldest(self) -> bool:
         """Release the oldest pin, since a request lacks blocks; False if there is none."""

@@ -1,5 +1,6 @@
 """Pinned prefixes: what they hold, their quotas, and requests that need their blocks."""
 
+import contextlib
 import random
 
 import pytest
@@ -55,7 +56,8 @@ def test_a_pinned_prefix_survives_other_prompts_until_it_expires() -> None:
     pins, prompt = pins_of(rig, clock), [1] * 20
     computed(rig, prompt)
     pin = pins.hold(key(), hashes_of(prompt), 60.0, PinShare())
-    assert pin is not None and (pin.num_tokens, len(pin.blocks)) == (20, 5)
+    assert pin is not None
+    assert (pin.num_tokens, len(pin.blocks)) == (20, 5)
     assert pins.figures.num_blocks == 5
 
     def evict(name: str) -> None:
@@ -69,7 +71,8 @@ def test_a_pinned_prefix_survives_other_prompts_until_it_expires() -> None:
     rig.run_to_end()
     assert again.num_cached_tokens == 20
     clock.now_s += 60
-    assert pins.of("") == [] and pins.figures.num_blocks == 0
+    assert pins.of("") == []
+    assert pins.figures.num_blocks == 0
     rig.scheduler.blocks.check_integrity([])
     evict("y")
     evict("z")
@@ -83,7 +86,8 @@ def test_a_prefix_that_is_not_cached_is_not_pinned() -> None:
     assert pins.hold(key(), hashes_of(prompt), 60.0, ALL, min_blocks=5) is None
     assert pins.figures.num_pins == 0
     pin = pins.hold(key(), hashes_of(prompt), 60.0, ALL)
-    assert pin is not None and pin.num_tokens == 12
+    assert pin is not None
+    assert pin.num_tokens == 12
 
 
 def test_quotas_count_a_common_block_once_and_say_what_is_free() -> None:
@@ -99,7 +103,8 @@ def test_quotas_count_a_common_block_once_and_say_what_is_free() -> None:
     assert pins.figures.num_blocks == 8
     with pytest.raises(NoRoomForPin, match="only 4 of the 12 for all pins"):
         pins.hold(key("c", owner="other"), hashes_of([2] * 20), 60.0, share)
-    assert pins.delete(key("a")) and pins.delete(key("b"))
+    assert pins.delete(key("a"))
+    assert pins.delete(key("b"))
     assert pins.hold(key("c", owner="other"), hashes_of([2] * 20), 60.0, share) is not None
     rig.scheduler.check_integrity()
 
@@ -117,9 +122,10 @@ def test_a_pin_is_extended_and_replaced_under_its_key_alone() -> None:
     assert pins.of("other") == []
     assert pins.figures == type(pins.figures)(num_pins=1, num_blocks=3)
     assert not pins.delete(key(owner="other"))
-    assert pins.delete(key()) and pins.is_deleted(key()) and not pins.delete(key())
-    clock.now_s += 9
-    assert not pins.is_deleted(key())
+    assert pins.delete(key(), deleted_s=50.0)
+    assert not pins.delete(key())
+    assert pins.is_deleted(key(), created_s=50.0)
+    assert not pins.is_deleted(key(), created_s=51.0)
     rig.scheduler.blocks.check_integrity([])
 
 
@@ -195,7 +201,8 @@ def test_a_windowed_prompt_drops_the_pins_in_its_way() -> None:
     for number, num_tokens in ((1, 80), (3, 40)):
         run([number] * num_tokens)
         pin = blocks.prefix_pins.hold(key(f"{number}"), hashes_of([number] * num_tokens), 60.0, ALL)
-        assert pin is not None and pin.num_tokens == num_tokens
+        assert pin is not None
+        assert pin.num_tokens == num_tokens
     assert len(blocks.cache.match(hashes_of([1] * 80))) == 20
     run([2] * 110)  # 28 blocks and those of a window beside 36 pinned ones
     assert [pin.key.name for pin in blocks.prefix_pins.of("")] == ["3"]
@@ -219,10 +226,8 @@ def test_random_workloads_with_pins_produce_the_reference_tokens(seed: int) -> N
         clock.now_s += rng.choice([0, 1, 20])
         pin_key = key(f"{rng.randrange(4)}", owner=rng.choice(["", "other"]))
         if rng.random() < 0.5:
-            try:
+            with contextlib.suppress(NoRoomForPin):
                 pins.hold(pin_key, hashes_of(rng.choice(prompts)), rng.choice([5, 60]), PinShare(rng.choice([0.4, 1])))
-            except NoRoomForPin:
-                pass
         elif rng.random() < 0.3:
             pins.delete(pin_key)
         rig.scheduler.check_integrity()

@@ -1,0 +1,143 @@
+"""The pins of one model that a router has taken, from their first place to their end.
+
+1. The prefix is computed as a request without output, at the workers that the policy chooses.
+2. The worker that computed it holds its blocks until the pin expires. If its quota is used up, others are tried.
+3. Every few seconds the router asks each holder whether it still has the pin. One that was lost, or dropped for a
+   request, is computed and held elsewhere. One that another router has deleted is forgotten.
+
+A router that ends leaves its pins to expire where they are; no router places them anew.
+"""
+
+import logging
+import time
+
+from baton.engine.errors import EngineError, QueueFull
+from baton.router.admission.admission import Admission
+from baton.router.errors import Overloaded
+from baton.router.generation import Generation
+from baton.router.pins.pin import Pin
+from baton.router.pins.placement import Placement, prefix_request
+from baton.router.pins.worker_pins import NotCached, delete, hold
+from baton.router.pipeline import Pipeline
+from baton.router.policy.cluster import WorkerSnapshot
+from baton.router.request_context import INT32_MAX, RequestContext
+from baton.router.workers.pool import WorkerPool
+from baton.rpc.status import NotFound, ServiceError, Unavailable
+
+logger = logging.getLogger(__name__)
+
+MAX_PINS = 1024
+MAX_TOKENS = 16 << 20  # of all pins of a router, 4 bytes each
+CHECK_S = 2.0  # between two checks of the holders
+RETRY_S = 30.0  # after a failure at one worker
+PLACE_S = 600.0  # for a prefix to be computed anew
+
+
+class PinKeeper:
+    """The pins of a model. `run` keeps them."""
+
+    def __init__(self, pool: WorkerPool, pipeline: Pipeline, admission: Admission) -> None:
+        self._pool = pool
+        self._pipeline = pipeline
+        self._admission = admission
+        self._placement = Placement(pool, pipeline)
+        self._pins: dict[tuple[str, str], Pin] = {}
+
+    def of(self, owner: str) -> list[Pin]:
+        """Return the pins of an owner that this router has taken."""
+        return [pin for pin in self._pins.values() if pin.owner == owner and pin.ttl_s() > 0]
+
+    async def take(self, pin: Pin, generation: Generation) -> None:
+        """Place a new pin, and keep it from then on. `generation`: of its prefix, prepared.
+
+        Raises Overloaded for too many pins, and what `Placement.place` raises.
+        """
+        others = [each for each in self._pins.values() if each.key != pin.key]
+        num_tokens = sum(each.num_tokens for each in others)
+        if num_tokens + pin.num_tokens > MAX_TOKENS or len(others) >= MAX_PINS:
+            text = f"this router keeps {len(others)} pins of {num_tokens} tokens, near the maximum; delete some"
+            raise Overloaded(text, int(RETRY_S))
+        self._placement.check_size(pin)
+        await self._placement.place(pin, generation)
+        self._pins[pin.key] = pin
+        await delete(self._pool, pin.owner, pin.name, deleted_s=0.0, but=tuple(pin.holders))  # of an earlier pin
+
+    def keep(self, pin: Pin) -> None:
+        """Keep a pin that `run` places."""
+        self._pins[pin.key] = pin
+
+    async def delete(self, owner: str, name: str) -> bool:
+        """Delete a pin, whichever router has taken it; False if there is none."""
+        is_known = self._pins.pop((owner, name), None) is not None
+        return bool(await delete(self._pool, owner, name, deleted_s=time.time())) or is_known
+
+    async def run(self) -> None:
+        """Keep the pins until cancelled."""
+        while True:
+            try:
+                await self._pool.wait_change(CHECK_S)  # a change may be the loss of a holder
+            except Unavailable:  # the router is shutting down
+                return
+            for pin in list(self._pins.values()):
+                if self._pins.get(pin.key) is pin:
+                    await self._check(pin)
+
+    async def _check(self, pin: Pin) -> None:
+        """Renew a pin at its holders, and place it where it is missing."""
+        if pin.is_everywhere:
+            pin.extend()
+        if pin.ttl_s() <= 0:
+            del self._pins[pin.key]
+            return
+        try:
+            for incarnation in list(pin.holders):
+                await self._renew(pin, incarnation)
+            if pin.is_everywhere:
+                for worker in self._placement.prefillers():
+                    if worker.incarnation not in pin.holders:
+                        await self._retry(pin, worker)
+            elif not pin.holders:
+                await self._retry(pin, None)
+        except NotFound:  # another router has deleted it
+            if self._pins.get(pin.key) is pin:
+                del self._pins[pin.key]
+
+    async def _renew(self, pin: Pin, incarnation: str) -> None:
+        """Ask a holder for its pin. Raises NotFound if it was deleted."""
+        connection = self._pool.connection(incarnation)
+        try:
+            if connection is None:
+                raise NotCached("the worker was lost")
+            pin.holders[incarnation] = await hold(connection, pin, is_whole=False)
+        except (NotCached, QueueFull) as error:
+            del pin.holders[incarnation]
+            logger.info("pin %s is placed anew: %s", pin.name, error)
+        except NotFound:
+            raise
+        except (ServiceError, EngineError) as error:  # asked again at the next check
+            logger.debug("pin %s was not renewed: %s", pin.name, error)
+
+    async def _retry(self, pin: Pin, worker: WorkerSnapshot | None) -> None:
+        """Place a pin at a worker, or anywhere, unless that has just failed. Raises NotFound if it was deleted."""
+        place = "" if worker is None else worker.incarnation
+        if time.monotonic() < pin.next_try_s.get(place, 0.0):
+            return
+        deadline_s = time.monotonic() + min(pin.ttl_s(), PLACE_S)
+        context = RequestContext(deadline_s=deadline_s, priority=INT32_MAX, is_deferred=True)
+        try:
+            self._placement.check_size(pin)
+            async with self._admission.admit(1, context):
+                request = prefix_request(pin.prefix.token_ids.tolist(), pin, context)
+                generation = await self._pipeline.prepare(request)
+                if worker is None:
+                    await self._placement.place(pin, generation)
+                else:
+                    await self._placement.place_at(worker, pin, generation)
+            logger.info("pin %s of %d tokens is held by %s", pin.name, pin.num_tokens, ", ".join(pin.holders))
+        except NotFound:
+            raise
+        except (ServiceError, EngineError, NotCached) as error:
+            pin.next_try_s[place] = time.monotonic() + RETRY_S
+            if str(error) != pin.last_failure:
+                logger.warning("pin %s has no place now: %s", pin.name, error)
+            pin.last_failure = str(error)

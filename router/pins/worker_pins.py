@@ -1,0 +1,137 @@
+"""Calls to the KVCache service of workers."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from baton.engine.errors import QueueFull
+from baton.protos.worker_pb2 import ClearRequest, ListPinsRequest, PinnedPrefix, PinRequest, UnpinRequest
+from baton.protos.worker_pb2_grpc import KVCacheStub
+from baton.router.errors import WorkerLost
+from baton.router.pins.pin import Pin
+from baton.router.workers.connection import WorkerConnection
+from baton.router.workers.pool import WorkerPool
+from baton.rpc.status import error_from_code
+
+CALL_S = 10.0  # a worker answers between two steps
+
+
+class PinRefused(QueueFull):
+    """A worker's quota does not allow a pin now."""
+
+    def __init__(self, message: str, incarnation: str) -> None:
+        """`incarnation`: of the worker."""
+        super().__init__(message)
+        self.incarnation = incarnation
+
+
+class NotCached(Exception):
+    """A worker has not cached all of a prefix that it should pin, or has restarted."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPin:
+    """A pin as a worker reports it."""
+
+    worker_id: str
+    pin: PinnedPrefix
+
+
+async def hold(connection: WorkerConnection, pin: Pin, is_whole: bool = True) -> int:
+    """Have a worker pin a prefix that it has cached; return the number of tokens that it holds.
+
+    `is_whole`: refuse a shorter prefix. Raises NotCached, NotFound if the pin was deleted, PinRefused for a quota, or
+    another error of `rpc.status`.
+    """
+    channel, worker = _reached(connection)
+    hashes = pin.prefix.hashes(worker.block_size)
+    request = PinRequest(
+        owner=pin.owner,
+        name=pin.name,
+        block_hashes=hashes,
+        min_blocks=0 if is_whole else 1,
+        ttl_s=max(pin.ttl_s(), 0.001),
+        max_share=pin.max_share,
+        created_s=pin.created_s,
+        incarnation=worker.incarnation,
+    )
+    try:
+        return (await KVCacheStub(channel).Pin(request, timeout=CALL_S)).num_tokens
+    except grpc.aio.AioRpcError as error:
+        details = error.details() or error.code().name
+        if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            raise NotCached(details) from error
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise PinRefused(f"worker {worker.worker_id}: {details}", worker.incarnation) from error
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            details = f"worker {worker.worker_id} is of a version without pins"
+        raise error_from_code(error.code().value[0], details) from error
+
+
+async def delete(pool: WorkerPool, owner: str, name: str, deleted_s: float, but: Sequence[str] = ()) -> int:
+    """Delete a pin at all workers, apart from the incarnations in `but`; return how many had it.
+
+    `deleted_s`: Unix time after which it is not placed anew; 0: it only moves.
+    """
+    request = UnpinRequest(owner=owner, name=name, deleted_s=deleted_s)
+
+    async def unpin(connection: WorkerConnection) -> int:
+        try:
+            channel, worker = _reached(connection)
+            if worker.incarnation in but:
+                return 0
+            return int((await KVCacheStub(channel).Unpin(request, timeout=CALL_S)).was_pinned)
+        except (grpc.aio.AioRpcError, WorkerLost):
+            return 0
+
+    return sum(await asyncio.gather(*map(unpin, pool.reached)))
+
+
+async def listed(pool: WorkerPool, owner: str) -> list[WorkerPin]:
+    """Return the pins of an owner at all workers that respond."""
+
+    async def pins(connection: WorkerConnection) -> list[WorkerPin]:
+        try:
+            channel, worker = _reached(connection)
+            response = await KVCacheStub(channel).ListPins(ListPinsRequest(owner=owner), timeout=CALL_S)
+        except (grpc.aio.AioRpcError, WorkerLost):
+            return []
+        return [WorkerPin(worker.worker_id, pin) for pin in response.pins]
+
+    return [each for found in await asyncio.gather(*map(pins, pool.reached)) for each in found]
+
+
+async def cleared(pool: WorkerPool) -> dict[str, int]:
+    """Have all workers forget their cached blocks without holders; return the number of them by worker.
+
+    Raises WorkerLost if one does not respond.
+    """
+
+    async def clear(connection: WorkerConnection) -> tuple[str, int]:
+        channel, worker = _reached(connection)
+        try:
+            response = await KVCacheStub(channel).Clear(ClearRequest(), timeout=CALL_S)
+        except grpc.aio.AioRpcError as error:
+            details = error.details() or error.code().name
+            raise WorkerLost(f"the cache of worker {worker.worker_id} was not cleared: {details}") from error
+        return worker.worker_id, response.num_blocks
+
+    return dict(await asyncio.gather(*map(clear, pool.reached)))
+
+
+@dataclass(frozen=True, slots=True)
+class ReachedWorker:
+    """What calls need to know of a worker."""
+
+    worker_id: str
+    incarnation: str
+    block_size: int
+
+
+def _reached(connection: WorkerConnection) -> tuple[grpc.aio.Channel, ReachedWorker]:
+    channel, found = connection.channel, connection.description
+    if channel is None or found is None:
+        raise WorkerLost(f"the worker at {connection.address} was lost")
+    return channel, ReachedWorker(found.worker_id, found.incarnation, found.block_size)
