@@ -24,7 +24,7 @@ from baton.router.service import RouterService
 from baton.rpc.status import NotFound
 from baton.settings.names import is_name
 
-PINS, PIN = "/v1/cache/pins", "/v1/cache/pins/{pin_id}"
+PINS, PIN = "/v1/cache/pins", "/v1/cache/pins/{pin_id:path}"
 
 
 class PinsApi:

@@ -44,7 +44,7 @@ class PinRequest(RequestBody):
     cache_salt: Label | None = None
 
     def check(self) -> None:
-        """Raise InvalidRequest unless the id is valid, and exactly one of prompt and messages is given, without images."""
+        """Raise InvalidRequest unless the id is valid and exactly one prefix is given, without images."""
         if self.id is not None and not is_name(self.id):
             raise FieldError("id", f"id must be {NAME_RULE}")
         if self.messages is not None and self.prompt is not None:

@@ -1,8 +1,9 @@
 """Calls to the KVCache service of workers."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 
@@ -15,7 +16,9 @@ from baton.router.workers.connection import WorkerConnection
 from baton.router.workers.pool import WorkerPool
 from baton.rpc.status import error_from_code
 
-CALL_S = 10.0  # a worker answers between two steps
+T = TypeVar("T")
+
+CALL_S = 10.0  # a worker responds between two steps
 
 
 class PinRefused(QueueFull):
@@ -45,12 +48,11 @@ async def hold(connection: WorkerConnection, pin: Pin, is_whole: bool = True) ->
     `is_whole`: refuse a shorter prefix. Raises NotCached, NotFound if the pin was deleted, PinRefused for a quota, or
     another error of `rpc.status`.
     """
-    channel, worker = _reached(connection)
-    hashes = pin.prefix.hashes(worker.block_size)
+    worker = ReachedWorker.of(connection)
     request = PinRequest(
         owner=pin.owner,
         name=pin.name,
-        block_hashes=hashes,
+        block_hashes=pin.prefix.hashes(worker.block_size),
         min_blocks=0 if is_whole else 1,
         ttl_s=max(pin.ttl_s(), 0.001),
         max_share=pin.max_share,
@@ -58,7 +60,7 @@ async def hold(connection: WorkerConnection, pin: Pin, is_whole: bool = True) ->
         incarnation=worker.incarnation,
     )
     try:
-        return (await KVCacheStub(channel).Pin(request, timeout=CALL_S)).num_tokens
+        return (await worker.response(KVCacheStub(worker.channel).Pin(request, timeout=CALL_S))).num_tokens
     except grpc.aio.AioRpcError as error:
         details = error.details() or error.code().name
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
@@ -73,16 +75,16 @@ async def hold(connection: WorkerConnection, pin: Pin, is_whole: bool = True) ->
 async def delete(pool: WorkerPool, owner: str, name: str, deleted_s: float, but: Sequence[str] = ()) -> int:
     """Delete a pin at all workers, apart from the incarnations in `but`; return how many had it.
 
-    `deleted_s`: Unix time after which it is not placed anew; 0: it only moves.
+    `deleted_s`: Unix time of the deletion, after which it is not placed anew; 0: it only moves.
     """
     request = UnpinRequest(owner=owner, name=name, deleted_s=deleted_s)
 
     async def unpin(connection: WorkerConnection) -> int:
         try:
-            channel, worker = _reached(connection)
+            worker = ReachedWorker.of(connection)
             if worker.incarnation in but:
                 return 0
-            return int((await KVCacheStub(channel).Unpin(request, timeout=CALL_S)).was_pinned)
+            return int((await worker.response(KVCacheStub(worker.channel).Unpin(request, timeout=CALL_S))).was_pinned)
         except (grpc.aio.AioRpcError, WorkerLost):
             return 0
 
@@ -91,11 +93,12 @@ async def delete(pool: WorkerPool, owner: str, name: str, deleted_s: float, but:
 
 async def listed(pool: WorkerPool, owner: str) -> list[WorkerPin]:
     """Return the pins of an owner at all workers that respond."""
+    request = ListPinsRequest(owner=owner)
 
     async def pins(connection: WorkerConnection) -> list[WorkerPin]:
         try:
-            channel, worker = _reached(connection)
-            response = await KVCacheStub(channel).ListPins(ListPinsRequest(owner=owner), timeout=CALL_S)
+            worker = ReachedWorker.of(connection)
+            response = await worker.response(KVCacheStub(worker.channel).ListPins(request, timeout=CALL_S))
         except (grpc.aio.AioRpcError, WorkerLost):
             return []
         return [WorkerPin(worker.worker_id, pin) for pin in response.pins]
@@ -110,9 +113,9 @@ async def cleared(pool: WorkerPool) -> dict[str, int]:
     """
 
     async def clear(connection: WorkerConnection) -> tuple[str, int]:
-        channel, worker = _reached(connection)
+        worker = ReachedWorker.of(connection)
         try:
-            response = await KVCacheStub(channel).Clear(ClearRequest(), timeout=CALL_S)
+            response = await worker.response(KVCacheStub(worker.channel).Clear(ClearRequest(), timeout=CALL_S))
         except grpc.aio.AioRpcError as error:
             details = error.details() or error.code().name
             raise WorkerLost(f"the cache of worker {worker.worker_id} was not cleared: {details}") from error
@@ -123,15 +126,27 @@ async def cleared(pool: WorkerPool) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class ReachedWorker:
-    """What calls need to know of a worker."""
+    """A worker that can be called."""
 
     worker_id: str
     incarnation: str
     block_size: int
+    channel: grpc.aio.Channel
 
+    @classmethod
+    def of(cls, connection: WorkerConnection) -> "ReachedWorker":
+        """Return the worker of a connection. Raises WorkerLost."""
+        channel, found = connection.channel, connection.description
+        if channel is None or found is None:
+            raise WorkerLost(f"the worker at {connection.address} was lost")
+        return cls(found.worker_id, found.incarnation, found.block_size, channel)
 
-def _reached(connection: WorkerConnection) -> tuple[grpc.aio.Channel, ReachedWorker]:
-    channel, found = connection.channel, connection.description
-    if channel is None or found is None:
-        raise WorkerLost(f"the worker at {connection.address} was lost")
-    return channel, ReachedWorker(found.worker_id, found.incarnation, found.block_size)
+    async def response(self, call: Awaitable[T]) -> T:
+        """Return the response of a call. Raises AioRpcError, or WorkerLost if the call's channel was closed."""
+        task = asyncio.current_task()
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if task is not None and task.cancelling():
+                raise
+            raise WorkerLost(f"worker {self.worker_id} was lost") from None

@@ -105,7 +105,8 @@ class SimulatedWorker:
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self._server)
         worker_pb2_grpc.add_KVSourceServicer_to_server(KVSourceService(self._host, self.drain), self._server)
-        worker_pb2_grpc.add_KVCacheServicer_to_server(KVCacheService(self._host, MAX_PINNED_FRACTION), self._server)
+        cache = KVCacheService(self._host, MAX_PINNED_FRACTION, service.note_news)
+        worker_pb2_grpc.add_KVCacheServicer_to_server(cache, self._server)
 
     def _register_role(self) -> Iterator[DecodeRequests | PrefillService]:
         """Add the services of the worker's role, and yield what to close at the end, in order."""

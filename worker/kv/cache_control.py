@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Callable
 
 import grpc
 
@@ -20,8 +21,10 @@ MAX_TTL_S = 365 * 86400.0  # event loop timers do not support much more
 class KVCacheService(worker_pb2_grpc.KVCacheServicer):
     """The KVCache service. Pins belong to the engine's pool, so that they outlast a change of role."""
 
-    def __init__(self, host: Host, max_pinned_fraction: float) -> None:
+    def __init__(self, host: Host, max_pinned_fraction: float, note_change: Callable[[], None]) -> None:
+        """`note_change` is called after each change, so that routers get a report of it."""
         self._host = host
+        self._note_change = note_change
         self._max_pinned_fraction = max_pinned_fraction
         self._timer: asyncio.TimerHandle | None = None  # for the first pin that expires
 
@@ -49,6 +52,7 @@ class KVCacheService(worker_pb2_grpc.KVCacheServicer):
             text = f"the worker has not cached {min_blocks} blocks of the prefix"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         self._expire_in(request.ttl_s)
+        self._note_change()
         return worker_pb2.PinResponse(num_tokens=held.num_tokens)
 
     async def Unpin(  # noqa: N802
@@ -58,6 +62,7 @@ class KVCacheService(worker_pb2_grpc.KVCacheServicer):
         key = PinKey(request.owner, request.name)
         deleted_s = request.deleted_s
         was_pinned = await self._host.call(lambda engine: engine.blocks.prefix_pins.delete(key, deleted_s))
+        self._note_change()
         return worker_pb2.UnpinResponse(was_pinned=was_pinned)
 
     async def ListPins(  # noqa: N802
@@ -75,7 +80,9 @@ class KVCacheService(worker_pb2_grpc.KVCacheServicer):
         self, request: worker_pb2.ClearRequest, context: Context
     ) -> worker_pb2.ClearResponse:
         """Forget the cached blocks that nothing holds."""
-        return worker_pb2.ClearResponse(num_blocks=await self._host.call(lambda engine: engine.blocks.cache.clear()))
+        num_blocks = await self._host.call(lambda engine: engine.blocks.cache.clear())
+        self._note_change()
+        return worker_pb2.ClearResponse(num_blocks=num_blocks)
 
     def _described(self, pin: PrefixPin, ttl_s: float) -> worker_pb2.PinnedPrefix:
         num_blocks = len(pin.blocks)
@@ -105,6 +112,7 @@ class KVCacheService(worker_pb2_grpc.KVCacheServicer):
             return
         if (delay_s := expiring.result()) is not None:
             self._expire_in(delay_s)
+        self._note_change()
 
 
 async def _checked_hashes(request: worker_pb2.PinRequest, context: Context) -> list[BlockHash]:
