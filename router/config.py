@@ -5,7 +5,7 @@ from typing import Literal
 
 from baton.router.admission.shared_places import reserved_places
 from baton.router.auth.api_key import hidden
-from baton.router.config_checks import check_https, check_media_domains, check_origins
+from baton.router.config_checks import DEFAULT_SLO, check_https, check_media_domains, check_origins, promised_s
 from baton.router.images.limits import images_per_prompt, resized_bounds
 from baton.router.model_options import (
     MODEL_FORM,
@@ -18,7 +18,6 @@ from baton.router.model_options import (
 from baton.settings.names import is_loopback, is_worker_address
 from baton.settings.options import PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
 from baton.settings.registry_url import parse_registry_url
-from baton.settings.slo import parse_slo
 from baton.settings.values import JsonText, OptionError
 
 SECRETS = {  # environment variables
@@ -29,7 +28,6 @@ SECRETS = {  # environment variables
 PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "always_local"]
 MIN_HEARTBEAT_TIMEOUT_S = 1.0  # less would kill processes that are only busy
 MIN_SECRET_CHARS = 16
-DEFAULT_SLO = "ttft=1s,tpot=50ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +176,11 @@ class RouterConfig:
     batch_inflight: int = option(
         256, "Maximum completions of batches in flight, of one router process, behind all other requests.", minimum=1
     )
+    pin_prefix: tuple[str, ...] = option(
+        (),
+        "Text files with which prompts of --model begin, separated by commas. Their KV stays cached on all workers "
+        "that compute prompts, for the life of the server. Default: none.",
+    )
     tool_call_parser: str | None = option(
         None,
         "Format of the model's tool calls, under vLLM's names. Default: found in the chat template; none: outputs are "
@@ -261,13 +264,14 @@ class RouterConfig:
                 raise OptionError(f"workers: {address!r} is neither host:port, such as 127.0.0.1:7000, nor unix:/path")
         if (self.process is None) != (self.group_dir is None):
             raise OptionError("process: process and group_dir must be given together")
-        if (self.target_ttft_ms is None) != (self.target_tpot_ms is None):
-            raise OptionError("target_ttft_ms: target_ttft_ms and target_tpot_ms must be given together")
-        if self.slo is not None and self.target_ttft_ms is not None:
-            raise OptionError("slo: it replaces target_ttft_ms and target_tpot_ms; give slo alone")
         if 0 < self.heartbeat_timeout_s < MIN_HEARTBEAT_TIMEOUT_S:
             raise OptionError(f"heartbeat_timeout_s: must be 0 or at least {MIN_HEARTBEAT_TIMEOUT_S:g}")
         self.promised_s()
+        if self.pin_prefix and self.needs_key and not self.shared_cache:
+            raise OptionError(
+                "pin_prefix: API keys share no cached prompts, so none would find the prefix; set shared_cache, or "
+                "have each key pin it (/v1/cache/pins)"
+            )
         images_per_prompt(self.limit_mm_per_prompt)
         resized_bounds(self.mm_processor_kwargs)
         self._check_models()
@@ -290,17 +294,7 @@ class RouterConfig:
 
     def promised_s(self) -> dict[str, float]:
         """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError."""
-        if self.target_ttft_ms is not None and self.target_tpot_ms is not None:
-            return {"ttft": self.target_ttft_ms / 1000, "tpot": self.target_tpot_ms / 1000}
-        if self.slo == "none":
-            return {}
-        try:
-            limits = parse_slo(self.slo or DEFAULT_SLO)
-        except OptionError as error:
-            raise OptionError(f"slo: {error}") from error
-        if len(limits) < 2:
-            raise OptionError(f"slo: {self.slo} must have both ttft and tpot, such as ttft=1s,tpot=50ms")
-        return limits
+        return promised_s(self.slo, self.target_ttft_ms, self.target_tpot_ms)
 
     @property
     def scheme(self) -> str:

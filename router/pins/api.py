@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from baton.router.auth.client import Client
+from baton.router.errors import PinNotFound
 from baton.router.http.exchange import Exchange
 from baton.router.http.headers import read_context, read_headers
 from baton.router.inline_work import InlineWork
@@ -21,7 +22,6 @@ from baton.router.pins.worker_pins import WorkerPin, listed
 from baton.router.request_context import RequestContext
 from baton.router.served_model import ServedModel
 from baton.router.service import RouterService
-from baton.rpc.status import NotFound
 from baton.settings.names import is_name
 
 PINS, PIN = "/v1/cache/pins", "/v1/cache/pins/{pin_id:path}"
@@ -62,7 +62,7 @@ class PinsApi:
         for model in self._service.models if is_name(pin_id) else ():
             was_pinned |= await model.pins.delete(client.tenant_id, pin_id)
         if not was_pinned:
-            raise NotFound(f"There is no pin '{pin_id[:128]}', or its time has passed.")
+            raise PinNotFound(f"There is no pin '{pin_id[:128]}', or its time has passed.")
         return _json({"id": pin_id, "object": "cache.pin", "deleted": True})
 
     def _begin(self, request: Request) -> Client:

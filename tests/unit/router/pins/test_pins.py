@@ -10,8 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from baton.router.config import RouterConfig
 from baton.router.pins import keeper
 from baton.settings.names import Role
+from baton.settings.values import OptionError
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.workers.app import simulated_workers
 from baton.simulation.workers.worker import SimulatedWorker
@@ -50,9 +52,12 @@ def held(worker: SimulatedWorker) -> int:
     return worker.core.blocks.prefix_pins.figures.num_blocks
 
 
+def headers_of(key: str, plan: str | None) -> dict[str, str]:
+    return {**(bearer(key) if key else {}), **({"x-baton-plan": plan} if plan else {})}
+
+
 async def pin(router: RunningRouter, key: str = "", plan: str | None = None, **fields: Any) -> httpx.Response:
-    headers = {**(bearer(key) if key else {}), **({"x-baton-plan": plan} if plan else {})}
-    return await router.http.post(PINS, json={"prompt": PREFIX, **fields}, headers=headers)
+    return await router.http.post(PINS, json={"prompt": PREFIX, **fields}, headers=headers_of(key, plan))
 
 
 async def pins(router: RunningRouter, key: str = "") -> list[dict[str, Any]]:
@@ -66,10 +71,10 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def complete(router: RunningRouter, prompt: list[int], key: str = "") -> int:
+async def complete(router: RunningRouter, prompt: list[int], key: str = "", plan: str | None = None) -> int:
     """Return the number of cached tokens of a completion."""
     body = {"prompt": prompt, "max_tokens": 4}
-    answer = await router.http.post("/v1/completions", json=body, headers=bearer(key) if key else None)
+    answer = await router.http.post("/v1/completions", json=body, headers=headers_of(key, plan))
     assert answer.status_code == 200, answer.text
     cached: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     return cached
@@ -87,8 +92,8 @@ async def test_a_pinned_prefix_is_cached_after_any_number_of_other_prompts() -> 
         }  # fmt: skip
         assert (held(prefill), held(decode)) == (6, 0)
         for number in range(6):
-            await complete(router, [500 + number] * 700)
-        assert await complete(router, [*PREFIX, 1, 2, 3]) == 96
+            await complete(router, [500 + number] * 700, plan="remote")
+        assert await complete(router, [*PREFIX, 1, 2, 3], plan="remote") == 96
         (listed,) = await pins(router)
         assert listed["id"] == "system"
         deleted = await router.http.delete(f"{PINS}/system")
@@ -219,3 +224,36 @@ async def test_routers_agree_on_pins_through_the_workers() -> None:
         assert held(worker) == 0
         assert (await pin(router, id="a")).status_code == 200
         assert held(worker) == 6
+
+
+async def test_the_servers_prefixes_are_pinned_on_all_workers_that_compute_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "system.txt"
+    file.write_text("You answer in verse. " * 40)
+    options = {"pin_prefix": (str(file),), "shared_cache": True, "api_key": ("sk-a",)}
+    async with serving("prefill", "prefill", "decode", **options) as (router, workers):
+
+        async def are_pinned() -> bool:
+            return held(workers[0]) == held(workers[1]) > 0
+
+        await until(are_pinned)
+        assert held(workers[2]) == 0
+        assert await pins(router, "sk-a") == []  # they belong to the server
+        assert workers[0].core.blocks.prefix_pins.drop_oldest()
+        workers[0].core.blocks.prefix_pins._rests_until_s = 0.0
+        await until(are_pinned)
+        body = {"prompt": file.read_text() + "Why?", "max_tokens": 2}
+        headers = headers_of("sk-a", "remote")
+        answer = (await router.http.post("/v1/completions", json=body, headers=headers)).json()
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_prefix_files_that_cannot_be_pinned_stop_the_router(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "long").write_text("word " * 100_000)
+    for name, text in (("none", "No such file"), ("empty", "is empty"), ("binary", "not UTF-8"), ("long", "context")):
+        with pytest.raises(OptionError, match=rf"pin_prefix: .*{text}"):
+            async with running_router(pin_prefix=(str(tmp_path / name),)):
+                pass
+    with pytest.raises(OptionError, match="pin_prefix: API keys share no cached prompts"):
+        RouterConfig(model="m", api_key=("a",), pin_prefix=("a.txt",))
