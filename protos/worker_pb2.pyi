@@ -463,6 +463,8 @@ class WorkerLoad(_message.Message):
     NUM_PINS_FIELD_NUMBER: _builtins.int
     NUM_PINNED_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_DROPPED_PINS_FIELD_NUMBER: _builtins.int
+    NUM_LOOKED_UP_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """requests in the batch"""
     num_waiting: _builtins.int
@@ -535,6 +537,10 @@ class WorkerLoad(_message.Message):
     """blocks that they hold; a block of several KV groups counts for each"""
     num_dropped_pins: _builtins.int
     """pins that were dropped for lack of blocks since the start"""
+    num_looked_up_tokens: _builtins.int
+    """tokens looked up in the prefix cache since the start"""
+    num_cached_tokens: _builtins.int
+    """those of them that were found"""
     @_builtins.property
     def peer_transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """transport in use and why, by KVPool.incarnation of the peer"""
@@ -586,10 +592,12 @@ class WorkerLoad(_message.Message):
         num_pins: _builtins.int = ...,
         num_pinned_blocks: _builtins.int = ...,
         num_dropped_pins: _builtins.int = ...,
+        num_looked_up_tokens: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_dropped_pins", b"num_dropped_pins", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_pinned_blocks", b"num_pinned_blocks", "num_pins", b"num_pins", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "step_s", b"step_s", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_dropped_pins", b"num_dropped_pins", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_looked_up_tokens", b"num_looked_up_tokens", "num_pinned_blocks", b"num_pinned_blocks", "num_pins", b"num_pins", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "step_s", b"step_s", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

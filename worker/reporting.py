@@ -138,6 +138,8 @@ def load_report(
         num_pins=stats.pins.num_pins,
         num_pinned_blocks=stats.pins.num_blocks,
         num_dropped_pins=stats.pins.num_dropped,
+        num_looked_up_tokens=stats.num_looked_up_tokens,
+        num_cached_tokens=stats.num_cached_tokens,
     )
 
 

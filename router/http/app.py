@@ -136,6 +136,7 @@ def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, descriptio
         ("/pools", operations.pools),
     ):
         app.get(path, response_class=Response, response_model=None)(serve)
+    app.post("/reset_prefix_cache", response_class=Response, response_model=None)(operations.reset_prefix_cache)
     app.post("/ping", response_class=Response, response_model=None)(operations.health)
     return app
 

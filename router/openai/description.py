@@ -14,6 +14,7 @@ from baton.router.kserve import response_models as kserve
 from baton.router.openai import response_models as bodies
 from baton.router.openai.fields import COMPLETIONS, STOP_STRINGS
 from baton.router.openai.prompts import PROMPTS, TOKEN_ID
+from baton.router.pins import response_models as pins
 from baton.router.responses import response_models as responses
 from baton.router.service import RouterService
 from baton.rpc.metrics_format import OPENMETRICS
@@ -41,6 +42,10 @@ BODIES: Mapping[str, Any] = {
     "GET /v1/batches": batches.BatchList,
     "/v1/batches/{batch_id}": batches.BatchObject,
     "/v1/batches/{batch_id}/cancel": batches.BatchObject,
+    "/v1/cache/pins": pins.PinObject,
+    "GET /v1/cache/pins": pins.PinList,
+    "/v1/cache/pins/{pin_id}": pins.DeletedPin,
+    "/reset_prefix_cache": pins.ClearedCache,
     "/tokenize": bodies.Tokenized,
     "/detokenize": bodies.Detokenized,
     "/v1/models": bodies.Models,
