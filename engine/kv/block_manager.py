@@ -88,6 +88,7 @@ class BlockManager:
         request.num_computed_tokens = num_known * self.block_size
         if self.used is not None:
             self.used.note_found(request.block_hashes[:num_known])
+        self.cache.pool.spare(held(request.block_table[: min(num_known, request.num_marked_tokens // self.block_size)]))
         return True
 
     def _blocks_to_take(self, request: Request, num_known: int) -> list[range]:
@@ -199,8 +200,11 @@ class BlockManager:
             for index in range(first, last):
                 parent = hashes[index - 1] if index else None
                 self.cache.store(request.block_table[index], hashes[index], parent, [table[index] for table in others])
+            marked = min(last, request.num_marked_tokens // self.block_size)
+            self.cache.pool.spare(held(request.block_table[first:marked]))
             if self.used is not None:
-                self.used.note(hashes[first:last], is_popular=request.num_cached_tokens > 0)
+                self.used.note(hashes[first:marked], is_popular=True)
+                self.used.note(hashes[max(first, marked) : last], is_popular=request.num_cached_tokens > 0)
         if self.groups.has_windows:
             self._give_back(request, before, num_computed_tokens)
         if self.groups.states is not None and num_computed_tokens > before:

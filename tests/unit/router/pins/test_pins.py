@@ -257,3 +257,21 @@ async def test_prefix_files_that_cannot_be_pinned_stop_the_router(tmp_path: Path
                 pass
     with pytest.raises(OptionError, match="pin_prefix: API keys share no cached prompts"):
         RouterConfig(model="m", api_key=("a",), pin_prefix=("a.txt",))
+
+
+async def test_caches_are_cleared_by_admins_and_keep_what_is_pinned(tmp_path: Path) -> None:
+    keys = TestKeys(tmp_path)
+    user, admin = keys.add("user"), keys.add("admin", admin=True)
+    reset = "/reset_prefix_cache"
+    async with serving("both", api_keys_file=str(keys.path)) as (router, (worker,)):
+        assert (await pin(router, user, prompt=PREFIX[:48])).status_code == 200
+        await complete(router, [*PREFIX, 1], user)
+        refused = await router.http.post(reset, headers=bearer(user))
+        assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+        assert (await router.http.post(reset)).status_code == 401
+        unknown = await router.http.post(reset, params={"model": "x"}, headers=bearer(admin))
+        assert unknown.status_code == 404
+        cleared = await router.http.post(reset, headers=bearer(admin))
+        assert cleared.json() == {"object": "cache.clear", "blocks": {"both-0": 3}}
+        assert await complete(router, [*PREFIX, 1], user) == 48
+        assert held(worker) == 3
