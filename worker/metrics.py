@@ -50,6 +50,7 @@ class WorkerSnapshot:
     experts: ExpertFigures | None  # None outside of a group
     is_short_of_ranks: bool
     saved_s: Mapping[str, float]  # seconds of prefill, by tier
+    block_bytes: int
 
 
 class WorkerMetrics(Collector):
@@ -71,7 +72,9 @@ class WorkerMetrics(Collector):
         found = {name: tier.fetched_blocks * block_size for name, tier in self._counters.tiers.items()}
         saved_s = self._saved_prefill.note({POOL: stats.num_cached_tokens, **found}, stats.prefill_tokens_per_s)
         is_short = self._host.is_short_of_ranks
-        return WorkerSnapshot(stats, replace(self._counters), transports, experts, is_short, saved_s)
+        return WorkerSnapshot(
+            stats, replace(self._counters), transports, experts, is_short, saved_s, self._host.block_bytes
+        )
 
     def collect(self) -> Iterator[Family]:
         """Yield all metrics; called on a thread of the HTTP server."""
@@ -107,7 +110,7 @@ class WorkerMetrics(Collector):
         yield self._counter("handover_failures", "Handovers that failed.", counters.handover_failures)
         yield self._counter("checksum_failures", "Transfers that failed a checksum.", counters.checksum_failures)
         yield from self._of_tiers(counters.tiers)
-        yield from self._of_pins(stats.pins)
+        yield from self._of_pins(stats.pins, snapshot.block_bytes)
         yield self._saved(snapshot.saved_s)
         transports = GaugeMetricFamily(
             "baton:kv_transport_info", "Transport in use for each peer.", labels=[*self._labels, "peer", "transport"]
@@ -145,11 +148,11 @@ class WorkerMetrics(Collector):
                 gauge.add_metric([*self._labels.values(), tier], getattr(counters, name))
             yield gauge
 
-    def _of_pins(self, pins: PinFigures) -> Iterator[Family]:
+    def _of_pins(self, pins: PinFigures, block_bytes: int) -> Iterator[Family]:
         """Yield the metrics of pinned prefixes."""
         yield self._gauge("kv_pins", "Pinned prefixes.", pins.num_pins)
         yield self._gauge("kv_pinned_blocks", "KV blocks that pinned prefixes hold.", pins.num_blocks)
-        num_bytes = pins.num_blocks * self._host.block_bytes
+        num_bytes = pins.num_blocks * block_bytes
         yield self._gauge("kv_pinned_bytes", "Bytes of KV that pinned prefixes hold.", num_bytes)
         yield self._counter("kv_dropped_pins", "Pins dropped since a request needed their blocks.", pins.num_dropped)
 
