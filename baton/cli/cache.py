@@ -24,7 +24,7 @@ from baton.kvtransfer.store.archive import (
 )
 from baton.kvtransfer.store.store import StoreUnavailable
 from baton.rpc.router_client import ServerError, check, connect, json_body, unreachable
-from baton.settings.values import OptionError, parse_size
+from baton.settings.values import parse_size
 
 TIMEOUT_S = 30.0
 CAPACITY = "32GiB"  # default of --kv-disk-bytes
@@ -65,7 +65,7 @@ def clear(url: str, api_key: str | None, https: ssl.SSLContext | None, model: st
     What stores below the KV cache hold stays there. If the server requires API keys, the key needs `admin: true`.
     """
     params = {} if model is None else {"model": model}
-    match _called(url, api_key, https, lambda client: client.post("/reset_prefix_cache", params=params)):
+    match _called(url, api_key, https, lambda client: client.post("/reset_prefix_cache", params=params, json={})):
         case {"blocks": dict() as blocks}:
             for worker, num_blocks in blocks.items():
                 click.echo(f"{worker}: {num_blocks} blocks forgotten")
@@ -127,8 +127,8 @@ def import_(
     """
     try:
         capacity_bytes = parse_size(max_bytes)
-    except OptionError as error:
-        raise click.UsageError(f"--max-bytes: {error}") from error
+    except (ValueError, OverflowError) as error:
+        raise click.UsageError(f"--max-bytes: {max_bytes!r} is no size; give one such as 32GiB") from error
     where = "the given fingerprints are" if fingerprint else f"the workers at {url} have"
     manifest = _archived(lambda: read_manifest(directory))
     wanted = set(fingerprint) or _fingerprints(url, api_key, https)

@@ -45,8 +45,9 @@ class PinsApi:
             client.charge(pin.num_tokens)
             exchange.forget_body()
             await model.pins.take(pin, generation)
-            found = next(each for each in await _shown(model, client) if each["id"] == pin.name)
-            await exchange.respond(200, orjson.dumps(found))
+            found = (each for each in await _shown(model, client) if each["id"] == pin.name)
+            ended = _object(pin.name, model.name, time.time())  # a short time may have passed
+            await exchange.respond(200, orjson.dumps(next(found, ended)))
 
     async def list(self, request: Request) -> Response:
         """Return the pins."""

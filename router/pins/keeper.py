@@ -8,6 +8,7 @@
 A router that ends leaves its pins to expire where they are; no router places them anew.
 """
 
+import asyncio
 import logging
 import time
 
@@ -21,6 +22,7 @@ from baton.router.pins.worker_pins import NotCached, delete, hold
 from baton.router.pipeline import Pipeline
 from baton.router.policy.cluster import WorkerSnapshot
 from baton.router.request_context import INT32_MAX, RequestContext
+from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.pool import WorkerPool
 from baton.rpc.status import NotFound, ServiceError, Unavailable
 
@@ -29,7 +31,9 @@ logger = logging.getLogger(__name__)
 MAX_PINS = 1024
 MAX_TOKENS = 16 << 20  # of all pins of a router, 4 bytes each
 CHECK_S = 2.0  # between two checks of the holders
-RETRY_S = 30.0  # after a failure at one worker
+RETRY_S = 30.0  # after a refusal
+SOON_S = 2.0  # after another failure, such as the lack of a worker
+MAX_CHECKS = 16  # at once
 PLACE_S = 600.0  # for a prefix to be computed anew
 
 
@@ -42,6 +46,7 @@ class PinKeeper:
         self._admission = admission
         self._placement = Placement(pool, pipeline)
         self._pins: dict[tuple[str, str], Pin] = {}
+        self._checks = asyncio.Semaphore(MAX_CHECKS)
 
     def of(self, owner: str) -> list[Pin]:
         """Return the pins of an owner that this router has taken."""
@@ -78,9 +83,17 @@ class PinKeeper:
                 await self._pool.wait_change(CHECK_S)  # a change may be the loss of a holder
             except Unavailable:  # the router is shutting down
                 return
-            for pin in list(self._pins.values()):
-                if self._pins.get(pin.key) is pin:
-                    await self._check(pin)
+            await asyncio.gather(*map(self._check_safely, list(self._pins.values())))
+
+    async def _check_safely(self, pin: Pin) -> None:
+        """Check a pin unless it was deleted, a few at once: a worker that hangs must not hold up the others' pins."""
+        async with self._checks:
+            if self._pins.get(pin.key) is not pin:
+                return
+            try:
+                await self._check(pin)
+            except Exception:  # the other pins must be kept
+                logger.exception("pin %s could not be checked", pin.name)
 
     async def _check(self, pin: Pin) -> None:
         """Renew a pin at its holders, and place it where it is missing."""
@@ -105,6 +118,8 @@ class PinKeeper:
     async def _renew(self, pin: Pin, incarnation: str) -> None:
         """Ask a holder for its pin. Raises NotFound if it was deleted."""
         connection = self._pool.connection(incarnation)
+        if connection is not None and connection.state is ConnectionState.SHORT_OF_RANKS:
+            return  # its engine responds once it has them
         try:
             if connection is None:
                 raise NotCached("the worker was lost")
@@ -136,8 +151,9 @@ class PinKeeper:
             logger.info("pin %s of %d tokens is held by %s", pin.name, pin.num_tokens, ", ".join(pin.holders))
         except NotFound:
             raise
-        except (ServiceError, EngineError, NotCached) as error:
-            pin.next_try_s[place] = time.monotonic() + RETRY_S
+        except (ServiceError, EngineError) as error:
+            delay_s = SOON_S if isinstance(error, Unavailable) else RETRY_S
+            pin.next_try_s[place] = time.monotonic() + delay_s
             if str(error) != pin.last_failure:
                 logger.warning("pin %s has no place now: %s", pin.name, error)
             pin.last_failure = str(error)

@@ -68,7 +68,7 @@ class Placement:
                     continue
                 try:
                     await self.place_at(worker, pin, generation)
-                except (ServiceError, EngineError, NotCached):
+                except (ServiceError, EngineError):
                     continue  # the first refusal says enough
                 return
             raise

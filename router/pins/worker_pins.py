@@ -14,7 +14,7 @@ from baton.router.errors import WorkerLost
 from baton.router.pins.pin import Pin
 from baton.router.workers.connection import WorkerConnection
 from baton.router.workers.pool import WorkerPool
-from baton.rpc.status import error_from_code
+from baton.rpc.status import Unavailable, error_from_code
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class PinRefused(QueueFull):
         self.incarnation = incarnation
 
 
-class NotCached(Exception):
+class NotCached(Unavailable):
     """A worker has not cached all of a prefix that it should pin, or has restarted."""
 
 

@@ -49,7 +49,7 @@ class KVCacheService(worker_pb2_grpc.KVCacheServicer):
         except (EngineError, NotFound) as error:  # a quota, or the engine has ended
             await context.abort(status_of(error).code, str(error))
         if held is None:
-            text = f"the worker has not cached {min_blocks} blocks of the prefix"
+            text = f"the worker has not cached {min_blocks} blocks of the prefix; is its KV cache too small, or off?"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         self._expire_in(request.ttl_s)
         self._note_change()

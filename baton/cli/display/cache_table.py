@@ -13,11 +13,12 @@ POOL = "kv_cache"
 def cache_table(rows: Sequence[WorkerRow]) -> Table:
     """Return a table with a row for the KV cache of each worker, and one for each store below it."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    lines = [cells for row in rows for cells in _cells(row)]
     for index, title in enumerate(COLUMNS):
-        table.add_column(title, justify="right" if index > 1 else "left", no_wrap=True)
-    for row in rows:
-        for cells in _cells(row):
-            table.add_row(*cells)
+        width = max(len(title), *(len(line[index]) for line in lines), 0)
+        table.add_column(title, justify="right" if index > 1 else "left", no_wrap=True, min_width=width)
+    for line in lines:
+        table.add_row(*line)
     return table
 
 
