@@ -1923,12 +1923,17 @@ Global___PinnedPrefix: _TypeAlias = PinnedPrefix  # noqa: Y015
 class ClearRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    TIER_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    """kv_cache, or the name of a store below it, whose blocks are deleted for all workers that"""
     def __init__(
         self,
+        *,
+        tier: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -218,7 +218,7 @@ class Lives:
         services.register(added.as_server)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, added.as_server)
         worker_pb2_grpc.add_KVSourceServicer_to_server(KVSourceService(host, core.drain), added.as_server)
-        cache = KVCacheService(host, core.config.max_pinned_fraction, service.note_news)
+        cache = KVCacheService(host, core.config.max_pinned_fraction, service.note_news, core.stores)
         worker_pb2_grpc.add_KVCacheServicer_to_server(cache, added.as_server)
         enable_reflection(added.as_server, [*life.service_names, health.SERVICE_NAME])
         self.table.replace(added)

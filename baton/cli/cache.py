@@ -59,12 +59,14 @@ def stats(url: str, api_key: str | None, as_json: bool, https: ssl.SSLContext | 
 @key_flag
 @https_flags
 @click.option("--model", help="Model whose workers forget what they have cached. Default: all models.")
-def clear(url: str, api_key: str | None, https: ssl.SSLContext | None, model: str | None) -> None:
+@click.option("--tier", help="Store whose blocks are deleted, as `stats` names it. Default: the KV cache.")
+def clear(url: str, api_key: str | None, https: ssl.SSLContext | None, model: str | None, tier: str | None) -> None:
     """Have all workers forget the cached blocks that no request and no pin holds.
 
-    What stores below the KV cache hold stays there. If the server requires API keys, the key needs `admin: true`.
+    Stores below the KV cache keep theirs, unless --tier names one: it loses the blocks of the workers' model. If the
+    server requires API keys, the key needs `admin: true`.
     """
-    params = {} if model is None else {"model": model}
+    params = {name: value for name, value in (("model", model), ("tier", tier)) if value is not None}
     match _called(url, api_key, https, lambda client: client.post("/reset_prefix_cache", params=params, json={})):
         case {"blocks": dict() as blocks}:
             for worker, num_blocks in blocks.items():

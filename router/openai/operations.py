@@ -71,8 +71,10 @@ class OperationsApi:
         """Return the state of the router, of every worker and of supervised processes."""
         return self._page(await self._workers.get())
 
-    async def reset_prefix_cache(self, request: Request, model: str | None = None) -> Response:
+    async def reset_prefix_cache(self, request: Request, model: str | None = None, tier: str = "") -> Response:
         """Have the workers of a model, or of all, forget the cached blocks that nothing holds; vLLM's path.
+
+        `tier`: the name of a store below their KV caches, whose blocks are deleted instead.
 
         Raises PermissionDenied if the client's key may not, NotFound, or WorkerLost if a worker does not respond.
         """
@@ -83,7 +85,7 @@ class OperationsApi:
                 "only a key with `admin: true` in --api-keys-file may clear the cache of all tenants"
             )
         models = list(self._service.models) if model is None else [self._service.models.named(model)]
-        found = await asyncio.gather(*(cleared(each.pool) for each in models))
+        found = await asyncio.gather(*(cleared(each.pool, tier) for each in models))
         return _json(
             {"object": "cache.clear", "blocks": {name: count for each in found for name, count in each.items()}}
         )

@@ -14,11 +14,12 @@ from baton.router.errors import WorkerLost
 from baton.router.pins.pin import Pin
 from baton.router.workers.connection import WorkerConnection
 from baton.router.workers.pool import WorkerPool
-from baton.rpc.status import Unavailable, error_from_code
+from baton.rpc.status import NotFound, Unavailable, error_from_code
 
 T = TypeVar("T")
 
 CALL_S = 10.0  # a worker responds between two steps
+CLEAR_S = 120.0  # a store may have millions of blocks
 
 
 class PinRefused(QueueFull):
@@ -106,18 +107,22 @@ async def listed(pool: WorkerPool, owner: str) -> list[WorkerPin]:
     return [each for found in await asyncio.gather(*map(pins, pool.reached)) for each in found]
 
 
-async def cleared(pool: WorkerPool) -> dict[str, int]:
+async def cleared(pool: WorkerPool, tier: str = "") -> dict[str, int]:
     """Have all workers forget their cached blocks without holders; return the number of them by worker.
 
-    Raises WorkerLost if one does not respond.
+    `tier`: the name of a store, whose blocks are deleted instead. Raises NotFound if a worker does not have it,
+    WorkerLost if one does not respond.
     """
+    request = ClearRequest(tier=tier)
 
     async def clear(connection: WorkerConnection) -> tuple[str, int]:
         worker = ReachedWorker.of(connection)
         try:
-            response = await worker.response(KVCacheStub(worker.channel).Clear(ClearRequest(), timeout=CALL_S))
+            response = await worker.response(KVCacheStub(worker.channel).Clear(request, timeout=CLEAR_S))
         except grpc.aio.AioRpcError as error:
             details = error.details() or error.code().name
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                raise NotFound(f"worker {worker.worker_id}: {details}") from error
             raise WorkerLost(f"the cache of worker {worker.worker_id} was not cleared: {details}") from error
         return worker.worker_id, response.num_blocks
 

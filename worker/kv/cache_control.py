@@ -11,8 +11,9 @@ from baton.engine.kv.block_hash import HASH_BYTES, BlockHash, split_hashes
 from baton.engine.kv.prefix_pins import PinKey, PinShare, PrefixPin
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Context, check_peer
-from baton.rpc.status import NotFound, status_of
-from baton.worker.base import EngineCalls, Host
+from baton.rpc.status import NotFound, ServiceError, status_of
+from baton.worker.base import NO_STORES, EngineCalls, Host, Stores
+from baton.worker.saved_prefill import POOL
 
 MAX_NAME_CHARS = 256  # of an owner and of a pin
 MAX_TTL_S = 365 * 86400.0  # event loop timers do not support much more
@@ -21,9 +22,12 @@ MAX_TTL_S = 365 * 86400.0  # event loop timers do not support much more
 class KVCacheService(worker_pb2_grpc.KVCacheServicer):
     """The KVCache service. Pins belong to the engine's pool, so that they outlast a change of role."""
 
-    def __init__(self, host: Host, max_pinned_fraction: float, note_change: Callable[[], None]) -> None:
+    def __init__(
+        self, host: Host, max_pinned_fraction: float, note_change: Callable[[], None], stores: Stores = NO_STORES
+    ) -> None:
         """`note_change` is called after each change, so that routers get a report of it."""
         self._host = host
+        self._stores = stores
         self._note_change = note_change
         self._max_pinned_fraction = max_pinned_fraction
         self._timer: asyncio.TimerHandle | None = None  # for the first pin that expires
@@ -79,8 +83,14 @@ class KVCacheService(worker_pb2_grpc.KVCacheServicer):
     async def Clear(  # noqa: N802
         self, request: worker_pb2.ClearRequest, context: Context
     ) -> worker_pb2.ClearResponse:
-        """Forget the cached blocks that nothing holds."""
-        num_blocks = await self._host.call(lambda engine: engine.blocks.cache.clear())
+        """Forget the cached blocks that nothing holds, or delete those of a store."""
+        if request.tier in ("", POOL):
+            num_blocks = await self._host.call(lambda engine: engine.blocks.cache.clear())
+        else:
+            try:
+                num_blocks = await self._stores.clear(request.tier)
+            except ServiceError as error:
+                await context.abort(status_of(error).code, str(error))
         self._note_change()
         return worker_pb2.ClearResponse(num_blocks=num_blocks)
 
