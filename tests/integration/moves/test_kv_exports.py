@@ -59,6 +59,13 @@ async def test_a_new_cluster_starts_warm_from_an_export(tmp_path: Path) -> None:
         assert cleared.exit_code == 0, cleared.output
         assert ": 38 blocks forgotten" in cleared.output
         assert (await client.post("/v1/completions", json=BODY)).headers["x-baton-stored-tokens"] == "disk=592"
+        for tier in ("disk", "kv_cache"):
+            assert ": 38 blocks forgotten" in (await cache("clear", "--url", router.url, "--tier", tier)).output
+        refused = await cache("clear", "--url", router.url, "--tier", "tape")
+        assert (refused.exit_code, "there is no tier 'tape'" in refused.output) == (1, True)
+        again = await client.post("/v1/completions", json=BODY)
+        assert again.json()["choices"][0]["text"] == text
+        assert "x-baton-stored-tokens" not in again.headers
     other = ("--kv-cache-dtype=int8",)
     async with (
         worker_process("both", MODEL, tmp_path, *other) as worker,
