@@ -8,6 +8,7 @@ from baton.engine.kv.block_hash import BlockHash, extend_hashes, hash_blocks, ro
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from tests.unit.engine.kv.held_prefixes import HeldPrefixes
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 24
@@ -23,6 +24,7 @@ class Rig:
         self.running: list[Request] = []
         self.fills: list[Request] = []
         self.pins: list[int] = []
+        self.prefixes = HeldPrefixes(self.blocks, random.Random(seed))
         self.parents: dict[BlockHash, BlockHash] = {}
         self.mirror: set[BlockHash] = set()
         self.num_removed = 0
@@ -81,6 +83,7 @@ class Rig:
             self.pin()
         elif self.pins:
             self.blocks.pins.release(self.pins.pop(self.rng.randrange(len(self.pins))))
+        self.prefixes.step(self.running)
 
     def check(self) -> None:
         """Assert that the cache, and a copy kept up to date by its changes, are closed under prefixes."""
