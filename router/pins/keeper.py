@@ -135,8 +135,8 @@ class PinKeeper:
     async def _retry(self, pin: Pin, worker: WorkerSnapshot | None) -> None:
         """Place a pin at a worker, or anywhere, unless that has just failed. Raises NotFound if it was deleted."""
         place = "" if worker is None else worker.incarnation
-        if time.monotonic() < pin.next_try_s.get(place, 0.0):
-            return
+        if time.monotonic() < pin.next_try_s.get(place, 0.0) or self._pool.max_model_len() is None:
+            return  # without a worker nothing waits for one: a deployment may scale to zero
         deadline_s = time.monotonic() + min(pin.ttl_s(), PLACE_S)
         context = RequestContext(deadline_s=deadline_s, priority=INT32_MAX, is_deferred=True)
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import grpc
 
@@ -14,6 +15,8 @@ from baton.rpc.peers import Context, check_peer
 from baton.rpc.status import NotFound, ServiceError, status_of
 from baton.worker.base import NO_STORES, EngineCalls, Host, Stores
 from baton.worker.saved_prefill import POOL
+
+T = TypeVar("T")
 
 MAX_NAME_CHARS = 256  # of an owner and of a pin
 MAX_TTL_S = 365 * 86400.0  # event loop timers do not support much more
@@ -48,10 +51,7 @@ class KVCacheService(worker_pb2_grpc.KVCacheServicer):
                 raise NotFound("the pin was deleted")
             return pins.hold(key, hashes, request.ttl_s, share, min_blocks)
 
-        try:
-            held = await self._host.call(hold)
-        except (EngineError, NotFound) as error:  # a quota, or the engine has ended
-            await context.abort(status_of(error).code, str(error))
+        held = await self._called(hold, context)
         if held is None:
             text = f"the worker has not cached {min_blocks} blocks of the prefix; is its KV cache too small, or off?"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
@@ -65,7 +65,7 @@ class KVCacheService(worker_pb2_grpc.KVCacheServicer):
         """Release a pin."""
         key = PinKey(request.owner, request.name)
         deleted_s = request.deleted_s
-        was_pinned = await self._host.call(lambda engine: engine.blocks.prefix_pins.delete(key, deleted_s))
+        was_pinned = await self._called(lambda engine: engine.blocks.prefix_pins.delete(key, deleted_s), context)
         self._note_change()
         return worker_pb2.UnpinResponse(was_pinned=was_pinned)
 
@@ -78,14 +78,14 @@ class KVCacheService(worker_pb2_grpc.KVCacheServicer):
             pins = engine.blocks.prefix_pins
             return [self._described(pin, pins.remaining_s(pin)) for pin in pins.of(request.owner)]
 
-        return worker_pb2.ListPinsResponse(pins=await self._host.call(listed))
+        return worker_pb2.ListPinsResponse(pins=await self._called(listed, context))
 
     async def Clear(  # noqa: N802
         self, request: worker_pb2.ClearRequest, context: Context
     ) -> worker_pb2.ClearResponse:
         """Forget the cached blocks that nothing holds, or delete those of a store."""
         if request.tier in ("", POOL):
-            num_blocks = await self._host.call(lambda engine: engine.blocks.cache.clear())
+            num_blocks = await self._called(lambda engine: engine.blocks.cache.clear(), context)
         else:
             try:
                 num_blocks = await self._stores.clear(request.tier)
@@ -93,6 +93,13 @@ class KVCacheService(worker_pb2_grpc.KVCacheServicer):
                 await context.abort(status_of(error).code, str(error))
         self._note_change()
         return worker_pb2.ClearResponse(num_blocks=num_blocks)
+
+    async def _called(self, function: Callable[[EngineCalls], T], context: Context) -> T:
+        """Return the result of a call into the engine. Ends the service's call if it fails."""
+        try:
+            return await self._host.call(function)
+        except (EngineError, NotFound) as error:  # a quota, a deleted pin, or the engine has ended
+            await context.abort(status_of(error).code, str(error))
 
     def _described(self, pin: PrefixPin, ttl_s: float) -> worker_pb2.PinnedPrefix:
         num_blocks = len(pin.blocks)
