@@ -31,10 +31,11 @@ logger = logging.getLogger(__name__)
 MAX_PINS = 1024
 MAX_TOKENS = 16 << 20  # of all pins of a router, 4 bytes each
 CHECK_S = 2.0  # between two checks of the holders
-RETRY_S = 30.0  # after a refusal
+RETRY_S = 30.0  # after a refusal; twice as long after each further one, since the prefix may be computed in vain
+LAST_RETRY_S = 600.0
 SOON_S = 2.0  # after another failure, such as the lack of a worker
 MAX_CHECKS = 16  # at once
-PLACE_S = 600.0  # for a prefix to be computed anew
+PLACE_S = 300.0  # for a prefix to be computed anew
 
 
 class PinKeeper:
@@ -77,16 +78,24 @@ class PinKeeper:
         return bool(await delete(self._pool, owner, name, deleted_s=time.time())) or is_known
 
     async def run(self) -> None:
-        """Keep the pins until cancelled."""
-        while True:
-            try:
+        """Keep the pins until cancelled. Each is checked on its own: a long prefix or a worker may take minutes."""
+        checks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        try:
+            while True:
                 await self._pool.wait_change(CHECK_S)  # a change may be the loss of a holder
-            except Unavailable:  # the router is shutting down
-                return
-            await asyncio.gather(*map(self._check_safely, list(self._pins.values())))
+                checks = {key: check for key, check in checks.items() if not check.done()}
+                for pin in self._pins.values():
+                    if pin.key not in checks:
+                        checks[pin.key] = asyncio.create_task(self._check_safely(pin), name=f"pin {pin.name}")
+        except Unavailable:  # the router is shutting down
+            return
+        finally:
+            for check in checks.values():
+                check.cancel()
+            await asyncio.gather(*checks.values(), return_exceptions=True)
 
     async def _check_safely(self, pin: Pin) -> None:
-        """Check a pin unless it was deleted, a few at once: a worker that hangs must not hold up the others' pins."""
+        """Check a pin, unless it has been deleted."""
         async with self._checks:
             if self._pins.get(pin.key) is not pin:
                 return
@@ -106,9 +115,8 @@ class PinKeeper:
             for incarnation in list(pin.holders):
                 await self._renew(pin, incarnation)
             if pin.is_everywhere:
-                for worker in self._placement.prefillers():
-                    if worker.incarnation not in pin.holders:
-                        await self._retry(pin, worker)
+                lacking = [each for each in self._placement.prefillers() if each.incarnation not in pin.holders]
+                await asyncio.gather(*(self._retry(pin, worker) for worker in lacking))
             elif not pin.holders:
                 await self._retry(pin, None)
         except NotFound:  # another router has deleted it
@@ -148,11 +156,15 @@ class PinKeeper:
                     await self._placement.place(pin, generation)
                 else:
                     await self._placement.place_at(worker, pin, generation)
-            logger.info("pin %s of %d tokens is held by %s", pin.name, pin.num_tokens, ", ".join(pin.holders))
+            pin.num_refusals = 0
+            logger.info("pin %s of %d tokens is held by %d workers", pin.name, pin.num_tokens, len(pin.holders))
         except NotFound:
             raise
         except (ServiceError, EngineError) as error:
-            delay_s = SOON_S if isinstance(error, Unavailable) else RETRY_S
+            delay_s = SOON_S
+            if not isinstance(error, Unavailable):
+                delay_s = min(RETRY_S * 2**pin.num_refusals, LAST_RETRY_S)
+                pin.num_refusals += 1
             pin.next_try_s[place] = time.monotonic() + delay_s
             if str(error) != pin.last_failure:
                 logger.warning("pin %s has no place now: %s", pin.name, error)

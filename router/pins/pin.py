@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.kv.block_hash import pack_hashes, root_hash
 
-SERVER_TTL_S = 300.0
+SERVER_TTL_S = 900.0  # renewed at each check, of which one may take as long as a placement
 SERVER = "server"  # owner of the pins of --pin-prefix; those of clients are digests, or empty
 
 
@@ -46,6 +46,7 @@ class Pin:
     is_everywhere: bool = False  # on every worker that computes prompts, not on one
     holders: dict[str, int] = field(default_factory=dict)  # number of tokens held, by incarnation
     next_try_s: dict[str, float] = field(default_factory=dict)  # by incarnation, or "" for a new place, after a failure
+    num_refusals: int = 0  # in a row, for lack of room
     last_failure: str = ""
 
     @property
